@@ -1,0 +1,1 @@
+"""grpo_kit: GRPO fine-tuning of small language models on one card, in notebooks."""

