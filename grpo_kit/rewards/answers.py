@@ -1,0 +1,162 @@
+"""Answer rewards: is what stands between the answer tags right? Exactly, as a number, or as mathematics."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from grpo_kit.rewards.response import column as get_column
+from grpo_kit.rewards.response import own_answer, pair_prefill
+
+_NUMBER = re.compile(r"[-+]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?(?:/[0-9]+)?")
+_MAX_NUMBER = 64  # characters; longer digit strings cost quadratic time and are nobody's answer
+_MAX_MATH = 256
+# sympy works out integer powers at once: 10^(10^10) needs gigabytes, and no signal stops it half-way.
+_EXPLOSIVE = re.compile(
+    r"(?:\^|\*\*)[\s{(+-]*[0-9]{4,}|(?:\^|\*\*)[^=,;]*(?:\^|\*\*|!)|[0-9]{4,}\s*\)*!|!\s*\)*!"
+)
+
+
+class _AnswerReward:
+    """1.0 or 0.0 for the text in the answer tags of prefill + completion; None where the gold is no gold."""
+
+    def __init__(self, name: str, column: str, tag: str) -> None:
+        if not column or not tag:
+            raise ValueError(
+                f"column={column!r}, tag={tag!r}: name the gold column and the tag without brackets"
+            )
+        self.column, self.tag = column, tag
+        self.columns: tuple[str, ...] = (column,)
+        self.__name__ = name
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        pairs = pair_prefill(completions, prefill)
+        golds = get_column(columns, self.column, reward=self.__name__, rows=len(pairs))
+        return [
+            self._score(own_answer(text, start, self.tag), gold)
+            for (text, start), gold in zip(pairs, golds, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(column={self.column!r}, tag={self.tag!r})"
+
+    def _score(self, answer: str | None, gold: Any) -> float | None:
+        raise NotImplementedError
+
+
+class ExactAnswer(_AnswerReward):
+    """1.0 if the answer is the gold, character for character (white space at both ends aside), else 0.0.
+
+    column: data set column of the gold. tag: name of the answer tag. None if the gold is None or empty.
+    No answer, two answers, or an answer that stands in the prefill give 0.0.
+
+    >>> ExactAnswer()(["82</answer>", "82"], prefill="<answer>", answer=["82", "82"])
+    [1.0, 0.0]
+    """
+
+    def __init__(self, *, column: str = "answer", tag: str = "answer") -> None:
+        super().__init__("exact_answer", column, tag)
+
+    def _score(self, answer: str | None, gold: Any) -> float | None:
+        wanted = "" if gold is None else str(gold).strip()
+        return float(answer == wanted) if wanted else None
+
+
+class NumericAnswer(_AnswerReward):
+    """1.0 if the answer is one number within `tolerance` (absolute) of the gold, else 0.0.
+
+    Reads 1,234.50, $5, -3, 3/4, a trailing full stop and percent sign; "3 or 4" is no number. None if the
+    gold is not a number. Compares fractions, so 0.1 + 0.2 has no rounding to forgive.
+
+    >>> NumericAnswer()(["<answer>$1,200.</answer>"], answer=["1200"])
+    [1.0]
+    """
+
+    def __init__(self, *, tolerance: float = 0.0, column: str = "answer", tag: str = "answer") -> None:
+        super().__init__("numeric_answer", column, tag)
+        if not 0 <= tolerance < float("inf"):
+            raise ValueError(f"tolerance={tolerance!r} must be a finite number >= 0, such as 0.01")
+        self.tolerance = tolerance
+
+    def _score(self, answer: str | None, gold: Any) -> float | None:
+        wanted = as_number(gold)
+        if wanted is None:
+            return None
+        given = as_number(answer)
+        return float(given is not None and abs(given - wanted) <= Fraction(self.tolerance))
+
+
+class MathAnswer(_AnswerReward):
+    """1.0 if math-verify finds the answer equal to the gold (LaTeX or plain: 1/2 = 0.5 = \\frac12), else 0.0.
+
+    None if math-verify cannot read the gold. An answer math-verify cannot read, one that offers alternatives
+    while the gold does not ("3, 4"), and one whose powers or factorials would not fit in memory give 0.0.
+    timeout: seconds (whole) for one comparison; it works by SIGALRM, hence in the main thread only, and
+    elsewhere the length limit and the refusal of huge powers bound the work.
+    Source: github.com/huggingface/Math-Verify.
+
+    >>> MathAnswer()(["<answer>\\\\frac{1}{2}</answer>", "<answer>0.4</answer>"], answer=["0.5", "0.5"])
+    [1.0, 0.0]
+    """
+
+    def __init__(self, *, timeout: int = 3, column: str = "answer", tag: str = "answer") -> None:
+        super().__init__("math_answer", column, tag)
+        if timeout < 1:
+            raise ValueError(f"timeout={timeout!r} must be at least 1 second")
+        self.timeout = int(timeout)
+
+    def _score(self, answer: str | None, gold: Any) -> float | None:
+        from math_verify import verify
+
+        wanted = "" if gold is None else str(gold).strip()
+        parsed = self._parse(wanted)
+        if not parsed:
+            return None
+        if answer is None or (_separators(answer) > _separators(wanted)):
+            return 0.0
+        if answer == wanted:
+            return 1.0
+        given = self._parse(answer)
+        return float(bool(given) and bool(verify(parsed, given, timeout_seconds=self._seconds())))
+
+    def _parse(self, text: str) -> list[Any]:
+        from math_verify import parse
+
+        if not text or len(text) > _MAX_MATH or _EXPLOSIVE.search(text):
+            return []
+        if (
+            text.count("$") > 2 or text.count("\\boxed") > 1
+        ):  # math-verify would take the first and drop the rest
+            return []
+        # math-verify reads LaTeX only between dollars; without them it takes the last number it can find.
+        latex = text if "$" in text or "\\(" in text or "\\[" in text or "\\boxed" in text else f"${text}$"
+        return parse(latex, parsing_timeout=self._seconds())
+
+    def _seconds(self) -> int | None:
+        return self.timeout if threading.current_thread() is threading.main_thread() else None
+
+
+def as_number(value: Any) -> Fraction | None:
+    """The one number that the value is, exactly; None if it is no number.
+
+    >>> as_number("$1,200.50"), as_number("3 or 4")
+    (Fraction(2401, 2), None)
+    """
+    text = "" if value is None or isinstance(value, bool) else str(value).strip()
+    text = text.removesuffix("%").rstrip().replace("\N{MINUS SIGN}", "-")
+    if len(text) > _MAX_NUMBER or not _NUMBER.fullmatch(text):
+        return None
+    top, _, bottom = text.replace("$", "").replace(",", "").partition("/")
+    if bottom and int(bottom) == 0:
+        return None
+    return Fraction(top.rstrip(".")) / int(bottom or 1)
+
+
+def _separators(text: str) -> int:
+    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))|\\[,;]", "", text)  # thousands, LaTeX spaces
+    return len(re.findall(r"[,;\n]|\bor\b|\band\b", plain))

@@ -1,0 +1,215 @@
+"""Does cheating pay? Rewards of crafted completions, honest ones and cheats, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from grpo_kit.rewards.combine import checked_scores, reward_name
+from grpo_kit.rewards.response import Reward
+
+if TYPE_CHECKING:
+    from grpo_kit.tasks.task import Task
+
+Tie = Literal["never", "format", "always"]
+_PAYS = 1e-9
+
+
+class RewardCheckError(ValueError):
+    """A cheat earns as much as an honest answer; the message names the reward, the cheat and both scores."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One crafted completion.
+
+    tie: where it may earn as much as the honest one: "never"; "format": in rewards that look at no column (a
+    format reward cannot know that the answer is wrong); "always". It may outrank the honest one nowhere.
+    columns: this row's data set columns. honest: the completion the cheats are compared with.
+    """
+
+    name: str
+    completion: str
+    honest: bool = False
+    tie: Tie = "never"
+    prefill: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def crafted_cases(
+    right: str,
+    wrong: str,
+    *,
+    prefill: str = "",
+    tag: str = "answer",
+    think: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+) -> list[Case]:
+    """The honest completion and the cheats for one row.
+
+    right, wrong: a right and a wrong answer text. think: the reasoning tag the format asks for, if any.
+    The prefill must be a beginning of the honest response, else ValueError.
+
+    >>> [case.completion for case in crafted_cases("82", "47", prefill="<answer>")][:3]
+    ['82</answer>', '', '82']
+    """
+    columns = {"answer": right} if columns is None else columns
+    reasoning = f"<{think}>\nReasoning.\n</{think}>\n" if think else ""
+    honest = f"{reasoning}<{tag}>{right}</{tag}>"
+    start = honest if honest.startswith(prefill) else prefill + honest.partition(prefill.strip() or "\0")[2]
+    if not start.startswith(prefill) or (start is not honest and prefill.strip() not in honest):
+        raise ValueError(
+            f"prefill={prefill!r} does not begin {honest!r}; give think/tag as the prefill has them"
+        )
+    body = start[len(prefill) :]
+    wrong_body = body.replace(f"{right}</{tag}>", f"{wrong}</{tag}>")
+    opening, closing = f"<{tag}>", f"</{tag}>"
+
+    def case(
+        name: str, completion: str, tie: Tie = "never", *, given: str = prefill, honest: bool = False
+    ) -> Case:
+        return Case(name, completion, honest, tie, given, columns)
+
+    return [
+        case("honest", body, honest=True),
+        case("empty", ""),
+        case("truncated", body[: -len(closing)]),
+        case("tag spam", (f"<{think}></{think}>" if think else "") + f"{opening}{closing}" * 8),
+        case("tag spam, right answer", f"{opening}{right}{closing}" * 8),
+        case("answer twice, right first", f"{body}{opening}{wrong}{closing}"),
+        case("answer twice, right last", f"{wrong_body}{opening}{right}{closing}"),
+        case(
+            "both answers in one block",
+            body.replace(f"{right}{closing}", f"{wrong}, {right}{closing}"),
+            "format",
+        ),
+        case("answer in the prefill", "", given=start),
+        case("prefill said again", f"{prefill}{body}", "always" if not prefill else "never"),
+        case("right answer, wrong format", f" The answer is {right}.", "always"),
+        case("wrong answer, right format", wrong_body, "format"),
+    ]
+
+
+def check_rewards(
+    rewards: Reward | Sequence[Reward],
+    cases: Task | Sequence[Case],
+    *,
+    weights: Sequence[float] | None = None,
+    rows: int = 4,
+) -> pd.DataFrame:
+    """A table of every reward and their weighted total on crafted completions; raises where cheating pays.
+
+    cases: a task, whose first `rows` held-out rows are turned into crafted cases (its prefill and answer tag;
+    reasoning tags if a SoftFormat asks for them), or a list of Case with at least one honest one.
+    weights: of the total; default the task's if they fit, else equal.
+    Returns one row per case of the first task row (or of all given cases): case, response, <reward name> ...,
+    total. Scores are in [0, 1], None where a reward cannot judge.
+    Raises RewardCheckError, with the table in its `.table`, if a cheat outranks the honest completion, or
+    ties with it where it must not, in one reward or in the total; if an honest completion cannot be judged;
+    if a reward breaks its contract.
+
+    >>> from grpo_kit.rewards import ExactAnswer
+    >>> check_rewards(ExactAnswer(), crafted_cases("82", "47", prefill="<answer>"))["exact_answer"].iloc[0]
+    1.0
+    """
+    rewards = [rewards] if callable(rewards) else list(rewards)
+    if not rewards:
+        raise ValueError("rewards is empty; give at least one reward")
+    if not isinstance(cases, Sequence):
+        if weights is None and len(cases.reward_weights) == len(rewards):
+            weights = cases.reward_weights
+        groups = [_task_cases(cases, row, rewards) for row in cases.held_out[:rows]]
+    else:
+        groups = [list(cases)]
+    weights = [1 / len(rewards)] * len(rewards) if weights is None else list(weights)
+    if len(weights) != len(rewards):
+        raise ValueError(f"weights={weights!r} for {len(rewards)} rewards; give one per reward")
+    tables, faults = [], []
+    for group in groups:
+        table = _score(rewards, weights, group)
+        tables.append(table)
+        faults += _faults(rewards, group, table)
+    if faults:
+        error = RewardCheckError("Cheating pays:\n" + "\n".join(dict.fromkeys(faults)))
+        error.table = pd.concat(tables, ignore_index=True)
+        raise error
+    return tables[0]
+
+
+def _score(rewards: Sequence[Reward], weights: Sequence[float], cases: Sequence[Case]) -> pd.DataFrame:
+    columns = {key: [case.columns.get(key) for case in cases] for case in cases for key in case.columns}
+    table: dict[str, list] = {
+        "case": [case.name for case in cases],
+        "response": [case.prefill + case.completion for case in cases],
+    }
+    scores = []
+    for reward in rewards:
+        try:
+            given = checked_scores(
+                reward,
+                [case.completion for case in cases],
+                prefill=[case.prefill for case in cases],
+                **columns,
+            )
+        except ValueError as error:
+            raise RewardCheckError(f"{reward_name(reward)} breaks the reward contract: {error}") from error
+        scores.append(given)
+        table[reward_name(reward)] = given
+    # As in TRL's sum: a reward that cannot judge a row adds nothing to it.
+    table["total"] = [
+        None
+        if all(s is None for s in row)
+        else sum(w * s for w, s in zip(weights, row, strict=True) if s is not None)
+        for row in zip(*scores, strict=True)
+    ]
+    return pd.DataFrame(table)
+
+
+def _faults(rewards: Sequence[Reward], cases: Sequence[Case], table: pd.DataFrame) -> list[str]:
+    honest = [place for place, case in enumerate(cases) if case.honest]
+    if not honest:
+        raise ValueError(
+            "cases holds no case with honest=True; the cheats need something to be compared with"
+        )
+    blind = {reward_name(reward): not _needs_answer(reward) for reward in rewards}
+    blind["total"] = all(blind.values())
+    faults = []
+    for name in blind if len(rewards) > 1 else list(blind)[:1]:
+        scores = [None if pd.isna(score) else float(score) for score in table[name]]
+        standards = [scores[place] for place in honest]
+        if None in standards:
+            if name == "total" or len(rewards) == 1:
+                faults.append(f"- {name} cannot judge the honest completion {cases[honest[0]].completion!r}")
+            continue
+        for case, score in zip(cases, scores, strict=True):
+            if case.honest or score is None:
+                continue
+            may_tie = case.tie == "always" or (case.tie == "format" and blind[name])
+            low = min(standards)
+            if score > low + _PAYS or (score > low - _PAYS and not may_tie):
+                verb = "outranks" if score > low + _PAYS else "ties with"
+                faults.append(
+                    f"- {name}: {case.name!r} ({score:.3g}) {verb} the honest answer ({low:.3g}); "
+                    f"response {case.prefill + case.completion!r}"
+                )
+    return faults
+
+
+def _needs_answer(reward: Reward) -> bool:
+    return bool(getattr(reward, "columns", True))
+
+
+def _task_cases(task: Task, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
+    right = str(row["answer"])
+    others = [str(other["answer"]) for other in task.train] + [f"{right}1", "0"]
+    wrong = next((text for text in others if not task.is_correct(text, row)), None)
+    if wrong is None or not task.is_correct(right, row):
+        raise RewardCheckError(
+            f"task {task.name!r}: is_correct does not tell answers apart for {row['question']!r}"
+        )
+    parts = [part for reward in rewards for part in getattr(reward, "parts", [reward])]
+    think = next((part.think for part in parts if getattr(part, "think", None)), None)
+    return crafted_cases(right, wrong, prefill=task.prefill, tag=task.answer_tag, think=think, columns=row)

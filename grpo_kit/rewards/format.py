@@ -1,0 +1,60 @@
+"""Soft format reward: credit for each piece of the format, full credit only for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_kit.rewards.response import own_answer, pair_prefill
+
+
+class SoftFormat:
+    """How much of <think>...</think><answer>...</answer> the response (prefill + completion) keeps, in [0, 1].
+
+    | piece                                                        | with think | think=None |
+    |---|---|---|
+    | each tag, if it appears exactly once                         | 1/8 (x 4)  | 1/4 (x 2)  |
+    | order: all tags once, in order, some answer between its tags | 1/4        | 1/4        |
+    | nothing but white space after the closing answer tag         | 1/4        | 1/4        |
+
+    A repeated tag earns nothing, so spam does not pay; the answer must not come from the prefill alone. All
+    steps are exact in binary. Never None. Needs no column but the optional `prefill`.
+
+    >>> SoftFormat()(["<think>a</think><answer>1</answer>", "<answer>1</answer>", ""])
+    [1.0, 0.5, 0.0]
+    >>> SoftFormat(think=None)(["82</answer>", "82"], prefill=["<answer>", "<answer>"])
+    [1.0, 0.25]
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, *, think: str | None = "think", answer: str = "answer") -> None:
+        if not answer or think == "" or think == answer:
+            raise ValueError(f"think={think!r}, answer={answer!r}: use two different names, or think=None")
+        self.think, self.answer = think, answer
+        self.__name__ = "soft_format"
+        names = [answer] if think is None else [think, answer]
+        self._tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        return [self._score(completion, start) for completion, start in pair_prefill(completions, prefill)]
+
+    def __repr__(self) -> str:
+        return f"SoftFormat(think={self.think!r}, answer={self.answer!r})"
+
+    def _score(self, completion: str, prefill: str) -> float:
+        response = prefill + completion
+        once = [response.count(tag) == 1 for tag in self._tags]
+        score = sum(once) / (2 * len(self._tags))
+        places = [response.find(tag) for tag in self._tags]
+        if (
+            all(once)
+            and places == sorted(places)
+            and own_answer(completion, prefill, self.answer) is not None
+        ):
+            score += 0.25
+        if once[-1] and not response.rpartition(self._tags[-1])[2].strip():
+            score += 0.25
+        return score

@@ -1,0 +1,149 @@
+"""From completion to response (prefill + completion), and from response to the answer in it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Reward = Callable[..., list[float | None]]
+
+# A minus belongs to the number unless something it could be subtracted from stands before it.
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+
+
+def on_response(fn: Callable[..., list[float | None]]) -> Reward:
+    """Turn `fn(responses, **columns)` into a reward: it is given prefill + completion, ready to read.
+
+    The reward has the signature (completions, *, prefill=None, **columns), keeps fn's `__name__` and lists in
+    `columns` the data set columns that fn has no default for. The prefill comes from the data set's `prefill`
+    column, so it works under plain TRL too; fn receives only the keywords it names, or all if it takes **kwargs.
+
+    >>> @on_response
+    ... def closes_answer(responses):
+    ...     return [float("</answer>" in r) for r in responses]
+    >>> closes_answer(["82</answer>", "82"], prefill=["<answer>", "<answer>"], step=3)
+    [1.0, 0.0]
+    """
+    parameters = list(inspect.signature(fn).parameters.values())[1:]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = {p.name for p in named}
+
+    @functools.wraps(fn)
+    def reward(completions: Sequence[Any], *, prefill: Any = None, **columns: Any) -> list[float | None]:
+        wanted = columns if takes_all else {key: value for key, value in columns.items() if key in names}
+        if "prefill" in names:
+            wanted = {**wanted, "prefill": prefill}
+        return fn(join_prefill(completions, prefill), **wanted)
+
+    del (
+        reward.__wrapped__
+    )  # else inspect.signature shows fn's own, which no longer is how the reward is called
+    reward.columns = tuple(p.name for p in named if p.default is p.empty and p.name != "prefill")
+    return reward
+
+
+def join_prefill(completions: Sequence[Any], prefill: Sequence[str | None] | str | None) -> list[str]:
+    """The responses: prefill + completion of each row.
+
+    completions: str, or TRL's conversational [{"role": ..., "content": ...}], of which the last content is taken.
+    prefill: one per completion, one for all, or None.
+    Raises ValueError if there are not as many prefills as completions.
+
+    >>> join_prefill(["82</answer>"], "<answer>")
+    ['<answer>82</answer>']
+    """
+    return [start + text for text, start in pair_prefill(completions, prefill)]
+
+
+def pair_prefill(
+    completions: Sequence[Any], prefill: Sequence[str | None] | str | None
+) -> list[tuple[str, str]]:
+    """(completion, prefill) of each row, both as text; the arguments are those of join_prefill."""
+    texts = [_text(completion) for completion in completions]
+    if prefill is None or isinstance(prefill, str):
+        prefill = [prefill] * len(texts)
+    if len(prefill) != len(texts):
+        raise ValueError(
+            f"prefill has {len(prefill)} rows for {len(texts)} completions; give one per completion"
+        )
+    return [(text, start or "") for text, start in zip(texts, prefill, strict=True)]
+
+
+def extract_answer(response: str, tag: str = "answer") -> str | None:
+    """The text of the one <tag>...</tag> block, stripped; None if there is not exactly one.
+
+    Two blocks (hedging), a repeated or missing tag, the wrong order and an empty block all give None.
+
+    >>> extract_answer("so <answer> 82 </answer>")
+    '82'
+    >>> extract_answer("<answer>82</answer><answer>47</answer>") is None
+    True
+    """
+    span = answer_span(response, tag)
+    return response[slice(*span)].strip() or None if span else None
+
+
+def answer_span(response: str, tag: str = "answer") -> tuple[int, int] | None:
+    """Where the text of the one well-formed block begins and ends, or None if there is not exactly one."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    if response.count(opening) != 1 or response.count(closing) != 1:
+        return None
+    start, end = response.index(opening) + len(opening), response.index(closing)
+    return (start, end) if start <= end else None
+
+
+def own_answer(completion: str, prefill: str, tag: str = "answer") -> str | None:
+    """extract_answer(prefill + completion), but None where the model wrote none of it.
+
+    A prefill that holds the answer would otherwise be rewarded whatever the completion says.
+
+    >>> own_answer("82</answer>", "<answer>"), own_answer("</answer>", "<answer>82")
+    ('82', None)
+    """
+    response = prefill + completion
+    span = answer_span(response, tag)
+    if span is None or not response[max(span[0], len(prefill)) : span[1]].strip():
+        return None
+    return response[slice(*span)].strip()
+
+
+def last_number(text: str) -> str | None:
+    """The last number in the text, without thousands separators; None if there is none.
+
+    >>> last_number("18 - 5 = 13, or $1,300.50.")
+    '1300.50'
+    """
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
+
+
+def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Sequence[Any]:
+    """The data set column a reward asks for; ValueError naming the reward and the column if it is not there."""
+    if name not in columns:
+        raise ValueError(
+            f"reward {reward!r} needs the data set column {name!r}; columns given: {sorted(columns)}"
+        )
+    if len(columns[name]) != rows:
+        raise ValueError(
+            f"column {name!r} has {len(columns[name])} rows for {rows} completions in {reward!r}"
+        )
+    return columns[name]
+
+
+def _text(completion: Any) -> str:
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, Sequence) and completion and isinstance(completion[-1], dict):
+        content = completion[-1].get("content") or ""
+        if isinstance(content, str):
+            return content
+        return "".join(block.get("text") or "" for block in content)
+    if isinstance(completion, Sequence) and not completion:
+        return ""
+    raise ValueError(
+        f"completion={completion!r} is neither text nor messages; use str or [{{'role': ..., 'content': ...}}]"
+    )

@@ -1,0 +1,66 @@
+"""largest: which of three to five two-digit numbers is the largest? The CPU default.
+
+SmolLM2-135M answers about one in ten in greedy decoding before training, and the format nearly always: there
+is something to learn, and something to learn it from.
+"""
+
+from __future__ import annotations
+
+import random
+
+from grpo_kit.rewards import ExactAnswer, SoftFormat
+from grpo_kit.tasks.task import Strategy, Task, split_distinct
+
+_EXAMPLE = [47, 82, 15]
+
+
+def largest(
+    *, n_train: int = 512, n_held_out: int = 256, numbers: tuple[int, int] = (3, 5), seed: int = 0
+) -> Task:
+    """Rows "Which number is the largest: 47, 82, 15?" with distinct numbers from 10 to 99.
+
+    numbers: fewest and most numbers in a question. Row columns: question, answer, numbers (list of int).
+    Rewards: exact answer (0.75) and soft format (0.25). Constant strategies: always the first, ..., the last.
+    Raises ValueError if `numbers` is no range within 2..90.
+
+    >>> largest().held_out[0]["question"].startswith("Which number is the largest: ")
+    True
+    """
+    low, high = numbers
+    if not 2 <= low <= high <= 90:
+        raise ValueError(f"numbers={numbers!r} must be (fewest, most) with 2 <= fewest <= most <= 90")
+    rng = random.Random(f"largest {seed}")
+
+    def draw() -> dict:
+        drawn = rng.sample(range(10, 100), rng.randint(low, high))
+        return {"question": _question(drawn), "answer": str(max(drawn)), "numbers": drawn}
+
+    train, held_out = split_distinct(
+        draw, n_train, n_held_out, what=f"largest with numbers={numbers!r}", avoid=[_question(_EXAMPLE)]
+    )
+    strategies: dict[str, Strategy] = {f"always number {i + 1}": _at(i) for i in range(high)}
+    strategies["always the last number"] = _at(-1)
+    return Task(
+        name="largest",
+        train=train,
+        held_out=held_out,
+        rewards=[ExactAnswer(), SoftFormat(think=None)],
+        reward_weights=[0.75, 0.25],
+        is_correct=lambda text, row: text.strip() == row["answer"],
+        strategies=strategies,
+        system="Answer in <answer> tags.",
+        prefill="<answer>",
+        examples=((_question(_EXAMPLE), f"<answer>{max(_EXAMPLE)}</answer>"),),
+        max_completion_tokens=12,
+    )
+
+
+def _question(numbers: list[int]) -> str:
+    return f"Which number is the largest: {', '.join(map(str, numbers))}?"
+
+
+def _at(place: int) -> Strategy:
+    def answer(row: dict) -> str | None:
+        return str(row["numbers"][place]) if place < len(row["numbers"]) else None
+
+    return answer

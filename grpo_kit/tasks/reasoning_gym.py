@@ -1,0 +1,147 @@
+"""Any reasoning-gym data set as a task, scored by its own scorer (github.com/open-thought/reasoning-gym)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from grpo_kit.rewards import SoftFormat
+from grpo_kit.rewards.response import column, own_answer, pair_prefill
+from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
+
+_LOG = logging.getLogger(__name__)
+# A data set's row i is made from seed + i: seeds this far apart share no row.
+_APART = 10_000_000
+
+
+def from_reasoning_gym(
+    name: str,
+    *,
+    n_train: int = 512,
+    n_held_out: int = 256,
+    seed: int = 0,
+    prefill: str = "<answer>",
+    system: str | None = "Answer in <answer> tags.",
+    max_completion_tokens: int = 48,
+    **config: Any,
+) -> Task:
+    """A task from the reasoning-gym data set `name`, such as "leg_counting"; config goes to that data set.
+
+    Train, held-out and the one worked example come from seeds that share no row; questions asked twice are
+    dropped. Row columns: question, answer, entry (which row of which seed, for the scorer).
+    Rewards: the data set's score_answer, partial credit kept (0.75), soft format (0.25). An answer is correct
+    at a score of 0.99 or more. Constant strategy: the most frequent train answer.
+    Raises ValueError for an unknown name or a config the data set refuses; ImportError if reasoning-gym is missing.
+
+    >>> from_reasoning_gym("leg_counting", n_train=4, n_held_out=2)
+    Task('leg_counting', train=4, held_out=2)
+    """
+    if not 0 <= seed < 100:
+        raise ValueError(f"seed={seed!r} must lie in 0..99, so that no two seeds share a row")
+    reward = ReasoningGymScore(name, **config)
+    example = _row(reward, (3 * seed + 2) * _APART, 0)
+
+    def rows(part: int, count: int, argument: str, avoid: Iterable[str]) -> list[dict]:
+        base, index = (3 * seed + part) * _APART, itertools.count()
+        draw = lambda: _row(reward, base, next(index))  # noqa: E731
+        return distinct_rows(draw, count, what=f"{name!r} ({argument}={count})", avoid=avoid)
+
+    held_out = rows(0, n_held_out, "n_held_out", [example["question"]])
+    train = rows(1, n_train, "n_train", [example["question"], *(row["question"] for row in held_out)])
+    return Task(
+        name=name,
+        train=train,
+        held_out=held_out,
+        rewards=[reward, SoftFormat(think=None)],
+        reward_weights=[0.75, 0.25],
+        is_correct=lambda text, row: (reward.score(text, row["entry"]) or 0.0) >= 0.99,
+        strategies=most_frequent_answer(train),
+        system=system,
+        prefill=prefill,
+        examples=((example["question"], f"<answer>{example['answer']}</answer>"),),
+        max_completion_tokens=max_completion_tokens,
+    )
+
+
+class ReasoningGymScore:
+    """The score a reasoning-gym data set gives to the answer in the tags, clipped to [0, 1].
+
+    0.0 without one own answer in the tags. None where the scorer itself fails on the text (said once in the
+    log) or gives NaN: it could not judge. Column: entry, "<seed>:<index>" of the data set's row.
+
+    >>> reward = ReasoningGymScore("leg_counting")
+    >>> reward(["<answer>no idea</answer>"], entry=["1:0"])
+    [0.0]
+    """
+
+    columns: tuple[str, ...] = ("entry",)
+
+    def __init__(self, name: str, *, tag: str = "answer", **config: Any) -> None:
+        self.name, self.tag, self.config = name, tag, config
+        self.__name__ = f"{name}_score"
+        self._datasets: dict[int, Any] = {}
+        self._complained = False
+        self._dataset(0)
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        pairs = pair_prefill(completions, prefill)
+        entries = column(columns, "entry", reward=self.__name__, rows=len(pairs))
+        return [
+            self.score(own_answer(text, start, self.tag), entry)
+            for (text, start), entry in zip(pairs, entries, strict=True)
+        ]
+
+    def score(self, answer: str | None, entry: str) -> float | None:
+        """The clipped score of one answer text for the row named by entry ("<seed>:<index>")."""
+        if answer is None:
+            return 0.0
+        try:
+            score = float(self._dataset_of(entry).score_answer(answer, self.row(entry)))
+        except Exception as error:  # noqa: BLE001  a third party's scorer on text it was not written for
+            if not self._complained:
+                _LOG.warning(
+                    "%s could not score %r (%s); such answers count as None", self.name, answer, error
+                )
+                self._complained = True
+            return None
+        return None if math.isnan(score) else min(1.0, max(0.0, score))
+
+    def row(self, entry: str) -> dict[str, Any]:
+        """The data set's own row, with question, answer and metadata."""
+        return self._dataset_of(entry)[int(entry.partition(":")[2])]
+
+    def _dataset_of(self, entry: str) -> Any:
+        seed, colon, index = str(entry).partition(":")
+        if not (colon and seed.isdigit() and index.isdigit()):
+            raise ValueError(f"entry={entry!r} must be '<seed>:<index>', as the task's rows have it")
+        return self._dataset(int(seed))
+
+    def _dataset(self, seed: int) -> Any:
+        if seed not in self._datasets:
+            try:
+                import reasoning_gym
+            except ImportError as error:
+                raise ImportError(
+                    "from_reasoning_gym needs the package: pip install reasoning-gym"
+                ) from error
+            from reasoning_gym.factory import DATASETS
+
+            if self.name not in DATASETS:
+                close = [known for known in sorted(DATASETS) if self.name[:4] in known] or sorted(DATASETS)
+                raise ValueError(f"name={self.name!r} is no reasoning-gym data set; there are {close}")
+            try:
+                made = reasoning_gym.create_dataset(self.name, seed=seed, size=_APART, **self.config)
+            except (TypeError, AssertionError, ValueError) as error:
+                raise ValueError(f"config={self.config!r} does not fit {self.name!r}: {error}") from error
+            self._datasets[seed] = made
+        return self._datasets[seed]
+
+
+def _row(reward: ReasoningGymScore, seed: int, index: int) -> dict:
+    row = reward.row(f"{seed}:{index}")
+    return {"question": row["question"], "answer": str(row["answer"]), "entry": f"{seed}:{index}"}

@@ -1,0 +1,172 @@
+"""Task: data, prompt and rewards of one problem, kept together and checked when made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_kit.rewards.response import Reward
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+Strategy = Callable[[dict], str | None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, prompt and rewards of one problem.
+
+    train, held_out: rows with at least "question" and "answer" (str) and the columns the rewards ask for;
+    no question is in both.
+    rewards: reward(completions, **columns) -> list of float in [0, 1] or None. reward_weights: sum to 1.
+    is_correct: (answer text a person would write, row) -> right?
+    strategies: answers given without reading the question ("always the first number"): row -> answer text,
+    or None where it has none. What the best of them scores, a trained model must beat.
+    examples: (question, full response) pairs shown in every prompt; never among the rows.
+    max_completion_tokens: tokens the model may write.
+    Raises ValueError naming the field that does not fit.
+    """
+
+    name: str
+    train: list[dict]
+    held_out: list[dict]
+    rewards: list[Reward]
+    reward_weights: list[float]
+    is_correct: Callable[[str, dict], bool]
+    strategies: dict[str, Strategy] = field(default_factory=dict)
+    system: str | None = None
+    prefill: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
+    max_completion_tokens: int = 16
+    answer_tag: str = "answer"
+
+    def __post_init__(self) -> None:
+        for split in ("train", "held_out"):
+            _check_rows(self.name, split, getattr(self, split), self.rewards)
+        shared = {row["question"] for row in self.train} & {row["question"] for row in self.held_out}
+        if shared:
+            raise ValueError(
+                f"task {self.name!r}: {len(shared)} questions are in train and held_out, such as "
+                f"{min(shared)!r}; the model would be tested on what it trained on"
+            )
+        shown = {question for question, _ in self.examples}
+        if any(row["question"] in shown for row in [*self.train, *self.held_out]):
+            raise ValueError(f"task {self.name!r}: an examples question is also a row; drop the row")
+        if not self.rewards or len(self.rewards) != len(self.reward_weights):
+            raise ValueError(
+                f"task {self.name!r}: reward_weights={self.reward_weights!r} for {len(self.rewards)} rewards; "
+                "give one weight per reward, and at least one"
+            )
+        if min(self.reward_weights) < 0 or abs(sum(self.reward_weights) - 1) > 1e-9:
+            raise ValueError(
+                f"task {self.name!r}: reward_weights={self.reward_weights!r} must be >= 0, sum 1"
+            )
+        if self.max_completion_tokens < 1:
+            raise ValueError(f"max_completion_tokens={self.max_completion_tokens!r} must be at least 1")
+
+    def dataset(
+        self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
+    ) -> Dataset:
+        """The split as TRL wants it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's."""
+        from grpo_kit.prompts import build_dataset
+
+        if split not in ("train", "held_out"):
+            raise ValueError(f"split={split!r} is not known; use 'train' or 'held_out'")
+        return build_dataset(
+            tokenizer,
+            getattr(self, split),
+            system=self.system,
+            prefill=self.prefill,
+            examples=self.examples,
+        )
+
+    def constant_accuracies(self, rows: Sequence[dict] | None = None) -> dict[str, float]:
+        """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
+        rows = self.held_out if rows is None else rows
+        if not rows:
+            raise ValueError("rows is empty; give at least one row")
+        scores = {name: self._accuracy(strategy, rows) for name, strategy in self.strategies.items()}
+        return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+
+    def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
+        """Name and accuracy, in [0, 1], of the best constant strategy on the rows (default held_out).
+
+        Raises ValueError if the task names no strategy.
+        """
+        if not self.strategies:
+            raise ValueError(f"task {self.name!r} has no strategies; give at least the most frequent answer")
+        return next(iter(self.constant_accuracies(rows).items()))
+
+    def _accuracy(self, strategy: Strategy, rows: Sequence[dict]) -> float:
+        answers = [(strategy(row), row) for row in rows]
+        return sum(a is not None and self.is_correct(a, row) for a, row in answers) / len(rows)
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
+
+
+def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strategy]:
+    """The strategy "always '5'", with the most frequent answer of the train rows (ties: the smallest text).
+
+    >>> list(most_frequent_answer([{"answer": "5"}, {"answer": "7"}, {"answer": "5"}]))
+    ["always '5'"]
+    """
+    counts = Counter(str(row["answer"]) for row in train)
+    answer = min(counts, key=lambda text: (-counts[text], text))
+    return {f"always {answer!r}": lambda row: answer}
+
+
+def split_distinct(
+    draw: Callable[[], dict], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
+) -> tuple[list[dict], list[dict]]:
+    """(train, held_out) rows with distinct questions out of `draw`; see distinct_rows."""
+    for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
+        if count < 1:
+            raise ValueError(f"{name}={count!r} must be at least 1")
+    rows = distinct_rows(draw, n_train + n_held_out, what=what, avoid=avoid)
+    return rows[n_held_out:], rows[:n_held_out]
+
+
+def distinct_rows(
+    draw: Callable[[], dict], count: int, *, what: str, avoid: Iterable[str] = ()
+) -> list[dict]:
+    """Draw rows until `count` have distinct questions, none of them in `avoid`.
+
+    Raises ValueError if draws keep repeating, naming how many distinct questions were found.
+    """
+    if count < 1:
+        raise ValueError(f"{what}: {count!r} rows asked for; ask for at least 1")
+    rows: dict[str, dict] = {}
+    avoid, misses = set(avoid), 0
+    while len(rows) < count:
+        row = draw()
+        if row["question"] not in rows and row["question"] not in avoid:
+            rows[row["question"]] = row
+            continue
+        misses += 1
+        if misses > 1000 + 20 * count:
+            raise ValueError(
+                f"{what} has too few distinct questions: found {len(rows)} of {count} (n_train and n_held_out "
+                "together); ask for fewer rows or a wider range"
+            )
+    return list(rows.values())
+
+
+def _check_rows(task: str, split: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> None:
+    if not rows:
+        raise ValueError(f"task {task!r}: {split} is empty; give at least one row")
+    needed = dict.fromkeys(["question", "answer", *(c for r in rewards for c in getattr(r, "columns", ()))])
+    for place, row in enumerate(rows):
+        missing = [name for name in needed if name not in row]
+        if missing:
+            raise ValueError(
+                f"task {task!r}: {split} row {place} lacks the columns {missing}, it has {sorted(row)}"
+            )
+        if not isinstance(row["question"], str) or not row["question"].strip():
+            raise ValueError(
+                f"task {task!r}: {split} row {place} has the question {row['question']!r}; use text"
+            )
