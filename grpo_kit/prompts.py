@@ -1,0 +1,321 @@
+"""Chat messages + prefill -> the rendered text that a model continues; how tags and texts are cut into tokens.
+
+Simplifications: text only (no images, no tools), one assistant turn to continue. Prompts are text, not messages,
+because TRL renders messages with `add_generation_prompt=True` only, which closes an assistant prefill and opens
+a second assistant turn behind it, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from os.path import commonprefix
+from typing import Any
+
+import pandas as pd
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+_PROBE = "KITPROBE"  # any word that a template neither trims nor looks for
+BEFORE = ("\n", " ", "7", "x", ".")
+AFTER = ("\n", "\n\n", " ", "7", "x", "The", ">", ".")
+
+
+class PromptError(ValueError):
+    """A prompt cannot be built as asked; the message names the argument, its value and what would do."""
+
+
+def build_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    question: str,
+    *,
+    system: str | None = None,
+    prefill: str = "",
+    examples: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The text a model continues: system, worked examples, question, and the assistant's opening words.
+
+    examples: (question, full response) pairs, shown as earlier turns. The prompt ends in `prefill` exactly;
+    without one it ends in the template's own assistant header.
+    A BOS token written by the template is dropped where `tokenizer(prompt)` adds one itself, as it does in TRL.
+    Raises PromptError (a ValueError) for: no chat template; a prefill that ends in a space (a newline is fine);
+    a template that trims, strips or wraps the prefill, or drops the system text or an example;
+    a prompt whose tokens do not end in the prefill; a doubled BOS.
+
+    >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")  # doctest: +SKIP
+    '<|im_start|>system\\nBe brief.<|im_end|>\\n<|im_start|>user\\n2 + 2?<|im_end|>\\n<|im_start|>assistant\\n<answer>'
+    """
+    _check_arguments(tokenizer, question, system, prefill, examples)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    for asked, answered in examples:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    messages.append({"role": "user", "content": question})
+    opened = _render(tokenizer, messages, add_generation_prompt=True)
+    prompt = _continue(tokenizer, messages, prefill) if prefill else opened
+    if prefill:
+        _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened)
+    _check_nothing_dropped(prompt, messages)
+    return _check_tokens(tokenizer, prompt, prefill)
+
+
+def build_dataset(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Mapping[str, Any]] | Dataset,
+    *,
+    question: str = "question",
+    system: str | None = None,
+    prefill: str = "",
+    examples: Sequence[tuple[str, str]] = (),
+) -> Dataset:
+    """Rows with a `question` column -> a data set with `prompt`, `prefill` and every column of the rows.
+
+    question: the name of the column that holds the question.
+    Raises PromptError for no rows, a missing question column, rows with different columns, rows that already have
+    a `prompt` or `prefill` column, and all that `build_prompt` refuses (naming the row).
+
+    >>> build_dataset(tokenizer, [{"question": "2 + 2?", "answer": "4"}]).column_names  # doctest: +SKIP
+    ['prompt', 'prefill', 'question', 'answer']
+    """
+    if isinstance(rows, str) or not isinstance(rows, Sequence | Dataset):
+        raise PromptError(f"rows is a {type(rows).__name__}; use a list of dicts or a datasets.Dataset")
+    if len(rows) == 0:
+        raise PromptError("rows=[] is empty; give at least one row")
+    data = rows if isinstance(rows, Dataset) else _from_list(rows)
+    if question not in data.column_names:
+        raise PromptError(f"question={question!r} is no column of rows; they have {data.column_names}")
+    taken = [name for name in ("prompt", "prefill") if name in data.column_names]
+    if taken:
+        raise PromptError(f"rows already have a column {taken[0]!r}, which build_dataset writes; rename yours")
+    prompts = []
+    for index, text in enumerate(data[question]):
+        try:
+            prompts.append(build_prompt(tokenizer, text, system=system, prefill=prefill, examples=examples))
+        except PromptError as error:
+            raise PromptError(f"row {index}: {error}") from error
+    built = data.add_column("prompt", prompts).add_column("prefill", [prefill] * len(prompts))
+    return built.select_columns(["prompt", "prefill", *data.column_names])
+
+
+def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.DataFrame:
+    """How each tag is cut into tokens, and whether the cut depends on what stands beside it.
+
+    One row a tag: `pieces` (the tokens' texts), `n_tokens`, `one_token`, `before` and `after` (neighbours from
+    BEFORE and AFTER that change the cut), `example` (the first such cut) and `suggestion` (a plainer tag with the
+    fewest such neighbours, then the fewest tokens; empty where none is better). A tag whose cut changes is one that
+    a model meets under several spellings: harder to learn, and forced by a prefill into the spelling it ends in.
+    Raises PromptError for an empty tag.
+
+    >>> audit_tags(qwen_tokenizer, ["<answer>"])[["pieces", "after"]].values.tolist()  # doctest: +SKIP
+    [[['<', 'answer', '>'], ['\\n', '\\n\\n', 'The']]]
+    """
+    if isinstance(tags, str):
+        raise PromptError(f"tags={tags!r} is one string; use a list such as [{tags!r}]")
+    return pd.DataFrame([_audit(tokenizer, tag) for tag in tags], columns=list(_audit(tokenizer, "<a>")))
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Whether ids -> text -> ids comes back the same, and the pieces where it does not.
+
+    first: index of the first id that differs, None if `same`. before, after: the texts of the differing tokens
+    (from `first` to the end of the difference), as they were and as the tokenizer would write them.
+    """
+
+    same: bool
+    first: int | None
+    before: list[str]
+    after: list[str]
+
+
+def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Drift:
+    """Decode ids, tokenize the text again, and compare.
+
+    A model may spell a text with other tokens than the tokenizer would; whoever scores the re-tokenized text then
+    trains on tokens that were never sampled. Special tokens are kept, none is added.
+    Raises PromptError for an id outside the vocabulary.
+
+    >>> roundtrip_drift(tokenizer, tokenizer("<answer>").input_ids).same  # doctest: +SKIP
+    True
+    """
+    ids = [int(token) for token in ids]
+    for position, token in enumerate(ids):
+        if not 0 <= token < len(tokenizer):
+            raise PromptError(f"ids[{position}]={token} is no token; use 0 to {len(tokenizer) - 1}")
+    again = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else []
+    if again == ids:
+        return Drift(same=True, first=None, before=[], after=[])
+    head = _n_equal(ids, again)
+    tail = _n_equal(ids[head:][::-1], again[head:][::-1])
+    before, after = ids[head : len(ids) - tail], again[head : len(again) - tail]
+    return Drift(same=False, first=head, before=_pieces(tokenizer, before), after=_pieces(tokenizer, after))
+
+
+def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, examples: Any) -> None:
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError("tokenizer has no chat template; use an instruct model or set tokenizer.chat_template")
+    if not isinstance(question, str) or not question.strip():
+        raise PromptError(f"question={question!r} is no text; give a string that is not blank")
+    if system is not None and not isinstance(system, str):
+        raise PromptError(f"system={system!r} is no text; give a string, or None for the template's own")
+    if not isinstance(prefill, str):
+        raise PromptError(f"prefill={prefill!r} is no text; give a string, or '' for none")
+    if prefill and prefill[-1].isspace() and prefill[-1] != "\n":
+        raise PromptError(
+            f"prefill={prefill!r} ends in a space, which tokenizers keep as part of the next word; "
+            f"use {prefill.rstrip()!r} or end it in a newline"
+        )
+    for pair in examples:
+        if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+            raise PromptError(f"examples holds {pair!r}; use (question, response) pairs of strings")
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: bool) -> str:
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **how)
+    except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
+        roles = [message["role"] for message in messages]
+        raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error
+
+
+def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], opening: str) -> str:
+    """Render with the assistant's turn left open behind `opening`."""
+    turn = {"role": "assistant", "content": opening}
+    try:
+        return tokenizer.apply_chat_template([*messages, turn], tokenize=False, continue_final_message=True)
+    except Exception as error:
+        raise PromptError(
+            f"prefill={opening!r} does not come through the chat template, which deletes a part of it or refuses "
+            f"an open assistant turn; use another prefill or set tokenizer.chat_template ({error})"
+        ) from error
+
+
+def _check_prefill(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prefill: str, *, prompt: str, opened: str
+) -> None:
+    if prompt == opened + prefill:
+        return
+    # Compared with a harmless opening, so that a newline of the header is not taken for one of the prefill.
+    header = _continue(tokenizer, messages, _PROBE).removesuffix(_PROBE)
+    if prompt != header + prefill:
+        shown = prompt[len(commonprefix([prompt, header])) :]
+        cure = f"use prefill={shown!r}" if shown == prefill.strip() else "use another prefill"
+        raise PromptError(
+            f"prefill={prefill!r}: the prompt does not end in the prefill, the chat template makes it {shown!r}; "
+            f"{cure} or set tokenizer.chat_template"
+        )
+    inserted = header[len(commonprefix([header, opened])) :]
+    has_generation_prompt = opened != _render(tokenizer, messages, add_generation_prompt=False)
+    if inserted.strip() and has_generation_prompt:
+        raise PromptError(
+            f"prefill={prefill!r}: the chat template writes {inserted!r} in front of it, which no reward would see; "
+            f"use prefill='', or write that text into the prefill, or set tokenizer.chat_template"
+        )
+
+
+def _check_nothing_dropped(prompt: str, messages: list[dict[str, str]]) -> None:
+    start = 0
+    for message in messages:
+        text = message["content"].strip()
+        # Some templates move the system text into a later turn; the turns themselves keep their order.
+        found = prompt.find(text, 0 if message["role"] == "system" else start)
+        if found < 0:
+            name = {"system": "system", "assistant": "examples"}.get(message["role"], "question")
+            raise PromptError(
+                f"{name}: the chat template drops a part of {message['content']!r}; "
+                "leave out what it strips (often the thinking of earlier turns) or set tokenizer.chat_template"
+            )
+        if message["role"] != "system":
+            start = found + len(text)
+
+
+def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str) -> str:
+    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
+    ids = tokenizer(prompt).input_ids
+    if bos and ids[:2] == [bos_id, bos_id] and prompt.startswith(bos):
+        prompt = prompt.removeprefix(bos)
+        ids = tokenizer(prompt).input_ids
+    if bos and ids[:2] == [bos_id, bos_id]:
+        raise PromptError(
+            f"the prompt starts with two {bos!r} tokens; take one out of tokenizer.chat_template or of the system text"
+        )
+    closed = ids[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(tokenizer.eos_token)
+    if closed or not tokenizer.decode(ids, clean_up_tokenization_spaces=False).endswith(prefill):
+        raise PromptError(
+            f"prefill={prefill!r}: the tokenized prompt does not end in the prefill but in "
+            f"{_pieces(tokenizer, ids[-3:])}; use a tokenizer that neither changes text nor appends a token "
+            "(tokenizer.add_eos_token = False)"
+        )
+    return prompt
+
+
+def _from_list(rows: Sequence[Mapping[str, Any]]) -> Dataset:
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise PromptError(f"rows[{index}] is a {type(row).__name__}; use a dict with the columns of one row")
+    columns = list(rows[0])
+    for index, row in enumerate(rows):
+        if set(row) != set(columns):  # Dataset.from_list would drop or blank the difference silently
+            raise PromptError(f"rows[{index}] has the columns {sorted(row)}, rows[0] has {sorted(columns)}")
+    try:
+        return Dataset.from_dict({name: [row[name] for row in rows] for name in columns})
+    except Exception as error:  # pyarrow's errors have no common base below Exception
+        raise PromptError(f"rows do not fit one table, a column mixes types: {error}") from error
+
+
+def _audit(tokenizer: PreTrainedTokenizerBase, tag: str) -> dict[str, Any]:
+    if not isinstance(tag, str) or not tag.strip():
+        raise PromptError(f"tags holds {tag!r}; use texts such as '<answer>'")
+    before, after, example = _neighbours(tokenizer, tag)
+    ids = _ids(tokenizer, tag)
+    suggestion, best = "", (len(before) + len(after), len(ids))
+    for plainer in _plainer(tag) if best[0] else ():
+        changes = sum(map(len, _neighbours(tokenizer, plainer)[:2]))
+        if changes < best[0] or (suggestion and (changes, len(_ids(tokenizer, plainer))) < best):
+            suggestion, best = plainer, (changes, len(_ids(tokenizer, plainer)))
+    return {
+        "tag": tag,
+        "pieces": _pieces(tokenizer, ids),
+        "n_tokens": len(ids),
+        "one_token": len(ids) == 1,
+        "before": before,
+        "after": after,
+        "example": example,
+        "suggestion": suggestion,
+    }
+
+
+def _neighbours(tokenizer: PreTrainedTokenizerBase, tag: str) -> tuple[list[str], list[str], list[str]]:
+    """The neighbours before and after that change the tag's cut, and the pieces of the first such text."""
+    ids = _ids(tokenizer, tag)
+    texts = {("before", n): n + tag for n in BEFORE} | {("after", n): tag + n for n in AFTER}
+    changed: dict[str, list[str]] = {"before": [], "after": []}
+    example: list[str] = []
+    for (side, neighbour), text in texts.items():
+        cut = _ids(tokenizer, text)
+        kept = cut[-len(ids) :] == ids if side == "before" else cut[: len(ids)] == ids
+        if not kept:
+            changed[side].append(neighbour)
+            example = example or _pieces(tokenizer, cut)
+    return changed["before"], changed["after"], example
+
+
+def _plainer(tag: str) -> list[str]:
+    """Other spellings of the same mark, plainest first."""
+    closing = "/" in tag
+    name = "".join(letter for letter in tag if letter.isalnum())
+    if closing:
+        return [f"[/{name}]", f"\n</{name}>", f"\n</{name}>\n", f"\n[/{name}]\n", f"\n\nend {name}\n"]
+    return [f"{name}:", f"{name.capitalize()}:", f"[{name}]", f"<{name}>\n", f"[{name}]\n", f"{name.capitalize()}:\n"]
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    return [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
+
+
+def _n_equal(left: Sequence[int], right: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
