@@ -1,0 +1,330 @@
+"""Profiles: which model, sizes and steps to use on this machine, each with its unit and reason.
+
+Every number of every profile stands in PROFILES below and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+import torch
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+    from grpo_kit.tasks import Task
+
+Tuning = Literal["full", "lora", "qlora"]
+
+GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
+_TASKS = ("largest", "arithmetic", "countdown", "gsm8k")
+_DTYPES = ("float32", "bfloat16", "float16")
+
+UNITS = {
+    "model": "name or path",
+    "task": "name",
+    "task_options": "arguments",
+    "prompts_per_step": "prompts",
+    "group_size": "completions a prompt",
+    "steps": "optimizer steps",
+    "max_completion_tokens": "tokens",
+    "learning_rate": "a step, full",
+    "lora_learning_rate": "a step, LoRA",
+    "temperature": "1",
+    "beta": "weight of the KL term",
+    "dtype": "of the weights, full",
+    "lora_dtype": "of the frozen weights, LoRA",
+    "optimizer": "full",
+    "micro_batch": "completions",
+    "gradient_checkpointing": "on or off",
+    "held_out": "prompts",
+    "eval_batch": "prompts",
+    "save_steps": "optimizer steps, 0 = at an interrupt only",
+    "seed": "integer",
+}
+
+# profile -> field -> (value, reason)
+PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
+    "smoke": {
+        "model": ("tiny-random", "random weights, 2 layers: shows that everything runs, learns nothing"),
+        "task": ("largest", "short prompts and answers"),
+        "task_options": ({"n_train": 32}, "made in milliseconds"),
+        "prompts_per_step": (2, "the fewest that are more than one"),
+        "group_size": (4, "enough for an advantage"),
+        "steps": (2, "one to start, one to go on"),
+        "max_completion_tokens": (8, "seconds in all"),
+        "learning_rate": (1e-3, "large enough for two steps to change the weights visibly"),
+        "lora_learning_rate": (1e-2, "as above"),
+        "temperature": (1.0, "the model's own distribution"),
+        "beta": (0.0, "no reference model"),
+        "dtype": ("float32", "exact on every machine"),
+        "lora_dtype": ("float32", "exact on every machine"),
+        "optimizer": ("adamw_torch", "exact on every machine"),
+        "micro_batch": (8, "one step's completions at once"),
+        "gradient_checkpointing": (False, "memory is no concern"),
+        "held_out": (8, "seconds in all"),
+        "eval_batch": (8, "all at once"),
+        "save_steps": (0, "nothing worth keeping"),
+        "seed": (0, "any"),
+    },
+    "cpu": {
+        "model": (
+            "smollm2-135m-instruct",
+            "a real pretrained model that comes with the installation: no network",
+        ),
+        "task": ("largest", "the model is sometimes right at first, so there is something to learn from"),
+        "task_options": ({"n_train": 512}, "more questions than 32 steps use, so none is seen twice"),
+        "prompts_per_step": (4, "with 2 one of three measured runs collapsed"),
+        "group_size": (8, "a question answered right 1 time in 4 then has a right answer in 9 of 10 groups"),
+        "steps": (32, "reward is flat by then; minutes on 2 cores"),
+        "max_completion_tokens": (12, "an answer and its closing tag take 6"),
+        "learning_rate": (1e-5, "full fine-tuning of a small model in float32"),
+        "lora_learning_rate": (2e-4, "measured: 10 % to above 75 % right with two seeds"),
+        "temperature": (1.0, "the model's own distribution; below 1 explores less, and entropy falls anyway"),
+        "beta": (0.0, "no reference model: less memory and time, and nothing to drift from in 32 steps"),
+        "dtype": (
+            "float32",
+            "faster than bfloat16 on a CPU without AMX, and small updates are not rounded away",
+        ),
+        "lora_dtype": ("float32", "faster than bfloat16 on a CPU without AMX"),
+        "optimizer": ("adamw_torch", "8 bytes a parameter are 1 GiB here"),
+        "micro_batch": (32, "one step's completions at once: each prompt is computed once for its group"),
+        "gradient_checkpointing": (False, "a step fits in memory; recomputing would cost time"),
+        "held_out": (256, "gives a 95 % interval of at most 12 points"),
+        "eval_batch": (32, "fits in 1 GiB beside the weights (estimated)"),
+        "save_steps": (0, "minutes to redo"),
+        "seed": (0, "any"),
+    },
+    "gpu24": {
+        "model": (
+            "Qwen/Qwen2.5-1.5B-Instruct",
+            "the largest Qwen2.5 whose weights, gradients and moments fit fully in 24 GB",
+        ),
+        "task": ("countdown", "hard enough to need reasoning; right or wrong is computed exactly"),
+        "task_options": ({"n_train": 2000, "numbers": (3, 4)}, "three or four numbers; none is seen twice"),
+        "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
+        "group_size": (8, "common in published runs of this size"),
+        "steps": (100, "an hour or two on a 24 GB card (estimated)"),
+        "max_completion_tokens": (
+            512,
+            "room to reason; 64 sequences of 768 tokens keep 1.3 GiB of keys and values",
+        ),
+        "learning_rate": (1e-6, "the usual rate of full fine-tuning with GRPO"),
+        "lora_learning_rate": (2e-5, "adapters start at zero and need larger steps"),
+        "temperature": (1.0, "the model's own distribution"),
+        "beta": (0.0, "a reference model would take 2.9 GiB more"),
+        "dtype": (
+            "float32",
+            "bfloat16 weights would round away 99 % of an update of this size; autocast computes in it",
+        ),
+        "lora_dtype": ("bfloat16", "frozen, so nothing is rounded away; half the memory"),
+        "optimizer": (
+            "adamw_bnb_8bit",
+            "14.4 GiB of weights, gradients and moments where 32-bit moments make 23",
+        ),
+        "micro_batch": (8, "activations of 8 sequences at a time"),
+        "gradient_checkpointing": (True, "activations are recomputed instead of kept"),
+        "held_out": (256, "gives a 95 % interval of at most 12 points"),
+        "eval_batch": (64, "as many sequences as one training step samples"),
+        "save_steps": (50, "an hour's work is not lost; only the last checkpoint is kept"),
+        "seed": (0, "any"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The numbers of one training run; UNITS names the unit of each, PROFILES the reason.
+
+    Made by profile(); `dataclasses.replace(p, steps=64)` changes a copy. `picked` says why this profile was taken.
+    Raises ValueError naming the field that cannot be.
+    """
+
+    name: str
+    model: str
+    task: str
+    task_options: dict[str, Any]
+    prompts_per_step: int
+    group_size: int
+    steps: int
+    max_completion_tokens: int
+    learning_rate: float
+    lora_learning_rate: float
+    temperature: float
+    beta: float
+    dtype: str
+    lora_dtype: str
+    optimizer: str
+    micro_batch: int
+    gradient_checkpointing: bool
+    held_out: int
+    eval_batch: int
+    save_steps: int
+    seed: int
+    picked: str = field(default="asked for", compare=False)
+
+    def __post_init__(self) -> None:
+        whole = {
+            "prompts_per_step": 1,
+            "group_size": 2,
+            "steps": 1,
+            "max_completion_tokens": 1,
+            "micro_batch": 1,
+        }
+        whole |= {"held_out": 1, "eval_batch": 1, "save_steps": 0, "seed": 0}
+        for name, least in whole.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+        for name in ("learning_rate", "lora_learning_rate", "temperature"):
+            if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number above 0")
+        if not _is_number(self.beta) or self.beta < 0:
+            raise ValueError(f"beta={self.beta!r} must be a number of at least 0; 0 means no reference model")
+        for name, known in (("task", _TASKS), ("dtype", _DTYPES), ("lora_dtype", _DTYPES)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}"
+                )
+        if not isinstance(self.task_options, dict):
+            raise ValueError(f"task_options={self.task_options!r} must be a dict of the task's arguments")
+
+    @property
+    def completions_per_step(self) -> int:
+        """prompts_per_step * group_size."""
+        return self.prompts_per_step * self.group_size
+
+    def make_task(self) -> Task:
+        """The profile's task, with its held-out rows and completion length."""
+        from grpo_kit import tasks
+
+        options = {"n_held_out": self.held_out, **self.task_options}
+        return replace(getattr(tasks, self.task)(**options), max_completion_tokens=self.max_completion_tokens)
+
+    def grpo_config(
+        self,
+        output_dir: str | os.PathLike,
+        *,
+        tuning: Tuning = "full",
+        reward_weights: list[float] | None = None,
+        **overrides: Any,
+    ) -> GRPOConfig:
+        """The profile as a trl.GRPOConfig; overrides are its fields and win.
+
+        output_dir: the run folder. One rollout buffer a step; a constant rate after a warmup of 10 % of the steps,
+        at least 2. loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28 (DAPO,
+        arXiv:2503.14476): rare tokens may rise further, which keeps entropy up. bf16 autocast where the card has it.
+        Raises ValueError for an unknown tuning or field.
+
+        >>> profile("smoke").grpo_config("runs/x").gradient_accumulation_steps
+        1
+        """
+        from trl import GRPOConfig
+
+        if tuning not in ("full", "lora", "qlora"):
+            raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+        unknown = sorted(set(overrides) - {f.name for f in fields(GRPOConfig)})
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
+        if "gradient_checkpointing" in overrides:
+            overrides["activation_checkpointing"] = overrides.pop(
+                "gradient_checkpointing"
+            )  # the old name would lose
+        cuda, full = torch.cuda.is_available(), tuning == "full"
+        total = self.completions_per_step
+        micro_batch = max(n for n in range(1, min(self.micro_batch, total) + 1) if total % n == 0)
+        values = {
+            "output_dir": os.fspath(output_dir),
+            "max_steps": self.steps,
+            "per_device_train_batch_size": micro_batch,
+            "gradient_accumulation_steps": total // micro_batch,
+            "num_generations": self.group_size,
+            "max_completion_length": self.max_completion_tokens,
+            "learning_rate": self.learning_rate if full else self.lora_learning_rate,
+            "lr_scheduler_type": "constant_with_warmup",
+            "warmup_steps": max(2, math.ceil(self.steps / 10)),
+            "optim": self.optimizer if full and (cuda or "bnb" not in self.optimizer) else "adamw_torch",
+            "temperature": float(self.temperature),
+            "beta": float(self.beta),
+            "loss_type": "dapo",
+            "epsilon_high": 0.28,
+            "reward_weights": reward_weights,
+            "activation_checkpointing": self.gradient_checkpointing,  # transformers' new name for it
+            "bf16": cuda and torch.cuda.is_bf16_supported(),
+            "use_cpu": not cuda,
+            "dataloader_pin_memory": cuda,
+            "logging_steps": 1,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "steps" if self.save_steps else "no",
+            "save_steps": self.save_steps or 500,
+            "save_total_limit": 1,
+            "seed": self.seed,
+        }
+        return GRPOConfig(**{**values, **overrides})
+
+    def table(self) -> pd.DataFrame:
+        """One row a field: value, unit, reason. What differs from the profile as delivered is marked "set by you"."""
+        rows = [("profile", self.name, "", self.picked)]
+        for name, unit in UNITS.items():
+            value, (preset, reason) = getattr(self, name), PROFILES[self.name][name]
+            rows.append((name, value, unit, reason if value == preset else f"set by you (was {preset})"))
+        return pd.DataFrame(rows, columns=["name", "value", "unit", "reason"]).set_index("name")
+
+    def __str__(self) -> str:
+        table = self.table().astype(str)
+        width = {c: table[c].str.len().max() for c in ("value", "unit")}
+        first = table.index.str.len().max()
+        return "\n".join(
+            f"{name:<{first}}  {r.value:<{width['value']}}  {r.unit:<{width['unit']}}  {r.reason}"
+            for name, r in zip(table.index, table.itertuples(index=False), strict=True)
+        )
+
+    def _repr_html_(self) -> str:
+        return self.table().astype(str).to_html()
+
+
+def profile(name: str = "auto", **overrides: Any) -> Profile:
+    """The profile called smoke, cpu or gpu24; "auto" takes the environment's KIT_PROFILE, else what the machine can.
+
+    overrides: fields of Profile, e.g. steps=64.
+    Raises ValueError for an unknown name or field.
+
+    >>> profile("cpu", steps=64).steps
+    64
+    """
+    picked = "asked for"
+    if name == "auto":
+        name = os.environ.get("KIT_PROFILE", "").strip() or "auto"
+        picked = "set in the environment (KIT_PROFILE)"
+    if name == "auto":
+        name, picked = _pick()
+    if name not in PROFILES:
+        raise ValueError(
+            f"profile {name!r} is not known; use auto, {', '.join(PROFILES)} (KIT_PROFILE or the argument)"
+        )
+    unknown = sorted(set(overrides) - set(UNITS))
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: no field of a profile; use {', '.join(UNITS)}")
+    values = {key: value for key, (value, _) in PROFILES[name].items()}
+    values["task_options"] = dict(values["task_options"])
+    if "task" in overrides and overrides["task"] != values["task"]:
+        values["task_options"] = {}  # another task takes other arguments
+    return Profile(name=name, picked=picked, **{**values, **overrides})
+
+
+def _pick() -> tuple[str, str]:
+    if not torch.cuda.is_available():
+        return "cpu", "auto: no CUDA card found"
+    card, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory / 2**30
+    if memory < GPU24_NEEDS_GIB:
+        return "cpu", f"auto: {card} has {memory:.0f} GiB, gpu24 needs {GPU24_NEEDS_GIB}"
+    return "gpu24", f"auto: {card} has {memory:.0f} GiB"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,155 @@
+"""Profiles: every number has a unit and a reason, the config says what the profile says, and `auto` picks right."""
+
+import dataclasses
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo_kit.profiles import PROFILES, UNITS, Profile, profile
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    monkeypatch.delenv("KIT_PROFILE", raising=False)
+
+
+def _card(monkeypatch, gib):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gib is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Some Card")
+    properties = SimpleNamespace(total_memory=(gib or 0) * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_field_has_value_unit_and_reason(name):
+    own = {f.name for f in dataclasses.fields(Profile)} - {"name", "picked"}
+    assert own == set(UNITS) == set(PROFILES[name])
+    table = profile(name).table()
+    assert list(table.columns) == ["value", "unit", "reason"]
+    assert (table["reason"].str.len() > 0).all() and (table["unit"].drop("profile").str.len() > 0).all()
+    assert all(n in str(profile(name)) and n in profile(name)._repr_html_() for n in UNITS)
+
+
+def test_overrides_are_marked_in_the_table_and_leave_the_preset_alone():
+    mine = profile("cpu", steps=64, task="arithmetic")
+    assert mine.steps == 64 and "set by you (was 32)" in mine.table().loc["steps", "reason"]
+    assert mine.task_options == {}  # largest's arguments are none of arithmetic's
+    replaced = dataclasses.replace(profile("cpu"), seed=7)
+    assert "set by you" in replaced.table().loc["seed", "reason"]
+    mine.task_options["digits"] = (1, 1)
+    profile("cpu").task_options["n_train"] = 1
+    assert profile("cpu").task_options == {"n_train": 512}
+
+
+@pytest.mark.parametrize(
+    ("gib", "name", "why"),
+    [
+        (None, "cpu", "no CUDA card"),
+        (16, "cpu", "Some Card has 16 GiB, gpu24 needs 20"),
+        (22, "gpu24", "Some Card has 22 GiB"),  # what a 24 GB A10G reports
+        (80, "gpu24", "Some Card has 80 GiB"),
+    ],
+)
+def test_auto_picks_by_the_card_and_says_why(monkeypatch, gib, name, why):
+    _card(monkeypatch, gib)
+    picked = profile()
+    assert picked.name == name and why in picked.picked and why in picked.table().loc["profile", "reason"]
+
+
+def test_environment_decides_for_auto_only(monkeypatch):
+    monkeypatch.setenv("KIT_PROFILE", "smoke")
+    assert profile().name == profile("auto").name == "smoke" and "KIT_PROFILE" in profile().picked
+    assert profile("cpu").name == "cpu"
+    monkeypatch.setenv("KIT_PROFILE", "auto")
+    _card(monkeypatch, None)
+    assert profile().name == "cpu"
+    monkeypatch.setenv("KIT_PROFILE", "cpuu")
+    with pytest.raises(ValueError, match="'cpuu' is not known; use auto, smoke, cpu, gpu24"):
+        profile()
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_config_says_what_the_profile_says(tmp_path, name, tuning):
+    p = profile(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        args = p.grpo_config(tmp_path, tuning=tuning, reward_weights=[0.75, 0.25])
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == p.completions_per_step
+    assert args.generation_batch_size == p.completions_per_step  # one rollout buffer a step
+    assert args.per_device_train_batch_size <= p.micro_batch
+    assert args.num_generations == p.group_size and args.max_steps == p.steps
+    assert args.learning_rate == (p.learning_rate if tuning == "full" else p.lora_learning_rate)
+    assert args.warmup_steps == max(2, p.steps // 10 + (p.steps % 10 > 0))
+    assert (args.temperature, args.beta, args.seed) == (p.temperature, p.beta, p.seed)
+    assert args.gradient_checkpointing == p.gradient_checkpointing
+    assert args.reward_weights == [0.75, 0.25] and args.output_dir == str(tmp_path)
+    assert args.bf16 == torch.cuda.is_available() and args.use_cpu != torch.cuda.is_available()
+    assert args.report_to == [] and args.logging_steps == 1 and args.disable_tqdm
+    assert (args.save_strategy.value == "no") == (p.save_steps == 0)
+    assert (args.loss_type, args.epsilon_high, args.lr_scheduler_type.value) == (
+        "dapo",
+        0.28,
+        "constant_with_warmup",
+    )
+
+
+def test_config_overrides_win_and_sizes_always_divide(tmp_path):
+    p = profile("smoke", prompts_per_step=3, group_size=5, micro_batch=7)
+    args = p.grpo_config(tmp_path, beta=0.1, gradient_checkpointing=True)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (5, 3)
+    assert args.beta == 0.1 and args.gradient_checkpointing and args.activation_checkpointing
+
+
+def test_without_a_card_the_optimizer_needs_none(monkeypatch, tmp_path):
+    _card(monkeypatch, None)
+    assert profile("gpu24").grpo_config(tmp_path).optim.value == "adamw_torch"
+
+
+def test_task_takes_the_profiles_sizes():
+    task = profile("smoke").make_task()
+    assert (task.name, len(task.train), len(task.held_out), task.max_completion_tokens) == (
+        "largest",
+        32,
+        8,
+        8,
+    )
+    numbers = {len(row["numbers"]) for row in profile("gpu24", held_out=20).make_task().held_out}
+    assert numbers == {3, 4}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_enough_rows_for_one_pass(name):
+    p = profile(name, held_out=4)
+    assert len(p.make_task().train) >= p.steps * p.prompts_per_step
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
+        ({"steps": 1.5}, "steps=1.5 must be a whole"),
+        ({"steps": True}, "steps=True must be a whole"),
+        ({"group_size": 1}, "group_size=1 must be a whole number of at least 2"),
+        ({"save_steps": -1}, "save_steps=-1"),
+        ({"temperature": 0.0}, "temperature=0.0 must be a number above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"beta": -0.1}, "beta=-0.1 must be a number of at least 0"),
+        ({"dtype": "fp32"}, "dtype='fp32' is not known; use one of float32, bfloat16"),
+        ({"task": "chess"}, "task='chess' is not known; use one of largest"),
+        ({"task_options": 3}, "task_options=3 must be a dict"),
+        ({"step": 3}, "step: no field of a profile; use model"),
+    ],
+)
+def test_refusals_name_field_and_value(change, message):
+    with pytest.raises(ValueError, match=message):
+        profile("cpu", **change)
+
+
+def test_config_refusals(tmp_path):
+    with pytest.raises(ValueError, match="tuning='half' is not known"):
+        profile("smoke").grpo_config(tmp_path, tuning="half")
+    with pytest.raises(ValueError, match="learning_rte: no field of trl.GRPOConfig"):
+        profile("smoke").grpo_config(tmp_path, learning_rte=1e-3)
