@@ -135,7 +135,8 @@ class MathAnswer(_AnswerReward):
             return []
         # math-verify reads LaTeX only between dollars; without them it takes the last number it can find.
         latex = text if "$" in text or "\\(" in text or "\\[" in text or "\\boxed" in text else f"${text}$"
-        return parse(latex, parsing_timeout=self._seconds())
+        found = parse(latex, parsing_timeout=self._seconds())
+        return [] if all(isinstance(item, str) for item in found) else found  # text alone: nothing understood
 
     def _seconds(self) -> int | None:
         return self.timeout if threading.current_thread() is threading.main_thread() else None

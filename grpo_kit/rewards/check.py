@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,7 +52,7 @@ def crafted_cases(
     """The honest completion and the cheats for one row.
 
     right, wrong: a right and a wrong answer text. think: the reasoning tag the format asks for, if any.
-    The prefill must be a beginning of the honest response, else ValueError.
+    Raises ValueError if the prefill has a tag that the honest response has not.
 
     >>> [case.completion for case in crafted_cases("82", "47", prefill="<answer>")][:3]
     ['82</answer>', '', '82']
@@ -59,12 +60,14 @@ def crafted_cases(
     columns = {"answer": right} if columns is None else columns
     reasoning = f"<{think}>\nReasoning.\n</{think}>\n" if think else ""
     honest = f"{reasoning}<{tag}>{right}</{tag}>"
-    start = honest if honest.startswith(prefill) else prefill + honest.partition(prefill.strip() or "\0")[2]
-    if not start.startswith(prefill) or (start is not honest and prefill.strip() not in honest):
-        raise ValueError(
-            f"prefill={prefill!r} does not begin {honest!r}; give think/tag as the prefill has them"
-        )
-    body = start[len(prefill) :]
+    body = honest
+    for opened in re.findall(r"</?\w+>", prefill):
+        if opened not in body:
+            raise ValueError(
+                f"prefill={prefill!r} does not begin {honest!r}; give think and tag as it has them"
+            )
+        body = body.partition(opened)[2]
+    body = body.lstrip() if prefill.endswith("\n") else body
     wrong_body = body.replace(f"{right}</{tag}>", f"{wrong}</{tag}>")
     opening, closing = f"<{tag}>", f"</{tag}>"
 
@@ -86,8 +89,8 @@ def crafted_cases(
             body.replace(f"{right}{closing}", f"{wrong}, {right}{closing}"),
             "format",
         ),
-        case("answer in the prefill", "", given=start),
-        case("prefill said again", f"{prefill}{body}", "always" if not prefill else "never"),
+        case("answer in the prefill", "", given=prefill + body),
+        case("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
         case("right answer, wrong format", f" The answer is {right}.", "always"),
         case("wrong answer, right format", wrong_body, "format"),
     ]
@@ -107,13 +110,14 @@ def check_rewards(
     weights: of the total; default the task's if they fit, else equal.
     Returns one row per case of the first task row (or of all given cases): case, response, <reward name> ...,
     total. Scores are in [0, 1], None where a reward cannot judge.
-    Raises RewardCheckError, with the table in its `.table`, if a cheat outranks the honest completion, or
+    Raises ValueError if the task's rows hold no answer that counts as correct, so that nothing can be crafted;
+    RewardCheckError, with the table in its `.table`, if a cheat outranks the honest completion, or
     ties with it where it must not, in one reward or in the total; if an honest completion cannot be judged;
     if a reward breaks its contract.
 
     >>> from grpo_kit.rewards import ExactAnswer
-    >>> check_rewards(ExactAnswer(), crafted_cases("82", "47", prefill="<answer>"))["exact_answer"].iloc[0]
-    1.0
+    >>> check_rewards(ExactAnswer(), crafted_cases("82", "47", prefill="<answer>"))["total"].tolist()[:2]
+    [1.0, 0.0]
     """
     rewards = [rewards] if callable(rewards) else list(rewards)
     if not rewards:
@@ -206,9 +210,13 @@ def _task_cases(task: Task, row: Mapping[str, Any], rewards: Sequence[Reward]) -
     right = str(row["answer"])
     others = [str(other["answer"]) for other in task.train] + [f"{right}1", "0"]
     wrong = next((text for text in others if not task.is_correct(text, row)), None)
-    if wrong is None or not task.is_correct(right, row):
+    if not right or not task.is_correct(right, row):
+        raise ValueError(
+            f"task {task.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
+        )
+    if wrong is None:
         raise RewardCheckError(
-            f"task {task.name!r}: is_correct does not tell answers apart for {row['question']!r}"
+            f"task {task.name!r}: is_correct takes any answer for {row['question']!r:.300}"
         )
     parts = [part for reward in rewards for part in getattr(reward, "parts", [reward])]
     think = next((part.think for part in parts if getattr(part, "think", None)), None)

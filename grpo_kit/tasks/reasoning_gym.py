@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -13,8 +12,9 @@ from grpo_kit.rewards.response import column, own_answer, pair_prefill
 from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
 
 _LOG = logging.getLogger(__name__)
-# A data set's row i is made from seed + i: seeds this far apart share no row.
+# Most data sets make row i from seed + i: seeds this far apart share no row.
 _APART = 10_000_000
+_MOST_ROWS = 20_000  # word_ladder refuses more
 
 
 def from_reasoning_gym(
@@ -31,7 +31,8 @@ def from_reasoning_gym(
     """A task from the reasoning-gym data set `name`, such as "leg_counting"; config goes to that data set.
 
     Train, held-out and the one worked example come from seeds that share no row; questions asked twice are
-    dropped. Row columns: question, answer, entry (which row of which seed, for the scorer).
+    dropped. Row columns: question, answer ("" where the data set has a scorer but no answer of its own; no
+    example is shown then), entry (which row of which seed, for the scorer).
     Rewards: the data set's score_answer, partial credit kept (0.75), soft format (0.25). An answer is correct
     at a score of 0.99 or more. Constant strategy: the most frequent train answer.
     Raises ValueError for an unknown name or a config the data set refuses; ImportError if reasoning-gym is missing.
@@ -41,16 +42,24 @@ def from_reasoning_gym(
     """
     if not 0 <= seed < 100:
         raise ValueError(f"seed={seed!r} must lie in 0..99, so that no two seeds share a row")
-    reward = ReasoningGymScore(name, **config)
+    # Some data sets make all rows at once, and which ones depends on the size: as few as serve.
+    size = min(_MOST_ROWS, max(1000, 4 * n_train, 4 * n_held_out))
+    reward = ReasoningGymScore(name, size=size, **config)
     example = _row(reward, (3 * seed + 2) * _APART, 0)
 
     def rows(part: int, count: int, argument: str, avoid: Iterable[str]) -> list[dict]:
-        base, index = (3 * seed + part) * _APART, itertools.count()
-        draw = lambda: _row(reward, base, next(index))  # noqa: E731
+        base, index = (3 * seed + part) * _APART, iter(range(size))
+
+        def draw() -> dict | None:
+            place = next(index, None)
+            return None if place is None else _row(reward, base, place)
+
         return distinct_rows(draw, count, what=f"{name!r} ({argument}={count})", avoid=avoid)
 
     held_out = rows(0, n_held_out, "n_held_out", [example["question"]])
     train = rows(1, n_train, "n_train", [example["question"], *(row["question"] for row in held_out)])
+    # Some data sets have a scorer but no answer of their own: nothing to show then.
+    examples = ((example["question"], f"<answer>{example['answer']}</answer>"),) if example["answer"] else ()
     return Task(
         name=name,
         train=train,
@@ -61,7 +70,7 @@ def from_reasoning_gym(
         strategies=most_frequent_answer(train),
         system=system,
         prefill=prefill,
-        examples=((example["question"], f"<answer>{example['answer']}</answer>"),),
+        examples=examples,
         max_completion_tokens=max_completion_tokens,
     )
 
@@ -71,6 +80,7 @@ class ReasoningGymScore:
 
     0.0 without one own answer in the tags. None where the scorer itself fails on the text (said once in the
     log) or gives NaN: it could not judge. Column: entry, "<seed>:<index>" of the data set's row.
+    size: rows of the data set; part of what a row is, for some.
 
     >>> reward = ReasoningGymScore("leg_counting")
     >>> reward(["<answer>no idea</answer>"], entry=["1:0"])
@@ -79,8 +89,8 @@ class ReasoningGymScore:
 
     columns: tuple[str, ...] = ("entry",)
 
-    def __init__(self, name: str, *, tag: str = "answer", **config: Any) -> None:
-        self.name, self.tag, self.config = name, tag, config
+    def __init__(self, name: str, *, tag: str = "answer", size: int = 1000, **config: Any) -> None:
+        self.name, self.tag, self.size, self.config = name, tag, size, config
         self.__name__ = f"{name}_score"
         self._datasets: dict[int, Any] = {}
         self._complained = False
@@ -100,8 +110,9 @@ class ReasoningGymScore:
         """The clipped score of one answer text for the row named by entry ("<seed>:<index>")."""
         if answer is None:
             return 0.0
+        dataset, row = self._dataset_of(entry), self.row(entry)
         try:
-            score = float(self._dataset_of(entry).score_answer(answer, self.row(entry)))
+            score = float(dataset.score_answer(answer, row))
         except Exception as error:  # noqa: BLE001  a third party's scorer on text it was not written for
             if not self._complained:
                 _LOG.warning(
@@ -135,7 +146,7 @@ class ReasoningGymScore:
                 close = [known for known in sorted(DATASETS) if self.name[:4] in known] or sorted(DATASETS)
                 raise ValueError(f"name={self.name!r} is no reasoning-gym data set; there are {close}")
             try:
-                made = reasoning_gym.create_dataset(self.name, seed=seed, size=_APART, **self.config)
+                made = reasoning_gym.create_dataset(self.name, seed=seed, size=self.size, **self.config)
             except (TypeError, AssertionError, ValueError) as error:
                 raise ValueError(f"config={self.config!r} does not fit {self.name!r}: {error}") from error
             self._datasets[seed] = made
@@ -144,4 +155,5 @@ class ReasoningGymScore:
 
 def _row(reward: ReasoningGymScore, seed: int, index: int) -> dict:
     row = reward.row(f"{seed}:{index}")
-    return {"question": row["question"], "answer": str(row["answer"]), "entry": f"{seed}:{index}"}
+    answer = "" if row["answer"] is None else str(row["answer"])
+    return {"question": row["question"], "answer": answer, "entry": f"{seed}:{index}"}

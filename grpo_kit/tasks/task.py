@@ -121,7 +121,7 @@ def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strate
 
 
 def split_distinct(
-    draw: Callable[[], dict], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
+    draw: Callable[[], dict | None], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
 ) -> tuple[list[dict], list[dict]]:
     """(train, held_out) rows with distinct questions out of `draw`; see distinct_rows."""
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
@@ -134,25 +134,24 @@ def split_distinct(
 def distinct_rows(
     draw: Callable[[], dict], count: int, *, what: str, avoid: Iterable[str] = ()
 ) -> list[dict]:
-    """Draw rows until `count` have distinct questions, none of them in `avoid`.
+    """Draw rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
 
     Raises ValueError if draws keep repeating, naming how many distinct questions were found.
     """
     if count < 1:
         raise ValueError(f"{what}: {count!r} rows asked for; ask for at least 1")
     rows: dict[str, dict] = {}
-    avoid, misses = set(avoid), 0
+    avoid, draws = set(avoid), 0
     while len(rows) < count:
         row = draw()
-        if row["question"] not in rows and row["question"] not in avoid:
-            rows[row["question"]] = row
-            continue
-        misses += 1
-        if misses > 1000 + 20 * count:
+        draws += 1
+        if row is None or draws > 1000 + 20 * count:
             raise ValueError(
                 f"{what} has too few distinct questions: found {len(rows)} of {count} (n_train and n_held_out "
                 "together); ask for fewer rows or a wider range"
             )
+        if row["question"] not in avoid and row["question"] not in rows:
+            rows[row["question"]] = row
     return list(rows.values())
 
 

@@ -1,0 +1,270 @@
+"""check_rewards: every cheat it knows is caught when a reward falls for it, and good rewards pass."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from grpo_kit.rewards import (
+    Case,
+    ExactAnswer,
+    MathAnswer,
+    NumericAnswer,
+    RewardCheckError,
+    SoftFormat,
+    WeightedSum,
+    check_rewards,
+    crafted_cases,
+    last_number,
+    on_response,
+)
+from grpo_kit.tasks import arithmetic, countdown, from_reasoning_gym, from_rows, largest
+
+CHEATS = [
+    "empty",
+    "truncated",
+    "tag spam",
+    "tag spam, right answer",
+    "answer twice, right first",
+    "answer twice, right last",
+    "both answers in one block",
+    "answer in the prefill",
+    "prefill said again",
+    "right answer, wrong format",
+    "wrong answer, right format",
+]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        largest(n_train=8, n_held_out=4),
+        arithmetic(n_train=8, n_held_out=4),
+        countdown(n_train=8, n_held_out=4),
+        countdown(n_train=8, n_held_out=4, partial_credit=True),
+        from_reasoning_gym("leg_counting", n_train=8, n_held_out=4),
+    ],
+    ids=lambda task: f"{task.name}",
+)
+def test_every_task_of_the_kit_passes(task):
+    table = check_rewards(task.rewards, task)
+    assert table["case"].tolist() == ["honest", *CHEATS]
+    names = [reward.__name__ for reward in task.rewards]
+    assert table.columns.tolist() == ["case", "response", *names, "total"]
+    honest, cheats = table["total"].iloc[0], table["total"].iloc[1:]
+    assert honest == 1.0
+    assert (cheats < honest).all()
+
+
+def test_the_table_holds_the_rewards_own_numbers():
+    table = check_rewards(
+        [ExactAnswer(), SoftFormat()], crafted_cases("82", "47", think="think"), weights=[0.75, 0.25]
+    ).set_index("case")
+    assert table.loc["honest"].tolist() == [
+        "<think>\nReasoning.\n</think>\n<answer>82</answer>",
+        1.0,
+        1.0,
+        1.0,
+    ]
+    assert table.loc["truncated", "soft_format"] == 0.375
+    assert table.loc["right answer, wrong format", "total"] == 0.0
+    assert table.loc["wrong answer, right format", "total"] == 0.25
+    assert table.loc["answer in the prefill", "exact_answer"] == 0.0
+
+
+def test_weights_default_to_the_tasks_and_to_equal():
+    task = largest(n_train=8, n_held_out=4)
+    exact, soft = task.rewards
+    wrong = "wrong answer, right format"
+    assert check_rewards([exact, soft], task).set_index("case").loc[wrong, "total"] == 0.25
+    assert check_rewards([exact, soft], crafted_cases("1", "2")).set_index("case").loc[wrong, "total"] == 0.5
+
+
+# Each reward falls for one cheat; the name of the cheat must be in the error.
+def _says_nothing(responses):
+    return [1.0 - min(len(response), 50) / 50 for response in responses]
+
+
+def _counts_opening_tags(responses):
+    return [min(1.0, response.count("<answer>") / 2) for response in responses]
+
+
+def _never_closed(responses, answer):
+    return [float(a in r.rpartition("<answer>")[2]) for r, a in zip(responses, answer, strict=True)]
+
+
+def _last_block(responses, answer):
+    return [
+        float(r.rpartition("<answer>")[2].partition("</answer>")[0] == a and r.endswith("</answer>"))
+        for r, a in zip(responses, answer, strict=True)
+    ]
+
+
+def _first_block(responses, answer):
+    return [
+        float(r.partition("<answer>")[2].partition("</answer>")[0] == a)
+        for r, a in zip(responses, answer, strict=True)
+    ]
+
+
+def _somewhere_in_the_block(responses, answer):
+    return [
+        float(
+            r.count("<answer>") == 1
+            and "</answer>" in r
+            and a in r.partition("<answer>")[2].partition("</")[0]
+        )
+        for r, a in zip(responses, answer, strict=True)
+    ]
+
+
+def _anything_but_tags(responses, answer):
+    return [
+        0.5 if "<answer>" in r else float(last_number(r) == a) for r, a in zip(responses, answer, strict=True)
+    ]
+
+
+def _likes_wrong(responses, answer):
+    return [float(a not in r and "</answer>" in r) for r, a in zip(responses, answer, strict=True)]
+
+
+def _always_one(responses, answer):
+    return [1.0] * len(responses)
+
+
+@pytest.mark.parametrize(
+    ("fn", "prefill", "cheats", "reason"),
+    [
+        (_says_nothing, "", {"empty", "truncated"}, "shortness alone: saying nothing is best"),
+        (
+            _counts_opening_tags,
+            "<answer>",
+            {"tag spam", "prefill said again"},
+            "counts tags instead of checking",
+        ),
+        (
+            _never_closed,
+            "<answer>",
+            {"truncated", "both answers in one block"},
+            "never asks for the closing tag",
+        ),
+        (_last_block, "", {"answer twice, right last", "tag spam, right answer"}, "takes the last of many"),
+        (
+            _first_block,
+            "",
+            {"answer twice, right first", "tag spam, right answer"},
+            "takes the first of many",
+        ),
+        (_somewhere_in_the_block, "", {"both answers in one block"}, "substring match: list all candidates"),
+        (
+            _first_block,
+            "<answer>",
+            {"answer in the prefill"},
+            "scores what it was given, not what was written",
+        ),
+        (_anything_but_tags, "", {"right answer, wrong format"}, "the wrong format outranks"),
+        (_likes_wrong, "", {"wrong answer, right format"}, "upside down"),
+        (_always_one, "", {*CHEATS} - {"right answer, wrong format"}, "no signal: everything ties"),
+    ],
+)
+def test_a_reward_that_falls_for_a_cheat_is_named_with_it(fn, prefill, cheats, reason):
+    reward = on_response(fn)
+    with pytest.raises(RewardCheckError) as caught:
+        check_rewards(reward, crafted_cases("82", "47", prefill=prefill))
+    message = str(caught.value)
+    assert fn.__name__ in message
+    missed = {cheat for cheat in cheats if repr(cheat) not in message}
+    if fn is _always_one:
+        missed.discard("prefill said again")  # without a prefill it is the honest response
+    assert not missed, f"{reason}: {message}"
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value.table, pd.DataFrame)
+
+
+def test_a_task_with_a_lenient_reward_fails_on_its_rows():
+    rows = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(20)]
+
+    @on_response
+    def contains(responses, answer):
+        return [float(a in r) for r, a in zip(responses, answer, strict=True)]
+
+    task = from_rows("own", rows, reward=contains, prefill="<answer>")
+    with pytest.raises(RewardCheckError, match="contains: 'truncated' .* ties with"):
+        check_rewards(task.rewards, task)
+
+
+def test_a_format_reward_alone_may_not_tell_right_from_wrong_but_an_answer_reward_must():
+    check_rewards(SoftFormat(), crafted_cases("82", "47", think="think"))
+
+    @on_response
+    def blind(responses, answer):
+        return SoftFormat(think=None)(responses)
+
+    with pytest.raises(RewardCheckError, match="'wrong answer, right format' .* ties with"):
+        check_rewards(blind, crafted_cases("82", "47"))
+
+
+def test_in_a_weighted_sum_only_the_total_counts():
+    @on_response
+    def short(responses):
+        return [1.0 - min(len(r), 60) / 60 for r in responses]
+
+    cases = crafted_cases("82", "47")
+    with pytest.raises(RewardCheckError, match="short: 'empty'"):
+        check_rewards([ExactAnswer(), short], cases, weights=[0.75, 0.25])
+    table = check_rewards(WeightedSum({ExactAnswer(): 0.75, short: 0.25}), cases)
+    assert table["total"].idxmax() == 0
+
+
+@pytest.mark.parametrize("answer", ["82", "7.5"])
+@pytest.mark.parametrize("reward", [ExactAnswer(), NumericAnswer(), MathAnswer()], ids=repr)
+@pytest.mark.parametrize(
+    ("prefill", "think"), [("", None), ("<answer>", None), ("<think>\n", "think"), ("", "think")]
+)
+def test_answer_rewards_pass_with_any_prefill(answer, reward, prefill, think):
+    cases = crafted_cases(answer, "47", prefill=prefill, think=think)
+    assert check_rewards(reward, cases)["total"].iloc[0] == 1.0
+
+
+@pytest.mark.parametrize("value", [math.nan, 1.5, -0.1])
+def test_a_broken_contract_is_named(value):
+    def odd(completions, **columns):
+        return [value] * len(completions)
+
+    with pytest.raises(RewardCheckError, match="odd breaks the reward contract"):
+        check_rewards(odd, crafted_cases("82", "47"))
+
+
+def test_own_cases_and_the_honest_one_that_nobody_can_judge():
+    cases = [
+        Case("honest", "<answer>5</answer>", honest=True, columns={"answer": "5"}),
+        Case("long", "<answer>5</answer> and more", tie="always", columns={"answer": "5"}),
+    ]
+    assert check_rewards(ExactAnswer(), cases)["exact_answer"].tolist() == [1.0, 1.0]
+    with pytest.raises(RewardCheckError, match="'long' .* ties with"):
+        check_rewards(ExactAnswer(), [cases[0], Case("long", cases[1].completion, columns={"answer": "5"})])
+    with pytest.raises(ValueError, match="honest=True"):
+        check_rewards(ExactAnswer(), cases[1:])
+    with pytest.raises(RewardCheckError, match="numeric_answer cannot judge the honest"):
+        check_rewards(NumericAnswer(), [Case("honest", "a", honest=True, columns={"answer": "five"})])
+
+
+def test_bad_arguments():
+    cases = crafted_cases("82", "47")
+    with pytest.raises(ValueError, match="rewards is empty"):
+        check_rewards([], cases)
+    with pytest.raises(ValueError, match="weights="):
+        check_rewards([ExactAnswer()], cases, weights=[0.5, 0.5])
+    with pytest.raises(ValueError, match="prefill='<r>'"):
+        crafted_cases("82", "47", prefill="<r>")
+    anything = from_rows(
+        "any",
+        [{"question": str(i), "answer": "1"} for i in range(9)],
+        reward=ExactAnswer(),
+        is_correct=lambda *_: True,
+    )
+    with pytest.raises(RewardCheckError, match="is_correct takes any answer"):
+        check_rewards(anything.rewards, anything)
+    unanswered = from_rows("none", [{"question": str(i)} for i in range(9)], reward=SoftFormat())
+    with pytest.raises(ValueError, match="give a list of Case"):
+        check_rewards(unanswered.rewards, unanswered)

