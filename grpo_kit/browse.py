@@ -47,7 +47,7 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
     last = table[table["step"] == table["step"].max()]
     judged = last[last["reward"].notna()]
     order = (judged if len(judged) >= 3 else last).sort_values("reward", ascending=False, kind="stable")
-    places = {0: "best", len(order) // 2: "median", len(order) - 1: "worst"} if len(order) else {}
+    places = {len(order) // 2: "median", len(order) - 1: "worst", 0: "best"} if len(order) else {}
     rows = order.iloc[sorted(places)]
     return rows.assign(pick=[places[place] for place in sorted(places)])
 

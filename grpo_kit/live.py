@@ -61,6 +61,7 @@ class LiveChart:
         self._rows = {int(row["step"]): row for row in rows}
         if self._pictures:
             self._guard(self._show_text)
+            self._guard(lambda: self._show("chart", {"text/plain": "The chart follows in a moment."}))
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
         """Take in the rows of new steps (all rows so far will do too) and the last step's completions."""
@@ -130,17 +131,18 @@ class LiveChart:
         except Exception as error:  # drawing must never stop training; what went wrong is said once
             if self._pictures:
                 warnings.warn(
-                    f"The live chart stops ({type(error).__name__}: {error}); training goes on, a line a step.",
+                    f"The live chart stops ({type(error).__name__}: {error}). "
+                    "Training goes on: a line a step.",
                     RuntimeWarning,
                     stacklevel=4,
                 )
             self._pictures = False
 
     def _show_text(self, *, done: bool = False) -> None:
-        step, line = max(self._rows, default=0), self.line(done=done)
-        page = (
-            f'<progress value="{step}" max="{self._total}" style="width:100%"></progress><br>{escape(line)}'
-        )
+        step = max(self._rows, default=0)
+        line = self.line(done=done)
+        bar = f'<progress value="{step}" max="{self._total}" style="width:100%"></progress>'
+        page = f"{bar}<br>{escape(line.replace('  ', ' · '))}"
         self._show("progress", {"text/plain": line, "text/html": page})
         if self._completions is not None and len(self._completions):
             three = pick_three(self._completions)

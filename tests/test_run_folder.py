@@ -127,6 +127,19 @@ def test_reading_nothing_yet_and_no_folder(tmp_path):
         read_metrics(tmp_path / "nowhere")
 
 
+def test_a_row_still_being_written_is_left_out(tmp_path):
+    run = RunFolder.open(tmp_path / "run", config=CONFIG)
+    run.write_step({"step": 1, "reward": 0.5})
+    whole = (tmp_path / "run/metrics.csv").read_bytes()
+    second = whole.splitlines(keepends=True)[1].replace(b"1,", b"2,", 1)
+    for cut in range(len(second)):
+        (tmp_path / "run/metrics.csv").write_bytes(whole + second[:cut])
+        assert read_metrics(tmp_path / "run").step.tolist() == [1]
+    for cut in range(whole.index(b"\n")):
+        (tmp_path / "run/metrics.csv").write_bytes(whole[:cut])
+        assert read_metrics(tmp_path / "run").empty
+
+
 def test_completions_are_a_parquet_data_set(tmp_path):
     run = RunFolder.open(tmp_path / "run", config=CONFIG)
     run.write_completions(completions(1, reward=None))  # all None first: the type must still be a number
