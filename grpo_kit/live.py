@@ -11,7 +11,7 @@ import pandas as pd
 from grpo_kit.browse import browse, completions_html, escape, in_notebook, pick_three
 from grpo_kit.chart import draw, plot_run, to_png
 from grpo_kit.panel import config_panel
-from grpo_kit.run_folder import RunFolderError, read_metrics
+from grpo_kit.run_folder import read_metrics
 
 __all__ = ["LiveChart", "browse", "config_panel", "plot_run"]
 
@@ -56,10 +56,12 @@ class LiveChart:
         self._reset(total_steps)
         try:
             rows = read_metrics(folder).to_dict("records") if folder is not None else []
-        except RunFolderError:
+        except (ValueError, OSError):  # a chart of this session only is better than no training
             rows = []
         self._rows = {int(row["step"]): row for row in rows}
         if self._pictures:
+            self._guard(_load_matplotlib)
+            self._spent["chart"] = self._clock() - self._started  # loading counts as drawing
             self._guard(self._show_text)
             self._guard(lambda: self._show("chart", {"text/plain": "The chart follows in a moment."}))
 
@@ -162,6 +164,11 @@ class LiveChart:
             self._handles[name].update(bundle, raw=True, metadata=metadata)
         else:
             self._handles[name] = display(bundle, raw=True, metadata=metadata, display_id=True)
+
+
+def _load_matplotlib() -> None:
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
 
 
 def _line_names(row: Mapping) -> list[tuple[str, str]]:

@@ -295,6 +295,16 @@ def test_plot_run_beside_others_and_while_it_is_written(tmp_path):
     assert figure._repr_png_()[:4] == b"\x89PNG"
 
 
+def test_a_picture_of_rows_with_holes(monkeypatch, recwarn):
+    notebook = Fake(monkeypatch)
+    chart = LiveChart()
+    chart.start(3, None)
+    chart.update([{"step": 1, "reward": None, "reward_std": None, "grad_norm": math.inf}])
+    chart.update([{"step": 2, "reward": 0.5, "reward_std": None, "reward/late": 0.5, "kl": math.nan}])
+    chart.finish()
+    assert not recwarn.list and "image/png" in notebook.shown[-1]
+
+
 def test_plot_run_of_a_run_without_rows_and_of_none(tmp_path):
     RunFolder.open(tmp_path / "new", config={})
     assert plot_run(tmp_path / "new")._repr_png_()

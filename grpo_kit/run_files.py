@@ -1,0 +1,82 @@
+"""The files of a run by name: is there a run, which name is free, and its tables read back."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+METRIC_COLUMNS: tuple[str, ...] = (
+    "step", "progress", "seconds", "temperature", "learning_rate", "loss", "grad_norm", "reward",
+    "reward_std", "frac_reward_zero_std", "entropy", "kl", "clip_ratio", "completion_length",
+    "completion_cut_off", "num_tokens", "step_seconds",
+)  # fmt: skip
+"""Columns of every metrics.csv; the reward parts follow `reward_std`, a JSON column `extra` comes last."""
+
+TEXT_COLUMNS = ("prompt", "prefill", "completion")
+PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
+
+
+class RunFolderError(ValueError):
+    """The run folder cannot be used as asked; the message says what would do."""
+
+
+def holds_run(path: str | Path) -> bool:
+    """Whether `path` holds files of a run: config.json, metrics.csv, completions.parquet, a checkpoint."""
+    names = ("config.json", "metrics.csv", "completions.parquet")
+    return any((Path(path) / name).exists() for name in names) or any(Path(path).glob("checkpoint-*"))
+
+
+def next_run_folder(root: str | Path, name: str) -> Path:
+    """The first of root/name, root/name-2, root/name-3, ... that does not exist or is an empty folder."""
+    number = 1
+    while True:
+        path = Path(root) / (name if number == 1 else f"{name}-{number}")
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return path
+        number += 1
+
+
+def read_metrics(folder: str | Path) -> pd.DataFrame:
+    """metrics.csv as numbers, one row a step in order; of a step written twice (resumed run) the last row.
+
+    Safe while the run writes: a row not yet complete is left out. Keys in `extra` become columns.
+    Raises RunFolderError if there is no such folder; a folder without rows gives an empty table.
+    """
+    path = _existing(folder) / "metrics.csv"
+    data = path.read_bytes() if path.exists() else b""
+    text = data[: data.rfind(b"\n") + 1].decode("utf-8")
+    if not text:
+        return pd.DataFrame(columns=list(METRIC_COLUMNS), dtype=float)
+    header, *rows = csv.reader(io.StringIO(text))
+    table = pd.DataFrame(rows, columns=header)
+    extra = pd.DataFrame([json.loads(cell or "{}") for cell in table.pop("extra")])
+    table = table.apply(lambda column: [float(cell or "nan") for cell in column]).astype({"step": int})
+    table = table.join(extra.drop(columns=[name for name in extra if name in table]))
+    return table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+
+
+def read_completions(folder: str | Path) -> pd.DataFrame:
+    """All completions in the order they were written; of a step done twice (resumed run) the later ones.
+
+    Raises RunFolderError if there is no such folder; a run without completions gives an empty table.
+    """
+    frames: list[pd.DataFrame] = []
+    for path in sorted(_existing(folder).glob("completions.parquet/part-*.parquet")):
+        session = int(PART_NAME.fullmatch(path.name)[1])
+        frames.append(pq.ParquetFile(path).read().to_pandas().assign(_session=session))
+    if not frames:
+        return pd.DataFrame(columns=["step", *TEXT_COLUMNS, "reward", "advantage", "group", "temperature"])
+    table = pd.concat(frames, ignore_index=True)
+    last = table.groupby("step")["_session"].transform("max")
+    table = table[table["_session"] == last].drop(columns="_session")
+    return table.sort_values("step", kind="stable", ignore_index=True)
+
+
+def _existing(folder: str | Path) -> Path:
+    if not Path(folder).is_dir():
+        raise RunFolderError(f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'.")
+    return Path(folder)
