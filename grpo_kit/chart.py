@@ -148,7 +148,9 @@ def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: obje
     """Up to 20 steps the values themselves; from there on pale points under their centred moving mean."""
     table = table[table[name].notna()]
     steps, values = table["step"].to_numpy(), table[name].astype(float)
-    spread = table["reward_std"].astype(float).fillna(0) if name == "reward" and "reward_std" in table else None
+    spread = (
+        table["reward_std"].astype(float).fillna(0) if name == "reward" and "reward_std" in table else None
+    )
     if len(table) > 20 and values.nunique() > 1 and name not in ("temperature", "learning_rate"):
         axes.plot(steps, values, ".", color=colour, alpha=0.4, markersize=4, markeredgewidth=0)
         window = max(5, len(table) // 12) | 1
