@@ -1,8 +1,8 @@
-"""Chat messages + prefill -> the rendered text that a model continues; how tags and texts are cut into tokens.
+"""Chat messages + prefill -> the rendered text that a model continues; how tags are cut into tokens.
 
-Simplifications: text only (no images, no tools), one assistant turn to continue. Prompts are text, not messages,
-because TRL renders messages with `add_generation_prompt=True` only, which closes an assistant prefill and opens
-a second assistant turn behind it, without an error.
+Simplifications: text only (no images, no tools), one assistant turn to continue. Prompts are text, not
+messages, because TRL renders messages with `add_generation_prompt=True` only, which closes an assistant
+prefill and opens a second assistant turn behind it, without an error.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def build_prompt(
 
     examples: (question, full response) pairs, shown as earlier turns. The prompt ends in `prefill` exactly;
     without one it ends in the template's own assistant header.
-    A BOS token written by the template is dropped where `tokenizer(prompt)` adds one itself, as it does in TRL.
-    Raises PromptError (a ValueError) for: no chat template; a prefill that ends in a space (a newline is fine);
-    a template that trims, strips or wraps the prefill, or drops the system text or an example;
+    A BOS token written by the template is dropped where `tokenizer(prompt)` adds one itself, as in TRL.
+    Raises PromptError (a ValueError) for: no chat template; a prefill that ends in a space (a newline is
+    fine); a template that trims, strips or wraps the prefill, or drops the system text or an example;
     a prompt whose tokens do not end in the prefill; a doubled BOS.
 
-    >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")  # doctest: +SKIP
-    '<|im_start|>system\\nBe brief.<|im_end|>\\n<|im_start|>user\\n2 + 2?<|im_end|>\\n<|im_start|>assistant\\n<answer>'
+    >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")[-41:]  # doctest: +SKIP
+    '<|im_end|>\\n<|im_start|>assistant\\n<answer>'
     """
     _check_arguments(tokenizer, question, system, prefill, examples)
     messages = [{"role": "system", "content": system}] if system is not None else []
@@ -71,8 +71,8 @@ def build_dataset(
     """Rows with a `question` column -> a data set with `prompt`, `prefill` and every column of the rows.
 
     question: the name of the column that holds the question.
-    Raises PromptError for no rows, a missing question column, rows with different columns, rows that already have
-    a `prompt` or `prefill` column, and all that `build_prompt` refuses (naming the row).
+    Raises PromptError for no rows, a missing question column, rows with different columns, rows that already
+    have a `prompt` or `prefill` column, and all that `build_prompt` refuses (naming the row).
 
     >>> build_dataset(tokenizer, [{"question": "2 + 2?", "answer": "4"}]).column_names  # doctest: +SKIP
     ['prompt', 'prefill', 'question', 'answer']
@@ -86,7 +86,9 @@ def build_dataset(
         raise PromptError(f"question={question!r} is no column of rows; they have {data.column_names}")
     taken = [name for name in ("prompt", "prefill") if name in data.column_names]
     if taken:
-        raise PromptError(f"rows already have a column {taken[0]!r}, which build_dataset writes; rename yours")
+        raise PromptError(
+            f"rows already have a column {taken[0]!r}, which build_dataset writes; rename yours"
+        )
     prompts = []
     for index, text in enumerate(data[question]):
         try:
@@ -100,10 +102,10 @@ def build_dataset(
 def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.DataFrame:
     """How each tag is cut into tokens, and whether the cut depends on what stands beside it.
 
-    One row a tag: `pieces` (the tokens' texts), `n_tokens`, `one_token`, `before` and `after` (neighbours from
-    BEFORE and AFTER that change the cut), `example` (the first such cut) and `suggestion` (a plainer tag with the
-    fewest such neighbours, then the fewest tokens; empty where none is better). A tag whose cut changes is one that
-    a model meets under several spellings: harder to learn, and forced by a prefill into the spelling it ends in.
+    One row a tag: `pieces` (the tokens' texts), `n_tokens`, `one_token`, `before` and `after` (neighbours
+    from BEFORE and AFTER that change the cut), `example` (the first such cut) and `suggestion` (a plainer tag
+    with the fewest such neighbours, then the fewest tokens; empty where none is better). A tag whose cut
+    changes is one that a model meets under several spellings, of which a prefill forces one.
     Raises PromptError for an empty tag.
 
     >>> audit_tags(qwen_tokenizer, ["<answer>"])[["pieces", "after"]].values.tolist()  # doctest: +SKIP
@@ -118,8 +120,8 @@ def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.Da
 class Drift:
     """Whether ids -> text -> ids comes back the same, and the pieces where it does not.
 
-    first: index of the first id that differs, None if `same`. before, after: the texts of the differing tokens
-    (from `first` to the end of the difference), as they were and as the tokenizer would write them.
+    first: index of the first id that differs, None if `same`. before, after: the texts of the differing
+    tokens (from `first` to the end of the difference), as they were and as the tokenizer would write them.
     """
 
     same: bool
@@ -131,8 +133,8 @@ class Drift:
 def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Drift:
     """Decode ids, tokenize the text again, and compare.
 
-    A model may spell a text with other tokens than the tokenizer would; whoever scores the re-tokenized text then
-    trains on tokens that were never sampled. Special tokens are kept, none is added.
+    A model may spell a text with other tokens than the tokenizer would; whoever scores the re-tokenized text
+    then trains on tokens that were never sampled. Special tokens are kept, none is added.
     Raises PromptError for an id outside the vocabulary.
 
     >>> roundtrip_drift(tokenizer, tokenizer("<answer>").input_ids).same  # doctest: +SKIP
@@ -153,7 +155,9 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
 
 def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, examples: Any) -> None:
     if not getattr(tokenizer, "chat_template", None):
-        raise PromptError("tokenizer has no chat template; use an instruct model or set tokenizer.chat_template")
+        raise PromptError(
+            "tokenizer has no chat template; use an instruct model or set tokenizer.chat_template"
+        )
     if not isinstance(question, str) or not question.strip():
         raise PromptError(f"question={question!r} is no text; give a string that is not blank")
     if system is not None and not isinstance(system, str):
@@ -166,7 +170,11 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
             f"use {prefill.rstrip()!r} or end it in a newline"
         )
     for pair in examples:
-        if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+        if (
+            isinstance(pair, str)
+            or len(pair) != 2
+            or not all(isinstance(part, str) and part for part in pair)
+        ):
             raise PromptError(f"examples holds {pair!r}; use (question, response) pairs of strings")
 
 
@@ -185,13 +193,18 @@ def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
         return tokenizer.apply_chat_template([*messages, turn], tokenize=False, continue_final_message=True)
     except Exception as error:
         raise PromptError(
-            f"prefill={opening!r} does not come through the chat template, which deletes a part of it or refuses "
-            f"an open assistant turn; use another prefill or set tokenizer.chat_template ({error})"
+            f"prefill={opening!r} does not come through the chat template, which deletes a part of it or "
+            f"refuses an open assistant turn; use another prefill or set tokenizer.chat_template ({error})"
         ) from error
 
 
 def _check_prefill(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prefill: str, *, prompt: str, opened: str
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, str]],
+    prefill: str,
+    *,
+    prompt: str,
+    opened: str,
 ) -> None:
     if prompt == opened + prefill:
         return
@@ -201,15 +214,15 @@ def _check_prefill(
         shown = prompt[len(commonprefix([prompt, header])) :]
         cure = f"use prefill={shown!r}" if shown == prefill.strip() else "use another prefill"
         raise PromptError(
-            f"prefill={prefill!r}: the prompt does not end in the prefill, the chat template makes it {shown!r}; "
-            f"{cure} or set tokenizer.chat_template"
+            f"prefill={prefill!r}: the prompt does not end in the prefill, the chat template makes it "
+            f"{shown!r}; {cure} or set tokenizer.chat_template"
         )
     inserted = header[len(commonprefix([header, opened])) :]
     has_generation_prompt = opened != _render(tokenizer, messages, add_generation_prompt=False)
     if inserted.strip() and has_generation_prompt:
         raise PromptError(
-            f"prefill={prefill!r}: the chat template writes {inserted!r} in front of it, which no reward would see; "
-            f"use prefill='', or write that text into the prefill, or set tokenizer.chat_template"
+            f"prefill={prefill!r}: the chat template writes {inserted!r} in front of it, which no reward "
+            f"would see; use prefill='', or write that text into the prefill, or set tokenizer.chat_template"
         )
 
 
@@ -223,7 +236,7 @@ def _check_nothing_dropped(prompt: str, messages: list[dict[str, str]]) -> None:
             name = {"system": "system", "assistant": "examples"}.get(message["role"], "question")
             raise PromptError(
                 f"{name}: the chat template drops a part of {message['content']!r}; "
-                "leave out what it strips (often the thinking of earlier turns) or set tokenizer.chat_template"
+                "leave out what it strips (often earlier turns' thinking) or set tokenizer.chat_template"
             )
         if message["role"] != "system":
             start = found + len(text)
@@ -232,12 +245,13 @@ def _check_nothing_dropped(prompt: str, messages: list[dict[str, str]]) -> None:
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str) -> str:
     bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
     ids = tokenizer(prompt).input_ids
-    if bos and ids[:2] == [bos_id, bos_id] and prompt.startswith(bos):
+    adds_bos = bool(bos) and tokenizer("a").input_ids[:1] == [bos_id]
+    if adds_bos and prompt.startswith(bos):
         prompt = prompt.removeprefix(bos)
         ids = tokenizer(prompt).input_ids
     if bos and ids[:2] == [bos_id, bos_id]:
         raise PromptError(
-            f"the prompt starts with two {bos!r} tokens; take one out of tokenizer.chat_template or of the system text"
+            f"the prompt starts with two {bos!r} tokens; take one out of tokenizer.chat_template or the text"
         )
     closed = ids[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(tokenizer.eos_token)
     if closed or not tokenizer.decode(ids, clean_up_tokenization_spaces=False).endswith(prefill):
@@ -252,7 +266,9 @@ def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str)
 def _from_list(rows: Sequence[Mapping[str, Any]]) -> Dataset:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise PromptError(f"rows[{index}] is a {type(row).__name__}; use a dict with the columns of one row")
+            raise PromptError(
+                f"rows[{index}] is a {type(row).__name__}; use a dict with the columns of one row"
+            )
     columns = list(rows[0])
     for index, row in enumerate(rows):
         if set(row) != set(columns):  # Dataset.from_list would drop or blank the difference silently
@@ -268,11 +284,8 @@ def _audit(tokenizer: PreTrainedTokenizerBase, tag: str) -> dict[str, Any]:
         raise PromptError(f"tags holds {tag!r}; use texts such as '<answer>'")
     before, after, example = _neighbours(tokenizer, tag)
     ids = _ids(tokenizer, tag)
-    suggestion, best = "", (len(before) + len(after), len(ids))
-    for plainer in _plainer(tag) if best[0] else ():
-        changes = sum(map(len, _neighbours(tokenizer, plainer)[:2]))
-        if changes < best[0] or (suggestion and (changes, len(_ids(tokenizer, plainer))) < best):
-            suggestion, best = plainer, (changes, len(_ids(tokenizer, plainer)))
+    n_changes = {plainer: sum(map(len, _neighbours(tokenizer, plainer)[:2])) for plainer in _plainer(tag)}
+    best = min(n_changes, key=lambda plainer: (n_changes[plainer], len(_ids(tokenizer, plainer))))
     return {
         "tag": tag,
         "pieces": _pieces(tokenizer, ids),
@@ -281,7 +294,7 @@ def _audit(tokenizer: PreTrainedTokenizerBase, tag: str) -> dict[str, Any]:
         "before": before,
         "after": after,
         "example": example,
-        "suggestion": suggestion,
+        "suggestion": best if n_changes[best] < len(before) + len(after) else "",
     }
 
 
@@ -306,7 +319,14 @@ def _plainer(tag: str) -> list[str]:
     name = "".join(letter for letter in tag if letter.isalnum())
     if closing:
         return [f"[/{name}]", f"\n</{name}>", f"\n</{name}>\n", f"\n[/{name}]\n", f"\n\nend {name}\n"]
-    return [f"{name}:", f"{name.capitalize()}:", f"[{name}]", f"<{name}>\n", f"[{name}]\n", f"{name.capitalize()}:\n"]
+    return [
+        f"{name}:",
+        f"{name.capitalize()}:",
+        f"[{name}]",
+        f"<{name}>\n",
+        f"[{name}]\n",
+        f"{name.capitalize()}:\n",
+    ]
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
