@@ -207,6 +207,19 @@ def test_countdown_best_constant_by_brute_force():
     assert task.best_constant()[1] == best > 0
 
 
+def test_countdown_with_thinking_opens_the_thinking_and_keeps_its_rows():
+    task, plain = countdown(think=True, **SMALL), countdown(**SMALL)
+    assert task.train == plain.train
+    assert task.prefill == "<think>\n"
+    row = task.held_out[0]
+    completion = f"Hm.\n</think>\n<answer>{row['answer']}</answer>"
+    columns = {name: [value] for name, value in row.items()}
+    assert [r([completion], prefill=[task.prefill], **columns) for r in task.rewards] == [[1.0], [1.0]]
+    for _, response in task.examples:
+        assert task.rewards[1]([response]) == [1.0]
+    assert task.examples[0][1].startswith(task.prefill)
+
+
 def test_on_two_numbers_a_plus_b_is_a_strong_constant():
     name, accuracy = countdown(numbers=(2, 2)).best_constant()
     assert name == "always a + b"

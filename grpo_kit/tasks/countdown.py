@@ -31,12 +31,15 @@ def countdown(
     numbers: tuple[int, int] = (3, 4),
     highest: int = 50,
     partial_credit: bool = False,
+    think: bool = False,
     seed: int = 0,
 ) -> Task:
     """Rows "Use 3, 5 and 2, each exactly once, with + - * / to make 16."; every row has a solution.
 
     numbers: fewest and most numbers in a question, within 2..4. highest: of the numbers, at least 10; targets
     lie in 1..2 * highest. partial_credit: give the answer reward its tiers (see CountdownAnswer).
+    think: ask for reasoning in <think> tags first; the prefill then opens <think>, and 512 tokens are allowed
+    in place of 24. Without it the prefill opens <answer>.
     Row columns: question, answer (one solution), numbers (list of int), target.
     Rewards: countdown answer (0.75), soft format (0.25). Constant strategies: every sequence of operators
     without brackets, on the numbers as given and largest first.
@@ -68,18 +71,22 @@ def countdown(
         avoid=[q for q, _ in _EXAMPLES.values()],
     )
     shown = [_EXAMPLES[n] for n in range(low, high + 1)]
+    system = "Answer in <answer> tags with one expression."
     return Task(
         name="countdown",
         train=train,
         held_out=held_out,
-        rewards=[CountdownAnswer(partial_credit=partial_credit), SoftFormat(think=None)],
+        rewards=[
+            CountdownAnswer(partial_credit=partial_credit),
+            SoftFormat(think="think" if think else None),
+        ],
         reward_weights=[0.75, 0.25],
         is_correct=lambda text, row: _tiers(text, row["numbers"], row["target"]) == 3,
         strategies=_strategies(high),
-        system="Answer in <answer> tags with one expression.",
-        prefill="<answer>",
-        examples=tuple((question, f"<answer>{text}</answer>") for question, text in shown),
-        max_completion_tokens=24,
+        system=f"Think in <think> tags, then: {system[0].lower()}{system[1:]}" if think else system,
+        prefill="<think>\n" if think else "<answer>",
+        examples=tuple((question, _response(text, think)) for question, text in shown),
+        max_completion_tokens=512 if think else 24,
     )
 
 
@@ -193,6 +200,13 @@ def _strategies(most: int) -> dict[str, Strategy]:
         made[f"always {pattern}"] = fill(signs, False)
         made[f"always {pattern}, largest first"] = fill(signs, True)
     return made
+
+
+def _response(solution: str, think: bool) -> str:
+    answer = f"<answer>{solution}</answer>"
+    return (
+        f"<think>\nI try {solution}, which is {evaluate(solution)}.\n</think>\n{answer}" if think else answer
+    )
 
 
 def _listed(numbers: Sequence[int]) -> str:
