@@ -140,7 +140,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
 class Profile:
     """The numbers of one training run; UNITS names the unit of each, PROFILES the reason.
 
-    Made by profile(); `dataclasses.replace(p, steps=64)` changes a copy. `picked` says why this profile was taken.
+    Made by profile(); `dataclasses.replace(p, steps=64)` changes a copy. `picked`: why this profile was taken.
     Raises ValueError naming the field that cannot be.
     """
 
@@ -215,9 +215,10 @@ class Profile:
     ) -> GRPOConfig:
         """The profile as a trl.GRPOConfig; overrides are its fields and win.
 
-        output_dir: the run folder. One rollout buffer a step; a constant rate after a warmup of 10 % of the steps,
-        at least 2. loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28 (DAPO,
-        arXiv:2503.14476): rare tokens may rise further, which keeps entropy up. bf16 autocast where the card has it.
+        output_dir: the run folder. One rollout buffer a step; a constant rate after a warmup of 10 % of the
+        steps, at least 2. loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare
+        tokens may rise further, which keeps entropy up. bf16 autocast where the card has it.
+        Source of both: DAPO, arXiv:2503.14476.
         Raises ValueError for an unknown tuning or field.
 
         >>> profile("smoke").grpo_config("runs/x").gradient_accumulation_steps
@@ -268,7 +269,7 @@ class Profile:
         return GRPOConfig(**{**values, **overrides})
 
     def table(self) -> pd.DataFrame:
-        """One row a field: value, unit, reason. What differs from the profile as delivered is marked "set by you"."""
+        """One row a field: value, unit, reason. What differs from the preset is marked "set by you"."""
         rows = [("profile", self.name, "", self.picked)]
         for name, unit in UNITS.items():
             value, (preset, reason) = getattr(self, name), PROFILES[self.name][name]
@@ -289,7 +290,7 @@ class Profile:
 
 
 def profile(name: str = "auto", **overrides: Any) -> Profile:
-    """The profile called smoke, cpu or gpu24; "auto" takes the environment's KIT_PROFILE, else what the machine can.
+    """The profile called smoke, cpu or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
 
     overrides: fields of Profile, e.g. steps=64.
     Raises ValueError for an unknown name or field.

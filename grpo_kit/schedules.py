@@ -1,7 +1,7 @@
 """Schedules: f(progress) -> value, for annealing a temperature (or anything else) from high to low.
 
-progress is the fraction of training done; it is clamped to [0, 1]. Every schedule is a pure function of it, exact
-at both ends, never outside the range between its ends, and prints as the call that makes it.
+progress is the fraction of training done; it is clamped to [0, 1]. Every schedule is a pure function of it,
+exact at both ends, never outside the range between its ends, and prints as the call that makes it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class stepwise:  # noqa: N801
             _check_finite(f"values[{i}]", value)
         if len(self.values) != len(self.at) + 1:
             raise ValueError(
-                f"values has {len(self.values)} entries and at has {len(self.at)}; give one value more than at has"
+                f"values has {len(self.values)} entries and at has {len(self.at)}; give one value more"
             )
         edges = (0, *self.at, 1)
         if not all(low < high for low, high in zip(edges, edges[1:], strict=False)):

@@ -1,4 +1,4 @@
-"""Profiles: every number has a unit and a reason, the config says what the profile says, and `auto` picks right."""
+"""Profiles: every number has a unit and a reason, the config follows the profile, and `auto` picks right."""
 
 import dataclasses
 import warnings

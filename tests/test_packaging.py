@@ -1,0 +1,177 @@
+"""pyproject.toml, requirements.txt and environment.yml agree; the Makefile says what it can do."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def _ranges(names):
+    return {canonicalize_name(r.name): r for r in map(Requirement, names)}
+
+
+def _pins(text):
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    return _ranges([line for line in lines if line])
+
+
+PINS = _pins((ROOT / "requirements.txt").read_text())
+WANTED = _ranges([*PROJECT["dependencies"], *EXTRAS["test"]])
+
+
+def test_every_dependency_is_pinned_and_every_pin_is_a_dependency():
+    assert set(PINS) == set(WANTED)
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_pin_is_exact_and_inside_the_range(name):
+    (pin,) = PINS[name].specifier
+    assert pin.operator == "==" and "*" not in pin.version
+    assert WANTED[name].specifier.contains(pin.version)
+    assert any(s.operator.startswith(">") for s in WANTED[name].specifier), "a range needs a floor"
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "trl", "peft", "datasets"])
+def test_this_environment_has_the_pinned_version(name):
+    from importlib.metadata import version
+
+    (pin,) = PINS[name].specifier
+    assert pin.contains(version(name))  # a local part such as +cpu is fine
+
+
+def test_extras_have_floors_and_fit_the_ranges():
+    for extra in ("vllm", "unsloth", "reasoning-gym"):
+        for requirement in map(Requirement, EXTRAS[extra]):
+            assert any(s.operator == ">=" for s in requirement.specifier), requirement
+    trl = WANTED["trl"].specifier
+    assert trl.contains("1.16.0") and trl.contains("1.15.0")  # vllm's and unsloth's
+    transformers, datasets = WANTED["transformers"].specifier, WANTED["datasets"].specifier
+    assert transformers.contains("5.17.0") and datasets.contains("4.8.5")  # the newest that unsloth takes
+
+
+def test_environment_yml_takes_the_requirements_and_a_python_we_support():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *conda, pip = environment["dependencies"]
+    assert pip == {"pip": ["-r requirements.txt"]} and "pip" in conda
+    python = next(d.removeprefix("python=") for d in conda if d.startswith("python="))
+    assert python in SpecifierSet(PROJECT["requires-python"])
+    assert len(conda) == 2, "everything else comes from requirements.txt"
+
+
+def test_packages_installed_apart_are_named_alike_everywhere():
+    apart = dict(re.findall(r"^(FILES_ONLY|NEEDS_COMPILER) := (.*)$", MAKEFILE, re.M))
+    files_only = apart["FILES_ONLY"].split()
+    assert f"--no-deps {' '.join(files_only)} -e ." in (ROOT / "environment.yml").read_text()
+    sources = "".join(p.read_text() for p in (ROOT / "grpo_kit").rglob("*.py"))
+    assert all(f"--no-deps {pin}" in sources for pin in files_only)  # what the error messages advise
+    (gym,) = map(Requirement, EXTRAS["reasoning-gym"])
+    (pin,) = Requirement(apart["NEEDS_COMPILER"]).specifier
+    assert gym.specifier.contains(pin.version)
+
+
+def test_no_file_names_a_package_index():
+    for name in (
+        "requirements.txt",
+        "environment.yml",
+        "pyproject.toml",
+        "Makefile",
+        ".ci/run",
+        ".ci/find-python",
+    ):
+        text = (ROOT / name).read_text()
+        assert not re.search(r"https?://|index-url|find-links", text), name
+
+
+def _make(*arguments, **environment):
+    return subprocess.run(
+        ["make", "-C", str(ROOT), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MAKEFLAGS": "", **environment},
+        timeout=60,
+    )
+
+
+def test_make_lists_every_target():
+    targets = set(re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M)[0].split())
+    assert targets == {"help", "train", "test", "lab", "lint", "clean"}
+    for arguments in ((), ("help",)):
+        listed = re.findall(r"^make (\w+) +\S", _make("--no-print-directory", *arguments).stdout, re.M)
+        assert sorted(listed) == sorted(targets)
+
+
+def _find_python(folder, **environment):
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "PYTHON": "", **environment}
+    script = ["/bin/sh", str(ROOT / ".ci/find-python")]
+    return subprocess.run(script, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def _program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_find_python_passes_over_a_shim_that_does_not_run(tmp_path):
+    _program(tmp_path / "python3.12", "echo 'not installed' >&2; exit 127")
+    good = _program(tmp_path / "python3.13", f'exec "{sys.executable}" "$@"')
+    assert _find_python(tmp_path).stdout.strip() == str(good)
+
+
+def test_find_python_passes_over_versions_that_are_too_old_or_too_new(tmp_path):
+    _program(tmp_path / "python3.12", "exit 1")  # what the version check does in another version
+    answer = subprocess.run(
+        ["/bin/sh", str(ROOT / ".ci/find-python")],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path), "PYTHON": ""},
+        timeout=60,
+    )
+    assert answer.returncode == 1 and "No working Python 3.11-3.13" in answer.stderr and not answer.stdout
+
+
+def test_find_python_takes_the_one_asked_for_or_says_why_not(tmp_path):
+    good = _program(tmp_path / "mine", f'exec "{sys.executable}" "$@"')
+    assert _find_python(tmp_path, PYTHON=str(good)).stdout.strip() == str(good)
+    answer = _find_python(tmp_path, PYTHON="/no/such/python")
+    assert answer.returncode == 1 and "PYTHON=/no/such/python is no working Python" in answer.stderr
+
+
+def test_ci_runs_the_tests():
+    run = ROOT / ".ci/run"
+    assert os.access(run, os.X_OK) and "make test" in run.read_text()
+
+
+@pytest.mark.parametrize("program", [".ci/run", ".ci/find-python", ".ci/follow"])
+def test_scripts_parse(program):
+    shell = "bash" if program == ".ci/run" else "sh"
+    assert subprocess.run([shell, "-n", str(ROOT / program)], timeout=20).returncode == 0
+
+
+def test_follow_prints_each_step_once(tmp_path):
+    import time
+
+    metrics = tmp_path / "metrics.csv"
+    metrics.write_text("step,progress,seconds,reward\n1,0.5,10.2,0.25\n")
+    # As in the Makefile: it runs behind the shell that waits for the notebook, and ends with it.
+    script = f'sh "{ROOT}/.ci/follow" "{metrics}" & pid=$!; trap "kill $pid" EXIT; sleep 5; exit 0'
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        time.sleep(2.5)
+        with metrics.open("a") as file:
+            file.write("2,1.0,20.7,0.5\n")
+        out = process.communicate(timeout=30)[0]
+    assert out.splitlines() == ["step 1 (50 %)  reward 0.250  10 s", "step 2 (100 %)  reward 0.500  21 s"]
