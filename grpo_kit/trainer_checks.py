@@ -1,0 +1,162 @@
+"""What is checked before training starts, and around every reward call."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+# What TRL hands every reward function besides the columns of the data set.
+_GIVEN_BY_TRL = frozenset(
+    {
+        "self",
+        "prompts",
+        "completions",
+        "completion_ids",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "environments",
+    }
+)
+
+
+class RewardError(ValueError):
+    """A reward raised, returned NaN or the wrong number of values; names the reward, the row and the completion."""
+
+
+class CheckedReward:
+    """A reward function as the trainer calls it: same name, same columns, its output verified.
+
+    Returns list[float | None] of the batch's length; None stays None ("cannot judge").
+    Raises RewardError, which carries the reward's name, the row and its completion.
+    """
+
+    def __init__(self, reward: Callable[..., list[float | None]]) -> None:
+        self.reward = reward
+        self.__name__ = reward_name(reward)
+
+    def __call__(self, *, prompts: list, completions: list, **columns: Any) -> list[float | None]:
+        try:
+            scores = self.reward(prompts=prompts, completions=completions, **columns)
+        except Exception as error:
+            row, completion = self._culprit(prompts, completions, columns)
+            raise RewardError(
+                f"reward {self.__name__!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
+            ) from error
+        if not isinstance(scores, Sequence) and not hasattr(scores, "__len__"):
+            raise RewardError(
+                f"reward {self.__name__!r} returned {type(scores).__name__}; "
+                "it must return one float or None for each completion"
+            )
+        if len(scores) != len(completions):
+            row = min(len(scores), len(completions) - 1)
+            raise RewardError(
+                f"reward {self.__name__!r} returned {len(scores)} values for {len(completions)} completions\n"
+                f"first row without a partner: {row}, completion {completions[row]!r}"
+            )
+        for row, score in enumerate(scores):
+            if score is not None and not math.isfinite(float(score)):
+                raise RewardError(
+                    f"reward {self.__name__!r} returned {score} (use None for 'cannot judge')\n"
+                    f"row {row}, completion {completions[row]!r}"
+                )
+        return list(scores)
+
+    def _culprit(self, prompts: list, completions: list, columns: dict[str, Any]) -> tuple[int | str, Any]:
+        """The first row that raises on its own; rewards are pure, so asking again is safe."""
+        quiet = {**columns, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+        for row in range(len(completions)):
+            one = {
+                k: v[row : row + 1] if isinstance(v, list) and len(v) == len(completions) else v
+                for k, v in quiet.items()
+            }
+            try:
+                self.reward(prompts=prompts[row : row + 1], completions=completions[row : row + 1], **one)
+            except Exception:
+                return row, completions[row]
+        return "unknown (each passes alone)", completions[0] if completions else ""
+
+
+def reward_name(reward: Callable) -> str:
+    """The name TRL logs a reward under."""
+    return getattr(reward, "__name__", None) or type(reward).__name__
+
+
+def check_training_data(
+    data: Dataset | IterableDataset | None, rewards: Sequence[Callable], prompts_per_step: int
+) -> None:
+    """Refuse data that TRL would fail on late, or train 0 steps on with only a warning.
+
+    prompts_per_step: unique prompts of one rollout buffer.
+    Raises ValueError naming what is missing; an IterableDataset is only checked for columns it declares.
+    """
+    names = [reward_name(r) for r in rewards]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ValueError(
+            f"reward_funcs has several rewards named {twice}; metrics are kept by name, so rename one"
+        )
+    if data is None:
+        return
+    if isinstance(data, Dataset):
+        if len(data) == 0:
+            raise ValueError("train_dataset is empty; give it at least one prompt a step")
+        if len(data) < prompts_per_step:
+            raise ValueError(
+                f"train_dataset has {len(data)} prompts, but one step needs {prompts_per_step} different ones "
+                "(generation_batch_size / num_generations); add rows or lower the batch"
+            )
+    columns = data.column_names
+    if columns is None:
+        return
+    if "prompt" not in columns:
+        raise ValueError(
+            f"train_dataset has columns {columns} but no 'prompt'; build it with grpo_kit.build_dataset"
+        )
+    for reward in rewards:
+        missing = [c for c in required_columns(reward) if c not in columns]
+        if missing:
+            raise ValueError(
+                f"reward {reward_name(reward)!r} asks for the column{'s' * (len(missing) > 1)} {missing}, "
+                f"which train_dataset does not have (it has {columns})"
+            )
+
+
+def required_columns(reward: Callable) -> list[str]:
+    """Columns a reward cannot do without: its `columns` attribute and its parameters that have no default.
+
+    >>> def right(completions, answer, **columns): ...
+    >>> required_columns(right)
+    ['answer']
+    """
+    columns = list(getattr(reward, "columns", ()))
+    for p in inspect.signature(reward).parameters.values():
+        named = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if named and p.default is p.empty and p.name not in _GIVEN_BY_TRL and p.name not in columns:
+            columns.append(p.name)
+    return columns
+
+
+def check_prompt_lengths(
+    data: Dataset, tokenize: Callable[[str], list[int]], context: int, completion: int
+) -> None:
+    """Refuse prompts that leave no room for a completion: TRL never truncates, the model would read past its end.
+
+    context, completion: tokens. Only rendered (str) prompts are checked.
+    """
+    for row, prompt in enumerate(data["prompt"]):
+        if not isinstance(prompt, str):
+            return
+        # A token holds at least one character, so short texts need no tokenizing.
+        if len(prompt) + completion <= context:
+            continue
+        length = len(tokenize(prompt))
+        if length + completion > context:
+            raise ValueError(
+                f"train_dataset row {row}: its prompt has {length} tokens, which with max_completion_length="
+                f"{completion} exceeds the model's context of {context}; drop the row or shorten the completion"
+            )

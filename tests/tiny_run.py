@@ -1,0 +1,97 @@
+"""Small real training runs for the trainer's tests."""
+
+import os
+import signal
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig
+from trl import GRPOTrainer as PlainTrainer
+
+from grpo_kit.models import load_policy
+from grpo_kit.trainer import GRPOTrainer
+
+BOTH = {"plain": PlainTrainer, "kit": GRPOTrainer}
+
+
+def data(rows=8):
+    return Dataset.from_dict(
+        {
+            "prompt": [f"Say {i} and {'more ' * (i % 3)}:" for i in range(rows)],
+            "answer": [str(i) for i in range(rows)],
+        }
+    )
+
+
+def letters(completions, **columns):
+    """Share of characters that are letters: varies inside a group on a random model."""
+    return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]
+
+
+def settings(folder, **overrides):
+    base = dict(
+        output_dir=str(folder),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        gradient_accumulation_steps=1,
+        max_steps=4,
+        max_completion_length=6,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        seed=3,
+    )
+    return GRPOConfig(**{**base, **overrides})
+
+
+def make(
+    which,
+    folder,
+    *,
+    tuning="full",
+    model=None,
+    rewards=letters,
+    dataset=None,
+    eval_dataset=None,
+    lora=None,
+    kit=None,
+    **overrides,
+):
+    """A trainer of either kind on a fresh tiny model; `kit` holds options only ours takes."""
+    tokenizer = load_policy("tiny-random", quiet=True)[1]
+    if model is None:
+        model = load_policy("tiny-random", tuning=tuning, lora=lora, quiet=True)[0]
+    options = {"warmup": 0, "live": False, **(kit or {})} if which == "kit" else {}
+    torch.manual_seed(0)
+    return BOTH[which](
+        model=model,
+        reward_funcs=rewards,
+        args=settings(folder, **overrides),
+        train_dataset=data() if dataset is None else dataset,
+        eval_dataset=eval_dataset,
+        processing_class=tokenizer,
+        **options,
+    )
+
+
+def press_stop():
+    """What the notebook's stop button does."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def weights(trainer):
+    return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+
+
+def same(a, b):
+    return all(torch.equal(a[n], b[n]) for n in a)
+
+
+def difference(a, b):
+    return max((a[n] - b[n]).abs().max().item() for n in a)
