@@ -42,11 +42,14 @@ CHEATS = [
         arithmetic(n_train=8, n_held_out=4),
         countdown(n_train=8, n_held_out=4),
         countdown(n_train=8, n_held_out=4, partial_credit=True),
-        from_reasoning_gym("leg_counting", n_train=8, n_held_out=4),
+        "reasoning-gym",
     ],
-    ids=lambda task: f"{task.name}",
+    ids=str,
 )
 def test_every_task_of_the_kit_passes(task):
+    if task == "reasoning-gym":  # an extra: it compiles
+        pytest.importorskip("reasoning_gym")
+        task = from_reasoning_gym("leg_counting", n_train=8, n_held_out=4)
     table = check_rewards(task.rewards, task)
     assert table["case"].tolist() == ["honest", *CHEATS]
     names = [reward.__name__ for reward in task.rewards]
@@ -247,6 +250,14 @@ def test_own_cases_and_the_honest_one_that_nobody_can_judge():
         check_rewards(ExactAnswer(), cases[1:])
     with pytest.raises(RewardCheckError, match="numeric_answer cannot judge the honest"):
         check_rewards(NumericAnswer(), [Case("honest", "a", honest=True, columns={"answer": "five"})])
+
+
+def test_a_scorer_that_takes_any_answer_is_found():
+    pytest.importorskip("reasoning_gym")
+    # reasoning-gym 0.1.25 compares bool(answer) with bool(gold), and bool("False") is True.
+    task = from_reasoning_gym("game_of_life_halting", n_train=8, n_held_out=4)
+    with pytest.raises(ValueError, match="takes any answer|is not correct"):
+        check_rewards(task.rewards, task)
 
 
 def test_bad_arguments():

