@@ -1,0 +1,117 @@
+"""How sure a measured rate is: intervals and paired tests, exact where that is cheap. Nothing but arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured mean with its 95 % interval; n is the number of prompts.
+
+    >>> print(Estimate(0.25, 0.19, 0.32, n=128))
+    25.0 % [19.0, 32.0] (n = 128)
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}] (n = {self.n})".replace(
+            "%", " %", 1
+        )
+
+
+def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The score interval of a rate, (low, high) in [0, 1].
+
+    successes: 0 to n. Near 0 and 1, and for small n, it holds where mean +- 1.96 standard errors does not.
+    Raises ValueError for n < 1, successes outside 0..n or a confidence outside (0, 1).
+    Source: Wilson (1927); Newcombe (1998), Statistics in Medicine 17:857, method 3.
+
+    >>> tuple(round(x, 4) for x in wilson_interval(81, 263))
+    (0.2553, 0.3662)
+    """
+    if n < 1:
+        raise ValueError(f"n={n!r} must be at least 1; without rows there is no rate")
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes={successes!r} must lie in 0..n={n}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    rate = successes / n
+    middle = rate + z * z / (2 * n)
+    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    low = 0.0 if successes == 0 else max((middle - half) / scale, 0.0)
+    high = 1.0 if successes == n else min((middle + half) / scale, 1.0)
+    return low, high
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that k of n samples, drawn without replacement, hold one of the c right ones; unbiased.
+
+    Averaged over prompts it is pass@k. (1 - (1 - c/n)^k is biased low.)
+    Raises ValueError unless 1 <= k <= n and 0 <= c <= n.
+    Source: Chen et al., Evaluating Large Language Models Trained on Code, arXiv:2107.03374, eq. 1.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if n < 1 or not 0 <= c <= n:
+        raise ValueError(f"n={n!r}, c={c!r}: give n >= 1 samples of which 0..n are right")
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k!r} must lie in 1..n={n}; draw more samples for a larger k")
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def mcnemar_p(fixed: int, broken: int) -> float:
+    """Two-sided exact p-value of the paired test: as many rows fixed as broken?
+
+    fixed: wrong before, right after. broken: right before, wrong after. Rows that stay alike say nothing.
+    Raises ValueError for negative counts.
+    Source: McNemar (1947), with the binomial distribution in place of its approximation.
+
+    >>> mcnemar_p(5, 0)
+    0.0625
+    """
+    if fixed < 0 or broken < 0:
+        raise ValueError(f"fixed={fixed!r}, broken={broken!r} must be counts of at least 0")
+    n = fixed + broken
+    tail = sum(math.comb(n, i) for i in range(min(fixed, broken) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def bootstrap_mean(
+    values: Sequence[float], *, lowest: float = 0.0, resamples: int = 4000, seed: int = 0
+) -> Estimate:
+    """The mean of one value per prompt, with the percentile bootstrap's 95 % interval over prompts.
+
+    values in [lowest, 1]; lowest=-1 for differences. Where all are alike no resample can differ from them and
+    the bootstrap says nothing; then the interval is what Wilson's allows for a rate never, or always, seen.
+    Raises ValueError for no values, one out of range, or resamples < 100.
+
+    >>> bootstrap_mean([0, 0, 0, 0]).high == wilson_interval(0, 4)[1]
+    True
+    """
+    data = np.asarray(values, dtype=float)
+    n = len(data)
+    if n == 0 or not ((data >= lowest) & (data <= 1)).all():
+        raise ValueError(f"values has {n} entries; give at least one, each a number in [{lowest:g}, 1]")
+    if resamples < 100:
+        raise ValueError(f"resamples={resamples!r} must be at least 100")
+    if (data == data[0]).all():
+        room = wilson_interval(0, n)[1]
+        return Estimate(float(data[0]), float(max(lowest, data[0] - room)), float(min(1, data[0] + room)), n)
+    rng = np.random.default_rng(seed)
+    rounds = -(-resamples // 100)  # in parts, to keep memory small
+    means = np.concatenate([data[rng.integers(0, n, (100, n))].mean(axis=1) for _ in range(rounds)])
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(float(data.mean()), float(low), float(high), n)
