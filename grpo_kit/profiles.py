@@ -105,7 +105,10 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
             "the largest Qwen2.5 whose weights, gradients and moments fit fully in 24 GB",
         ),
         "task": ("countdown", "hard enough to need reasoning; right or wrong is computed exactly"),
-        "task_options": ({"n_train": 2000, "numbers": (3, 4)}, "three or four numbers; none is seen twice"),
+        "task_options": (
+            {"n_train": 2000, "numbers": (3, 4), "think": True},
+            "reasons first; no question is seen twice",
+        ),
         "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
         "group_size": (8, "common in published runs of this size"),
         "steps": (100, "an hour or two on a 24 GB card (estimated)"),

@@ -1,0 +1,71 @@
+"""Every notebook: its anatomy, and a run from top to bottom in the smoke profile."""
+
+import os
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MOST_LINES = 15  # of a code cell
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
+def _code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+def test_anatomy(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    first = notebook.cells[0]
+    assert first.cell_type == "markdown" and first.source.startswith("# "), "the first cell is the title"
+    tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1 and tagged[0].cell_type == "code", "one cell tagged `parameters`"
+    long = {number: n for number, cell in enumerate(notebook.cells) if (n := _too_long(cell))}
+    assert not long, f"code cells of more than {MOST_LINES} lines, by number: {long}"
+    prose = sum(cell.cell_type == "markdown" for cell in notebook.cells)
+    assert prose >= len(_code(notebook)), "at least as many cells of prose as of code"
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "widgets" not in notebook.metadata, "widget state is not committed"
+    failed = [out.ename for cell in _code(notebook) for out in cell.outputs if out.output_type == "error"]
+    assert not failed, f"committed with errors: {failed}"
+    assert path.stat().st_size < 2_000_000, "outputs stay small"
+
+
+def _too_long(cell):
+    lines = len(cell.source.strip().splitlines())
+    return lines if cell.cell_type == "code" and lines > MOST_LINES else 0
+
+
+def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_PROFILE", "smoke")
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("KIT_RUN_FOLDER", raising=False)
+    # The kernel works in an empty folder: what a notebook needs it must import or make.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    before = {p for p in (ROOT / "notebooks").iterdir()}
+    work = tmp_path / "work"
+    work.mkdir()
+    notebook = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(work)}}
+    )
+    client.execute()
+    unrun = [
+        n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and not cell.execution_count
+    ]
+    assert not [n for n in unrun if notebook.cells[n].source.strip()], "every code cell was executed"
+    assert {p for p in (ROOT / "notebooks").iterdir()} == before, "nothing is written beside the notebooks"
+    if "train" in path.stem:
+        assert list((tmp_path / "runs").glob("*/metrics.csv")), "a training notebook leaves a run folder"
