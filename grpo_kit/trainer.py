@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -69,13 +70,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup} must be a fraction of the steps in [0, 1)")
         args = copy.copy(args) if args is not None else GRPOConfig("runs/grpo")
-        rewards = (
-            list(reward_funcs)
-            if isinstance(reward_funcs, (list, tuple))
-            else [reward_funcs]
-            if reward_funcs
-            else []
-        )
+        rewards = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        rewards = [r for r in rewards if r is not None]
         prompts_per_buffer = args.generation_batch_size // args.num_generations
         check_training_data(train_dataset, [r for r in rewards if _is_function(r)], prompts_per_buffer)
         _align(args, warmup)
@@ -142,10 +138,14 @@ class GRPOTrainer(TRLGRPOTrainer):
         self.interrupted = False
         self._started = False
         start = _get_random_state()
-        with self._guard:
+        with self._guard, warnings.catch_warnings():
+            # trl asks transformers for a renamed property at every rollout.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
             self._recorder.open(resume=again)
             try:
-                return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+                output = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+                self._stopped_at = None
+                return output
             except KeyboardInterrupt:
                 self.interrupted = True
                 self._save_where_it_stopped("interrupted")
