@@ -49,6 +49,6 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	  "$$python" -m venv --clear $(VENV); }
 	@$(PIP) -r requirements.txt
 	@$(PIP) --no-deps $(FILES_ONLY) -e .
-	@$(PIP) $(NEEDS_COMPILER) > $(VENV)/reasoning-gym.log 2>&1 \
+	@$(PIP) -c requirements.txt $(NEEDS_COMPILER) > $(VENV)/reasoning-gym.log 2>&1 \
 	  || echo "Left out $(NEEDS_COMPILER), which needs a C compiler (why: $(VENV)/reasoning-gym.log); the rest works"
 	@touch $@
