@@ -26,7 +26,8 @@ train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by K
 	sh .ci/follow "$$run/metrics.csv" & follower=$$!; trap 'kill $$follower 2>/dev/null' EXIT; \
 	KIT_PROFILE="$(KIT_PROFILE)" KIT_RUN_FOLDER="$$run" $(PY) -m papermill "$(NOTEBOOK)" "$$run/$(notdir $(NOTEBOOK))" \
 	  --cwd notebooks --kernel python3 --log-output --no-progress-bar; status=$$?; \
-	echo "Executed notebook: $$run/$(notdir $(NOTEBOOK))"; exit $$status
+	[ $$status = 0 ] && echo "Done: $$run/$(notdir $(NOTEBOOK))" \
+	  || echo "Failed; what was executed is in $$run" >&2; exit $$status
 
 test: $(VENV)/.installed lint ## lint, then every test; notebooks run in the smoke profile
 	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS)
