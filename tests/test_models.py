@@ -1,0 +1,139 @@
+"""Loading: what comes back, and what is said when something is missing."""
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from grpo_kit.models import (
+    PolicyLoadError,
+    _embedded_gguf,
+    _load_gguf,
+    _tie_if_one_matrix,
+    describe,
+    load_policy,
+)
+
+
+def test_embedded_model_is_the_real_one(smol):
+    model, tokenizer = smol
+    assert model.num_parameters() == 134_515_008 and model.dtype == torch.float32
+    inputs = tokenizer("The capital of France is", return_tensors="pt")
+    logits = model(**inputs).logits[0, -1]
+    assert tokenizer.decode(logits.argmax()).strip() == "Paris"
+    assert "<|im_start|>" in tokenizer.chat_template
+
+
+def test_converted_copy_equals_the_gguf(smol):
+    """The cache must not drift from the package: same weights, bit for bit."""
+    fresh, _ = _load_gguf(_embedded_gguf(), {"dtype": torch.float32})
+    for (name, a), b in zip(fresh.named_parameters(), smol[0].parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_gguf_by_path_can_be_saved(tmp_path):
+    model, tokenizer = load_policy(_embedded_gguf(), quiet=True)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(model.lm_head.weight, again.lm_head.weight)
+
+
+def test_tiny_random_is_the_same_every_time_and_leaves_the_seed_alone():
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    a = load_policy("tiny-random", quiet=True)[0]
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(8)
+    b = load_policy("tiny-random", quiet=True)[0]
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_local_folder(tiny, tmp_path):
+    model, tokenizer = tiny
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, _ = load_policy(tmp_path, quiet=True)
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
+def test_full_dtype(dtype, wanted):
+    model = load_policy("tiny-random", dtype=dtype, quiet=True)[0]
+    assert {p.dtype for p in model.parameters()} == {wanted}
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_adapters_are_float32_on_any_base_and_not_on_the_head():
+    model = load_policy("tiny-random", tuning="lora", dtype="bfloat16", lora={"r": 4}, quiet=True)[0]
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trained.values()} == {torch.float32}
+    assert {p.dtype for n, p in model.named_parameters() if n not in trained} == {torch.bfloat16}
+    assert not [n for n in trained if "lm_head" in n]
+    assert {min(p.shape) for p in trained.values()} == {4}
+
+
+def test_describe_counts():
+    model = load_policy("tiny-random", tuning="lora", quiet=True)[0]
+    total = sum(p.numel() for p in model.parameters())
+    share = sum(p.numel() for p in model.parameters() if p.requires_grad) / total
+    assert f"{total / 1e6:,.1f} M parameters" in describe(model) and f"({share:.1%})" in describe(model)
+
+
+def test_one_matrix_stored_twice_is_tied_again():
+    """As in Qwen2.5's GGUF files: a tied model comes back untied, at two precisions."""
+    model = load_policy("tiny-random", quiet=True)[0]
+    head = torch.nn.Linear(32, model.config.vocab_size, bias=False)
+    head.weight.data = model.get_input_embeddings().weight.data + 1e-4 * torch.randn(
+        model.config.vocab_size, 32
+    )
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(head)
+    _tie_if_one_matrix(model)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, head.weight)
+
+
+def test_two_matrices_stay_two():
+    model = load_policy("tiny-random", quiet=True)[0]
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(torch.nn.Linear(32, model.config.vocab_size, bias=False))
+    _tie_if_one_matrix(model)
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("tiny-random", {"tuning": "half"}, "tuning='half'.*'full', 'lora' or 'qlora'"),
+        ("tiny-random", {"dtype": "int3"}, "dtype='int3'.*float32"),
+        ("tiny-random", {"lora": {"r": 8}}, "no effect with tuning='full'"),
+        ("/nowhere/model.gguf", {}, "is no file"),
+        ("owner/not-there", {}, "hub could not be reached.*smollm2"),
+    ],
+)
+def test_errors_say_what_would_do(name, options, message, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=message):
+        load_policy(name, quiet=True, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_qlora_without_a_gpu():
+    with pytest.raises(PolicyLoadError, match="needs a CUDA GPU.*tuning='lora'"):
+        load_policy("tiny-random", tuning="qlora")
+
+
+def test_folder_without_a_model(tmp_path):
+    with pytest.raises(PolicyLoadError, match="holds no config.json"):
+        load_policy(tmp_path)
+
+
+def test_gated_model_says_how_to_get_in(monkeypatch):
+    """The hub's real exception, raised where the hub would raise it; the hub itself is not asked."""
+
+    def refuse(*args, **kwargs):
+        raise OSError("You are trying to access a gated repo. 401 Client Error.")
+
+    monkeypatch.setattr("grpo_kit.models.AutoTokenizer.from_pretrained", refuse)
+    with pytest.raises(PolicyLoadError, match="gated: accept its terms"):
+        load_policy("owner/gated")
