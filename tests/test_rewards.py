@@ -43,6 +43,7 @@ from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
         ("<answer>82</answer><answer>47</answer>", None, "two answers are hedging"),
         ("<answer>82</answer><answer>82</answer>", None, "even the same one twice"),
         ("<answer><answer>82</answer>", None, "opened twice"),
+        ("<answer>82</answer> or 47</answer>", None, "closed twice"),
         ("<Answer>82</Answer>", None, "tags are lower case"),
         ("", None, "nothing at all"),
     ],
@@ -213,11 +214,24 @@ MATH_ROWS = [
     ("5 or 4", "5", 0.0, "alternatives in words"),
     ("$5$ $4$", "5", 0.0, "math-verify would take the first of them"),
     (r"\boxed{5} \boxed{4}", "5", 0.0, "or the first box"),
+    (r"4 \boxed{5}", "5", 0.0, "or the box of what stands beside it"),
+    (r"4, \boxed{5}", "5", 0.0, "or of a list"),
+    ("4 $5$", "5", 0.0, "or the dollars"),
+    ("4\n5", "5", 0.0, "two lines, two answers"),
+    ("4=5", "5", 0.0, "math-verify takes the right side of an equation"),
+    ("x = 5", "5", 1.0, "the name of the unknown is no alternative"),
+    ("x = 5", "x = 5", 1.0, "nor where the gold has it"),
+    (r"\(5\).", "5", 1.0, "LaTeX brackets and a full stop"),
+    ("5", r"$\boxed{5}$", 1.0, "a wrapped gold"),
     ("???", "5", 0.0, "no mathematics"),
     ("10^{10^{10}}", "5", 0.0, "would not fit in memory"),
     ("9**9**9**9", "5", 0.0, "nor this"),
     ("999999999!", "5", 0.0, "nor this"),
     ("2^{99999999}", "5", 0.0, "nor this"),
+    ("9^{99*99*99}", "5", 0.0, "nor this"),
+    ("((9^{999})^{999})^{999}", "5", 0.0, "nor this"),
+    ("y^2 + x^2", "x^2 + y^2", 1.0, "but small powers are fine"),
+    ("(x-1)^2(x+1)^2", "(x+1)^2(x-1)^2", 1.0, "in products too"),
     ("5", "", None, "no gold"),
     ("5", None, None, "no gold"),
     ("5", "???", None, "gold cannot be read: never 1, never 0"),
@@ -227,18 +241,25 @@ MATH_ROWS = [
 
 @pytest.mark.parametrize(("answer", "gold", "expected", "reason"), MATH_ROWS)
 def test_math_answer(answer, gold, expected, reason):
-    assert _score(MathAnswer(), answer, gold) == expected, reason
+    assert _score(MathAnswer(timeout=30), answer, gold) == expected, reason
+
+
+def test_math_answer_that_runs_out_of_time_cannot_judge(monkeypatch):
+    monkeypatch.setattr("math_verify.verify", lambda *args, **kwargs: time.sleep(1.01))
+    assert _score(MathAnswer(timeout=1), "x + 1", "1 + y") is None
+    assert _score(MathAnswer(timeout=30), "x + 1", "1 + y") == 0.0
+    with pytest.raises(ValueError, match="timeout=0"):
+        MathAnswer(timeout=0)
 
 
 def test_math_answer_off_the_main_thread_gives_the_same_and_no_signal_error():
-    got, start = [], time.monotonic()
+    got = []
     worker = threading.Thread(
         target=lambda: got.extend(_score(MathAnswer(), a, g) for a, g, _, _ in MATH_ROWS)
     )
     worker.start()
-    worker.join(timeout=20)
+    worker.join(timeout=60)
     assert got == [expected for _, _, expected, _ in MATH_ROWS]
-    assert time.monotonic() - start < 15
 
 
 @pytest.mark.parametrize(
@@ -338,14 +359,14 @@ def test_any_text_scores_in_range_and_the_order_of_the_batch_does_not_matter(cas
 @given(answer=TEXT, gold=TEXT)
 @settings(max_examples=40, deadline=None)
 def test_math_answer_survives_any_text(answer, gold):
-    reward = MathAnswer(timeout=1)
+    reward = MathAnswer(timeout=30)
     score = _score(reward, answer, gold)
     assert score in (None, 0.0, 1.0)
     assert reward([f"<answer>{answer}</answer>", ""], answer=[gold, gold])[0] == score
 
 
 @given(TEXT)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_only_a_complete_format_is_worth_one(response):
     plain = re.fullmatch(r"(?s).*?<think>.*?</think>.*?<answer>(.*?)</answer>\s*", response)
     counts = all(response.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))

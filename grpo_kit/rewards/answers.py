@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -16,8 +17,14 @@ _MAX_NUMBER = 64  # characters; longer digit strings cost quadratic time and are
 _MAX_MATH = 256
 # sympy works out integer powers at once: 10^(10^10) needs gigabytes, and no signal stops it half-way.
 _EXPLOSIVE = re.compile(
-    r"(?:\^|\*\*)[\s{(+-]*[0-9]{4,}|(?:\^|\*\*)[^=,;]*(?:\^|\*\*|!)|[0-9]{4,}\s*\)*!|!\s*\)*!"
+    r"(?:\^|\*\*)[\s{(+-]*[0-9]{4,}"  # a large exponent,
+    r"|(?:\^|\*\*)[\s{(]*[0-9]+[\s]*(?:\^|\*\*|!)"  # a power in an exponent,
+    r"|(?:\^|\*\*)\s*[{(][^{}()]*[0-9]\s*(?:\*|!|\\cdot|\\times)"  # a product in an exponent,
+    r"|\)\s*(?:\^|\*\*)[\s{(]*[0-9]+[\s})]*\)\s*(?:\^|\*\*)"  # powers of powers,
+    r"|[0-9]{4,}\s*\)*!|!\s*\)*!"  # large or repeated factorials
 )
+_WRAPPED = re.compile(r"\$|\\boxed|\\\(|\\\[")
+_NAMED = re.compile(r"\\?[A-Za-z]\w*(?:\([a-z]\))?\s*=[^=]*")  # x = 5, f(x) = 5
 
 
 class _AnswerReward:
@@ -96,15 +103,16 @@ class MathAnswer(_AnswerReward):
 
     None if math-verify cannot read the gold. An answer math-verify cannot read, one that offers alternatives
     while the gold does not ("3, 4"), and one whose powers or factorials would not fit in memory give 0.0.
-    timeout: seconds (whole) for one comparison; it works by SIGALRM, hence in the main thread only, and
-    elsewhere the length limit and the refusal of huge powers bound the work.
+    timeout: seconds (whole) for reading one text or one comparison; running into it gives None. It works by
+    SIGALRM, hence in the main thread only; elsewhere only the length limit and the refusal of huge powers bound
+    the work.
     Source: github.com/huggingface/Math-Verify.
 
     >>> MathAnswer()(["<answer>\\\\frac{1}{2}</answer>", "<answer>0.4</answer>"], answer=["0.5", "0.5"])
     [1.0, 0.0]
     """
 
-    def __init__(self, *, timeout: int = 3, column: str = "answer", tag: str = "answer") -> None:
+    def __init__(self, *, timeout: int = 5, column: str = "answer", tag: str = "answer") -> None:
         super().__init__("math_answer", column, tag)
         if timeout < 1:
             raise ValueError(f"timeout={timeout!r} must be at least 1 second")
@@ -117,25 +125,26 @@ class MathAnswer(_AnswerReward):
         parsed = self._parse(wanted)
         if not parsed:
             return None
-        if answer is None or (_separators(answer) > _separators(wanted)):
+        if answer is None or _offers_more(answer, wanted):
             return 0.0
         if answer == wanted:
             return 1.0
+        start = time.monotonic()
         given = self._parse(answer)
-        return float(bool(given) and bool(verify(parsed, given, timeout_seconds=self._seconds())))
+        if given and verify(parsed, given, timeout_seconds=self._seconds()):
+            return 1.0
+        # math-verify swallows its own timeout and says False; a busy machine is no wrong answer.
+        ran_out = self._seconds() is not None and time.monotonic() - start >= self.timeout
+        return None if ran_out else 0.0
 
     def _parse(self, text: str) -> list[Any]:
         from math_verify import parse
 
-        if not text or len(text) > _MAX_MATH or _EXPLOSIVE.search(text):
-            return []
-        if (
-            text.count("$") > 2 or text.count("\\boxed") > 1
-        ):  # math-verify would take the first and drop the rest
-            return []
+        text = _bare(text)
+        if not text or len(text) > _MAX_MATH or _EXPLOSIVE.search(text) or _WRAPPED.search(text):
+            return []  # a wrapper inside the text: math-verify would take one piece and drop the rest
         # math-verify reads LaTeX only between dollars; without them it takes the last number it can find.
-        latex = text if "$" in text or "\\(" in text or "\\[" in text or "\\boxed" in text else f"${text}$"
-        found = parse(latex, parsing_timeout=self._seconds())
+        found = parse(f"${text}$", parsing_timeout=self._seconds())
         return [] if all(isinstance(item, str) for item in found) else found  # text alone: nothing understood
 
     def _seconds(self) -> int | None:
@@ -156,6 +165,23 @@ def as_number(value: Any) -> Fraction | None:
     if bottom and int(bottom) == 0:
         return None
     return Fraction(top.rstrip(".")) / int(bottom or 1)
+
+
+def _bare(text: str) -> str:
+    """The text without its outer $...$, \\(...\\), \\[...\\], \\boxed{...} and full stop."""
+    text = text.strip().rstrip(".").rstrip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}")):
+        if len(text) > len(opening) and text.startswith(opening) and text.endswith(closing):
+            text = text[len(opening) : -len(closing)].strip()
+    return text
+
+
+def _offers_more(answer: str, gold: str) -> bool:
+    """Whether the answer lists alternatives, or equations other than "x = ...", that the gold does not have."""
+    answer, gold = _bare(answer), _bare(gold)
+    if "=" in answer and "=" not in gold and not _NAMED.fullmatch(answer):
+        return True
+    return _separators(answer) > _separators(gold)
 
 
 def _separators(text: str) -> int:

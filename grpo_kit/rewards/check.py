@@ -197,7 +197,7 @@ def _faults(rewards: Sequence[Reward], cases: Sequence[Case], table: pd.DataFram
                 verb = "outranks" if score > low + _PAYS else "ties with"
                 faults.append(
                     f"- {name}: {case.name!r} ({score:.3g}) {verb} the honest answer ({low:.3g}); "
-                    f"response {case.prefill + case.completion!r}"
+                    f"response {case.prefill + case.completion!r:.90}"
                 )
     return faults
 
