@@ -213,6 +213,11 @@ def test_samples_lie_beside_their_prompt_and_follow_the_seed(tiny):
     assert sample() == [c for c in greedy for _ in range(3)]
 
 
+def test_samples_come_from_the_whole_distribution(tiny):
+    hot = complete(*tiny, ["Hello"], max_new_tokens=1, samples=200, temperature=1e3, batch_size=200)
+    assert len({c.text for c in hot}) > 150  # nearly uniform; transformers' own default would keep 50 tokens
+
+
 def test_prompts_are_tokenized_as_by_trl_when_a_tokenizer_adds_bos(tiny, tmp_path, monkeypatch):
     import trl
     from datasets import Dataset
