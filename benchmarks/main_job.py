@@ -43,7 +43,9 @@ def interval(result: dict) -> str:
 
 def main() -> None:
     """Run and save; a table that exists is extended, seeds it already has are not run again."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--profile", default="cpu")
     options = parser.parse_args()
