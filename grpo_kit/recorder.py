@@ -51,7 +51,7 @@ class Recorder:
         """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
         trainer = self.trainer
         config = {
-            "reward_parts": list(trainer.reward_func_names),
+            "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
             "temperature_schedule": repr(trainer._schedule) if trainer._schedule else None,
             "model": getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type,
@@ -140,6 +140,13 @@ def _discard_if_nothing_happened(path: Path) -> None:
     (path / "completions.parquet").rmdir()
     if not any(path.iterdir()):
         path.rmdir()
+
+
+def _parts(trainer: Any) -> list[str]:
+    """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
+    sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
+    inside = [name for reward in sums for name in getattr(reward, "names", [])]
+    return list(dict.fromkeys([*trainer.reward_func_names, *inside]))
 
 
 def _text(completion: Any) -> str:

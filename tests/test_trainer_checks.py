@@ -5,6 +5,8 @@ import torch
 from datasets import Dataset
 from tiny_run import data, letters, make, same, weights
 
+from grpo_kit.rewards import WeightedSum
+from grpo_kit.run_folder import read_completions, read_metrics
 from grpo_kit.trainer_checks import CheckedReward, RewardError, required_columns
 
 
@@ -121,6 +123,20 @@ def test_none_is_a_verdict_of_its_own(tmp_path):
     trainer = make("kit", tmp_path, rewards=sometimes, max_steps=1)
     trainer.train()
     assert trainer.state.log_history[0]["rewards/sometimes/mean"] == 1.0
+
+
+def test_parts_of_a_weighted_sum_stay_visible(tmp_path):
+    def short(completions, **columns):
+        return [1 / (1 + len(text)) for text in completions]
+
+    trainer = make("kit", tmp_path, rewards=WeightedSum({letters: 0.75, short: 0.25}), max_steps=2)
+    trainer.train()
+    metrics, table = read_metrics(tmp_path), read_completions(tmp_path)
+    assert {"reward/weighted_sum", "reward/letters", "reward/short"} <= set(metrics.columns)
+    first = table[table.step == 1]
+    assert first["reward/letters"].mean() == pytest.approx(metrics["reward/letters"][0], abs=1e-6)
+    total = 0.75 * first["reward/letters"] + 0.25 * first["reward/short"]
+    assert total.tolist() == pytest.approx(first["reward"].tolist(), abs=1e-6)
 
 
 def test_warmup_is_on_unless_turned_off(tmp_path):

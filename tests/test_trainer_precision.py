@@ -23,6 +23,14 @@ def test_dtype_is_kept(dtype, tmp_path):
     assert {p.dtype for p in trainer.model.parameters()} == {getattr(torch, dtype)}
 
 
+def test_autocast_with_a_reference(tmp_path):
+    """accelerate wraps the reference's forward then; the temperature must still reach its head."""
+    trainer = make("kit", tmp_path, bf16=True, beta=0.1, max_steps=2, kit={"temperature": lambda p: 1.5 - p})
+    trainer.train()
+    assert [cell.cell_contents for cell in trainer._heads] == [0.5, 0.5]
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("which", ["plain", "kit"])
 def test_no_lora_dropout_while_sampling_and_scoring(which, tmp_path):
     """Old log-probabilities must be those of the network that sampled; plain TRL drops half of it twice."""
