@@ -1,0 +1,43 @@
+"""Imports run one way: what a reader can learn from without TRL must not need it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import grpo_kit
+
+ROOT = Path(grpo_kit.__file__).parent
+FREE_OF_TRL = [
+    "prompts.py",
+    "schedules.py",
+    "evaluate.py",
+    "intervals.py",
+    "decoding.py",
+    "comparison.py",
+    "packing.py",
+]
+FILES = (
+    [ROOT / name for name in FREE_OF_TRL]
+    + sorted((ROOT / "rewards").glob("*.py"))
+    + sorted((ROOT / "tasks").glob("*.py"))
+)
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_knows_nothing_of_trl_or_the_trainer(path):
+    forbidden = ("trl", "grpo_kit.trainer", "grpo_kit.recorder", "grpo_kit.live")
+    assert not [name for name in imported(path) if name.split(".")[0] == "trl" or name in forbidden]
+
+
+def test_only_the_trainer_touches_trl_internals():
+    users = {p.name for p in ROOT.rglob("*.py") if any(n.startswith("trl.trainer") for n in imported(p))}
+    assert users == {"trainer.py"}
