@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -150,7 +151,10 @@ def _add_adapters(model: PreTrainedModel, tuning: Tuning, overrides: dict[str, A
         "target_modules": "all-linear",
         "task_type": "CAUSAL_LM",
     }
-    return get_peft_model(model, LoraConfig(**{**defaults, **overrides}))
+    with warnings.catch_warnings():
+        # peft asks transformers for a renamed property.
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        return get_peft_model(model, LoraConfig(**{**defaults, **overrides}))
 
 
 def _load(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
