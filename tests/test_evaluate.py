@@ -139,6 +139,13 @@ def test_lenient_reads_an_expression_behind_an_unclosed_tag():
     assert (judged["strict"], judged["lenient"]) == (False, True)
 
 
+def test_what_is_right_strictly_is_right_leniently():
+    rows = [{"question": f"q{i}", "answer": "two\nlines"} for i in range(2)]
+    task = from_rows("own", rows[:1], rows[1:], reward=lambda completions, **_: [0.0] * len(completions))
+    judged = _judge(task, rows[0], "<answer>two\nlines</answer>", 5, False)
+    assert (judged["strict"], judged["lenient"]) == (True, True)
+
+
 def test_nothing_in_the_prefill_counts_as_the_models_answer():
     rows = [{"question": f"q{i}", "answer": "82"} for i in range(4)]
     task = from_rows("own", rows[:2], rows[2:], reward=lambda completions, **_: [0.0] * len(completions))
@@ -411,7 +418,7 @@ def test_examples_are_the_first_fixed_and_the_first_broken(taught):
     assert fixed["tuned"].tolist() == [f"{row['answer']}</answer>" for row in task.held_out[:3]]
     broken = compare(after, before).examples(2)
     assert broken.index.tolist() == [("broken", 0), ("broken", 1)]
-    assert len(compare(before, before).examples()) == 0
+    assert len(compare(before, before).examples()) == len(compare(after, after).examples()) == 0
 
 
 def test_comparing_what_cannot_be_compared(taught):
