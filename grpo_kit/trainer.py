@@ -9,14 +9,12 @@ transformers it leans on is listed in tests/test_private_api.py.
 from __future__ import annotations
 
 import copy
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import trl.trainer.grpo_trainer as trl_grpo
 import trl.trainer.utils as trl_utils
@@ -31,6 +29,7 @@ from trl.trainer.grpo_trainer import is_async_callable
 from grpo_kit.interrupts import InterruptGuard
 from grpo_kit.packing import SUPPORTED_MODEL_TYPES, pack_groups
 from grpo_kit.recorder import Recorder
+from grpo_kit.restore import get_random_state, restore_dtypes, set_random_state, weights_come_back
 from grpo_kit.rollout import generate_shared_prefill
 from grpo_kit.trainer_checks import CheckedReward, check_prompt_lengths, check_training_data
 
@@ -89,7 +88,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 processing_class=processing_class,
                 **trl_options,
             )
-        _restore_dtypes(self.model, dtypes)
+        restore_dtypes(self.model, dtypes)
         if isinstance(train_dataset, Dataset):
             context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
             if context:
@@ -137,7 +136,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         again = bool(resume_from_checkpoint) or self.interrupted
         self.interrupted = False
         self._started = False
-        start = _get_random_state()
+        start = get_random_state()
         with self._guard, warnings.catch_warnings():
             # trl asks transformers for a renamed property at every rollout.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
@@ -150,7 +149,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 self.interrupted = True
                 self._save_where_it_stopped("interrupted")
                 if self.state.global_step == 0:
-                    _set_random_state(start)
+                    set_random_state(start)
                 return TrainOutput(self.state.global_step, float("nan"), {"interrupted": 1.0})
             except Exception as error:
                 # Between the optimizer's first and last write the weights are neither old nor new: not worth saving.
@@ -170,7 +169,7 @@ class GRPOTrainer(TRLGRPOTrainer):
             self._recorder.say(f"Stopped before the first step was done ({why}); nothing to save.")
             return
         if self._random_state is not None and self._random_state[0] == step:
-            _set_random_state(self._random_state[1])  # as if the unfinished step had never begun
+            set_random_state(self._random_state[1])  # as if the unfinished step had never begun
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         if not (folder / "trainer_state.json").is_file():
             self._save_checkpoint(self.model, trial=None)
@@ -241,7 +240,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
-        self._random_state = (step, _get_random_state())
+        self._random_state = (step, get_random_state())
         self._set_temperature(self._temperature_at(step))
         output = super()._generate_and_score_completions(inputs)
         self._metrics["train"]["temperature"].append(self.temperature)
@@ -261,7 +260,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 with self.accelerator.autocast():  # one outer context keeps the cast weights between tokens
                     return generate_shared_prefill(policy, prompt_ids, self.generation_config), None
             with (
-                _weights_come_back(self.model) if self.use_transformers_continuous_batching else nullcontext()
+                weights_come_back(self.model) if self.use_transformers_continuous_batching else nullcontext()
             ):
                 return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *args, **kwargs)
         finally:
@@ -405,17 +404,6 @@ def _reference_is_a_copy_of(model: Any) -> Iterator[None]:
         trl_grpo.create_model_from_path = original
 
 
-def _restore_dtypes(model: Any, dtypes: dict[str, torch.dtype]) -> None:
-    """trl casts the adapters of a quantised base to bfloat16, where small updates are lost."""
-    quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
-    for name, parameter in model.named_parameters():
-        wanted = dtypes.get(name)
-        if wanted is None and quantised and parameter.requires_grad:
-            wanted = torch.float32
-        if wanted is not None and parameter.dtype != wanted:
-            parameter.data = parameter.data.to(wanted)
-
-
 def _fused_head(model: Any) -> Any:
     """The closure cell in which trl's fused LM head keeps its temperature."""
     forward = getattr(model, "_original_forward", None) or model.forward  # accelerate may have wrapped it
@@ -438,33 +426,6 @@ def _score_only_labelled_positions() -> Iterator[None]:
         yield
     finally:
         trl_utils._use_triton = original
-
-
-@contextmanager
-def _weights_come_back(model: torch.nn.Module) -> Iterator[None]:
-    """Continuous batching casts the model for good; keep every tensor and put it back, bit for bit."""
-    parameters = [(p, p.data) for p in model.parameters()]
-    buffers = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
-    try:
-        yield
-    finally:
-        for parameter, tensor in parameters:
-            parameter.data = tensor
-        for module, name, tensor in buffers:
-            module._buffers[name] = tensor
-
-
-def _get_random_state() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
-
-
-def _set_random_state(state: tuple[Any, ...]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
-    if state[3] is not None:
-        torch.cuda.set_rng_state_all(state[3])
 
 
 def _remove_notebook_table(trainer: GRPOTrainer) -> None:

@@ -91,12 +91,12 @@ def test_reference_is_the_model_that_was_passed(which, tmp_path):
 
 def test_quantised_base_keeps_float32_adapters():
     """trl casts them to bfloat16; without a GPU only our half can be run."""
-    from grpo_kit.trainer import _restore_dtypes
+    from grpo_kit.restore import restore_dtypes
 
     model = load_policy("tiny-random", tuning="lora", quiet=True)[0]
     model.is_loaded_in_4bit = True
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.to(torch.bfloat16)
-    _restore_dtypes(model, {})
+    restore_dtypes(model, {})
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
