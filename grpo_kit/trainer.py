@@ -164,7 +164,6 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._guard.begin_finish_first()
         self.model.zero_grad(set_to_none=True)
         self.model.train()
-        self._buffered_inputs = None
         if not self._started or step == 0:
             self._recorder.say(f"Stopped before the first step was done ({why}); nothing to save.")
             return

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from tiny_run import data, difference, letters, make, press_stop, same, weights
+from tiny_run import data, difference, make, press_stop, same, weights
 
 from grpo_kit.interrupts import InterruptGuard
 from grpo_kit.models import load_policy
@@ -132,20 +132,44 @@ def test_save_steps_follow_the_rollout_buffer(which, tmp_path):
     assert same(weights(whole), weights(again)) == (which == "kit")
 
 
+@pytest.mark.parametrize("where", ["backward", "optimizer"])
+def test_interrupt_between_micro_batches(where, tmp_path):
+    """A step of two micro-batches, stopped in its second: the first must not count twice or be skipped."""
+    common = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    untouched = make("kit", tmp_path / "a", **common)
+    untouched.train()
+    trainer = make("kit", tmp_path / "b", **common)
+    inner, calls = trainer._compute_loss, []
+
+    def compute_loss(*args, **kwargs):
+        loss = inner(*args, **kwargs)
+        calls.append(1)
+        if where == "backward" and len(calls) == 6:  # second micro-batch of the third step
+            loss.register_hook(lambda grad: press_stop())
+        return loss
+
+    trainer._compute_loss = compute_loss
+    if where == "optimizer":
+        interrupted_once(trainer, where, at_step=2)
+    trainer.train()
+    assert trainer.interrupted
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert same(weights(untouched), weights(trainer))
+
+
+@pytest.mark.parametrize("engine", ["generate", "generate_batch"])
 @pytest.mark.parametrize("which", ["plain", "kit"])
-def test_gradient_checkpointing_comes_back_after_an_interrupt(which, tmp_path):
-    def stop(completions, **columns):
-        return letters(completions)
+def test_gradient_checkpointing_comes_back_after_an_interrupt(which, engine, tmp_path):
+    continuous = engine == "generate_batch"
+    trainer = make(
+        which, tmp_path, gradient_checkpointing=True, use_transformers_continuous_batching=continuous
+    )
 
-    trainer = make(which, tmp_path, gradient_checkpointing=True, rewards=stop)
-    inner = trainer.model.generate
+    def stop(*args, **kwargs):
+        press_stop()
 
-    def generate(*args, **kwargs):
-        if trainer.state.global_step == 1:
-            press_stop()
-        return inner(*args, **kwargs)
-
-    trainer.model.generate = generate
+    setattr(trainer.model, engine, stop)
     if which == "plain":
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
