@@ -37,11 +37,6 @@ class InterruptGuard:
             raise KeyboardInterrupt
         self.pending = True
 
-    @property
-    def finishing(self) -> bool:
-        """True while an interrupt would wait."""
-        return self._depth > 0
-
     def begin_finish_first(self) -> None:
         """From here on an interrupt waits, until `end_finish_first`."""
         self._depth = 1

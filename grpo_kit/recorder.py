@@ -50,6 +50,8 @@ class Recorder:
     def open(self, *, resume: bool) -> None:
         """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
         trainer = self.trainer
+        if self.folder is not None:  # a full disk held rows back when the last run stopped
+            self.folder.flush()
         config = {
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
@@ -120,13 +122,16 @@ class Recorder:
         print(message, flush=True)
 
     def close(self) -> None:
-        """The last picture; rows a full disk held back get another chance; a run without a step leaves no trace."""
+        """The last picture; rows that a full disk holds back stay for the next train(); no step leaves no trace."""
         if self.folder is None:
             return
-        if not self.folder.flush():
-            self.say(f"Some rows could not be written to {self.folder.path}: the disk is still full.")
         if self._chart is not None:
             self._chart.finish()
+        if not self.folder.flush():
+            self.say(
+                f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
+            )
+            return
         _discard_if_nothing_happened(Path(self.folder.path))
         self.folder = None
 

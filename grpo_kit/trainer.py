@@ -92,7 +92,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         if isinstance(train_dataset, Dataset):
             context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
             if context:
-                tokenize = lambda text: self._tokenizer(text)["input_ids"]  # noqa: E731
+                tokenize = lambda texts: self._tokenizer(texts)["input_ids"]  # noqa: E731
                 check_prompt_lengths(train_dataset, tokenize, context, self.max_completion_length)
 
         self._schedule = temperature
@@ -135,7 +135,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 )
         again = bool(resume_from_checkpoint) or self.interrupted
         self.interrupted = False
-        self._started = False
+        self._started = self._updating = False
         start = get_random_state()
         with self._guard, warnings.catch_warnings():
             # trl asks transformers for a renamed property at every rollout.
@@ -153,7 +153,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 return TrainOutput(self.state.global_step, float("nan"), {"interrupted": 1.0})
             except Exception as error:
                 # Between the optimizer's first and last write the weights are neither old nor new: not worth saving.
-                if not self._guard.finishing:
+                if not self._updating:
                     self._save_where_it_stopped(type(error).__name__)
                 raise
             finally:
@@ -200,15 +200,11 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     # ---- temperature ------------------------------------------------------------------------------------------
 
-    def buffer_steps(self) -> int:
-        """Optimizer steps that share one rollout buffer."""
-        return _buffer_steps(self.args)
-
     def _temperature_at(self, step: int) -> float:
         """A function of the step alone, constant inside a rollout buffer."""
         if self._schedule is None:
             return self._train_temperature
-        size = self.buffer_steps()
+        size = _buffer_steps(self.args)
         last = (max(self.state.max_steps, 1) - 1) // size * size
         progress = step // size * size / last if last else 0.0
         return _check_temperature(self._schedule(min(progress, 1.0)), f"temperature({progress:.3f})")
@@ -241,6 +237,9 @@ class GRPOTrainer(TRLGRPOTrainer):
         step = self.state.global_step
         self._random_state = (step, get_random_state())
         self._set_temperature(self._temperature_at(step))
+        self._logs[
+            "extra"
+        ].clear()  # else a column that a reward logs only at times would show an earlier batch's
         output = super()._generate_and_score_completions(inputs)
         self._metrics["train"]["temperature"].append(self.temperature)
         self._recorder.completions(inputs)
@@ -291,7 +290,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         if scoring:
             model.eval()
         try:
-            if not self._can_pack(model, args, kwargs):
+            if not self._can_pack(args, kwargs):
                 return super()._get_per_token_logps_and_entropies(
                     model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
                 )
@@ -307,7 +306,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         finally:
             model.train(training)
 
-    def _can_pack(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    def _can_pack(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         config = self._base_model().config
         multimodal = any(
             v is not None
@@ -361,6 +360,10 @@ class _Bookkeeping(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._guard.begin_finish_first()
+        self.trainer._updating = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._updating = False
 
 
 def _is_function(reward: Any) -> bool:
@@ -368,6 +371,7 @@ def _is_function(reward: Any) -> bool:
 
 
 def _buffer_steps(args: GRPOConfig) -> int:
+    """Optimizer steps that share one rollout buffer."""
     return max(1, args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
 
 

@@ -142,21 +142,18 @@ def required_columns(reward: Callable) -> list[str]:
 
 
 def check_prompt_lengths(
-    data: Dataset, tokenize: Callable[[str], list[int]], context: int, completion: int
+    data: Dataset, tokenize: Callable[[list[str]], list[list[int]]], context: int, completion: int
 ) -> None:
     """Refuse prompts that leave no room for a completion: TRL never truncates, the model would read past its end.
 
     context, completion: tokens. Only rendered (str) prompts are checked.
     """
-    for row, prompt in enumerate(data["prompt"]):
-        if not isinstance(prompt, str):
-            return
-        # A token holds at least one character, so short texts need no tokenizing.
-        if len(prompt) + completion <= context:
-            continue
-        length = len(tokenize(prompt))
-        if length + completion > context:
+    prompts = list(data["prompt"])
+    if not isinstance(prompts[0], str):
+        return
+    for row, ids in enumerate(tokenize(prompts)):
+        if len(ids) + completion > context:
             raise ValueError(
-                f"train_dataset row {row}: its prompt has {length} tokens, which with max_completion_length="
+                f"train_dataset row {row}: its prompt has {len(ids)} tokens, which with max_completion_length="
                 f"{completion} exceeds the model's context of {context}; drop the row or shorten the completion"
             )

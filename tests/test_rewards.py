@@ -6,8 +6,10 @@ import threading
 import time
 
 import pytest
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_run import make
 
 from grpo_kit.rewards import (
     ExactAnswer,
@@ -429,34 +431,15 @@ def test_a_missing_or_short_column_is_named(reward, name, columns):
         reward(["a", "b"], **short)
 
 
-def test_plain_trl_trains_with_them_unchanged(tiny, tmp_path):
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    model, tokenizer = tiny
+def test_plain_trl_trains_with_them_unchanged(tmp_path):
     total = WeightedSum({ExactAnswer(): 0.75, SoftFormat(think=None): 0.25})
 
     @on_response
     def starts_with_tag(responses):
         return [float(response.startswith("<answer>")) for response in responses]
 
-    args = GRPOConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=2,
-        num_generations=2,
-        max_completion_length=3,
-        max_steps=1,
-        logging_steps=1,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        bf16=False,
-        disable_tqdm=True,
-    )
     rows = Dataset.from_list([{"prompt": "One: <answer>", "prefill": "<answer>", "answer": "5"}] * 4)
-    trainer = GRPOTrainer(
-        model, [total, starts_with_tag], args=args, train_dataset=rows, processing_class=tokenizer
-    )
+    trainer = make("plain", tmp_path, rewards=[total, starts_with_tag], dataset=rows, max_steps=1)
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["rewards/starts_with_tag/mean"] == 1.0  # every completion begins after the prefill

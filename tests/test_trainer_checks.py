@@ -3,10 +3,10 @@
 import pytest
 import torch
 from datasets import Dataset
-from tiny_run import data, letters, make, same, weights
+from tiny_run import data, interrupted_once, letters, make, same, weights
 
 from grpo_kit.rewards import WeightedSum
-from grpo_kit.run_folder import read_completions, read_metrics
+from grpo_kit.run_folder import RunFolder, read_completions, read_metrics
 from grpo_kit.trainer_checks import CheckedReward, RewardError, required_columns
 
 
@@ -31,8 +31,21 @@ def asks_for_answer(completions, answer, **columns):
             letters,
             "row 1: its prompt has .* context of 1024",
         ),
+        (
+            Dataset.from_dict({"prompt": ["short", "\U0001f9d9" * 600]}),
+            letters,
+            "row 1: its prompt has .* context of 1024",
+        ),
     ],
-    ids=["empty", "too few prompts", "no prompt", "missing column", "same name twice", "prompt too long"],
+    ids=[
+        "empty",
+        "too few prompts",
+        "no prompt",
+        "missing column",
+        "same name twice",
+        "prompt too long",
+        "few characters, many tokens",
+    ],
 )
 def test_refused_before_training(dataset, rewards, message, tmp_path):
     with pytest.raises(ValueError, match=message):
@@ -78,6 +91,56 @@ def test_broken_reward_stops_by_name_after_saving(reward, message, tmp_path):
     assert "row " in str(error.value) and "completion " in str(error.value)
     assert (tmp_path / "checkpoint-2" / "trainer_state.json").is_file()
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 3  # header and the two finished steps
+
+
+def test_reward_that_breaks_in_an_evaluation_stops_after_saving_too(tmp_path):
+    def wrong_on_held_out(completions, held_out=None, **columns):
+        if held_out is not None:
+            raise KeyError("gold")
+        return letters(completions)
+
+    trainer = make(
+        "kit",
+        tmp_path,
+        rewards=wrong_on_held_out,
+        eval_strategy="steps",
+        eval_steps=2,
+        per_device_eval_batch_size=4,
+        eval_dataset=data(4).add_column("held_out", [True] * 4),
+    )
+    with pytest.raises(RewardError, match="'wrong_on_held_out' raised KeyError"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-2" / "trainer_state.json").is_file()
+
+
+def test_an_extra_column_is_never_an_earlier_batch_s(tmp_path):
+    def logs_once(completions, trainer_state, log_extra, **columns):
+        if trainer_state.global_step == 0:
+            log_extra("note", ["first step"] * len(completions))
+        return letters(completions)
+
+    make("kit", tmp_path, rewards=logs_once, max_steps=2).train()
+    table = read_completions(tmp_path)
+    assert set(table[table.step == 1]["note"]) == {"first step"}
+    assert table[table.step == 2]["note"].isna().all()
+
+
+def test_rows_a_full_disk_held_back_are_written_when_training_goes_on(tmp_path, monkeypatch):
+    real, disk = RunFolder._write_lines, {"full": True}
+
+    def write_lines(folder):
+        if disk["full"] and folder._lines:
+            raise OSError(28, "No space left on device")
+        real(folder)
+
+    monkeypatch.setattr(RunFolder, "_write_lines", write_lines)
+    trainer = make("kit", tmp_path)
+    interrupted_once(trainer, "rollout", at_step=2)
+    with pytest.warns(RuntimeWarning, match="cannot be written"):
+        trainer.train()
+    disk["full"] = False
+    trainer.train()
+    assert read_metrics(tmp_path)["step"].tolist() == [1, 2, 3, 4]
 
 
 def test_run_goes_on_after_the_reward_is_mended(tmp_path):

@@ -3,51 +3,11 @@
 import pandas as pd
 import pytest
 import torch
-from tiny_run import data, difference, make, press_stop, same, weights
+from tiny_run import data, difference, interrupted_once, make, press_stop, same, weights
 
 from grpo_kit.interrupts import InterruptGuard
 from grpo_kit.models import load_policy
 from grpo_kit.run_folder import read_metrics
-
-
-def interrupted_once(trainer, where, at_step):
-    """Press stop once, in the given phase of the step that follows `at_step` finished steps."""
-    pressed = []
-
-    def press():
-        if trainer.state.global_step == at_step and not pressed:
-            pressed.append(True)
-            press_stop()
-
-    if where == "rollout":
-        inner = trainer._generate_single_turn
-
-        def generate(*args, **kwargs):
-            out = inner(*args, **kwargs)
-            press()
-            return out
-
-        trainer._generate_single_turn = generate
-    elif where == "backward":
-        inner = trainer._compute_loss
-
-        def compute_loss(*args, **kwargs):
-            loss = inner(*args, **kwargs)
-            loss.register_hook(lambda grad: press())
-            return loss
-
-        trainer._compute_loss = compute_loss
-    else:
-        inner = trainer.create_optimizer
-
-        def create_optimizer(*args, **kwargs):
-            optimizer = inner(*args, **kwargs)
-            if isinstance(optimizer, torch.optim.AdamW):  # later calls return accelerate's wrapper of it
-                optimizer.register_step_post_hook(lambda *_: press())  # weights changed, step not yet counted
-            return optimizer
-
-        trainer.create_optimizer = create_optimizer
-    return pressed
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
