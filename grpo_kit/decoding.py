@@ -5,7 +5,7 @@ Simplifications: one device; a prompt asked for several samples is computed once
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,20 +79,42 @@ def complete(
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
             for i, tokens in zip(batch, _generate(model, [ids[i] for i in batch], config), strict=True):
-                length = next((j + 1 for j, token in enumerate(tokens) if token in ends), len(tokens))
-                text = tokenizer.decode(tokens[:length], skip_special_tokens=True)
-                made[i] = Completion(text, length, tokens[length - 1] not in ends)
+                written = up_to_end(tokens, ends)
+                text = tokenizer.decode(written, skip_special_tokens=True)
+                made[i] = Completion(text, len(written), written[-1] not in ends)
     return [made[i] for i in range(len(ids))]
+
+
+def left_pad(
+    prompts: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both long (B, T), padded in front to the longest prompt.
+
+    >>> left_pad([[5, 6], [7]], 0, torch.device("cpu"))[0].tolist()
+    [[5, 6], [0, 7]]
+    """
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    return ids, mask
+
+
+def up_to_end(tokens: list[int], ends: Collection[int]) -> list[int]:
+    """The tokens up to the first that ends a completion, itself included; all of them if none does.
+
+    >>> up_to_end([5, 2, 2], {2})
+    [5, 2]
+    """
+    length = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[:length]
 
 
 def _generate(model: PreTrainedModel, prompts: list[list[int]], config: GenerationConfig) -> list[list[int]]:
     """The new tokens of one batch, padded at the end."""
-    width, pad = max(map(len, prompts)), config.pad_token_id
-    device = next(model.parameters()).device
     # Padded here and not by the tokenizer, whose padding side then needs no setting.
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)  # (B, T)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
+    ids, mask = left_pad(prompts, config.pad_token_id, next(model.parameters()).device)
+    made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    return made[:, ids.size(1) :].tolist()
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

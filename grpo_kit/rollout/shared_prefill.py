@@ -7,6 +7,8 @@ from itertools import groupby
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from grpo_kit.decoding import left_pad, up_to_end
+
 
 @torch.no_grad()
 def generate_shared_prefill(
@@ -22,10 +24,8 @@ def generate_shared_prefill(
         raise ValueError("prompt_ids holds an empty prompt; every prompt needs at least one token")
     device = model.device
     groups = [(ids, len(list(same))) for ids, same in groupby(prompt_ids)]
-    width = max(len(ids) for ids, _ in groups)
-    pad = generation_config.pad_token_id
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p, _ in groups], device=device)  # (P, T)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p, _ in groups], device=device)
+    ids, mask = left_pad([p for p, _ in groups], generation_config.pad_token_id, device)  # (P, T)
+    width = ids.size(1)
     repeats = torch.tensor([count for _, count in groups], device=device)
 
     cache = DynamicCache(config=model.config)
@@ -46,11 +46,4 @@ def generate_shared_prefill(
     )
     ends = generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
-    return [_up_to_end(row, ends) for row in sequences[:, width:].tolist()]
-
-
-def _up_to_end(tokens: list[int], ends: set[int]) -> list[int]:
-    for i, token in enumerate(tokens):
-        if token in ends:
-            return tokens[: i + 1]
-    return tokens
+    return [up_to_end(row, ends) for row in sequences[:, width:].tolist()]
