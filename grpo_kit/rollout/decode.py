@@ -1,0 +1,225 @@
+"""One batch of rows from its prompts to its last token, with the model's own layers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from grpo_kit.rollout.attention import NAME
+from grpo_kit.rollout.graphs import DecodeGraphs
+from grpo_kit.rollout.sampling import Sampler
+from grpo_kit.rollout.slots import Slots, fill_holes
+from grpo_kit.rollout.tape import EndWatch, Tape
+
+_PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
+_LOOK_EVERY = 4  # steps between looks at who is done, where a look would stall the device
+_SHORTEST_BUCKET = 64  # columns of suffix attended at least, in bucketed decoding
+
+
+def row_bucket(rows: int) -> int:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that holds so many rows.
+
+    >>> [row_bucket(n) for n in (1, 5, 17, 33)]
+    [1, 6, 24, 48]
+    """
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
+
+
+class Decoder:
+    """Decodes batches with one model; keeps slots and graphs between batches until released.
+
+    bucketed: padded shapes and CUDA graphs; False: exactly the rows that live, no graphs (CPU).
+    """
+
+    def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
+        self.base = base
+        self.bucketed = bucketed
+        self.device = base.get_input_embeddings().weight.device
+        self.slots: Slots | None = None
+        self.graphs = DecodeGraphs()
+
+    def release(self) -> None:
+        """Drop slots and graphs."""
+        self.slots = None
+        self.graphs.clear()
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], rows: torch.Tensor, tape: Tape, sampler: Sampler, limit: int
+    ) -> dict[str, float]:
+        """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape; seconds by phase.
+
+        rows: long (n,) on the device, who they are to sampler and processors.
+        """
+        start = time.perf_counter()
+        groups = [(p, len(list(same))) for p, same in groupby(prompts)]
+        first_logits = self._prefill(groups, limit)  # (P, V)
+        self._wait()
+        middle = time.perf_counter()
+        with _decode_attention(self.base):
+            self._decode([n for _, n in groups], first_logits, rows, tape, sampler, limit)
+        self._wait()
+        return {"prefill": middle - start, "decode": time.perf_counter() - middle}
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # ---- prompts ------------------------------------------------------------------------------------------------
+
+    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int) -> torch.Tensor:
+        """Each prompt once, into the prefix slots; the logits behind its last token, (P, V)."""
+        prompts = [p for p, _ in groups]
+        last = []
+        for begin, end in self._chunks([len(p) for p in prompts]):
+            part = prompts[begin:end]
+            lengths = torch.tensor([len(p) for p in part], device=self.device)
+            width = max(map(len, part))
+            # Padded on the right: causal attention keeps it from being seen, and no mask is needed.
+            ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in part], device=self.device)
+            cache = DynamicCache(config=self.base.config)
+            hidden = self.base.get_decoder()(
+                input_ids=ids,
+                position_ids=torch.arange(width, device=self.device).expand(len(part), -1),
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+            last.append(hidden[torch.arange(len(part), device=self.device), lengths - 1])
+            if begin == 0:
+                self._allocate(groups, limit, cache)
+            for layer, held in enumerate(cache.layers):
+                self.slots.prefix[0, layer, begin:end, :, :width] = held.keys
+                self.slots.prefix[1, layer, begin:end, :, :width] = held.values
+        self.slots.set_prompts([len(p) for p in prompts])
+        return self.base.get_output_embeddings()(torch.cat(last))
+
+    def _chunks(self, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+        budget = _PREFILL_TOKENS if self.bucketed else 0
+        begin = 0
+        for end in range(1, len(lengths) + 1):
+            if end == len(lengths) or (end + 1 - begin) * max(lengths[begin : end + 1]) > budget:
+                yield begin, end
+                begin = end
+
+    def _allocate(self, groups: Sequence[tuple[Sequence[int], int]], limit: int, cache: DynamicCache) -> None:
+        """Slots for this batch, those of the last one if it fits; shaped as the first prompts' keys are."""
+        values = cache.layers[0].values
+        kind = self.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
+        rows = sum(n for _, n in groups)
+        wanted = dict(
+            prompts=len(groups),
+            rows=row_bucket(rows) if self.bucketed else rows,
+            prompt_length=max(len(p) for p, _ in groups),
+            group=max(n for _, n in groups),
+            width=limit,
+        )
+        if self.bucketed:
+            wanted["prompt_length"] = -(-wanted["prompt_length"] // 64) * 64
+        if self.slots is not None and self.slots.fits(dtype, **wanted):
+            return
+        self.release()
+        self.slots = Slots(
+            (len(cache.layers), values.size(1), values.size(3)),
+            **wanted,
+            dtype=dtype,
+            device=self.device,
+            bucketed=self.bucketed,
+        )
+
+    # ---- completions ----------------------------------------------------------------------------------------------
+
+    def _decode(
+        self,
+        counts: Sequence[int],
+        first_logits: torch.Tensor,
+        rows: torch.Tensor,
+        tape: Tape,
+        sampler: Sampler,
+        limit: int,
+    ) -> None:
+        slots = self.slots
+        prompt = [p for p, n in enumerate(counts) for _ in range(n)]  # prefix slot of each row slot
+        seat = list(range(len(prompt)))  # row on the tape of each row slot
+        on_tape = torch.arange(len(seat), device=self.device)
+        lengths = tape.prompt_width - tape.padding  # (n,)
+        logits = first_logits.index_select(0, torch.tensor(prompt, device=self.device))
+        slots.arrange(prompt, self._bucket(len(seat)))
+        watch = EndWatch(tape.done, _LOOK_EVERY if self.bucketed else 1)
+        for step in range(limit):
+            sampled = sampler(logits, rows[on_tape], step, tape.so_far(on_tape, step), tape.padding[on_tape])
+            tape.write(step, on_tape, sampled)
+            if step + 1 == limit:
+                return
+            token = sampled.token
+            done = watch.look(step)
+            if done is not None:
+                live = [not done[r] for r in seat]
+                if not any(live):
+                    return
+                if self._bucket(sum(live)) < self._bucket(len(seat)):
+                    kept = self._drop(live, seat, prompt, step)
+                    kept = torch.tensor(kept, device=self.device)
+                    token, on_tape = token.index_select(0, kept), on_tape.index_select(0, kept)
+            width = self._width(step, limit)
+            slots.set_step(token, lengths[on_tape] + step, step, width)
+            logits = self._step()[: len(seat)]
+
+    def _drop(self, live: Sequence[bool], seat: list[int], prompt: list[int], written: int) -> list[int]:
+        """Fill the holes of ended rows; returns for each slot that is left which one it came from."""
+        moves = fill_holes(live)
+        kept = list(range(sum(live)))
+        for to, source in moves:
+            kept[to] = source
+        seat[:], prompt[:] = [seat[s] for s in kept], [prompt[s] for s in kept]
+        self.slots.move_rows(moves, written)
+        if not self.bucketed:
+            needed = [p in prompt for p in range(self.slots.prompt_count)]
+            if not all(needed):
+                place = self.slots.keep_prompts(needed)
+                prompt[:] = [place[p] for p in prompt]
+        self.slots.arrange(prompt, self._bucket(len(seat)))
+        return kept
+
+    def _bucket(self, rows: int) -> int:
+        return row_bucket(rows) if self.bucketed else rows
+
+    def _width(self, step: int, limit: int) -> int:
+        """Columns a step attends: those written, or the next power of two of them."""
+        if not self.bucketed:
+            return step + 1
+        return min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), self.slots.width_held)
+
+    def _step(self) -> torch.Tensor:
+        """Logits (rows, V) of the step that the slots were set to."""
+        if self.device.type != "cuda":
+            return self._forward()
+        return self.graphs.run((self.slots.rows, self.slots.width), self._forward)
+
+    def _forward(self) -> torch.Tensor:
+        slots = self.slots
+        slots.begin_step()
+        hidden = self.base.get_decoder()(
+            input_ids=slots.input_ids[: slots.rows],
+            position_ids=slots.position_ids[: slots.rows],
+            past_key_values=slots,
+            use_cache=True,
+            slots=slots,
+        ).last_hidden_state  # (rows, 1, hidden)
+        return self.base.get_output_embeddings()(hidden[:, 0])
+
+
+@contextmanager
+def _decode_attention(base: PreTrainedModel) -> Iterator[None]:
+    """The layers' attention reads the slots; transformers builds no mask for a name it has none for."""
+    before = base.config._attn_implementation
+    base.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        base.config._attn_implementation = before

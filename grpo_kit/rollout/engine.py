@@ -1,0 +1,208 @@
+"""Completions in the trainer's process, on the trainer's own weights: no second copy, nothing to keep in step.
+
+Each prompt is computed once and its keys and values are shared by its completions; all rows decode in one batch;
+ended rows are dropped. On CUDA the decode step is a captured graph. The layers are transformers' own, so that
+adapters, biases, norms and quantised weights are whatever the model has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
+
+from grpo_kit.rollout.decode import Decoder
+from grpo_kit.rollout.sampling import Processor, Sampler
+from grpo_kit.rollout.support import base_model, unsupported
+from grpo_kit.rollout.tape import Tape
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Completions, one list a row (rows as in prompt_ids), each ending at its first stop token, included.
+
+    logprobs: of each token under the distribution it was drawn from (penalty, processors, temperature, top-k, top-p,
+    min-p applied; greedy: before temperature). policy_logprobs: log_softmax(logits / temperature), what a trainer
+    scores. entropies: of softmax(logits / temperature), in nats. All computed in float32.
+    seconds: {"prefill": s, "decode": s}.
+    """
+
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]]
+    policy_logprobs: list[list[float]]
+    entropies: list[list[float]]
+    seconds: dict[str, float]
+
+
+class RolloutEngine:
+    """Generates with `model` (a transformers model, or a peft one with its adapters unmerged) as it is right now.
+
+    Nothing is allocated before the first rollout. Keys, values and graphs are then kept until `release`.
+
+    >>> engine = RolloutEngine(model)  # doctest: +SKIP
+    >>> engine.generate([[1, 2, 3]] * 8, GenerationConfig(max_new_tokens=64, do_sample=True), seed=0)  # doctest: +SKIP
+    """
+
+    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+        self.model = model
+        base = base_model(model)
+        on_cpu = base.get_input_embeddings().weight.device.type == "cpu"
+        self._decoder = Decoder(base, bucketed=not on_cpu)
+        self._most_rows: float = math.inf  # what memory was found to hold
+
+    @staticmethod
+    def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
+        """None if the engine can do it, else one sentence that says why not."""
+        return unsupported(model, generation_config)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt_ids: list[list[int]],
+        generation_config: GenerationConfig,
+        *,
+        seed: int | None = None,
+        processors: Sequence[Processor] = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> Rollouts:
+        """One completion for each entry of prompt_ids, the completions of a prompt adjacent (groups may differ).
+
+        generation_config: max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty,
+        eos_token_id, stop_strings. None means off; only a missing eos_token_id is taken from the checkpoint.
+        seed: row i's draws depend on (seed, i) and its own text alone; None takes one number from torch's global
+        generator. processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
+        input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
+        tokenizer: needed for stop_strings.
+        Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so.
+        Leaves the model's modes, settings and weights as they were, whatever happens.
+        Raises ValueError for what the engine cannot do, an empty prompt, and prompts too long for the context.
+        """
+        why = self.unsupported(self.model, generation_config)
+        if why:
+            raise ValueError(f"the rollout engine cannot do this: {why}")
+        limit = generation_config.max_new_tokens
+        self._check(prompt_ids, limit)
+        if generation_config.stop_strings and tokenizer is None:
+            raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
+        if seed is None:
+            seed = int(torch.randint(2**63 - 1, ()))
+        sampler = Sampler.from_config(generation_config, seed, processors)
+        seconds = {"prefill": 0.0, "decode": 0.0}
+        with self._evaluating():
+            rows = list(range(len(prompt_ids)))
+            result = self._rollout(rows, prompt_ids, generation_config, sampler, tokenizer, seconds)
+        columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
+        rollouts = Rollouts(*map(list, columns), seconds)
+        if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
+            raise FloatingPointError(
+                "the model's logits are not finite: its weights hold a NaN or overflowed"
+            )
+        return rollouts
+
+    def _rollout(
+        self,
+        rows: list[int],
+        prompt_ids: list[list[int]],
+        generation_config: GenerationConfig,
+        sampler: Sampler,
+        tokenizer: PreTrainedTokenizerBase | None,
+        seconds: dict[str, float],
+    ) -> dict[int, tuple]:
+        """These rows of prompt_ids, in as many batches as memory needs: row -> what Tape.read gives for it."""
+        limit, pad_id = generation_config.max_new_tokens, generation_config.pad_token_id
+        texts = generation_config.stop_strings
+        ending = dict(
+            stop_ids=self._stop_ids(generation_config),
+            stop_text=StopStringCriteria(tokenizer, texts) if texts else None,
+            pad_id=0 if pad_id is None else pad_id,
+        )
+        device = self._decoder.device
+        result: dict[int, tuple] = {}
+        waiting = [rows]
+        while waiting:
+            part = waiting.pop(0)
+            if len(part) > self._most_rows:
+                waiting[:0] = halve(part, prompt_ids)
+                continue
+            try:
+                prompts = [prompt_ids[r] for r in part]
+                tape = Tape(prompts, limit, device=device, **ending)
+                spent = self._decoder.run(prompts, torch.tensor(part, device=device), tape, sampler, limit)
+                result.update(zip(part, tape.read(), strict=True))
+                for phase in seconds:
+                    seconds[phase] += spent[phase]
+                continue
+            except torch.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+            # Out here the error is gone, and with it the tensors its frames held.
+            tape = None
+            self.release()
+            self._most_rows = len(part) - 1
+            waiting.insert(0, part)
+            print(f"Rollout: {len(part)} rows do not fit in memory; going on with half of them at a time")
+        return result
+
+    def release(self) -> None:
+        """Give keys, values, graphs and left-over memory back."""
+        self._decoder.release()
+        if self._decoder.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _check(self, prompt_ids: list[list[int]], limit: int | None) -> None:
+        if not limit or limit < 1:
+            raise ValueError(f"max_new_tokens={limit!r} must be at least 1")
+        if not prompt_ids:
+            raise ValueError("prompt_ids is empty; give at least one prompt")
+        for i, prompt in enumerate(prompt_ids):
+            if not len(prompt):
+                raise ValueError(f"prompt_ids[{i}] is an empty prompt; every prompt needs at least one token")
+        config = base_model(self.model).config
+        longest = max(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
+        total = len(prompt_ids[longest]) + limit
+        if total > config.max_position_embeddings:
+            raise ValueError(
+                f"prompt_ids[{longest}] has {len(prompt_ids[longest])} tokens; with max_new_tokens={limit} that is "
+                f"{total}, over the model's context of {config.max_position_embeddings}: shorten one of the two"
+            )
+
+    def _stop_ids(self, generation_config: GenerationConfig) -> list[int]:
+        ids = generation_config.eos_token_id
+        if ids is None:
+            ids = base_model(self.model).generation_config.eos_token_id
+        return [] if ids is None else list(ids) if isinstance(ids, (list, tuple)) else [ids]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode (no dropout), and graphs that belong to the weights as they are."""
+        training = [m for m in self.model.modules() if m.training]
+        self.model.eval()
+        graphs = self._decoder.graphs
+        graphs.check(self.model)
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+            if torch.is_autocast_enabled(self._decoder.device.type):
+                graphs.clear()  # autocast's copies of the weights go when its context ends
+
+
+def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Two parts that hold whole prompts where there are several, else half of the one prompt's rows each.
+
+    >>> halve([0, 1, 2, 3, 4], [[7], [7], [7], [8], [8]])
+    [[0, 1, 2], [3, 4]]
+    """
+    groups = [list(g) for _, g in groupby(rows, key=lambda r: tuple(prompt_ids[r]))]
+    if len(groups) == 1:
+        return [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    middle = len(groups) // 2
+    return [[r for g in part for r in g] for part in (groups[:middle], groups[middle:])]

@@ -1,0 +1,93 @@
+"""CUDA graphs of the decode step: launched as one, instead of a thousand kernels one by one. CUDA only.
+
+A graph reads and writes fixed addresses. It is dropped, never patched, as soon as anything it was captured over
+moved: weights, buffers, adapters, autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+
+def signature(model: torch.nn.Module) -> tuple:
+    """What a captured graph depends on: where every weight and buffer lies, its dtype, adapters, autocast.
+
+    Values may change in place (an optimizer step): a graph reads them anew. Addresses and kinds may not.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    adapters = [
+        (
+            name,
+            tuple(m.active_adapters),
+            m.disable_adapters,
+            tuple(m.merged_adapters),
+            tuple(m.scaling.items()),
+        )
+        for name, m in model.named_modules()
+        if isinstance(m, BaseTunerLayer) and hasattr(m, "scaling")
+    ]
+    device = next(model.parameters()).device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return (
+        tuple((name, t.data_ptr(), t.dtype, t.shape, t.device) for name, t in tensors),
+        tuple(adapters),
+        autocast,
+        torch.get_float32_matmul_precision(),
+    )
+
+
+class DecodeGraphs:
+    """Graphs by shape, in one memory pool; each leaves its logits in a buffer they share."""
+
+    def __init__(self) -> None:
+        self._signature: tuple | None = None
+        self.clear()
+
+    def check(self, model: torch.nn.Module) -> bool:
+        """Drop everything if the model is no longer the one captured; returns whether it was kept."""
+        current = signature(model)
+        same = current == self._signature
+        if not same:
+            self.clear()
+        self._signature = current
+        return same
+
+    def clear(self) -> None:
+        """Forget all graphs; their memory goes back to torch's allocator."""
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._pool = None
+        self._logits: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, shape: Hashable, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The result of step(), float (rows, V), captured when `shape` is new; valid until the next run."""
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture(step)
+        graph, logits = self._graphs[shape]
+        graph.replay()
+        return logits
+
+    def _capture(self, step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        # Warm-up off the main stream: libraries allocate workspaces, autocast makes its copies of the weights.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                logits = step()
+        torch.cuda.current_stream().wait_stream(stream)
+        rows, vocabulary = logits.shape
+        if self._logits is None or self._logits.size(0) < rows:
+            self._logits = torch.empty(rows, vocabulary, dtype=logits.dtype, device=logits.device)
+        output = self._logits[:rows]
+        del logits
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output.copy_(step())
+        return graph, output

@@ -1,0 +1,85 @@
+"""What the rollout engine can do, said before it is asked to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import GenerationConfig, PreTrainedModel
+
+# Decoders with fully causal attention, rotary positions and no scaling of logits.
+MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+# Their frequencies change as a sequence grows, so that keys cached earlier would have to be turned again.
+_MOVING_ROPE = frozenset({"dynamic", "longrope"})
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_USED = frozenset(
+    "max_new_tokens do_sample temperature top_k top_p min_p repetition_penalty "
+    "eos_token_id pad_token_id bos_token_id stop_strings".split()
+)
+# No part in choosing a token of a single, uncompiled sequence, or only in what generate returns beside it.
+_WITHOUT_EFFECT = frozenset(
+    "max_length early_stopping length_penalty renormalize_logits disable_compile compile_config "
+    "transformers_version return_dict_in_generate output_scores output_logits output_attentions "
+    "output_hidden_states num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
+    "assistant_lookbehind target_lookbehind max_matching_ngram_size".split()
+)
+_OFF = {
+    "use_cache": True,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "typical_p": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "guidance_scale": 1.0,
+}
+
+
+def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
+    """None if the engine can do it, else one sentence that says why not."""
+    return _model_problem(model) or _config_problem(model, generation_config)
+
+
+def base_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The transformers model, adapters still inside it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _model_problem(model: Any) -> str | None:
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens, which the engine does not"
+    base = base_model(model)
+    if not isinstance(base, PreTrainedModel):
+        return f"{type(base).__name__} is no transformers model"
+    config = base.config
+    if config.model_type not in MODEL_TYPES:
+        return f"model_type {config.model_type!r} is not one of {', '.join(sorted(MODEL_TYPES))}"
+    if base.get_output_embeddings() is None:
+        return f"{type(base).__name__} has no language-model head"
+    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        return "some of its layers see a sliding window only"
+    if not getattr(config, "is_causal", True):
+        return "its attention is not causal"
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope in _MOVING_ROPE:
+        return f"its rotary positions are of type {rope!r}, which change as a sequence grows"
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        return f"its weights lie on {', '.join(sorted(map(str, devices)))}; it must be one CPU or one CUDA device"
+    dtype = base.get_input_embeddings().weight.dtype
+    if dtype not in _DTYPES:
+        return f"weights of dtype {dtype} are not one of float32, bfloat16, float16"
+    return None
+
+
+def _config_problem(model: Any, generation_config: GenerationConfig) -> str | None:
+    known = vars(GenerationConfig())
+    checkpoint = base_model(model).generation_config
+    for whose, config in (("generation_config", generation_config), ("the checkpoint's own", checkpoint)):
+        for name, value in vars(config).items():
+            if name.startswith("_") or name not in known or name in _USED | _WITHOUT_EFFECT:
+                continue
+            if value not in (None, False, _OFF.get(name)):
+                return f"{whose} {name}={value!r} is not something the engine does"
+    return None
