@@ -52,10 +52,12 @@ class RolloutEngine:
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         self.model = model
-        base = base_model(model)
-        on_cpu = base.get_input_embeddings().weight.device.type == "cpu"
-        self._decoder = Decoder(base, bucketed=not on_cpu)
+        self._decoder = self._new_decoder()
         self._most_rows: float = math.inf  # what memory was found to hold
+
+    def _new_decoder(self) -> Decoder:
+        base = base_model(self.model)
+        return Decoder(base, bucketed=base.get_input_embeddings().weight.device.type != "cpu")
 
     @staticmethod
     def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
@@ -184,6 +186,8 @@ class RolloutEngine:
         """Evaluation mode (no dropout), and graphs that belong to the weights as they are."""
         training = [m for m in self.model.modules() if m.training]
         self.model.eval()
+        if base_model(self.model).get_input_embeddings().weight.device != self._decoder.device:
+            self._decoder = self._new_decoder()  # the model moved
         graphs = self._decoder.graphs
         graphs.check(self.model)
         try:

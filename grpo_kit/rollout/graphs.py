@@ -6,6 +6,7 @@ moved: weights, buffers, adapters, autocast.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 
 import torch
@@ -44,6 +45,7 @@ class DecodeGraphs:
 
     def __init__(self) -> None:
         self._signature: tuple | None = None
+        self._failed = False
         self.clear()
 
     def check(self, model: torch.nn.Module) -> bool:
@@ -61,13 +63,25 @@ class DecodeGraphs:
         self._pool = None
         self._logits: torch.Tensor | None = None
 
-    def __len__(self) -> int:
-        return len(self._graphs)
-
     def run(self, shape: Hashable, step: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The result of step(), float (rows, V), captured when `shape` is new; valid until the next run."""
+        """The result of step(), float (rows, V), captured when `shape` is new; valid until the next run.
+
+        Where the layers cannot be captured it warns once and runs them one by one, which is slower and as right.
+        """
+        if self._failed:
+            return step()
         if shape not in self._graphs:
-            self._graphs[shape] = self._capture(step)
+            try:
+                self._graphs[shape] = self._capture(step)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if isinstance(error.__context__, torch.OutOfMemoryError):  # hidden by the capture's own end
+                    raise error.__context__ from None
+                self.clear()
+                self._failed = True
+                warnings.warn(f"decoding without CUDA graphs, which failed: {error}", stacklevel=2)
+                return step()
         graph, logits = self._graphs[shape]
         graph.replay()
         return logits
@@ -88,6 +102,6 @@ class DecodeGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output.copy_(step())
         return graph, output

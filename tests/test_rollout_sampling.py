@@ -1,0 +1,125 @@
+"""Draws follow the distribution that transformers' own warpers define; seeds belong to rows."""
+
+import pytest
+import torch
+from rollout_models import config, plain_logits, ragged_prompts, tiny_model
+
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.sampling import draw, uniform
+
+
+def chi_square(observed, expected=None):
+    """Pearson's p-value of counts against expected counts; a fixed seed passes or fails for good."""
+    expected = torch.full_like(observed, observed.mean()) if expected is None else expected
+    statistic = ((observed - expected) ** 2 / expected).sum().double()
+    return torch.special.gammaincc(torch.tensor((len(observed) - 1) / 2).double(), statistic / 2).item()
+
+
+def test_chi_square_by_hand():
+    assert chi_square(torch.tensor([44.0, 56.0])) == pytest.approx(
+        0.2301, abs=1e-4
+    )  # statistic 1.44, 1 degree
+
+
+def expected_probs(model, prompt, settings):
+    """float64 (V,): transformers' warpers on a plain forward's last logits."""
+    settings._eos_token_tensor = None
+    warp = model._get_logits_processor(settings, input_ids_seq_length=len(prompt))
+    logits = plain_logits(model, prompt, [0])
+    return torch.softmax(warp(torch.tensor([prompt]), logits)[0].double(), -1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 12},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"temperature": 0.8, "top_k": 40, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.4},
+    ],
+    ids=lambda o: "-".join(o) or "plain",
+)
+def test_frequencies_follow_the_distribution(options):
+    """4,000 completions of one token for each of two prompts each."""
+    model = tiny_model()
+    prompts = ragged_prompts(lengths=(5, 9), groups=(1, 1))
+    settings = config(do_sample=True, max_new_tokens=1, **options)
+    n = 4_000
+    rows = [p for p in prompts for _ in range(n)]
+    tokens = torch.tensor(RolloutEngine(model).generate(rows, settings, seed=11).completion_ids)[:, 0]
+    for p, prompt in enumerate(prompts):
+        probs = expected_probs(model, prompt, settings)
+        counts = torch.bincount(tokens[p * n : (p + 1) * n], minlength=len(probs)).double()
+        assert counts[probs == 0].sum() == 0
+        common = probs * n >= 5
+        observed = torch.cat([counts[common], counts[~common].sum()[None]])
+        wanted = torch.cat([probs[common], probs[~common].sum()[None]]) * n
+        kept = wanted > 0
+        assert kept.sum() > 5
+        assert chi_square(observed[kept], wanted[kept]) > 1e-4
+
+
+def test_later_tokens_follow_the_distribution_too():
+    """Second tokens, given the first: one prompt, a first token that many rows share."""
+    model = tiny_model()
+    prompt = ragged_prompts(lengths=(6,), groups=(1,))[0]
+    settings = config(do_sample=True, max_new_tokens=2, top_k=3, eos_token_id=499)
+    pairs = torch.tensor(
+        [
+            c
+            for c in RolloutEngine(model).generate([prompt] * 4_000, settings, seed=2).completion_ids
+            if len(c) == 2
+        ]
+    )
+    for first in pairs[:, 0].unique().tolist():
+        second = pairs[pairs[:, 0] == first, 1]
+        probs = expected_probs(model, [*prompt, first], settings)
+        kept = probs > 0
+        counts = torch.bincount(second, minlength=len(probs)).double()
+        assert counts[~kept].sum() == 0
+        assert chi_square(counts[kept], probs[kept] * len(second)) > 1e-4
+
+
+def test_uniform_numbers_are_uniform_and_belong_to_seed_row_and_step():
+    rows = torch.arange(20_000)
+    u = uniform(5, rows, 3)
+    assert u.dtype == torch.float64 and 0 <= u.min() and u.max() < 1
+    assert chi_square(torch.histc(u, 50, 0, 1)) > 1e-4
+    steps = torch.stack([uniform(5, torch.tensor([8]), t)[0] for t in range(5_000)])
+    assert chi_square(torch.histc(steps, 50, 0, 1)) > 1e-4
+    seeds = torch.stack([uniform(s, torch.tensor([8]), 0)[0] for s in range(5_000)])
+    assert chi_square(torch.histc(seeds, 50, 0, 1)) > 1e-4
+    for other in (uniform(5, rows, 4), uniform(6, rows, 3), uniform(5, rows + 1, 3)):
+        assert abs(torch.corrcoef(torch.stack([u, other]))[0, 1]) < 0.04
+    assert torch.equal(uniform(5, rows[[7, 3]], 3), u[[7, 3]])
+    assert 0 <= uniform(2**63 - 1, rows, 0).min()
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 500, 1024])
+def test_draw_is_the_inverse_of_the_cumulative_distribution(vocabulary):
+    g = torch.Generator().manual_seed(0)
+    probs = torch.rand(200, vocabulary, generator=g)
+    probs[torch.rand(200, vocabulary, generator=g) < 0.6] = 0
+    probs[:, 1] += 0.01
+    probs /= probs.sum(-1, keepdim=True)
+    u = torch.rand(200, generator=g, dtype=torch.float64)
+    exact = probs.double().cumsum(-1)
+    wanted = (exact <= u[:, None] * exact[:, -1:]).sum(-1)
+    got = draw(probs, u)
+    assert (got != wanted).sum() <= 1  # block sums in float32 may move a boundary by 1e-7
+    assert (probs.gather(1, got[:, None]) > 0).all()
+
+
+def test_draw_never_picks_what_has_no_probability():
+    """The corners: u at both ends, mass in one token anywhere, also behind the last whole block."""
+    for vocabulary in (300, 512):
+        probs = torch.eye(vocabulary)
+        for u in (0.0, 0.5, 1 - 2.0**-53):
+            got = draw(probs, torch.full((vocabulary,), u, dtype=torch.float64))
+            assert torch.equal(got, torch.arange(vocabulary))
+    half = torch.zeros(1, 600)
+    half[0, [10, 580]] = 0.5
+    for u, wanted in ((0.0, 10), (0.4999999, 10), (0.5, 580), (1 - 2.0**-53, 580)):
+        assert draw(half, torch.tensor([u], dtype=torch.float64)).item() == wanted
