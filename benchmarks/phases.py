@@ -1,0 +1,247 @@
+"""Where the seconds of one training step go, and its peak of memory.
+
+The clock is exclusive: at any moment one phase runs, so the phases add up to the step. Time that no phase claims is
+"other" (tokenizing, padding, shuffling, logging). A step lasts from the trainer's on_step_begin to the end of its
+logging. With an engine that mixes prompts and new tokens in one batch, prefill is counted in decode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+PHASES = ("prefill", "decode", "reward", "log-probs", "forward-backward", "optimizer", "other")
+
+
+class PhaseClock:
+    """Seconds by phase; phases nest, and an inner one takes its time from the outer.
+
+    cuda: wait for the device where a phase begins or ends, else its work would be counted in a later one.
+    """
+
+    def __init__(self, *, cuda: bool = False) -> None:
+        self._cuda = cuda
+        self.start()
+
+    def start(self) -> None:
+        """Every phase back to zero."""
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._running = ["other"]
+        self._since = self._begin = self._now()
+
+    def enter(self, phase: str) -> None:
+        self._charge()
+        self._running.append(phase)
+
+    def leave(self) -> None:
+        self._charge()
+        self._running.pop()
+
+    @contextmanager
+    def phase(self, phase: str) -> Iterator[None]:
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """For an engine that measured a part of the phase itself."""
+        self._charge()
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    def stop(self) -> float:
+        """Seconds since start(): the sum of the phases."""
+        self._charge()
+        return self._since - self._begin
+
+    def _charge(self) -> None:
+        now = self._now()
+        self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+class PeakMemory:
+    """Bytes at the highest point between start() and stop().
+
+    On CUDA what the allocator gave out ("allocated": weights included) and what it holds ("reserved"). On a CPU the
+    process's resident memory above what it was at start ("above start": weights not included), sampled each 5 ms.
+    """
+
+    def __init__(self, *, cuda: bool = False) -> None:
+        self._cuda = cuda
+
+    def start(self) -> None:
+        gc.collect()
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        _return_free_memory()
+        self._before = self._peak = _resident()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> dict[str, int]:
+        if self._cuda:
+            return {
+                "allocated": torch.cuda.max_memory_allocated(),
+                "reserved": torch.cuda.max_memory_reserved(),
+            }
+        self._done.set()
+        self._thread.join()
+        return {"above start": self._peak - self._before}
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.005):
+            self._peak = max(self._peak, _resident())
+
+
+@dataclass
+class Step:
+    """One measured step: seconds (whole and by phase), bytes, and the work by which arms are compared.
+
+    engine: what made the completions.
+    """
+
+    seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    completion_ids: list[list[int]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    engine: str = ""
+
+
+class StepWatch(TrainerCallback):
+    """Measures the step that follows `warmup` steps of a trainer; `step` is filled in once it has run.
+
+    split_prefill: a forward pass over more than one new token, inside the rollout, is prefill.
+    """
+
+    def __init__(self, trainer: Any, *, warmup: int, split_prefill: bool) -> None:
+        cuda = trainer.accelerator.device.type == "cuda"
+        self.clock, self._memory, self.step = PhaseClock(cuda=cuda), PeakMemory(cuda=cuda), Step()
+        self._warmup, self._losses, self._in_rollout = warmup, [], False
+        self._wrap(trainer, split_prefill)
+        trainer.add_callback(self)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._losses = []
+        if state.global_step == self._warmup:
+            self._memory.start()
+            self.clock.start()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.clock.enter("optimizer")
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.clock.leave()
+
+    def _wrap(self, trainer: Any, split_prefill: bool) -> None:
+        clock = self.clock
+
+        def timed(
+            name: str, phase: Callable[[], str | None], after: Callable = lambda args, out: None
+        ) -> None:
+            inner = getattr(trainer, name)
+
+            @wraps(inner)
+            def outer(*args: Any, **kwargs: Any) -> Any:
+                which = phase()
+                if which is None:
+                    return inner(*args, **kwargs)
+                with clock.phase(which):
+                    out = inner(*args, **kwargs)
+                after((args, kwargs), out)
+                return out
+
+            setattr(trainer, name, outer)
+
+        timed("_prepare_inputs", lambda: "other")
+        timed("_calculate_rewards", lambda: "reward", self._keep_work)
+        timed("_get_per_token_logps_and_entropies", lambda: None if torch.is_grad_enabled() else "log-probs")
+        timed("training_step", lambda: "forward-backward", lambda _, loss: self._losses.append(loss))
+        timed("_clip_grad_norm", lambda: "optimizer")
+        timed("_maybe_log_save_evaluate", lambda: "other", lambda *_: self._end(trainer))
+        self._wrap_rollout(trainer)
+        if split_prefill:
+            base = (
+                trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
+            )
+            base.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            base.register_forward_hook(self._after_forward, always_call=True)
+
+    def _wrap_rollout(self, trainer: Any) -> None:
+        inner = trainer._generate_single_turn
+
+        @wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            self._in_rollout = True
+            try:
+                with self.clock.phase("decode"):
+                    return inner(*args, **kwargs)
+            finally:
+                self._in_rollout = False
+
+        trainer._generate_single_turn = outer
+
+    def _before_forward(self, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        self._prefill = self._in_rollout and ids is not None and ids.size(1) > 1
+        if self._prefill:
+            self.clock.enter("prefill")
+
+    def _after_forward(self, module: Any, args: tuple, output: Any) -> None:
+        if self._prefill:
+            self.clock.leave()
+            self._prefill = False
+
+    def _keep_work(self, call: tuple, rewards: torch.Tensor) -> None:
+        args, kwargs = call
+        ids = kwargs["completion_ids_list"] if "completion_ids_list" in kwargs else args[3]
+        self.step.completion_ids = [list(row) for row in ids]
+        self.step.rewards = rewards.sum(1).tolist()
+
+    def _end(self, trainer: Any) -> None:
+        if trainer.state.global_step != self._warmup + 1:
+            return
+        self.step.seconds = self.clock.stop()
+        self.step.phases = dict(self.clock.seconds)
+        self.step.memory = self._memory.stop()
+        self.step.loss = float(sum(self._losses))
+        self.step.grad_norm = next(
+            row["grad_norm"] for row in reversed(trainer.state.log_history) if "grad_norm" in row
+        )
+
+
+def _resident() -> int:
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def _return_free_memory() -> None:
+    """Else memory freed by an earlier arm would hide this one's."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):  # not glibc
+        return
