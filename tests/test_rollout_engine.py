@@ -50,6 +50,10 @@ def test_greedy_tokens_are_those_of_generate(family, lora, bucketed):
 def test_penalty_is_that_of_generate(bucketed):
     model = tiny_model()
     settings = config(repetition_penalty=1.7, max_new_tokens=20)
+    # Let the short prompts want to write id 0, which also pads them: padding must not be penalised.
+    liked = [generate(model, [PROMPTS[r]], settings)[0][0] for r in (3, 8)]
+    with torch.no_grad():
+        model.lm_head.weight[[0, liked[0]]] = model.lm_head.weight[[liked[0], 0]]
     wanted = generate(model, PROMPTS, settings)
     assert wanted != generate(model, PROMPTS, config(max_new_tokens=20))
     assert engine_of(model, bucketed=bucketed).generate(PROMPTS, settings).completion_ids == wanted
@@ -115,6 +119,16 @@ def test_logprobs_and_entropies_are_those_of_a_plain_forward(family, options, bu
         assert torch.tensor(out.logprobs[row]) == pytest.approx(sampler, abs=1e-5)
     if options:
         assert out.logprobs != out.policy_logprobs
+
+
+def test_greedy_reports_the_distribution_before_temperature():
+    model = tiny_model()
+    out = engine_of(model).generate([PROMPTS[0]], config(temperature=0.5))
+    chosen = torch.tensor(out.completion_ids[0])[:, None]
+    logits = plain_logits(model, PROMPTS[0], out.completion_ids[0])
+    for numbers, temperature in ((out.logprobs, 1.0), (out.policy_logprobs, 0.5)):
+        wanted = torch.log_softmax(logits / temperature, -1).gather(1, chosen)[:, 0]
+        assert torch.tensor(numbers[0]) == pytest.approx(wanted, abs=1e-5)
 
 
 def hf_scores(settings, ids, scores):

@@ -123,3 +123,7 @@ def test_draw_never_picks_what_has_no_probability():
     half[0, [10, 580]] = 0.5
     for u, wanted in ((0.0, 10), (0.4999999, 10), (0.5, 580), (1 - 2.0**-53, 580)):
         assert draw(half, torch.tensor([u], dtype=torch.float64)).item() == wanted
+    # A block's sum in float32 can exceed the sum of its parts in float64.
+    probs = torch.rand(500, 256, generator=torch.Generator().manual_seed(0))
+    probs[:, 200:] = 0
+    assert (draw(probs, torch.full((500,), 1 - 2.0**-53, dtype=torch.float64)) < 200).all()
