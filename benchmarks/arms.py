@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import gc
 import importlib.util
-import inspect
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from benchmarks.phases import Step, StepWatch
 from benchmarks.workload import Workload
 from grpo_kit import GRPOTrainer
 
+KIT = {"warmup": 0, "live": False}
 TINY_RATE = 1e-9  # the optimizer does all its work and the weights stay where they are
 
 
@@ -171,12 +171,19 @@ def vllm(setup: Setup, model: Any, folder: str) -> Any:
 def kit(setup: Setup, model: Any, folder: str, *, skip: bool) -> Any:
     """The kit's trainer. skip: leave out groups whose advantages are all zero."""
     args = _config(setup, folder, setup.rows, False)  # the kit splits the rows by the memory there is
-    options = {"rollout": "kit", "skip_zero_advantage": skip, "warmup": 0, "live": False}
-    known = inspect.signature(
-        GRPOTrainer.__init__
-    ).parameters  # a trainer without rollout engine runs as it is
-    options = {name: value for name, value in options.items() if name in known}
-    return _trainer(GRPOTrainer, setup, model, args, **options)
+    return _trainer(GRPOTrainer, setup, model, args, **KIT, rollout="kit", skip_zero_advantage=skip)
+
+
+def kit_rollout(setup: Setup, model: Any, folder: str) -> Any:
+    """The kit's rollouts and TRL's update as tuned: what the engine alone brings."""
+    args = _config(setup, folder, *setup.tuned)
+    return _trainer(GRPOTrainer, setup, model, args, **KIT, rollout="kit", pack=False)
+
+
+def kit_update(setup: Setup, model: Any, folder: str) -> Any:
+    """TRL's rollouts and the kit's update: what packing alone brings."""
+    args = _config(setup, folder, setup.rows, False)
+    return _trainer(GRPOTrainer, setup, model, args, **KIT, rollout="hf", skip_zero_advantage=False)
 
 
 ARMS = {
@@ -185,5 +192,7 @@ ARMS = {
     "trl-cb": trl_cb,
     "kit": partial(kit, skip=False),
     "kit-skip": partial(kit, skip=True),
+    "kit-rollout": kit_rollout,
+    "kit-update": kit_update,
     "vllm": vllm,
 }

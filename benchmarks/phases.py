@@ -80,10 +80,10 @@ class PhaseClock:
 
 
 class PeakMemory:
-    """Bytes at the highest point between start() and stop().
+    """Bytes at the highest point between start() and stop(), and over time.
 
     On CUDA what the allocator gave out ("allocated": weights included) and what it holds ("reserved"). On a CPU the
-    process's resident memory above what it was at start ("above start": weights not included), sampled each 5 ms.
+    process's resident memory above what it was at start ("above start": weights not included). Sampled each 5 ms.
     """
 
     def __init__(self, *, cuda: bool = False) -> None:
@@ -93,31 +93,42 @@ class PeakMemory:
         gc.collect()
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
-            return
-        _return_free_memory()
-        self._before = self._peak = _resident()
+            self._before = 0
+        else:
+            _return_free_memory()
+            self._before = _resident()
+        self._samples, self._begin = [(0.0, self._now())], time.perf_counter()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def stop(self) -> dict[str, int]:
+        self._done.set()
+        self._thread.join()
         if self._cuda:
             return {
                 "allocated": torch.cuda.max_memory_allocated(),
                 "reserved": torch.cuda.max_memory_reserved(),
             }
-        self._done.set()
-        self._thread.join()
-        return {"above start": self._peak - self._before}
+        return {"above start": max(held for _, held in self._samples)}
+
+    def timeline(self, points: int = 200) -> list[tuple[float, int]]:
+        """(seconds since start, bytes), the highest of each of `points` equal stretches."""
+        size = -(-len(self._samples) // points)
+        stretches = (self._samples[i : i + size] for i in range(0, len(self._samples), size))
+        return [(part[0][0], max(held for _, held in part)) for part in stretches]
+
+    def _now(self) -> int:
+        return torch.cuda.memory_allocated() if self._cuda else _resident() - self._before
 
     def _watch(self) -> None:
         while not self._done.wait(0.005):
-            self._peak = max(self._peak, _resident())
+            self._samples.append((time.perf_counter() - self._begin, self._now()))
 
 
 @dataclass
 class Step:
-    """One measured step: seconds (whole and by phase), bytes, and the work by which arms are compared.
+    """One measured step: seconds (whole and by phase), bytes (peak and over time), and the work done.
 
     engine: what made the completions.
     """
@@ -125,6 +136,7 @@ class Step:
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
+    timeline: list[tuple[float, int]] = field(default_factory=list)
     completion_ids: list[list[int]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     loss: float = 0.0
@@ -228,6 +240,7 @@ class StepWatch(TrainerCallback):
         self.step.seconds = self.clock.stop()
         self.step.phases = dict(self.clock.seconds)
         self.step.memory = self._memory.stop()
+        self.step.timeline = self._memory.timeline()
         self.step.loss = float(sum(self._losses))
         self.step.grad_norm = next(
             row["grad_norm"] for row in reversed(trainer.state.log_history) if "grad_norm" in row

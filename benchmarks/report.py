@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import zlib
 from argparse import Namespace
@@ -47,6 +48,10 @@ def make_result(
             "tokens/s decode": completion_tokens / phases["decode"]["median"],
             "tokens/s step": all_tokens / seconds["median"],
             "peak bytes": {k: max(s.memory[k] for s in steps) for k in steps[0].memory},
+            "timeline": {
+                "seconds": [round(t, 3) for t, _ in steps[-1].timeline],
+                "GiB": [round(held / 2**30, 3) for _, held in steps[-1].timeline],
+            },
         }
         for reference in REFERENCES:
             if reference in rounds[0]:
@@ -98,6 +103,12 @@ def six_digits(value: Any) -> Any:
     if isinstance(value, list):
         return [six_digits(v) for v in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def as_text(result: dict) -> str:
+    """JSON, a list of numbers on one line."""
+    flat = re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m.group().split()), json.dumps(result, indent=2))
+    return flat + "\n"
 
 
 def _raw(step: Step) -> dict:

@@ -10,7 +10,6 @@ table and saves benchmarks/results/step_<size>_<workload>.json. benchmarks/READM
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -24,7 +23,7 @@ import torch
 from benchmarks.arms import ARMS, Setup, cannot_run, measure, release
 from benchmarks.main_job import ROOT, WEIGHTS
 from benchmarks.phases import Step
-from benchmarks.report import REFERENCES, make_result, result_name, result_path, six_digits, table
+from benchmarks.report import REFERENCES, as_text, make_result, result_name, result_path, six_digits, table
 from benchmarks.sizes import SIZES, random_weights
 from benchmarks.workload import Workload, make_workload
 from grpo_kit import load_policy
@@ -73,7 +72,7 @@ def main(arguments: list[str] | None = None) -> Path:
     print(table(result))
     path = result_path(Path(options.out), result_name(options), result["hardware"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(six_digits(result), indent=2) + "\n")
+    path.write_text(as_text(six_digits(result)))
     print(f"saved {path}")
     return path
 

@@ -1,38 +1,64 @@
-"""Score a batch of completions with each prompt computed once per group.
+"""Score a batch of completions with each prompt computed once per group, and nothing padded.
 
 TRL scores B*G rows of prompt + completion, so a prompt's tokens are computed G times, forward and backward.
-Here a group is one row: the prompt's body, then its completions one after the other, under a mask in which a
-completion sees its prompt and itself only. Log-probabilities and gradients are the same up to rounding.
+Here a group is a prompt's body, then its completions one after the other, under a mask in which a completion
+sees its prompt and itself only. Log-probabilities and gradients are the same up to rounding.
 
-Simplification: a dense boolean mask (P, 1, L, L), which suits short sequences; text-only decoder models.
+Two layouts: a group a row under a dense mask (SDPA, any device), or all groups in one row under a block mask
+(FlexAttention, CUDA). Text-only decoders with full causal attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 # Decoders whose attention is fully causal and takes a ready 4-D mask.
 SUPPORTED_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 
+FLEX_BLOCK = 128  # FlexAttention's block; a row's length is padded to a multiple of it
+
+Row = tuple[tuple[int, ...], list[int]]  # prompt tokens, completion tokens
+
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Groups as rows (P groups, L positions, R = B*G completions of at most C tokens).
+    """Groups as rows (P rows, L positions, R completions of at most C tokens).
 
     input_ids, position_ids, labels: long (P, L), labels already shifted, -100 where nothing is scored.
-    attention_mask: bool (P, 1, L, L), True where a query (row) may see a key (column).
+    group, segment: long (P, L); segment 0 is a prompt's body, 1.. its completions, -1 padding.
     row, start, length: long (R,), where each completion's scores lie.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     labels: torch.Tensor
-    attention_mask: torch.Tensor
+    group: torch.Tensor
+    segment: torch.Tensor
     row: torch.Tensor
     start: torch.Tensor
     length: torch.Tensor
+
+    def dense_mask(self) -> torch.Tensor:
+        """bool (P, 1, L, L), True where a query (row) may see a key (column)."""
+        order = torch.arange(self.segment.size(1), device=self.segment.device)
+        query, key = self.segment[:, :, None], self.segment[:, None, :]
+        sees = (self.group[:, :, None] == self.group[:, None, :]) & ((key == 0) | (key == query))
+        return (sees & (order[:, None] >= order))[:, None]
+
+    def block_mask(self) -> BlockMask:
+        """The same mask for FlexAttention, which skips blocks that no query sees."""
+        group, segment = self.group, self.segment
+
+        def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            inside = (segment[b, k] == 0) | (segment[b, k] == segment[b, q])
+            return (group[b, q] == group[b, k]) & inside & (q >= k)
+
+        rows, length = segment.shape
+        return create_block_mask(sees, rows, None, length, length, device=str(segment.device))
 
     def unpack(self, scores: torch.Tensor, width: int) -> torch.Tensor:
         """float (P, L) -> (R, width), zeros past each completion's end; differentiable."""
@@ -42,53 +68,100 @@ class PackedBatch:
         return scores[self.row[:, None], column] * inside
 
 
-def pack_groups(input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_width: int) -> PackedBatch:
-    """Pack left-padded prompts + right-padded completions, rows of one prompt in any order.
+def rows_of(input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_width: int) -> list[Row]:
+    """Left-padded prompts + right-padded completions (R, T) as token lists, without padding or masked tokens.
 
-    input_ids, attention_mask: long (R, T); the last completion_width columns hold the completions.
+    The last completion_width columns hold the completions.
+    """
+    rows = []
+    for ids, mask in zip(input_ids.tolist(), attention_mask.bool().tolist(), strict=True):
+        kept = [
+            [t for t, k in zip(ids[part], mask[part], strict=True) if k] for part in _split(completion_width)
+        ]
+        rows.append((tuple(kept[0]), kept[1]))
+    return rows
+
+
+def _split(width: int) -> tuple[slice, slice]:
+    return (slice(None, -width), slice(-width, None)) if width else (slice(None), slice(0, 0))
+
+
+def packed_tokens(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> int:
+    """Positions a group takes: the prompt's body once, each completion's tokens."""
+    return len(prompt) - 1 + sum(map(len, completions))
+
+
+def make_chunks(rows: list[Row], max_tokens: int) -> list[list[int]]:
+    """Indices of rows, cut into chunks of at most max_tokens packed positions, groups kept whole where they fit.
+
+    Rows of one prompt belong together in any order. A row larger than max_tokens is a chunk of its own.
+
+    >>> make_chunks([((5, 6), [7, 8]), ((4,), [1]), ((5, 6), [9])], max_tokens=4)
+    [[0, 2], [1]]
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, (prompt, _) in enumerate(rows):
+        groups.setdefault(prompt, []).append(i)
+    pieces: list[tuple[int, list[int]]] = []  # (tokens, rows)
+    for prompt, members in groups.items():
+        members = sorted(members, key=lambda i: len(rows[i][1]), reverse=True)
+        tokens = max_tokens + 1
+        for i in members:
+            if tokens + len(rows[i][1]) > max_tokens:
+                pieces.append((tokens := packed_tokens(prompt, []), []))
+            pieces[-1][1].append(i)
+            tokens += len(rows[i][1])
+            pieces[-1] = (tokens, pieces[-1][1])
+    chunks, tokens = [], max_tokens + 1
+    for size, members in sorted(pieces, key=lambda p: -p[0]):  # neighbours of like size pad least
+        if tokens + size > max_tokens:
+            chunks.append([])
+            tokens = 0
+        chunks[-1] += members
+        tokens += size
+    return [sorted(chunk) for chunk in chunks]
+
+
+def pack_rows(rows: list[Row], device: torch.device, *, one_row: bool = False) -> PackedBatch:
+    """Pack completions, those of one prompt in any order; one_row puts all groups into a single row.
+
     A completion's segment begins with a copy of the prompt's last token, whose output scores its first token.
 
-    >>> ids = torch.tensor([[5, 6, 7, 8], [5, 6, 9, 9]])
-    >>> pack_groups(ids, torch.ones_like(ids), 2).input_ids.tolist()
+    >>> pack_rows([((5, 6), [7, 8]), ((5, 6), [9, 9])], torch.device("cpu")).input_ids.tolist()
     [[5, 6, 7, 6, 9]]
     """
-    device = input_ids.device
-    ids, mask = input_ids.tolist(), attention_mask.bool().tolist()
-    split = len(ids[0]) - completion_width
     groups: dict[tuple[int, ...], list[int]] = {}
-    completions = []
-    for r, (tokens, keep) in enumerate(zip(ids, mask, strict=True)):
-        prompt = tuple(t for t, k in zip(tokens[:split], keep[:split], strict=True) if k)
-        completions.append([t for t, k in zip(tokens[split:], keep[split:], strict=True) if k])
+    for r, (prompt, _) in enumerate(rows):
         groups.setdefault(prompt, []).append(r)
-
-    rows, positions, labels, segments = [], [], [], []
-    row, start = [0] * len(ids), [0] * len(ids)
+    columns: list[list[tuple[int, int, int, int, int]]] = []  # token, position, label, group, segment
+    row, start = [0] * len(rows), [0] * len(rows)
     for g, (prompt, members) in enumerate(groups.items()):
-        body = len(prompt) - 1
-        tokens, position, label, segment = list(prompt[:-1]), list(range(body)), [-100] * body, [0] * body
+        if not (one_row and columns):
+            columns.append([])
+        line, body = columns[-1], len(prompt) - 1
+        line += [(token, position, -100, g, 0) for position, token in enumerate(prompt[:-1])]
         for number, r in enumerate(members, start=1):
-            completion = completions[r]
-            row[r], start[r] = g, len(tokens)
-            if completion:
-                tokens += [prompt[-1], *completion[:-1]]
-                position += range(body, body + len(completion))
-                label += completion
-                segment += [number] * len(completion)
-        rows.append(tokens), positions.append(position), labels.append(label), segments.append(segment)
+            completion = rows[r][1]
+            row[r], start[r] = len(columns) - 1, len(line)
+            inputs = [prompt[-1], *completion[:-1]]
+            line += [
+                (token, body + i, label, g, number)
+                for i, (token, label) in enumerate(zip(inputs, completion, strict=False))
+            ]
 
-    length = max(map(len, rows))
-    pad = lambda lists, value: torch.tensor([x + [value] * (length - len(x)) for x in lists], device=device)  # noqa: E731
-    segment = pad(segments, -1)  # (P, L): 0 prompt body, 1.. completions, -1 padding
-    order = torch.arange(length, device=device)
-    sees = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])  # (P, query, key)
-    sees &= order[None, :, None] >= order[None, None, :]
+    length = max(1, *map(len, columns)) if len(columns) > 1 else max(1, len(columns[0]))
+    if one_row:
+        length = -(-length // FLEX_BLOCK) * FLEX_BLOCK
+    padding = (0, 0, -100, -1, -1)
+    table = torch.tensor([line + [padding] * (length - len(line)) for line in columns], device=device)
+    ids, positions, labels, group, segment = table.unbind(-1)  # each (P, L)
     return PackedBatch(
-        input_ids=pad(rows, 0),
-        position_ids=pad(positions, 0),
-        labels=pad(labels, -100),
-        attention_mask=sees[:, None],
+        input_ids=ids,
+        position_ids=positions,
+        labels=labels,
+        group=group,
+        segment=segment,
         row=torch.tensor(row, device=device),
         start=torch.tensor(start, device=device),
-        length=torch.tensor([len(c) for c in completions], device=device),
+        length=torch.tensor([len(completion) for _, completion in rows], device=device),
     )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
+from grpo_kit.optim import OPTIMIZERS
+
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
@@ -63,7 +65,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "beta": (0.0, "no reference model"),
         "dtype": ("float32", "exact on every machine"),
         "lora_dtype": ("float32", "exact on every machine"),
-        "optimizer": ("adamw_torch", "exact on every machine"),
+        "optimizer": ("adamw", "exact on every machine"),
         "micro_batch": (8, "one step's completions at once"),
         "gradient_checkpointing": (False, "memory is no concern"),
         "held_out": (8, "seconds in all"),
@@ -91,8 +93,8 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
             "faster than bfloat16 on a CPU without AMX, and small updates are not rounded away",
         ),
         "lora_dtype": ("float32", "faster than bfloat16 on a CPU without AMX"),
-        "optimizer": ("adamw_torch", "8 bytes a parameter are 1 GiB here"),
-        "micro_batch": (32, "one step's completions at once: each prompt is computed once for its group"),
+        "optimizer": ("adamw", "8 bytes a parameter are 1 GiB here"),
+        "micro_batch": (32, "completions at a time under trl's own update; the kit's goes by free memory"),
         "gradient_checkpointing": (False, "a step fits in memory; recomputing would cost time"),
         "held_out": (256, "gives a 95 % interval of at most 12 points"),
         "eval_batch": (32, "fits in 1 GiB beside the weights (estimated)"),
@@ -121,16 +123,19 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "temperature": (1.0, "the model's own distribution"),
         "beta": (0.0, "a reference model would take 2.9 GiB more"),
         "dtype": (
-            "float32",
-            "bfloat16 weights would round away 99 % of an update of this size; autocast computes in it",
+            "bfloat16",
+            "2 bytes a weight; the optimizer keeps the other 16 bits, so small updates are not rounded away",
         ),
         "lora_dtype": ("bfloat16", "frozen, so nothing is rounded away; half the memory"),
         "optimizer": (
-            "adamw_bnb_8bit",
-            "14.4 GiB of weights, gradients and moments where 32-bit moments make 23",
+            "adamw-8bit-split",
+            "8-bit moments and an exact float32 master: 11.6 GiB with weights and gradients, where AdamW takes 23",
         ),
-        "micro_batch": (8, "activations of 8 sequences at a time"),
-        "gradient_checkpointing": (True, "activations are recomputed instead of kept"),
+        "micro_batch": (8, "completions at a time under trl's own update; the kit's goes by free memory"),
+        "gradient_checkpointing": (
+            True,
+            "under trl's own update; the kit's recomputes as many layers as memory asks for",
+        ),
         "held_out": (256, "gives a 95 % interval of at most 12 points"),
         "eval_batch": (64, "as many sequences as one training step samples"),
         "save_steps": (50, "an hour's work is not lost; only the last checkpoint is kept"),
@@ -188,7 +193,8 @@ class Profile:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a number above 0")
         if not _is_number(self.beta) or self.beta < 0:
             raise ValueError(f"beta={self.beta!r} must be a number of at least 0; 0 means no reference model")
-        for name, known in (("task", _TASKS), ("dtype", _DTYPES), ("lora_dtype", _DTYPES)):
+        choices = {"task": _TASKS, "dtype": _DTYPES, "lora_dtype": _DTYPES, "optimizer": tuple(OPTIMIZERS)}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}"
@@ -219,7 +225,7 @@ class Profile:
         """The profile as a trl.GRPOConfig; overrides are its fields and win.
 
         output_dir: the run folder. One rollout buffer a step; a constant rate after a warmup of 10 % of the
-        steps, at least 2. loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare
+        steps, at least 2. Full fine-tuning takes `optimizer`, which the trainer gets as optimizer=. loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare
         tokens may rise further, which keeps entropy up. bf16 autocast where the card has it.
         Source of both: DAPO, arXiv:2503.14476.
         Raises ValueError for an unknown tuning or field.
@@ -251,7 +257,7 @@ class Profile:
             "learning_rate": self.learning_rate if full else self.lora_learning_rate,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": max(2, math.ceil(self.steps / 10)),
-            "optim": self.optimizer if full and (cuda or "bnb" not in self.optimizer) else "adamw_torch",
+            "optim": "adamw_torch_fused",
             "temperature": float(self.temperature),
             "beta": float(self.beta),
             "loss_type": "dapo",

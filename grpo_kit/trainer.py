@@ -16,24 +16,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import trl.trainer.grpo_trainer as trl_grpo
-import trl.trainer.utils as trl_utils
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
-from trl.trainer.grpo_trainer import is_async_callable
 
 from grpo_kit.interrupts import InterruptGuard
-from grpo_kit.packing import SUPPORTED_MODEL_TYPES, pack_groups
+from grpo_kit.optim import choose_optimizer, make_optimizer
 from grpo_kit.recorder import Recorder
 from grpo_kit.restore import get_random_state, restore_dtypes, set_random_state, weights_come_back
-from grpo_kit.rollout import generate_shared_prefill
-from grpo_kit.trainer_checks import CheckedReward, check_prompt_lengths, check_training_data
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.trainer_checks import (
+    CheckedReward,
+    align,
+    buffer_steps,
+    check_prompt_lengths,
+    check_temperature,
+    check_training_data,
+    choose_rollout,
+)
+from grpo_kit.trl_internals import (
+    fused_head,
+    is_plain_function,
+    reference_is_a_copy_of,
+    score_only_labelled_positions,
+)
+from grpo_kit.update import PackedUpdate
+from grpo_kit.update_memory import free_bytes
 
 Schedule = Callable[[float], float]
+_ROOM_FOR_GRAPHS = 8 * 2**30  # bytes free after a rollout above which its cache and graphs are kept
+_LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
 
 
 class GRPOTrainer(TRLGRPOTrainer):
@@ -45,7 +60,12 @@ class GRPOTrainer(TRLGRPOTrainer):
     None keeps args.temperature.
     eval_temperature: the sampler's in evaluation; None means args.temperature.
     warmup: fraction of the steps (in [0, 1)) used when args.warmup_steps is 0; 0 turns it off.
-    pack: score each prompt once per group (same gradient). None means on a CPU, where it was measured.
+    rollout: who makes completions: "kit" (the default: this process, these weights), "hf" (trl's plain path), "vllm"
+    (colocated) or "continuous" (transformers' continuous batching). None follows args.use_vllm and the like.
+    optimizer: a name of grpo_kit.optim.OPTIMIZERS. None follows args.optim, except for bfloat16 weights, on which it
+    would round its updates away: they get "adamw-8bit-split".
+    pack: compute each prompt once per group, in chunks sized by free memory (same loss and gradient).
+    skip_zero_advantage: leave out completions whose advantage is 0, wherever they add exactly nothing.
     live: chart in a notebook, one line a step elsewhere.
     Raises ValueError before any training for data, rewards or settings that cannot work.
     """
@@ -62,7 +82,10 @@ class GRPOTrainer(TRLGRPOTrainer):
         temperature: Schedule | None = None,
         eval_temperature: float | None = None,
         warmup: float = 0.1,
-        pack: bool | None = None,
+        rollout: str | None = None,
+        optimizer: str | None = None,
+        pack: bool = True,
+        skip_zero_advantage: bool = True,
         live: bool = True,
         **trl_options: Any,
     ) -> None:
@@ -72,16 +95,17 @@ class GRPOTrainer(TRLGRPOTrainer):
         rewards = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         rewards = [r for r in rewards if r is not None]
         prompts_per_buffer = args.generation_batch_size // args.num_generations
-        check_training_data(train_dataset, [r for r in rewards if _is_function(r)], prompts_per_buffer)
-        _align(args, warmup)
+        check_training_data(train_dataset, [r for r in rewards if is_plain_function(r)], prompts_per_buffer)
+        align(args, warmup)
+        self.rollout = choose_rollout(rollout, args)
         dtypes = (
             {n: p.dtype for n, p in model.named_parameters()} if isinstance(model, torch.nn.Module) else {}
         )
 
-        with _reference_is_a_copy_of(model):
+        with reference_is_a_copy_of(model):
             super().__init__(
                 model=model,
-                reward_funcs=[CheckedReward(r) if _is_function(r) else r for r in rewards],
+                reward_funcs=[CheckedReward(r) if is_plain_function(r) else r for r in rewards],
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -89,6 +113,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 **trl_options,
             )
         restore_dtypes(self.model, dtypes)
+        self._optimizer_name = choose_optimizer(optimizer, self.model) if self.optimizer is None else None
         if isinstance(train_dataset, Dataset):
             context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
             if context:
@@ -98,13 +123,18 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._schedule = temperature
         self._train_temperature = self.temperature
         self._eval_temperature = eval_temperature if eval_temperature is not None else self.temperature
-        self._heads = [_fused_head(self._base_model())] + (
-            [_fused_head(self.ref_model)] if self.ref_model is not None else []
+        self._heads = [fused_head(self._base_model())] + (
+            [fused_head(self.ref_model)] if self.ref_model is not None else []
         )
         for progress in (0.0, 0.5, 1.0):
-            _check_temperature(temperature(progress) if temperature else self.temperature, "temperature")
-        _check_temperature(self._eval_temperature, "eval_temperature")
-        self.pack = (self.accelerator.device.type == "cpu") if pack is None else pack
+            check_temperature(temperature(progress) if temperature else self.temperature, "temperature")
+        check_temperature(self._eval_temperature, "eval_temperature")
+        self.pack = pack
+        self.update = PackedUpdate(self, skip_zero_advantage=skip_zero_advantage)
+        self._engine: RolloutEngine | None = None
+        self._sampled_entropies: list[list[float]] | None = None
+        self._window: list[dict[str, Any]] = []  # micro-batches of the current optimizer step
+        self._ready_scores: tuple[torch.Tensor, torch.Tensor] | None = None
 
         self.interrupted = False
         self._stopped_at: str | None = None
@@ -182,6 +212,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._started = True
         self._step = state.global_step * self.args.gradient_accumulation_steps
         self._buffered_inputs = None
+        self._window.clear()
         self._current_train_step_time = 0.0
         self._metrics["train"].clear()
         self._pending_metrics.clear()
@@ -204,10 +235,10 @@ class GRPOTrainer(TRLGRPOTrainer):
         """A function of the step alone, constant inside a rollout buffer."""
         if self._schedule is None:
             return self._train_temperature
-        size = _buffer_steps(self.args)
+        size = buffer_steps(self.args)
         last = (max(self.state.max_steps, 1) - 1) // size * size
         progress = step // size * size / last if last else 0.0
-        return _check_temperature(self._schedule(min(progress, 1.0)), f"temperature({progress:.3f})")
+        return check_temperature(self._schedule(min(progress, 1.0)), f"temperature({progress:.3f})")
 
     def _set_temperature(self, value: float) -> None:
         """Sampler and scorer together: anything else biases the gradient."""
@@ -229,6 +260,19 @@ class GRPOTrainer(TRLGRPOTrainer):
         finally:
             self._set_temperature(before)
 
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
+        if self.optimizer is None and self._optimizer_name is not None:
+            self.optimizer = make_optimizer(
+                self._optimizer_name,
+                self.model,
+                learning_rate=self.args.learning_rate,
+                weight_decay=self.args.weight_decay,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+            )
+        return super().create_optimizer(*args, **kwargs)
+
     # ---- rollouts and scores ----------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -240,10 +284,24 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._logs[
             "extra"
         ].clear()  # else a column that a reward logs only at times would show an earlier batch's
-        output = super()._generate_and_score_completions(inputs)
+        with self._first_pass_gives_old_scores():
+            output = super()._generate_and_score_completions(inputs)
+        self._add_sampled_entropies(output)
         self._metrics["train"]["temperature"].append(self.temperature)
         self._recorder.completions(inputs)
         return output
+
+    @contextmanager
+    def _first_pass_gives_old_scores(self) -> Iterator[None]:
+        """No pass of its own for them when one optimizer step sees the whole buffer before the weights move."""
+        iterations = self.num_iterations
+        covered = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
+        if self.pack and covered and self.update.supports({}) and not self._has_dropout():
+            self.num_iterations = 1
+        try:
+            yield
+        finally:
+            self.num_iterations = iterations
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, *args: Any, **kwargs: Any
@@ -252,15 +310,21 @@ class GRPOTrainer(TRLGRPOTrainer):
         model = self._base_model()
         training, checkpointing = self.model.training, model.is_activation_checkpointing
         self.model.eval()
+        self._sampled_entropies = None
         try:
-            if self._plain_text_rollout(images, multimodal_fields):
-                policy = self.accelerator.unwrap_model(self.model_wrapped)
-                with self.accelerator.autocast():  # one outer context keeps the cast weights between tokens
-                    return generate_shared_prefill(policy, prompt_ids, self.generation_config), None
-            with (
-                weights_come_back(self.model) if self.use_transformers_continuous_batching else nullcontext()
-            ):
-                return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *args, **kwargs)
+            own = self.rollout in ("kit", "hf")
+            # One outer context keeps the cast weights between tokens.
+            with self.accelerator.autocast() if own else nullcontext():
+                if self._uses_engine(images, multimodal_fields):
+                    return self._generate_with_engine(prompt_ids)
+                with (
+                    weights_come_back(self.model)
+                    if self.use_transformers_continuous_batching
+                    else nullcontext()
+                ):
+                    return super()._generate_single_turn(
+                        prompt_ids, images, multimodal_fields, *args, **kwargs
+                    )
         finally:
             self.model.train(training)
             if checkpointing and not model.is_activation_checkpointing:
@@ -268,13 +332,39 @@ class GRPOTrainer(TRLGRPOTrainer):
                     gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs
                 )
 
-    def _plain_text_rollout(self, images: Any, multimodal_fields: dict) -> bool:
-        other_engine = self.use_vllm or self.use_transformers_continuous_batching
-        text_only = images is None and not multimodal_fields
-        known = (
-            self.model.config.model_type in SUPPORTED_MODEL_TYPES and self.args.cache_implementation is None
+    def _uses_engine(self, images: Any, multimodal_fields: dict) -> bool:
+        if self.rollout != "kit" or images is not None or multimodal_fields:
+            return False
+        why_not = (
+            "several processes"
+            if self.accelerator.num_processes > 1
+            else RolloutEngine.unsupported(self.model, self.generation_config)
         )
-        return text_only and known and not other_engine and self.accelerator.num_processes == 1
+        if why_not:
+            self.rollout = "hf"
+            self._recorder.say(
+                f"The kit's rollout engine cannot do this run ({why_not}); rollouts are trl's own."
+            )
+        return not why_not
+
+    def _generate_with_engine(self, prompt_ids: list[list[int]]):
+        if self._engine is None:
+            self._engine = RolloutEngine(self.accelerator.unwrap_model(self.model_wrapped))
+        try:
+            rollouts = self._engine.generate(prompt_ids, self.generation_config, tokenizer=self._tokenizer)
+        finally:
+            if free_bytes(self.accelerator.device) < _ROOM_FOR_GRAPHS:
+                self._engine.release()  # the update needs the memory more than the next rollout its graphs
+        self._sampled_entropies = rollouts.entropies
+        return rollouts.completion_ids, rollouts.policy_logprobs
+
+    def _add_sampled_entropies(self, output: dict[str, Any]) -> None:
+        """The entropies at sampling time beside the log-probabilities, for the metrics of skipped completions."""
+        width = output["completion_ids"].size(1)
+        rows = self._sampled_entropies
+        if rows is not None and len(rows) == len(output["completion_ids"]) and max(map(len, rows)) <= width:
+            padded = [row + [0.0] * (width - len(row)) for row in rows]
+            output["sampling_per_token_entropies"] = torch.tensor(padded, device=self.accelerator.device)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -285,57 +375,74 @@ class GRPOTrainer(TRLGRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ):
+        if self._ready_scores is not None:
+            return *self._ready_scores, None
         scoring = not torch.is_grad_enabled()  # old and reference log-probabilities: no dropout either
         training = model.training
         if scoring:
             model.eval()
         try:
-            if not self._can_pack(args, kwargs):
+            if not self.pack or not self.update.supports({k: v for k, v in kwargs.items() if v is not None}):
                 return super()._get_per_token_logps_and_entropies(
                     model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
                 )
-            size = (args[0] if args else kwargs.get("batch_size")) or len(input_ids)
-            parts = [
-                self._packed_scores(
-                    model, input_ids[i : i + size], attention_mask[i : i + size], logits_to_keep
-                )
-                for i in range(0, len(input_ids), size)
-            ]
-            logps, entropies = (torch.cat(p) for p in zip(*parts, strict=True))
+            logps, entropies = self.update.scores(model, input_ids, attention_mask, logits_to_keep)
             return logps, entropies if kwargs.get("compute_entropy") else None, None
         finally:
             model.train(training)
 
-    def _can_pack(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        config = self._base_model().config
-        multimodal = any(
-            v is not None
-            for k, v in kwargs.items()
-            if k not in ("batch_size", "compute_entropy", "compute_aux_loss")
-        )
-        return (
-            self.pack
-            and len(args) <= 1
-            and not multimodal
-            and not kwargs.get("compute_aux_loss")
-            and config.model_type in SUPPORTED_MODEL_TYPES
-            and config._attn_implementation in ("sdpa", "eager")
-        )
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As trl's. Packed, the micro-batches of an optimizer step are collected and computed at its last one."""
+        if not model.training or not self.pack or not self.update.supports(inputs):
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        self._window.append(inputs)
+        loss = torch.zeros((), device=self.accelerator.device)
+        if self.accelerator.sync_gradients:
+            window, self._window = self._window, []
+            loss = self.update.step(model, window)
+        return loss.requires_grad_()  # the gradients are in place already; backward finds nothing below
 
-    def _packed_scores(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int):
-        packed = pack_groups(input_ids, attention_mask, width)
-        with self.accelerator.autocast(), _score_only_labelled_positions():
+    def _label_scores(
+        self, model: Any, input_ids: torch.Tensor, mask: Any, position_ids: torch.Tensor, labels: torch.Tensor
+    ):
+        """Log-probabilities and entropies (P, L) of shifted labels, 0 where the label is -100."""
+        with self.accelerator.autocast(), score_only_labelled_positions():
             out = model(
-                input_ids=packed.input_ids,
-                attention_mask=packed.attention_mask,
-                position_ids=packed.position_ids,
-                shift_labels=packed.labels,
+                input_ids=input_ids,
+                attention_mask=mask,
+                position_ids=position_ids,
+                shift_labels=labels,
                 fused_lm_head=True,
             )
-        entropy = (
-            out.entropy if out.entropy is not None else torch.zeros_like(out.log_probs)
-        )  # the reference has none
-        return packed.unpack(out.log_probs, width), packed.unpack(entropy, width)
+        entropy = out.entropy if out.entropy is not None else torch.zeros_like(out.log_probs)
+        return out.log_probs, entropy  # the reference has no entropy
+
+    def _loss_of_scores(
+        self,
+        model: Any,
+        micro: dict[str, Any],
+        logps: torch.Tensor,
+        entropies: torch.Tensor,
+        *,
+        log: bool = False,
+        last: bool = True,
+    ) -> torch.Tensor:
+        """trl's loss of a micro-batch whose scores are known; its metrics and controllers move only if log."""
+        state = {name: getattr(self, name) for name in _LOSS_STATE}
+        lengths = {name: len(values) for name, values in self._metrics["train"].items()}
+        gradient_state = self.accelerator.gradient_state
+        sync = gradient_state.sync_gradients
+        gradient_state._set_sync_gradients(last)
+        self._ready_scores = logps, entropies
+        try:
+            return self._compute_loss(model, micro)
+        finally:
+            self._ready_scores = None
+            gradient_state._set_sync_gradients(sync)
+            if not log:
+                vars(self).update(state)
+                for name, values in self._metrics["train"].items():
+                    del values[lengths.get(name, 0) :]
 
     # ---- records ----------------------------------------------------------------------------------------------
 
@@ -344,6 +451,10 @@ class GRPOTrainer(TRLGRPOTrainer):
         super().log(logs, start_time)
         if "loss" in logs and self.model.training:
             self._recorder.step(logs)
+
+    def _has_dropout(self) -> bool:
+        attention = getattr(self._base_model().config, "attention_dropout", 0.0)
+        return bool(attention) or any(isinstance(m, torch.nn.Dropout) and m.p for m in self.model.modules())
 
     def _base_model(self) -> Any:
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
@@ -364,71 +475,6 @@ class _Bookkeeping(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._updating = False
-
-
-def _is_function(reward: Any) -> bool:
-    return not isinstance(reward, (str, torch.nn.Module)) and not is_async_callable(reward)
-
-
-def _buffer_steps(args: GRPOConfig) -> int:
-    """Optimizer steps that share one rollout buffer."""
-    return max(1, args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
-
-
-def _align(args: GRPOConfig, warmup: float) -> None:
-    """One row a step, warmup, and checkpoints where a rollout buffer ends (elsewhere resuming is not exact)."""
-    args.logging_steps = 1
-    if args.warmup_steps == 0:
-        args.warmup_steps = warmup
-    size = _buffer_steps(args)
-    if args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps % size:
-        args.save_steps = int(-(-args.save_steps // size) * size)
-        print(
-            f"save_steps is now {args.save_steps}, a multiple of the {size} steps that share a rollout buffer"
-        )
-
-
-@contextmanager
-def _reference_is_a_copy_of(model: Any) -> Iterator[None]:
-    """trl reloads the reference from the config's path, which is wrong for a model changed in memory."""
-    if not isinstance(model, torch.nn.Module) or isinstance(model, PeftModel):
-        yield
-        return
-    original = trl_grpo.create_model_from_path
-
-    def copy_instead(*args: Any, **kwargs: Any) -> Any:
-        reference = copy.deepcopy(model)
-        return reference.requires_grad_(False).eval()
-
-    trl_grpo.create_model_from_path = copy_instead
-    try:
-        yield
-    finally:
-        trl_grpo.create_model_from_path = original
-
-
-def _fused_head(model: Any) -> Any:
-    """The closure cell in which trl's fused LM head keeps its temperature."""
-    forward = getattr(model, "_original_forward", None) or model.forward  # accelerate may have wrapped it
-    function = forward.__func__
-    return function.__closure__[function.__code__.co_freevars.index("temperature")]
-
-
-def _check_temperature(value: float, name: str) -> float:
-    if not value > 0:
-        raise ValueError(f"{name}={value} must be above 0; greedy decoding has no gradient to learn from")
-    return float(value)
-
-
-@contextmanager
-def _score_only_labelled_positions() -> Iterator[None]:
-    """On a CPU trl's head scores every position; only the labelled ones are needed."""
-    original = trl_utils._use_triton
-    trl_utils._use_triton = lambda device: True
-    try:
-        yield
-    finally:
-        trl_utils._use_triton = original
 
 
 def _remove_notebook_table(trainer: GRPOTrainer) -> None:

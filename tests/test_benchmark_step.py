@@ -1,6 +1,5 @@
 """The benchmark of one step measures what it says, on the same work, or stops."""
 
-import inspect
 import json
 import random
 import time
@@ -19,7 +18,6 @@ from benchmarks.report import result_path
 from benchmarks.sizes import SIZES, qwen_config
 from benchmarks.step import check_same_work, main
 from benchmarks.workload import completion_lengths, exact_prompt, make_workload, plain_words, word_tokenizer
-from grpo_kit import GRPOTrainer
 from grpo_kit.models import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
@@ -58,10 +56,12 @@ def test_result_is_complete(result):
     assert "--size smoke" in result["command"]
     assert result["work"]["completion tokens"] == 40 and result["work"]["prompt tokens"] == [12, 20]
     assert result["arms"]["trl-hf"]["rollouts by"] == "transformers.generate"
-    if "rollout" in inspect.signature(GRPOTrainer.__init__).parameters:
-        assert result["arms"]["kit"]["rollouts by"] == "RolloutEngine"
+    assert result["arms"]["kit"]["rollouts by"] == "RolloutEngine"
     for arm in result["arms"].values():
         assert arm["peak bytes"]["above start"] > 0
+        seconds, held = arm["timeline"]["seconds"], arm["timeline"]["GiB"]
+        assert len(seconds) == len(held) <= 200 and list(seconds) == sorted(seconds) and max(held) * 2**30 > 0
+        assert max(held) * 2**30 == pytest.approx(arm["peak bytes"]["above start"], rel=0.01, abs=2**21)
         assert arm["tokens/s decode"] == pytest.approx(40 / arm["phases"]["decode"]["median"], rel=1e-4)
 
 

@@ -3,10 +3,15 @@
 import inspect
 
 import pytest
+import torch
 import transformers
+import transformers.models.llama.modeling_llama as llama
+import transformers.models.qwen2.modeling_qwen2 as qwen2
+import transformers.models.qwen3.modeling_qwen3 as qwen3
 import trl.trainer.grpo_trainer as trl_grpo
 import trl.trainer.utils as trl_utils
 from tiny_run import make
+from transformers.generation import RepetitionPenaltyLogitsProcessor
 
 METHODS = {
     "_generate_and_score_completions": ["self", "inputs"],
@@ -27,6 +32,8 @@ METHODS = {
         "batch_size",
     ],
     "_compute_loss": ["self", "model", "inputs"],
+    "compute_loss": ["self", "model", "inputs"],
+    "create_optimizer": ["self", "model"],
     "_save_checkpoint": ["self", "model", "trial"],
     "prediction_step": ["self", "inputs"],
     "log": ["self", "logs", "start_time"],
@@ -35,7 +42,8 @@ ATTRIBUTES = [
     "_step", "_buffered_inputs", "_metrics", "_logs", "_pending_metrics", "_pending_extra_logs",
     "_current_train_step_time", "_tokenizer", "generation_config", "generation_kwargs", "use_vllm",
     "use_transformers_continuous_batching", "reward_func_names", "reward_weights", "max_completion_length",
-    "ref_model", "temperature", "model_wrapped",
+    "ref_model", "temperature", "model_wrapped", "loss_type", "beta", "num_iterations", "aux_loss_enabled",
+    "top_entropy_quantile", "_entropy_bonus_enabled", "entropy_coef", "_last_world_entropy", "_entropy_window_stats",
 ]  # fmt: skip
 
 
@@ -57,6 +65,18 @@ def test_module_functions():
     assert "compact = _use_triton(" in inspect.getsource(trl_utils.add_fused_lm_head)
     assert "_maybe_log_save_evaluate" in inspect.getsource(transformers.Trainer._run_epoch)
     assert "on_pre_optimizer_step" in inspect.getsource(transformers.Trainer._run_epoch)
+    assert "_set_sync_gradients" in inspect.getsource(transformers.Trainer._run_epoch)
+    assert "self._gradient_checkpointing_func(" in inspect.getsource(transformers.modeling_layers)
+
+
+def test_what_trls_loss_reads_and_when_it_scores_for_old_log_probabilities():
+    """The packed update calls the loss with scores at hand, and leaves that pass out by num_iterations."""
+    loss = inspect.getsource(trl_grpo.GRPOTrainer._compute_loss)
+    assert loss.count("self._get_per_token_logps_and_entropies(") == 1
+    assert "self.accelerator.sync_gradients" in loss
+    rollout = inspect.getsource(trl_grpo.GRPOTrainer._generate_and_score_completions)
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in rollout
+    assert rollout.count("self.num_iterations") == 1
 
 
 def test_fused_head_keeps_its_temperature_in_a_closure(tmp_path):
@@ -64,3 +84,16 @@ def test_fused_head_keeps_its_temperature_in_a_closure(tmp_path):
     function = trainer.model.forward.__func__
     cell = function.__closure__[function.__code__.co_freevars.index("temperature")]
     assert cell.cell_contents == 0.7
+
+
+def test_what_the_rollout_engine_reaches_for():
+    """It runs transformers' layers with its own attention and cache, and torch's fused attention on a CPU."""
+    schema = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._schema
+    assert [r.name for r in schema.returns] == ["output", "logsumexp"]
+    for module in (llama, qwen2, qwen3):
+        source = inspect.getsource(module)
+        assert "ALL_ATTENTION_FUNCTIONS.get_interface(" in source and "past_key_values.update(" in source
+        assert (
+            source.count("**kwargs,\n        )") >= 1
+        )  # what the decoder is called with reaches the attention
+    assert "prompt_ignore_length" in inspect.signature(RepetitionPenaltyLogitsProcessor.__init__).parameters

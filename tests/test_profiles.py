@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from grpo_kit.models import load_policy
+from grpo_kit.optim import make_optimizer
 from grpo_kit.profiles import PROFILES, UNITS, Profile, profile
 
 
@@ -103,9 +105,17 @@ def test_config_overrides_win_and_sizes_always_divide(tmp_path):
     assert args.beta == 0.1 and args.gradient_checkpointing and args.activation_checkpointing
 
 
-def test_without_a_card_the_optimizer_needs_none(monkeypatch, tmp_path):
-    _card(monkeypatch, None)
-    assert profile("gpu24").grpo_config(tmp_path).optim.value == "adamw_torch"
+@pytest.mark.parametrize("name", ["smoke", "cpu", "gpu24"])
+def test_the_optimizer_suits_the_weights(name):
+    """At its own learning rate, and on every machine."""
+    p = profile(name)
+    model = load_policy("tiny-random", dtype=p.dtype, quiet=True)[0]
+    make_optimizer(p.optimizer, model, learning_rate=p.learning_rate)
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(ValueError, match="optimizer='adam9' is not known"):
+        profile("cpu", optimizer="adam9")
 
 
 def test_task_takes_the_profiles_sizes():

@@ -41,6 +41,17 @@ def spy(trainer, expected):
         model.train(training)
         return logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
 
+    def policy_scores(batch):
+        """What the trainer scores, and what the kit's engine says it sampled with."""
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        with torch.no_grad():
+            yield trainer._get_per_token_logps_and_entropies(
+                trainer.model, ids, mask, batch["completion_ids"].size(1)
+            )[0]
+        if "sampling_per_token_logps" in batch:
+            yield batch["sampling_per_token_logps"]
+
     def score(inputs):
         training = trainer.model.training
         batch = inner_score(inputs)
@@ -50,7 +61,8 @@ def spy(trainer, expected):
         temperature = expected(trainer.state.global_step)
         seen["sampler"].append(abs(sampled_at[-1] - temperature))
         policy = independent(trainer.model, batch, temperature)
-        seen["policy"].append((policy - batch["old_per_token_logps"]).abs().max().item())
+        for scored in policy_scores(batch):
+            seen["policy"].append((policy - scored).mul(batch["completion_mask"]).abs().max().item())
         if trainer.ref_model is not None:
             reference = independent(trainer.ref_model, batch, temperature)
         else:
@@ -97,7 +109,7 @@ def test_schedule_reaches_everything(which, tuning, tmp_path):
     seen = spy(trainer, lambda step: schedule(step // buffer * buffer / (steps - buffer)))
     trainer.train()
 
-    assert len(seen["policy"]) == steps // buffer  # rollouts were reused, as num_iterations says
+    assert len(seen["reference"]) == steps // buffer  # rollouts were reused, as num_iterations says
     worst = {k: max(v) for k, v in seen.items() if k in ("sampler", "policy", "reference")}
     clipped = [row.get("clip_ratio/region_mean", 0) for row in trainer.state.log_history if "loss" in row]
     if which == "kit":

@@ -4,6 +4,7 @@ import os
 import signal
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
 from trl import GRPOConfig
 from trl import GRPOTrainer as PlainTrainer
@@ -120,7 +121,8 @@ def interrupted_once(trainer, where, at_step):
 
         def compute_loss(*args, **kwargs):
             loss = inner(*args, **kwargs)
-            loss.register_hook(lambda grad: press())
+            if loss.requires_grad:  # not where the kit only has its metrics
+                loss.register_hook(lambda grad: press())
             return loss
 
         trainer._compute_loss = compute_loss
@@ -129,7 +131,9 @@ def interrupted_once(trainer, where, at_step):
 
         def create_optimizer(*args, **kwargs):
             optimizer = inner(*args, **kwargs)
-            if isinstance(optimizer, torch.optim.AdamW):  # later calls return accelerate's wrapper of it
+            if not isinstance(
+                optimizer, AcceleratedOptimizer
+            ):  # later calls return accelerate's wrapper of it
                 optimizer.register_step_post_hook(lambda *_: press())  # weights changed, step not yet counted
             return optimizer
 

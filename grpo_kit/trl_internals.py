@@ -1,0 +1,56 @@
+"""What the kit reaches into trl for, beyond the methods its trainer overrides; all of it named in the tests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import trl.trainer.grpo_trainer as trl_grpo
+import trl.trainer.utils as trl_utils
+from peft import PeftModel
+from trl.trainer.grpo_trainer import is_async_callable
+
+
+def is_plain_function(reward: Any) -> bool:
+    """Neither a reward model nor asynchronous: trl calls it with lists, in this thread."""
+    return not isinstance(reward, (str, torch.nn.Module)) and not is_async_callable(reward)
+
+
+@contextmanager
+def reference_is_a_copy_of(model: Any) -> Iterator[None]:
+    """trl reloads the reference from the config's path, which is wrong for a model changed in memory."""
+    if not isinstance(model, torch.nn.Module) or isinstance(model, PeftModel):
+        yield
+        return
+    original = trl_grpo.create_model_from_path
+
+    def copy_instead(*args: Any, **kwargs: Any) -> Any:
+        reference = copy.deepcopy(model)
+        return reference.requires_grad_(False).eval()
+
+    trl_grpo.create_model_from_path = copy_instead
+    try:
+        yield
+    finally:
+        trl_grpo.create_model_from_path = original
+
+
+def fused_head(model: Any) -> Any:
+    """The closure cell in which trl's fused LM head keeps its temperature."""
+    forward = getattr(model, "_original_forward", None) or model.forward  # accelerate may have wrapped it
+    function = forward.__func__
+    return function.__closure__[function.__code__.co_freevars.index("temperature")]
+
+
+@contextmanager
+def score_only_labelled_positions() -> Iterator[None]:
+    """On a CPU trl's head scores every position; only the labelled ones are needed."""
+    original = trl_utils._use_triton
+    trl_utils._use_triton = lambda device: True
+    try:
+        yield
+    finally:
+        trl_utils._use_triton = original
