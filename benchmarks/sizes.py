@@ -29,7 +29,7 @@ class Size:
 
 SIZES = {
     "smoke": Size("tiny-random", 2, 4, (8, 24), 5, 8, 1, (8, False)),
-    "cpu": Size("smollm2-135m-instruct", 4, 8, (128, 384), 38, 64, 2, (8, False)),
+    "cpu": Size("smollm2-135m-instruct", 4, 8, (128, 384), 38, 64, 1, (2, False)),
     "gpu": Size("Qwen/Qwen2.5-1.5B-Instruct", 8, 8, (128, 384), 300, 512, 5, None),
 }
 

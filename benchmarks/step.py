@@ -28,7 +28,9 @@ from benchmarks.sizes import SIZES, random_weights
 from benchmarks.workload import Workload, make_workload
 from grpo_kit import load_policy
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}  # relative, for loss and gradient norm
+# Relative, for loss and gradient norm. Rounding alone: on this work SmolLM2's gradient of layer 0's v_proj is off by
+# 0.2 to 0.3 % of the float64 one, packed or padded, and it carries the norm; the other parameters by 0.002 %.
+TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2}
 
 
 CANDIDATES = [(2, False), (4, False), (8, False), (16, False), (8, True), (16, True), (32, True)]
@@ -107,7 +109,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--arms", default="trl-hf,trl-hf-tuned,kit", help=f"of {', '.join(ARMS)}, unsloth")
     parser.add_argument("--size", choices=SIZES, default="cpu")
     parser.add_argument("--workload", choices=("realistic", "fixed"), default="realistic")
-    parser.add_argument("--rounds", type=int, help="measurements of each arm (cpu 2, gpu 5)")
+    parser.add_argument("--rounds", type=int, help="measurements of each arm (cpu 1, gpu 5)")
     parser.add_argument(
         "--skip", choices=("on", "off", "both"), default="both", help="`kit` with skipping, without, or both"
     )

@@ -51,8 +51,9 @@ def load_policy(
     a folder, a .gguf file, or a name on the Hugging Face hub.
     tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
     a 4-bit base (CUDA and bitsandbytes).
-    dtype of the frozen or trained weights; None means float32 for "full" (rounding to bfloat16 loses about
-    99 % of an update at a learning rate of 1e-6) and, for adapters, bfloat16 where the card has it.
+    dtype of the frozen or trained weights; None means float32 for "full" (at a learning rate of 1e-6 bfloat16 rounds
+    99 % of an update away, unless the optimizer keeps it: grpo_kit.optim) and, for adapters, bfloat16 where the card
+    has it.
     Adapters themselves are always float32.
     lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
     Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing.

@@ -225,8 +225,9 @@ class Profile:
         """The profile as a trl.GRPOConfig; overrides are its fields and win.
 
         output_dir: the run folder. One rollout buffer a step; a constant rate after a warmup of 10 % of the
-        steps, at least 2. Full fine-tuning takes `optimizer`, which the trainer gets as optimizer=. loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare
-        tokens may rise further, which keeps entropy up. bf16 autocast where the card has it.
+        steps, at least 2. `optimizer` is not in it: for full fine-tuning the trainer takes it as optimizer=.
+        loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare tokens may rise further,
+        which keeps entropy up. bf16 autocast where the card has it.
         Source of both: DAPO, arXiv:2503.14476.
         Raises ValueError for an unknown tuning or field.
 

@@ -56,6 +56,8 @@ class Recorder:
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
             "temperature_schedule": repr(trainer._schedule) if trainer._schedule else None,
+            "rollout": trainer.rollout,
+            "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
             "model": getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),

@@ -47,7 +47,7 @@ from grpo_kit.update import PackedUpdate
 from grpo_kit.update_memory import free_bytes
 
 Schedule = Callable[[float], float]
-_ROOM_FOR_GRAPHS = 8 * 2**30  # bytes free after a rollout above which its cache and graphs are kept
+_ROOM_FOR_GRAPHS = 16 * 2**30  # bytes free after a rollout above which its cache and graphs are kept
 _LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
 
 
@@ -113,6 +113,8 @@ class GRPOTrainer(TRLGRPOTrainer):
                 **trl_options,
             )
         restore_dtypes(self.model, dtypes)
+        if optimizer is not None and self.optimizer is not None:
+            raise ValueError(f"optimizer={optimizer!r} and optimizers= are both given; say one of the two")
         self._optimizer_name = choose_optimizer(optimizer, self.model) if self.optimizer is None else None
         if isinstance(train_dataset, Dataset):
             context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)

@@ -43,7 +43,7 @@ class PackedUpdate:
     # ---- what can be packed -----------------------------------------------------------------------------------
 
     def supports(self, inputs: MicroBatch) -> bool:
-        """Text only, a known decoder, no auxiliary loss, one process."""
+        """Text only, a known decoder, no auxiliary loss, one process and all of its weights here."""
         trainer = self.trainer
         config = trainer._base_model().config
         return (
@@ -52,6 +52,7 @@ class PackedUpdate:
             and all(t == "full_attention" for t in getattr(config, "layer_types", None) or [])
             and not trainer.aux_loss_enabled
             and trainer.accelerator.num_processes == 1
+            and not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
             and not any(
                 key.startswith(("pixel", "image", "num_images", "num_tiles", "token_type")) for key in inputs
             )

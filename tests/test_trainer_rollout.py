@@ -1,5 +1,7 @@
 """Who makes completions, how far sampler and trainer are apart, and which optimizer the weights get."""
 
+import json
+
 import pytest
 import torch
 from tiny_run import difference, interrupted_once, letters, make, weights
@@ -134,6 +136,21 @@ def test_float32_weights_and_adapters_keep_the_optimizer_of_args(tmp_path):
         trainer = make("kit", tmp_path / tuning, tuning=tuning, max_steps=1)
         trainer.train()
         assert isinstance(getattr(trainer.optimizer, "optimizer", trainer.optimizer), torch.optim.AdamW)
+
+
+def test_two_optimizers_are_refused(tmp_path):
+    model = load_policy("tiny-random", quiet=True)[0]
+    mine = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="both given"):
+        make("kit", tmp_path, model=model, kit={"optimizer": "adamw", "optimizers": (mine, None)})
+
+
+def test_the_run_folder_says_who_sampled_and_which_optimizer(tmp_path):
+    make("kit", tmp_path, max_steps=1, kit={"optimizer": "adamw-8bit"}).train()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["rollout"], config["optimizer"]) == ("kit", "adamw-8bit")
+    make("kit", tmp_path / "b", max_steps=1, optim="sgd").train()
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["optimizer"] == "sgd"
 
 
 def test_an_unknown_optimizer_is_refused_before_training(tmp_path):

@@ -175,6 +175,20 @@ def test_other_terms_of_the_loss(pairs, options, loss_type):
         assert kit._last_world_entropy == pytest.approx(plain._last_world_entropy)
 
 
+def test_two_passes_draw_the_same_dropout(tmp_path):
+    """With an entropy bonus the scores are computed twice: adapters must drop the same values both times."""
+    torch.manual_seed(0)
+    lora = {"lora_dropout": 0.5, "init_lora_weights": False}
+    model = load_policy("tiny-random", tuning="lora", lora=lora, quiet=True)[0]
+    kit = make("kit", tmp_path, model=model, entropy_coef=0.3, per_device_train_batch_size=12)
+    kit._last_world_entropy = 1.0
+    (micro,) = micro_batches(1)
+    torch.manual_seed(5)
+    got = kit_step(kit, [micro])[1]
+    torch.manual_seed(5)
+    assert_same((0.0, got, {}), (0.0, trl_step(kit, [micro])[1], {}))  # one pass: everything in one graph
+
+
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_zero_advantages_are_skipped_and_change_nothing(pairs, loss_type):
     kit, plain = pairs("full", 0.0)
