@@ -154,7 +154,7 @@ def survival_plot(table: pd.DataFrame) -> Figure:
     from grpo_kit.chart import COLOURS, to_png
 
     names, rates = list(dict.fromkeys(table.optimizer)), sorted(set(table.learning_rate))
-    figure = Figure(figsize=(7.5, 0.6 + 0.62 * len(names)), dpi=110, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(8, 0.9 + 0.62 * len(names)), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     height, floor, ticked = 0.8 / len(rates), 0.1, False
@@ -173,13 +173,13 @@ def survival_plot(table: pd.DataFrame) -> Figure:
                 axes.plot([100 * now] * 2, [y - 0.45 * height, y + 0.45 * height], **style)
                 ticked = True
     axes.set_xscale("log")
-    axes.set_xlim(floor, 2000 if (table.error > 0.5).any() else 300)
+    axes.set_xlim(floor, 8000 if (table.error > 0.5).any() else 300)
     axes.set_xticks([0.1, 1, 10, 100], ["0.1 %", "1 %", "10 %", "100 %"])
     axes.set_yticks(range(len(names)), [name.replace(", ", "\n") for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("share of the float32 run's weight change that is kept")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(title="learning rate", loc="outside right center", frameon=False, fontsize=8)
+    figure.legend(title="learning rate", loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     # Without pyplot IPython does not know how to show a figure, and pyplot would show it twice.
     figure._repr_png_ = lambda: to_png(figure)
     return figure

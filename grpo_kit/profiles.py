@@ -129,7 +129,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "lora_dtype": ("bfloat16", "frozen, so nothing is rounded away; half the memory"),
         "optimizer": (
             "adamw-8bit-split",
-            "8-bit moments and an exact float32 master: 11.6 GiB with weights and gradients, where AdamW takes 23",
+            "8-bit moments and an exact float32 master: 11.5 GiB with weights and gradients, where AdamW takes 23",
         ),
         "micro_batch": (8, "completions at a time under trl's own update; the kit's goes by free memory"),
         "gradient_checkpointing": (

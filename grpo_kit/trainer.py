@@ -115,6 +115,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         restore_dtypes(self.model, dtypes)
         if optimizer is not None and self.optimizer is not None:
             raise ValueError(f"optimizer={optimizer!r} and optimizers= are both given; say one of the two")
+        self._optimizer_asked = optimizer is not None
         self._optimizer_name = choose_optimizer(optimizer, self.model) if self.optimizer is None else None
         if isinstance(train_dataset, Dataset):
             context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -265,6 +266,11 @@ class GRPOTrainer(TRLGRPOTrainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
         if self.optimizer is None and self._optimizer_name is not None:
+            if not self._optimizer_asked:
+                self._recorder.say(
+                    f"bfloat16 weights: optimizer {self._optimizer_name!r}, which keeps the bits that args.optim would "
+                    "round away"
+                )
             self.optimizer = make_optimizer(
                 self._optimizer_name,
                 self.model,

@@ -110,9 +110,9 @@ class PackedUpdate:
         job = _Job(model, window, rows, where, keep)
         run = self._two_passes if self._needs_whole_micro_batches() else self._one_pass
         loss = self.memory.run(lambda limit: run(job, limit), [rows[i] for i in keep])
-        for parameter in model.parameters():  # all advantages zero: TRL's gradient is zero, not missing
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        if not keep:  # TRL's gradient is then zero, not missing: momentum and weight decay act
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         self._report(job)
         return loss
 

@@ -97,13 +97,14 @@ def test_refuses(rollout, args, message, tmp_path):
         make("kit", tmp_path, kit={"rollout": rollout}, **args)
 
 
-def test_bfloat16_weights_get_an_optimizer_that_moves_them(tmp_path):
+def test_bfloat16_weights_get_an_optimizer_that_moves_them(tmp_path, capsys):
     model = load_policy("tiny-random", dtype="bfloat16", quiet=True)[0]
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     trainer = make("kit", tmp_path, model=model, learning_rate=1e-6, max_steps=3)
     trainer.train()
     inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     assert isinstance(inner, SplitAdamW8bit)
+    assert capsys.readouterr().out.count("bfloat16 weights: optimizer 'adamw-8bit-split'") == 1
     assert {p.dtype for p in trainer.model.parameters()} == {torch.bfloat16}
     masters = {n: inner.master(p) for n, p in trainer.model.named_parameters()}
     assert any((masters[n] - before[n].float()).abs().max() > 1e-7 for n in before)
