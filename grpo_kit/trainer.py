@@ -38,6 +38,7 @@ from grpo_kit.trainer_checks import (
     choose_rollout,
 )
 from grpo_kit.trl_internals import (
+    follow_epochs,
     fused_head,
     is_plain_function,
     reference_is_a_copy_of,
@@ -221,7 +222,13 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._pending_metrics.clear()
         self._pending_extra_logs.clear()
         self._random_state = None
+        self._began_at = state.global_step
         self._recorder.begin()
+
+    def _begin_epoch(self, state: Any) -> None:
+        """Opening the data draws a random number, and a step that an epoch begins with is redone with it."""
+        if state.global_step != self._began_at:
+            self._random_state = (state.global_step, get_random_state())
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -263,6 +270,9 @@ class GRPOTrainer(TRLGRPOTrainer):
         finally:
             self._set_temperature(before)
 
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return follow_epochs(super()._get_train_sampler(*args, **kwargs))
+
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
         if self.optimizer is None and self._optimizer_name is not None:
@@ -287,7 +297,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
-        self._random_state = (step, get_random_state())
+        if self._random_state is None or self._random_state[0] != step:  # a step may fill several buffers
+            self._random_state = (step, get_random_state())
         self._set_temperature(self._temperature_at(step))
         self._logs[
             "extra"
@@ -476,6 +487,9 @@ class _Bookkeeping(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._begin(state)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._begin_epoch(state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._guard.begin_finish_first()

@@ -54,3 +54,16 @@ def score_only_labelled_positions() -> Iterator[None]:
         yield
     finally:
         trl_utils._use_triton = original
+
+
+def follow_epochs(sampler: Any) -> Any:
+    """trl's sampler draws each epoch's order from where the last epoch stopped; a resumed run must stand there too."""
+
+    def set_epoch(epoch: int) -> None:
+        if sampler.shuffle and sampler.seed is not None:
+            sampler.generator.manual_seed(sampler.seed)
+            for _ in range(epoch):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+    sampler.set_epoch = set_epoch  # accelerate calls it as an epoch begins
+    return sampler

@@ -13,6 +13,8 @@ import trl.trainer.utils as trl_utils
 from tiny_run import make
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
+from grpo_kit.trl_internals import follow_epochs
+
 METHODS = {
     "_generate_and_score_completions": ["self", "inputs"],
     "_generate_single_turn": [
@@ -77,6 +79,15 @@ def test_what_trls_loss_reads_and_when_it_scores_for_old_log_probabilities():
     rollout = inspect.getsource(trl_grpo.GRPOTrainer._generate_and_score_completions)
     assert "generate_every = self.args.steps_per_generation * self.num_iterations" in rollout
     assert rollout.count("self.num_iterations") == 1
+
+
+def test_the_samplers_order_is_a_function_of_seed_and_epoch(tmp_path):
+    sampler = make("plain", tmp_path)._get_train_sampler()
+    assert (sampler.shuffle, sampler.seed, sampler.num_samples) == (True, 3, 8)
+    order = list(sampler), list(sampler)
+    followed = follow_epochs(make("plain", tmp_path / "b")._get_train_sampler())
+    followed.set_epoch(1)
+    assert order[0] != order[1] and list(followed) == order[1]
 
 
 def test_fused_head_keeps_its_temperature_in_a_closure(tmp_path):

@@ -80,6 +80,17 @@ def test_resume_in_a_new_process_equals_never_stopping(tuning, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["plain", "kit"])
+def test_resuming_in_the_second_epoch_asks_that_epochs_questions(which, tmp_path):
+    """8 questions, 2 a step: steps 5 to 8 are the second epoch; plain TRL goes on with the first one's order."""
+    common = dict(max_steps=8, save_strategy="steps", save_steps=6)
+    whole = make(which, tmp_path / "b", **common)
+    whole.train()
+    again = make(which, tmp_path / "b", **common)
+    again.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-6"))
+    assert same(weights(whole), weights(again)) == (which == "kit")
+
+
+@pytest.mark.parametrize("which", ["plain", "kit"])
 def test_save_steps_follow_the_rollout_buffer(which, tmp_path):
     """Every 3 steps is the middle of a buffer of 2: resuming from there is not exact, so the kit moves it to 4."""
     common = dict(num_iterations=2, max_steps=8, save_strategy="steps", save_steps=3)
@@ -117,6 +128,28 @@ def test_interrupt_between_micro_batches(where, tmp_path):
     trainer.train()
     assert trainer.interrupted and chunks.count(2) >= 2
     trainer._compute_loss = inner
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert same(weights(untouched), weights(trainer))
+
+
+def test_interrupt_between_the_buffers_of_a_step(tmp_path):
+    """Each micro-batch has rollouts of its own; stopped in the second, the first must not be used again."""
+    common = dict(per_device_train_batch_size=8, gradient_accumulation_steps=2, steps_per_generation=1)
+    untouched = make("kit", tmp_path / "a", **common)
+    untouched.train()
+    trainer = make("kit", tmp_path / "b", **common)
+    inner, rollouts = trainer._generate_single_turn, []
+
+    def generate(*args, **kwargs):
+        rollouts.append(trainer.state.global_step)
+        if rollouts.count(2) == 2 and len(rollouts) == 6:
+            press_stop()
+        return inner(*args, **kwargs)
+
+    trainer._generate_single_turn = generate
+    trainer.train()
+    assert trainer.interrupted and rollouts.count(2) == 2
     trainer.train()
     assert trainer.state.global_step == 4
     assert same(weights(untouched), weights(trainer))
