@@ -25,6 +25,13 @@ def test_sampler_and_trainer_agree_and_the_gap_is_logged(tuning, tmp_path, capsy
     assert "differ by" not in capsys.readouterr().out
 
 
+def test_the_gap_compares_like_with_like_under_top_k(tmp_path):
+    """The trainer scores the whole distribution; cutting it off while sampling is no disagreement of the two."""
+    trainer = make("kit", tmp_path, top_k=5, repetition_penalty=1.3)
+    trainer.train()
+    assert max(logged(trainer, "rollout/logprob_gap")) < 1e-5
+
+
 def test_a_gap_is_said_once(tmp_path, capsys):
     """Dropout in training and none while sampling: two different policies."""
     lora = {"lora_dropout": 0.5, "init_lora_weights": False}
