@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import GenerationConfig
+
+from grpo_kit.models import base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -119,19 +121,15 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], config: Generati
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends a completion: the tokenizer's and all that the model declares."""
-    declared = _base(model).generation_config.eos_token_id
+    declared = base_model(model).generation_config.eos_token_id
     declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
     return list(dict.fromkeys([tokenizer.eos_token_id, *declared]))
-
-
-def _base(model: PreTrainedModel) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextmanager
 def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
     """Evaluation mode, plain decoding and a seed inside; modes, settings and random state put back."""
-    base = _base(model)
+    base = base_model(model)
     modes = [(module, module.training) for module in model.modules()]
     settings = base.generation_config
     device = next(model.parameters()).device

@@ -85,6 +85,11 @@ def load_policy(
     return model, tokenizer
 
 
+def base_model(model: Any) -> PreTrainedModel:
+    """The transformers model, adapters still inside it: what a peft model wraps, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def describe(model: PreTrainedModel) -> str:
     """One paragraph: parameters, trainable share, dtypes, device and memory (GiB) of a loaded model.
 
@@ -98,7 +103,7 @@ def describe(model: PreTrainedModel) -> str:
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
     device = parameters[0].device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    name = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+    name = type(base_model(model)).__name__
     lines = [
         f"{name}: {total / 1e6:,.1f} M parameters, {trainable / 1e6:,.1f} M trainable ({trainable / total:.1%})",
         f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import PeftModel
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.interrupts import InterruptGuard
+from grpo_kit.models import base_model
 from grpo_kit.optim import choose_optimizer, make_optimizer
 from grpo_kit.recorder import Recorder
 from grpo_kit.restore import get_random_state, restore_dtypes, set_random_state, weights_come_back
@@ -476,7 +476,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         return bool(attention) or any(isinstance(m, torch.nn.Dropout) and m.p for m in self.model.modules())
 
     def _base_model(self) -> Any:
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return base_model(self.model)
 
 
 class _Bookkeeping(TrainerCallback):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_kit.models import base_model
 from grpo_kit.packing import SUPPORTED_MODEL_TYPES, Row, make_chunks, pack_rows, rows_of
 from grpo_kit.restore import get_random_state, set_random_state
 from grpo_kit.update_memory import UpdateMemory
@@ -234,7 +235,7 @@ class PackedUpdate:
     @contextmanager
     def _attention_of(self, model: Any) -> Iterator[None]:
         """The packed mask's attention, also while backward recomputes checkpointed layers."""
-        config = (model.get_base_model() if hasattr(model, "get_base_model") else model).config
+        config = base_model(model).config
         before = config._attn_implementation
         if self.memory.attention == "flex_attention" or before not in ("sdpa", "eager"):
             config._attn_implementation = self.memory.attention

@@ -18,9 +18,10 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
+from grpo_kit.models import base_model
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.sampling import Processor, Sampler
-from grpo_kit.rollout.support import base_model, unsupported
+from grpo_kit.rollout.support import unsupported
 from grpo_kit.rollout.tape import Tape
 
 

@@ -8,6 +8,8 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
+from grpo_kit.models import base_model
+
 # Decoders with fully causal attention, rotary positions and no scaling of logits.
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 # Their frequencies change as a sequence grows, so that keys cached earlier would have to be turned again.
@@ -39,11 +41,6 @@ _OFF = {
 def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
     """None if the engine can do it, else one sentence that says why not."""
     return _model_problem(model) or _config_problem(model, generation_config)
-
-
-def base_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The transformers model, adapters still inside it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _model_problem(model: Any) -> str | None:
