@@ -16,9 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-# Decoders whose attention is fully causal and takes a ready 4-D mask.
-SUPPORTED_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
-
 FLEX_BLOCK = 128  # FlexAttention's block; a row's length is padded to a multiple of it
 
 Row = tuple[tuple[int, ...], list[int]]  # prompt tokens, completion tokens

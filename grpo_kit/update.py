@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_kit.activations import MODEL_TYPES
 from grpo_kit.models import base_model
-from grpo_kit.packing import SUPPORTED_MODEL_TYPES, Row, make_chunks, pack_rows, rows_of
+from grpo_kit.packing import Row, make_chunks, pack_rows, rows_of
 from grpo_kit.restore import get_random_state, set_random_state
 from grpo_kit.update_memory import UpdateMemory
 
@@ -48,7 +49,7 @@ class PackedUpdate:
         trainer = self.trainer
         config = trainer._base_model().config
         return (
-            config.model_type in SUPPORTED_MODEL_TYPES
+            config.model_type in MODEL_TYPES
             and config._attn_implementation in ("sdpa", "eager", "flex_attention", "flash_attention_2")
             and all(t == "full_attention" for t in getattr(config, "layer_types", None) or [])
             and not trainer.aux_loss_enabled
@@ -122,7 +123,6 @@ class PackedUpdate:
         total = torch.zeros((), device=self.trainer.accelerator.device)
         with self._attention_of(job.model):
             for chunk in job.chunks(limit):
-                self.memory.checkpoint_layers()
                 logps, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
                 job.store(chunk, logps, entropies)
                 loss = sum(
@@ -169,15 +169,11 @@ class PackedUpdate:
                 for chunk in chunks:
                     job.store(chunk, *self._forward(job.model, [job.rows[i] for i in chunk], job.width))
             with torch.enable_grad():
-                job.logps.requires_grad_(), job.entropies.requires_grad_()
-                total = sum(self._loss_of_micro_batch(job, m) for m in range(len(job.window)))
-                by_logps, by_entropies = torch.autograd.grad(
-                    total, (job.logps, job.entropies), allow_unused=True
-                )
-            job.logps.requires_grad_(False), job.entropies.requires_grad_(False)
+                scores = job.logps.clone().requires_grad_(), job.entropies.clone().requires_grad_()
+                total = sum(self._loss_of_micro_batch(job, m, *scores) for m in range(len(job.window)))
+                by_logps, by_entropies = torch.autograd.grad(total, scores, allow_unused=True)
             set_random_state(state)  # LoRA dropout draws the same masks again
             for chunk in chunks:
-                self.memory.checkpoint_layers()
                 logps, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
                 proxy = (logps * by_logps[chunk]).sum()
                 if by_entropies is not None:
@@ -185,18 +181,20 @@ class PackedUpdate:
                 self.trainer.accelerator.backward(proxy)
         return total.detach()
 
-    def _loss_of_micro_batch(self, job: _Job, m: int) -> torch.Tensor:
-        rows = [i for i, (micro, _) in enumerate(job.where) if micro == m]
+    def _loss_of_micro_batch(
+        self, job: _Job, m: int, logps: torch.Tensor, entropies: torch.Tensor
+    ) -> torch.Tensor:
+        rows = job.rows_in(m)
         width = job.window[m]["completion_ids"].size(1)
         return self.trainer._loss_of_scores(
-            job.model, job.window[m], job.logps[rows, :width], job.entropies[rows, :width]
+            job.model, job.window[m], logps[rows, :width], entropies[rows, :width]
         )
 
     def _report(self, job: _Job) -> None:
         """TRL's own metrics of the step, and how far sampler and trainer are apart."""
         gap, tokens = 0.0, 0.0
         for m, micro in enumerate(job.window):
-            rows = [i for i, (micro_of, _) in enumerate(job.where) if micro_of == m]
+            rows = job.rows_in(m)
             width = micro["completion_ids"].size(1)
             sampled, mask = micro.get("sampling_per_token_logps"), _loss_mask(micro).bool()
             scored = torch.tensor([i in job.kept for i in rows], device=mask.device)
@@ -257,6 +255,10 @@ class _Job:
         device = window[0]["completion_ids"].device
         self.logps = torch.zeros(len(rows), self.width, device=device)
         self.entropies = torch.zeros(len(rows), self.width, device=device)
+
+    def rows_in(self, m: int) -> list[int]:
+        """Indices of micro-batch m's rows."""
+        return [i for i, (micro, _) in enumerate(self.where) if micro == m]
 
     def chunks(self, limit: int) -> list[list[int]]:
         kept = [self.rows[i] for i in self.keep]

@@ -52,6 +52,7 @@ class UpdateMemory:
             total = min(total, max(CPU_CHUNK_TOKENS, *sizes, 1))
         while True:
             limit = self._budget(longest, max(sizes, default=1), total)
+            self._checkpoint_layers()
             try:
                 return work(limit)
             except torch.OutOfMemoryError:
@@ -67,7 +68,7 @@ class UpdateMemory:
             if full:
                 self._take_less(min(limit, total), longest)
 
-    def checkpoint_layers(self) -> None:
+    def _checkpoint_layers(self) -> None:
         """The first checkpointed_layers layers recompute their activations, the rest keep them."""
         for i, layer in enumerate(self._layers()):
             layer.gradient_checkpointing = i < self.checkpointed_layers
