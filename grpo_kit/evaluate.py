@@ -15,7 +15,7 @@ from grpo_kit.comparison import Comparison, compare
 from grpo_kit.decoding import complete
 from grpo_kit.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
 from grpo_kit.prompts import build_prompt
-from grpo_kit.rewards.response import last_number, own_answer
+from grpo_kit.rewards.response import last_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -175,19 +175,24 @@ def _judge(task: Task, row: dict, text: str, tokens: int, cut_off: bool) -> dict
         "completion": text,
         "strict": strict,
         "lenient": strict or _lenient(task, row, text),
-        "formatted": own_answer(text, task.prefill, task.answer_tag) is not None,
+        "formatted": task.answer_of(text) is not None,
         "tokens": tokens,
         "cut_off": cut_off,
     }
 
 
 def _strict(task: Task, row: dict, text: str) -> bool:
-    answer = own_answer(text, task.prefill, task.answer_tag)
+    answer = task.answer_of(text)
     return answer is not None and bool(task.is_correct(answer, row))
 
 
 def _lenient(task: Task, row: dict, text: str) -> bool:
-    """Right as the last number the model wrote, or from the last opening tag to a closing one or the line's end."""
+    """Right as the last number the model wrote, or from the last opening tag to a closing one or the line's end.
+
+    A task that reads its answers in its own way has no lenient reading.
+    """
+    if task.read_answer is not None:
+        return False
     opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
     response = task.prefill + text
     start = response.rfind(opening)

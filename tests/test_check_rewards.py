@@ -18,7 +18,7 @@ from grpo_kit.rewards import (
     last_number,
     on_response,
 )
-from grpo_kit.tasks import arithmetic, countdown, from_reasoning_gym, from_rows, largest
+from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, largest
 
 CHEATS = [
     "empty",
@@ -279,3 +279,60 @@ def test_bad_arguments():
     unanswered = from_rows("none", [{"question": str(i)} for i in range(9)], reward=SoftFormat())
     with pytest.raises(ValueError, match="give a list of Case"):
         check_rewards(unanswered.rewards, unanswered)
+
+
+def _lenient_task(**fields):
+    """A task whose reward takes any response that names the answer, in brackets, with no tags at all."""
+
+    @on_response
+    def names_it(responses, answer):
+        return [float(gold in text) for text, gold in zip(responses, answer, strict=True)]
+
+    rows = [{"question": f"q{n}", "answer": str(n)} for n in range(100, 110)]
+    reward = fields.pop("reward", names_it)
+    return Task(
+        name="brackets",
+        train=rows[:8],
+        held_out=rows[8:],
+        rewards=[reward],
+        reward_weights=[1.0],
+        is_correct=lambda text, row: text == row["answer"],
+        read_answer=lambda text, prefill: text.strip("[]") or None,
+        cases=lambda row: [Case("honest", f"[{row['answer']}]", honest=True, columns=row)],
+        **fields,
+    )
+
+
+def test_a_task_brings_its_own_cases_and_cheats():
+    task = _lenient_task()
+    assert check_rewards(task.rewards, task)["case"].tolist() == ["honest"]
+    assert task.answer_of("[108]") == "108" and task.answer_of("[]") is None
+
+    def found(row, honest):
+        return [Case("every number", " ".join(map(str, range(100, 110))), columns=honest.columns)]
+
+    with pytest.raises(RewardCheckError, match="names_it: 'every number' .* ties with the honest"):
+        check_rewards(task.rewards, _lenient_task(cheats=found))
+
+
+def test_the_cheats_of_each_reward_are_tried_and_one_that_comes_out_honest_is_dropped():
+    class Names:
+        __name__ = "names"
+        columns = ("answer",)
+
+        def __call__(self, completions, *, answer, **columns):
+            return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
+
+        def cheats(self, honest):
+            again = Case("the honest one again", honest.completion, columns=honest.columns)
+            return [again, Case("nothing", "", columns=honest.columns)]
+
+    task = _lenient_task(reward=Names())
+    assert check_rewards(task.rewards, task)["case"].tolist() == ["honest", "nothing"]
+
+
+def test_a_task_whose_cases_have_no_honest_one_is_refused():
+    task = _lenient_task()
+    object.__setattr__(task, "cases", lambda row: [Case("nothing", "", columns=row)])
+    with pytest.raises(ValueError, match="cases has no case with honest=True"):
+        check_rewards(task.rewards, task)

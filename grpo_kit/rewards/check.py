@@ -105,8 +105,9 @@ def check_rewards(
 ) -> pd.DataFrame:
     """A table of every reward and their weighted total on crafted completions; raises where cheating pays.
 
-    cases: a task, whose first `rows` held-out rows are turned into crafted cases (its prefill and answer tag;
-    reasoning tags if a SoftFormat asks for them), or a list of Case with at least one honest one.
+    cases: a task, whose first `rows` held-out rows are turned into cases: task.cases(row), or crafted ones (its
+    prefill and answer tag; reasoning tags if a SoftFormat asks for them); then what each reward's
+    `cheats(honest)` and task.cheats(row, honest) add. Or a list of Case with at least one honest one.
     weights: of the total; default the task's if they fit, else equal.
     Returns one row per case of the first task row (or of all given cases): case, response, <reward name> ...,
     total. Scores are in [0, 1], None where a reward cannot judge.
@@ -207,6 +208,26 @@ def _needs_answer(reward: Reward) -> bool:
 
 
 def _task_cases(task: Task, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
+    made = list(task.cases(row)) if task.cases else _crafted_from(task, row, rewards)
+    honest = next((case for case in made if case.honest), None)
+    if honest is None:
+        raise ValueError(
+            f"task {task.name!r}: cases has no case with honest=True for {row['question']!r:.300}"
+        )
+    for reward in rewards:
+        made += getattr(reward, "cheats", _no_cheats)(honest)
+    made += task.cheats(row, honest) if task.cheats else []
+    distinct: dict[tuple[str, str], Case] = {}
+    for case in made:
+        distinct.setdefault((case.prefill, case.completion), case)  # a cheat that comes out honest is none
+    return list(distinct.values())
+
+
+def _no_cheats(honest: Case) -> list[Case]:
+    return []
+
+
+def _crafted_from(task: Task, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
     right = str(row["answer"])
     others = [str(other["answer"]) for other in task.train] + [f"{right}1", "0"]
     wrong = next((text for text in others if not task.is_correct(text, row)), None)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.response import Reward, own_answer
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
+
+    from grpo_kit.rewards.check import Case
 
 Strategy = Callable[[dict], str | None]
 
@@ -28,6 +30,9 @@ class Task:
     or None where it has none. What the best of them scores, a trained model must beat.
     examples: (question, full response) pairs shown in every prompt; never among the rows.
     max_completion_tokens: tokens the model may write.
+    read_answer: (completion, prefill) -> answer text, None where there is none; default: the text in the answer tags.
+    cases: row -> the honest completion and the cheats that check_rewards tries; default: crafted_cases(row["answer"]).
+    cheats: (row, honest case) -> more of them, such as what training on this task has found.
     Raises ValueError naming the field that does not fit.
     """
 
@@ -43,6 +48,9 @@ class Task:
     examples: tuple[tuple[str, str], ...] = ()
     max_completion_tokens: int = 16
     answer_tag: str = "answer"
+    read_answer: Callable[[str, str], str | None] | None = None
+    cases: Callable[[dict], list[Case]] | None = None
+    cheats: Callable[[dict, Case], list[Case]] | None = None
 
     def __post_init__(self) -> None:
         for split in ("train", "held_out"):
@@ -83,6 +91,12 @@ class Task:
             prefill=self.prefill,
             examples=self.examples,
         )
+
+    def answer_of(self, completion: str) -> str | None:
+        """The answer that the completion gives, behind the task's prefill; None if it gives none, or several."""
+        if self.read_answer is not None:
+            return self.read_answer(completion, self.prefill)
+        return own_answer(completion, self.prefill, self.answer_tag)
 
     def constant_accuracies(self, rows: Sequence[dict] | None = None) -> dict[str, float]:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
