@@ -1,0 +1,244 @@
+"""Structure rewards: is the answer a sequence of calls, of known operations, the right ones, and not too many?
+
+A sequence is one call a line, or several with ; between them: `add(2, 3); mul(x, 4)`. It is read by ast and never
+run. Every reward here looks at one side only; `call_reward` puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.rewards.calls import Call, call_distance, parse_calls
+from grpo_kit.rewards.combine import WeightedSum
+from grpo_kit.rewards.response import column as get_column
+from grpo_kit.rewards.response import own_answer, pair_prefill
+
+if TYPE_CHECKING:
+    from grpo_kit.rewards.check import Case
+
+
+class _CallReward:
+    """Scores the calls in the answer tags of prefill + completion; 0.0 where they are no sequence of calls."""
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, name: str, tag: str, column: str | None = None) -> None:
+        if not tag or column == "":
+            raise ValueError(f"tag={tag!r}, column={column!r}: name the answer tag and the gold column")
+        self.tag, self.column = tag, column
+        self.columns = (column,) if column else ()
+        self.__name__ = name
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        pairs = pair_prefill(completions, prefill)
+        golds: Sequence[Any] = [None] * len(pairs)
+        if self.column:
+            golds = get_column(columns, self.column, reward=self.__name__, rows=len(pairs))
+        answers = [own_answer(text, start, self.tag) for text, start in pairs]
+        return [self._judge(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
+
+    def _judge(self, answer: str | None, gold: Any) -> float | None:
+        wanted = _gold_calls(gold) if self.column else []
+        if wanted is None:
+            return None
+        calls = None if answer is None else parse_calls(answer)
+        return self._score(calls, wanted) if calls else 0.0
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        raise NotImplementedError
+
+
+class CallValidity(_CallReward):
+    """1.0 if the answer is a sequence of calls of known operations, with as many arguments as they take, else 0.0.
+
+    operations: {name: number of arguments}; None for any number. Keyword arguments count. Never None.
+    Raises ValueError if operations is empty, has a name that no call can have, or a negative number.
+
+    >>> valid = CallValidity({"add": 2, "neg": 1})
+    >>> valid(["<answer>add(2, 3); neg(x)</answer>", "<answer>add(2)</answer>", "<answer>rm(2)</answer>"])
+    [1.0, 0.0, 0.0]
+    """
+
+    def __init__(self, operations: Mapping[str, int | None], *, tag: str = "answer") -> None:
+        super().__init__("call_validity", tag)
+        if not operations:
+            raise ValueError(f"operations={operations!r} is empty; give {{name: number of arguments}}")
+        for name, count in operations.items():
+            if parse_calls(f"{name}()") != [Call(name, ())] or (count is not None and count < 0):
+                raise ValueError(
+                    f"operations has {name!r}: {count!r}; use a Python name and a number >= 0 or None"
+                )
+        self.operations = dict(operations)
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Texts that only look like calls, or call what is not there."""
+        name, count = next(iter(self.operations.items()))
+        inside = ", ".join("1" * (count or 0))
+        texts = {
+            "unknown operation": "no_such_operation(1)",
+            "import": "__import__('os').system('true')",
+            "operation's name alone": name,
+            "attribute": f"self.{name}({inside})",
+            "assigned": f"x = {name}({inside})",
+            "nested": f"{name}({name}({inside}))",
+            "starred": f"{name}(*[{inside}])",
+            "calls in a comment": f"# {name}({inside})",
+            "call in a text": f"'{name}({inside})'",
+        }
+        if count is not None:
+            texts["one argument too many"] = f"{name}({', '.join('1' * (count + 1))})"
+        return _cases(texts, honest, self.tag, tie="never")
+
+    def __repr__(self) -> str:
+        return f"CallValidity({self.operations!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        return float(all(self._known(call) for call in calls))
+
+    def _known(self, call: Call) -> bool:
+        given = len(call.arguments) + len(call.keywords)
+        return call.name in self.operations and self.operations[call.name] in (None, given)
+
+
+class CallAccuracy(_CallReward):
+    """exp(-alpha * distance) to the gold calls, in [exp(-alpha), 1]; 0.0 if the answer is no sequence of calls.
+
+    distance: call_distance, in [0, 1]; at alpha = 2 calls that have nothing in common still earn 0.135.
+    column: the gold calls, a list of texts or one text. None if it is None, empty, or no sequence of calls.
+    Raises ValueError if alpha is not positive and finite.
+
+    >>> reward, gold = CallAccuracy(), ["add(2, 3)", "mul(x, 4)"]
+    >>> scores = reward(["<answer>add(2, 3); mul(x, 4)</answer>", "<answer>add(2, 3)</answer>"], calls=[gold] * 2)
+    >>> [round(score, 3) for score in scores]  # the second has distance 1/2
+    [1.0, 0.368]
+    """
+
+    def __init__(self, *, alpha: float = 2.0, column: str = "calls", tag: str = "answer") -> None:
+        super().__init__("call_accuracy", tag, column)
+        if not 0 < alpha < math.inf:
+            raise ValueError(f"alpha={alpha!r} must be a positive number, such as 2.0")
+        self.alpha = alpha
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Sequences near the gold that are not it."""
+        gold = _gold_texts(honest.columns[self.column])
+        texts = {
+            "all calls twice": "; ".join(gold * 2),
+            "every call twice": "; ".join(text for text in gold for _ in range(2)),
+            "one call, many times": "; ".join(gold[:1] * (len(gold) + 20)),
+            "arguments dropped": "; ".join(f"{text.partition('(')[0]}()" for text in gold),
+            "names alone": "; ".join(text.partition("(")[0] for text in gold),
+            "calls as one list": f"[{', '.join(gold)}]",
+            "calls as one text": repr("; ".join(gold)),
+            "calls after words": f"The calls are {'; '.join(gold)}",
+            "calls commented out": "\n".join(f"# {text}" for text in gold),
+            "two sequences with or": f"{'; '.join(gold)} or {gold[0]}",
+        }
+        if len(gold) > 1:
+            texts["a call dropped"] = "; ".join(gold[1:])
+            texts["last call dropped"] = "; ".join(gold[:-1])
+            texts["order turned round"] = "; ".join(gold[::-1])
+        wanted = _gold_calls(gold)
+        differ = {name: text for name, text in texts.items() if parse_calls(text) != wanted}
+        return _cases(differ, honest, self.tag, tie="format")
+
+    def __repr__(self) -> str:
+        return f"CallAccuracy(alpha={self.alpha!r}, column={self.column!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        return math.exp(-self.alpha * call_distance(calls, wanted))
+
+
+class CallShape(_CallReward):
+    """How far the operations are called as often as in the gold: 1 - (sum of differences) / (sum of both), in [0, 1].
+
+    Blind to order and arguments, hence a part of a reward and none by itself. 0.0 if the answer is no sequence of
+    calls. column and None: as in CallAccuracy.
+
+    >>> CallShape()(["<answer>add(1, 1); neg(2)</answer>"], calls=["add(2, 3); mul(x, 4)"])
+    [0.5]
+    """
+
+    def __init__(self, *, column: str = "calls", tag: str = "answer") -> None:
+        super().__init__("call_shape", tag, column)
+
+    def __repr__(self) -> str:
+        return f"CallShape(column={self.column!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        shared = Counter(call.name for call in calls) & Counter(call.name for call in wanted)
+        return 2 * shared.total() / (len(calls) + len(wanted))
+
+
+class CallEfficiency(_CallReward):
+    """max(0, 1 - n / n_max) for a sequence of n calls, in [0, 1): fewer calls earn more.
+
+    No call at all earns 0.0, like an answer that is no sequence of calls: doing nothing is not efficient. One call
+    earns the most whatever is asked for, hence a small part of a reward and none by itself. Never None.
+    Raises ValueError if n_max is below 1.
+
+    >>> CallEfficiency(n_max=4)(["<answer>a()</answer>", "<answer>a(); b()</answer>", "<answer># none</answer>"])
+    [0.75, 0.5, 0.0]
+    """
+
+    def __init__(self, *, n_max: int = 50, tag: str = "answer") -> None:
+        super().__init__("call_efficiency", tag)
+        if n_max < 1:
+            raise ValueError(f"n_max={n_max!r} must be at least 1, the number of calls that earns nothing")
+        self.n_max = n_max
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Sequences of nothing."""
+        return _cases(
+            {"nothing, commented": "# nothing to do", "a semicolon": ";"}, honest, self.tag, tie="never"
+        )
+
+    def __repr__(self) -> str:
+        return f"CallEfficiency(n_max={self.n_max!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        return max(0.0, 1 - len(calls) / self.n_max)
+
+
+def call_reward(
+    operations: Mapping[str, int | None],
+    *,
+    weights: tuple[float, float, float] = (0.375, 0.5, 0.125),
+    column: str = "calls",
+    tag: str = "answer",
+) -> WeightedSum:
+    """A worked example: validity, accuracy (the quality) and efficiency as one reward, in [0, 1).
+
+    weights: of the three; the default is exact in binary, (0.4, 0.5, 0.1) is what is commonly advised. Both are
+    generous: any one valid call, right in nothing, earns 0.566 of the advised sum (0.4 + 0.5 * 0.135 + 0.1 * 0.98)
+    and 0.565 of the default. Raise accuracy's weight, or alpha, where a model settles for that.
+
+    >>> reward = call_reward({"add": 2}, weights=(0.4, 0.5, 0.1))
+    >>> [round(s, 3) for s in reward(["<answer>add(1, 2)</answer>", "<answer>add(</answer>"], calls=["add(1, 2)"] * 2)]
+    [0.998, 0.0]
+    """
+    parts = [CallValidity(operations, tag=tag), CallAccuracy(column=column, tag=tag), CallEfficiency(tag=tag)]
+    return WeightedSum(list(zip(parts, weights, strict=True)))
+
+
+def _gold_texts(gold: Any) -> list[str]:
+    return [] if gold is None else [gold] if isinstance(gold, str) else [str(text) for text in gold]
+
+
+def _gold_calls(gold: Any) -> list[Call] | None:
+    return parse_calls("\n".join(_gold_texts(gold))) or None
+
+
+def _cases(texts: Mapping[str, str], honest: Case, tag: str, *, tie: str) -> list[Case]:
+    from grpo_kit.rewards.check import Case
+
+    opening = "" if f"<{tag}>" in honest.prefill else f"<{tag}>"
+    return [
+        Case(name, f"{opening}{text}</{tag}>", False, tie, honest.prefill, honest.columns)
+        for name, text in texts.items()
+    ]
