@@ -249,7 +249,7 @@ def strategy_shares(task: Task, rows: Sequence[dict] | None = None) -> dict[str,
     What a policy earns that settles for it: the soft reward's other side.
 
     >>> next(iter(strategy_shares(events())))
-    'greedy by worth'
+    'greedy by priority'
     """
     rows = task.held_out if rows is None else rows
     if not rows:
