@@ -1,0 +1,70 @@
+"""What a Python program must be able to read to run: the interpreter, its standard library, their shared libraries.
+
+Run as a script, it prints them as JSON; no package of ours is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import sysconfig
+
+PACKAGES = (
+    "site-packages",
+    "dist-packages",
+)  # installed packages: not the interpreter's, and they may hold answers
+NOT_NEEDED = ("_tkinter", "_curses", "_curses_panel", "readline")
+
+
+def _load_extensions(folder: str) -> None:
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        module = name.split(".")[0]
+        if name.endswith(".so") and module not in NOT_NEEDED and not module.startswith(("_test", "xx")):
+            try:
+                importlib.import_module(module)
+            except (
+                ImportError
+            ):  # an optional one whose library is not installed: a program cannot have it either
+                pass
+
+
+def _aliases(path: str) -> list[str]:
+    """`path` and the links beside it that lead to it: the loader asks for libz.so.1, the file is libz.so.1.2.13."""
+    folder = os.path.dirname(path)
+    stem = os.path.basename(path).split(".so")[0]
+    near = [os.path.join(folder, n) for n in os.listdir(folder) if n.startswith(stem + ".so")]
+    return [path] + [n for n in near if n != path and os.path.realpath(n) == path]
+
+
+def describe() -> dict:
+    """executable, prefix, stdlib (a folder), entries (in it, without installed packages), libraries (files)."""
+    stdlib = os.path.realpath(os.path.dirname(os.__file__))
+    platform_stdlib = os.path.realpath(sysconfig.get_path("platstdlib"))
+    _load_extensions(os.path.join(platform_stdlib, "lib-dynload"))
+    _load_extensions(os.path.join(stdlib, "lib-dynload"))
+    libraries: set[str] = set()
+    with open("/proc/self/maps") as maps:
+        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if line.count(" ") > 4 and "/" in line}
+    for path in mapped:
+        inside = path.startswith((stdlib + os.sep, platform_stdlib + os.sep))
+        if ".so" in os.path.basename(path) and not inside and os.path.isfile(path):
+            libraries.update(_aliases(path))
+    folders = {stdlib, platform_stdlib}
+    return {
+        "executable": os.path.realpath(sys.executable),
+        "prefix": sys.base_prefix,
+        "stdlib": stdlib,
+        "entries": sorted(e.path for f in folders for e in os.scandir(f) if e.name not in PACKAGES),
+        "masked": sorted(
+            os.path.join(f, p) for f in folders for p in PACKAGES if os.path.isdir(os.path.join(f, p))
+        ),
+        "libraries": sorted(libraries),
+        "platlibdir": sys.platlibdir,
+        "version": f"python{sys.version_info.major}.{sys.version_info.minor}",
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe()))

@@ -1,0 +1,215 @@
+"""Launchers kept between calls, and programs handed to them."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import json
+import os
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+GRACE_SECONDS = 15.0  # beyond a program's own limit, before its launcher is given up
+
+
+class LauncherError(Exception):
+    """The launcher could not start, or could not start a program."""
+
+
+@functools.cache
+def interpreter() -> dict:
+    """See interpreter.py; found by an interpreter without any installed packages."""
+    executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    command = [executable, "-I", "-S", "-B", str(HERE / "interpreter.py")]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env={}, timeout=60)
+    if done.returncode:
+        raise LauncherError(f"{executable} does not run: {done.stderr.decode(errors='replace')[-500:]}")
+    return json.loads(done.stdout)
+
+
+class Launcher:
+    """A running launcher.py and the folder it works in."""
+
+    def __init__(self, kind: str):
+        python = interpreter()
+        self.root = os.path.realpath(tempfile.mkdtemp(prefix="grpo-kit-sandbox-"))
+        self.deadline = 0.0
+        command = [python["executable"], "-I", "-S", "-B", str(HERE / "launcher.py")]
+        self.process = subprocess.Popen(  # vfork: costs the same whatever the memory of this process
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            bufsize=0,
+            start_new_session=True,  # an interrupt in the terminal is ours alone
+        )
+        package = importlib.util.find_spec("sandlock") if kind == "sandlock" else None
+        try:
+            self.send(
+                {
+                    "kind": kind,
+                    "python": python,
+                    "root": self.root,
+                    "bwrap": shutil.which("bwrap"),
+                    "sandlock": package and str(Path(package.origin).parent.parent),
+                }
+            )
+            self.deadline = time.monotonic() + 60
+            answer, _ = self.receive()
+            if "problem" in answer:
+                raise LauncherError(answer["problem"])
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        return self.process.stdout.fileno()
+
+    def send(self, fields: dict, *bodies: bytes) -> None:
+        header = json.dumps({**fields, "sizes": [len(body) for body in bodies]}).encode()
+        message = memoryview(struct.pack("!I", len(header)) + header + b"".join(bodies))
+        try:
+            while message:
+                message = message[self.process.stdin.write(message) :]
+        except BrokenPipeError as gone:
+            raise LauncherError("the launcher has ended") from gone
+
+    def start(self, code: bytes, stdin: bytes, limits: dict) -> None:
+        """Send a program; `receive` its result."""
+        self.deadline = time.monotonic() + limits["seconds"] + GRACE_SECONDS
+        self.send(limits, code, stdin)
+
+    def receive(self) -> tuple[dict, list[bytes]]:
+        """The next message; LauncherError if the launcher has ended or is long overdue."""
+        (length,) = struct.unpack("!I", self._read(4))
+        fields = json.loads(self._read(length))
+        return fields, [self._read(size) for size in fields.pop("sizes")]
+
+    def _read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            ready = select.select([self], [], [], max(0.0, self.deadline - time.monotonic()))[0]
+            part = self.process.stdout.read(size) if ready else b""
+            if not part:
+                raise LauncherError("the launcher has ended" if ready else "the launcher does not answer")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """End it, with what it runs; nothing is left running and nothing on disk."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its program dies with it
+            self.process.wait()
+        self.process.stdout.close()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def forget(self) -> None:
+        """In a forked copy of the trainer: the launcher belongs to the original."""
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.returncode = 0  # not our child: nothing to wait for
+
+
+class Pool:
+    """Launchers of one kind, shared by all threads."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._idle: list[Launcher] = []
+        self._lock = threading.Lock()
+        _pools.add(self)
+
+    def _take(self) -> Launcher:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return Launcher(self.kind)
+
+    def _give(self, launcher: Launcher) -> None:
+        with self._lock:
+            self._idle.append(launcher)
+
+    def run(self, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int) -> list[tuple]:
+        """(fields, stdout, stderr) of each (code, stdin), in their order; at most `workers` at a time."""
+        results: list[tuple | None] = [None] * len(programs)
+        waiting = list(range(len(programs)))[::-1]
+        busy: dict[Launcher, int] = {}
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < workers:
+                    index = waiting.pop()
+                    launcher = self._take()
+                    busy[launcher] = index
+                    try:
+                        launcher.start(*programs[index], limits)
+                    except LauncherError:  # it was ended from outside while idle
+                        launcher.close()
+                        del busy[launcher]
+                        waiting.append(index)
+                overdue = min(launcher.deadline for launcher in busy) - time.monotonic()
+                ready = select.select(list(busy), [], [], max(0.0, overdue))[0]
+                for launcher in ready or [one for one in busy if one.deadline <= time.monotonic()]:
+                    index = busy[launcher]
+                    try:
+                        fields, bodies = launcher.receive()
+                    except LauncherError as problem:
+                        launcher.close()
+                        fields = {"status": "killed", "exit_code": None, "seconds": limits["seconds"]}
+                        results[index] = (fields, b"", f"sandbox: {problem}\n".encode())
+                        del busy[launcher]
+                        continue
+                    if "problem" in fields:
+                        raise LauncherError(fields["problem"])
+                    results[index] = (fields, *bodies)
+                    del busy[launcher]
+                    self._give(launcher)
+        finally:
+            for launcher in busy:  # an exception, an interrupt: what runs is stopped
+                launcher.close()
+        return results
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for launcher in idle:
+            launcher.close()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        idle, self._idle = self._idle, []
+        for launcher in idle:
+            launcher.forget()
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

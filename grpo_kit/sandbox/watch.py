@@ -1,0 +1,117 @@
+"""Watching one running program: its output, the clock, its folder, and whether the trainer is still there."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+import folders
+
+DISK_BYTES, ENTRIES = 32 << 20, 1000  # in the folder: all files together, files and folders
+LOOK_SECONDS = 0.02  # how often the folder is looked at; beside it this bounds what can be written
+OUT_OF_MEMORY = (
+    b"MemoryError",
+    b"Fatal Python error: _PyErr_NormalizeException: Cannot recover from MemoryErrors",
+)
+DIED = tuple(
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL", "SIGSYS")
+)
+
+
+class Watch:
+    """Reads a program's output until it ends or reaches a limit."""
+
+    def __init__(self, pid: int, outputs: tuple[int, int], started: float, job: dict, box: str):
+        self.pid, self.started, self.box = pid, started, box
+        self.deadline = started + job["seconds"]
+        self.limit = job["output_kb"] * 1024
+        self.seconds: float = 0
+        self.stopped = ""  # the limit that was reached
+        self.note = b""
+        self.output = {file: bytearray() for file in outputs}
+        self.open = set(outputs)
+        for file in outputs:
+            os.set_blocking(file, False)
+
+    def until_it_ends(self) -> None:
+        """Returns when the program has ended or must be stopped. Raises EOFError if the trainer is gone."""
+        poll = select.poll()
+        for file in (0, *self.open):
+            poll.register(file, select.POLLIN)
+        ending = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        if ending is not None:
+            poll.register(ending, select.POLLIN)
+        look = self.started + LOOK_SECONDS
+        try:
+            while not self.stopped:
+                now = time.monotonic()
+                if now >= self.deadline:
+                    self.stopped = "timeout"
+                    break
+                step = min(self.deadline, look) - now if ending is not None else 0.002
+                ready = {file for file, _ in poll.poll(max(0, step) * 1000 + 1)}
+                for file in ready & self.open:
+                    if not self.read(file):
+                        poll.unregister(file)
+                if 0 in ready:
+                    raise EOFError
+                if ending in ready or (ending is None and self.has_ended()):
+                    break
+                if time.monotonic() >= look:
+                    if folders.over_limit(self.box, DISK_BYTES, ENTRIES):
+                        self.stopped, self.note = "killed", b"sandbox: stopped, too much in its folder\n"
+                    look = time.monotonic() + LOOK_SECONDS
+        finally:
+            self.seconds = time.monotonic() - self.started
+            if ending is not None:
+                os.close(ending)
+
+    def has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def read(self, file: int) -> bool:
+        """Take what is there, up to the limit; False at the end of the stream."""
+        kept = self.output[file]
+        while True:
+            try:
+                part = os.read(file, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not part:
+                self.open.discard(file)
+                return False
+            kept += part
+            if len(kept) > self.limit:
+                del kept[self.limit :]
+                self.stopped = self.stopped or "output"
+                return True
+
+    def drain(self) -> None:
+        """What the program left in its pipes when it ended."""
+        for file in tuple(self.open):
+            self.read(file)
+
+    def result(self, status: int | None, wrapped: bool) -> tuple[dict, bytes, bytes]:
+        """Fields of the result, stdout, stderr. wrapped: the exit code came through bubblewrap (128 + signal)."""
+        out, err = map(bytes, self.output.values())
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        if wrapped and code is not None and code - 128 in DIED:
+            code = 128 - code
+        verdict = self.stopped
+        if verdict:
+            code = None
+        elif code == 0:
+            verdict = "ok"
+        elif code in (-signal.SIGXCPU, -signal.SIGKILL) and self.seconds >= self.deadline - self.started:
+            verdict, code = "timeout", None
+        elif code is None or code < 0:
+            verdict = "killed"
+        else:
+            verdict = "error"
+        last = err.rstrip().rsplit(b"\n", 1)[-1]
+        if verdict in ("error", "killed") and last.startswith(OUT_OF_MEMORY[0]) or OUT_OF_MEMORY[1] in err:
+            verdict = "memory"
+        return {"status": verdict, "exit_code": code, "seconds": self.seconds}, out, err + self.note
