@@ -1,0 +1,317 @@
+"""Code rewards: is there one block of Python, does it run, and how many hidden tests does it pass?
+
+The three are worth most in this order, with weights that are exact in binary:
+
+    runner = CodeRunner()
+    WeightedSum([(CodeFormat(), 0.125), (CodeRuns(runner), 0.125), (CodeTests(runner), 0.75)])
+
+A block that does not run earns 1/8 to 3/16, one that runs but answers wrongly 1/4, and each test its share of
+the other 3/4. The sandboxed program is told the arguments, never the expected answers; those are compared
+outside. What it prints, patches or forges is therefore worth no more than returning the same values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, Test, passes, read_tests
+from grpo_kit.rewards.response import column, pair_prefill
+
+if TYPE_CHECKING:
+    from grpo_kit.rewards.check import Case
+
+_FENCE = "```"
+_OPENING = ("```python", "```py", "```python3")
+
+
+def extract_code(response: str) -> str | None:
+    """The text of the one ```python block, without its fences; None if there is not exactly one.
+
+    A fence is a line that begins with ```; there must be two, ```python (py, python3) and ```. Two blocks
+    (hedging), a block that is never closed, one without its language, and an empty one give None. Text before
+    and after the block is fine here.
+
+    >>> extract_code("So:\\n```python\\nx = 1\\n```\\nDone.")
+    'x = 1\\n'
+    >>> extract_code("```python\\nx = 1\\n```\\n```python\\nx = 2\\n```") is None
+    True
+    """
+    span = _code_span(response)
+    code = response[slice(*span)] if span else ""
+    return code if code.strip() else None
+
+
+def own_code(completion: str, prefill: str) -> str | None:
+    """extract_code(prefill + completion), but None where the model wrote none of the code.
+
+    >>> own_code("x = 1\\n```", "```python\\n"), own_code("```", "```python\\nx = 1\\n")
+    ('x = 1\\n', None)
+    """
+    response = prefill + completion
+    span = _code_span(response)
+    if span is None or not response[max(span[0], len(prefill)) : span[1]].strip():
+        return None
+    return response[slice(*span)]
+
+
+class CodeFormat:
+    """How much of "one ```python block, nothing after it" the response keeps, in [0, 1]; 1/4 for each piece.
+
+    | piece                                                                     |     |
+    |---|---|
+    | exactly one opening fence: a line ```python (py, python3)                  | 1/4 |
+    | exactly one closing fence: a line ```                                      | 1/4 |
+    | the one after the other, no third, with text of the model's between them   | 1/4 |
+    | nothing but white space after the closing fence                            | 1/4 |
+
+    What stands in the block is not looked at: format alone teaches blocks that do not run. Never None.
+
+    >>> CodeFormat()(["x = 1\\n```", "x = 1", "x = 1\\n```\\nHope this helps!"], prefill="```python\\n")
+    [1.0, 0.25, 0.75]
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.__name__ = "code_format"
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        return [self._score(completion, start) for completion, start in pair_prefill(completions, prefill)]
+
+    def __repr__(self) -> str:
+        return "CodeFormat()"
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Completions that keep less of the format than the honest one."""
+        code = own_code(honest.completion, honest.prefill) or "pass\n"
+        opening, body = ("", honest.completion) if _opens(honest.prefill) else ("```python\n", code + _FENCE)
+        return [
+            _case(honest, "empty", ""),
+            _case(honest, "no code block", "The function doubles its argument.", tie="never"),
+            _case(honest, "unclosed fence", opening + body.replace(f"\n{_FENCE}", "\n")),
+            _case(honest, "empty block", f"{opening}{_FENCE}"),
+            _case(honest, "two blocks, right first", f"{opening}{body}\n```python\npass\n```"),
+            _case(honest, "two blocks, right last", f"{opening}pass\n```\n```python\n{code}```"),
+            _case(honest, "fence spam", f"{opening}{'```python' + chr(10)}" * 4 + f"{_FENCE}\n" * 4),
+            _case(honest, "block in the prefill", "", prefill=f"```python\n{code}```"),
+            _case(honest, "text after the block", f"{opening}{body}\nI hope this helps!", tie="always"),
+            _case(honest, "prose in the block", f"{opening}Add n to itself.\n{_FENCE}", tie="format"),
+        ]
+
+    def _score(self, completion: str, prefill: str) -> float:
+        response = prefill + completion
+        fences = _fences(response)
+        openings = [end for _, end, text in fences if text in _OPENING]
+        closings = [end for _, end, text in fences if text == _FENCE]
+        score = (len(openings) == 1) / 4 + (len(closings) == 1) / 4
+        if own_code(completion, prefill) is not None:
+            score += 1 / 4
+        if len(closings) == 1 and not response[closings[0] :].strip():
+            score += 1 / 4
+        return score
+
+
+class _RunsPrograms:
+    """What CodeRuns and CodeTests share: reading the columns and running every completion's block once."""
+
+    def __init__(self, runner: CodeRunner | None, name: str) -> None:
+        self.runner = CodeRunner() if runner is None else runner
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.runner!r})"
+
+    def _read(self, cells: Sequence[Any], entries: Sequence[str | None]) -> list[tuple[Test, ...]]:
+        read = []
+        for row, (cell, entry) in enumerate(zip(cells, entries, strict=True)):
+            try:
+                tests = read_tests(cell)
+            except ValueError as error:
+                raise ValueError(f"reward {self.__name__!r}, row {row}: {error}") from error
+            if tests and isinstance(tests[0], CallTest) != bool(entry):
+                raise ValueError(
+                    f"reward {self.__name__!r}, row {row}: entry_point={entry!r} with {type(tests[0]).__name__}; "
+                    "tests of calls need the function's name, tests of stdin none"
+                )
+            read.append(tests)
+        return read
+
+
+class CodeRuns(_RunsPrograms):
+    """1.0 if the block runs without an error, 0.5 if it is Python but does not, 0.0 for no Python or no block.
+
+    To run is to end without an exception or a limit, and, where the row has them: to define `entry_point`,
+    to return from every call in `tests`, to end well on every stdin of `tests`. What comes back does not matter.
+    A call that calls sys.exit does not return. Needs no column; uses `tests` and `entry_point` if they are
+    there. runner: how programs are run; shared with CodeTests, each program runs once. Never None.
+    Raises SandboxUnavailableError where programs cannot be isolated.
+
+    >>> CodeRuns()(["```python\\nx = 1\\n```", "```python\\nx = y\\n```", "```python\\nx =\\n```"])  # doctest: +SKIP
+    [1.0, 0.5, 0.0]
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, runner: CodeRunner | None = None) -> None:
+        super().__init__(runner, "code_runs")
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
+        cells, entries = (
+            _optional(columns, "tests", len(codes)),
+            _optional(columns, "entry_point", len(codes)),
+        )
+        tests = self._read(cells, entries)
+        rows = [row for row, code in enumerate(codes) if code is not None]
+        outcomes = self.runner.run([_job(codes[row], entries[row], tests[row]) for row in rows])
+        scores = [0.0] * len(codes)
+        for row, outcome in zip(rows, outcomes, strict=True):
+            scores[row] = outcome.parses / 2 + outcome.runs / 2
+        return scores
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Blocks that do not run; those that run and do nothing are for CodeTests to catch."""
+        return [
+            _block(honest, "no Python", "def f(n:\n    return n\n", tie="format"),
+            _block(honest, "raises on import", "raise ValueError('no idea')\n", tie="format"),
+            _block(honest, "raises SystemExit", "raise SystemExit(1)\n", tie="format"),
+        ]
+
+
+class CodeTests(_RunsPrograms):
+    """The share of the hidden tests that the block passes, in [0, 1]; None if the row has no tests.
+
+    Columns: `tests` (JSON text or a list, see read_tests) and, for tests of calls, `entry_point`. Two styles:
+    calls of a function, and texts on stdin with the text it should print. Values compare as Python's ==
+    on plain types does (code_values.same): True == 1, a tuple is no list, a subclass counts as its plain type.
+    All calls of a block share one process: a call that raises fails its own test, one that exits or runs
+    into a limit loses the rest too. Arguments are fresh for each. What a function prints is not looked at.
+    Constants earn what they get right: give tests whose expected values differ.
+    runner: how programs are run; shared with CodeRuns, each program runs once.
+    Raises ValueError for a missing column or a test that does not fit, SandboxUnavailableError where programs
+    cannot be isolated.
+
+    >>> block = "```python\\ndef double(n):\\n    return n * n\\n```"
+    >>> CodeTests()([block], tests=["[[[2], 4], [[3], 6]]"], entry_point=["double"])  # doctest: +SKIP
+    [0.5]
+    """
+
+    columns: tuple[str, ...] = ("tests",)
+
+    def __init__(self, runner: CodeRunner | None = None) -> None:
+        super().__init__(runner, "code_tests")
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
+        cells = column(columns, "tests", reward=self.__name__, rows=len(codes))
+        entries = _optional(columns, "entry_point", len(codes))
+        tests = self._read(cells, entries)
+        scores: list[float | None] = [0.0 if several else None for several in tests]
+        rows = [row for row, code in enumerate(codes) if code is not None and tests[row]]
+        outcomes = self.runner.run([_job(codes[row], entries[row], tests[row]) for row in rows])
+        for row, outcome in zip(rows, outcomes, strict=True):
+            pairs = zip(outcome.answers, tests[row], strict=True)
+            scores[row] = sum(passes(answer, test) for answer, test in pairs) / len(tests[row])
+        return scores
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Programs that pass themselves off as right: by exiting, patching, forging, or answering one thing always."""
+        entry = honest.columns.get("entry_point")
+        tests = read_tests(honest.columns.get("tests"))
+        frame = "    " if entry else ""
+        head = f"def {entry}(*args):\n" if entry else ""
+
+        def body(*lines: str) -> str:
+            return head + "".join(f"{frame}{line}\n" for line in lines)
+
+        expected = [test.expected if isinstance(test, CallTest) else test.stdout for test in tests]
+        most = Counter(map(repr, expected)).most_common(1)[0][0] if expected else "None"
+        verdict = f"{len(tests)} passed in 0.01s"
+        made = {
+            "pass": "pass\n",
+            "does nothing": body("pass"),
+            "the most frequent expected value": body(f"return {most}" if entry else f"print({most}, end='')"),
+            "prints the verdict": body(f"print({verdict!r})", "print('OK')", "print('true')"),
+            "exits with success": "import os\n" + body("os._exit(0)"),
+            "exits on import": "import os\nos._exit(0)\n",
+            "raises SystemExit(0)": body("raise SystemExit(0)"),
+            "patches builtins": _PATCH + body("pass"),
+            "equal to everything": _EQUAL + body("return Anything()" if entry else "print(Anything())"),
+            "forges the results": _FORGE + body("pass"),
+        }
+        return [_block(honest, name, code, tie="format") for name, code in made.items()]
+
+
+_PATCH = """import builtins, json, sys
+builtins.isinstance = lambda *args: True
+builtins.len = lambda *args: 1
+builtins.all = builtins.any = lambda *args: True
+json.dumps = lambda *args, **more: "true"
+sys.exit = lambda *args: None
+"""
+_EQUAL = """class Anything(int):
+    __eq__ = lambda self, other: True
+    __ne__ = lambda self, other: False
+    __hash__ = lambda self: 0
+    __repr__ = __str__ = lambda self: "True"
+"""
+_FORGE = """import os, sys
+try:
+    told = sys._getframe(1).f_locals
+    for i in range(100):
+        os.write(told["out"], f"\\n{told['mark']} {i} {{\\"value\\": true}}\\n".encode())
+        os.write(told["out"], f"\\n{told['mark']} {i} {{\\"passed\\": true}}\\n".encode())
+except Exception:
+    print("true")
+"""
+
+
+def _job(code: str, entry: str | None, tests: Sequence[Test]) -> Job:
+    inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
+    return Job(code, entry or None, inputs)
+
+
+def _optional(columns: dict[str, Any], name: str, rows: int) -> Sequence[Any]:
+    return column(columns, name, reward="code", rows=rows) if name in columns else [None] * rows
+
+
+def _fences(response: str) -> list[tuple[int, int, str]]:
+    """(start, end, text) of every line that begins with ```; start is its line's, end is behind its newline."""
+    found, at = [], 0
+    for line in response.split("\n"):
+        if line.startswith(_FENCE):
+            found.append((at, min(at + len(line) + 1, len(response)), line.rstrip()))
+        at += len(line) + 1
+    return found
+
+
+def _code_span(response: str) -> tuple[int, int] | None:
+    fences = _fences(response)
+    if len(fences) != 2 or fences[0][2] not in _OPENING or fences[1][2] != _FENCE:
+        return None
+    return fences[0][1], fences[1][0]
+
+
+def _opens(prefill: str) -> bool:
+    return any(text in _OPENING for _, _, text in _fences(prefill))
+
+
+def _block(honest: Case, name: str, code: str, tie: str = "never") -> Case:
+    return _case(honest, name, f"{'' if _opens(honest.prefill) else '```python' + chr(10)}{code}```", tie=tie)
+
+
+def _case(
+    honest: Case, name: str, completion: str, *, tie: str = "never", prefill: str | None = None
+) -> Case:
+    from grpo_kit.rewards.check import Case
+
+    given = honest.prefill if prefill is None else prefill
+    return Case(name, completion, tie=tie, prefill=given, columns=honest.columns)

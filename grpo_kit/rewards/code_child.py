@@ -1,0 +1,117 @@
+"""What runs inside the sandbox: it calls a function and writes down what came back. Sent as text, never imported there.
+
+It knows the program, the arguments and nothing else: no expected answer, hence nothing to find and nothing to
+win by taking this file's functions over. Whatever is written is data for the parent to judge.
+"""
+
+import json
+import os
+import sys
+import types
+
+NOT_PYTHON = 97  # exit code of a program that does not compile
+_DEEP = 40
+_LONG = 32_000  # characters of one result
+
+
+def encode(value, depth=0):
+    """The value as JSON: plain types only; what JSON has no word for is an object with one key, {"$tuple": [...]}.
+
+    Subclasses count as the plain type below them (Counter -> dict), read by that type's own methods.
+    Raises TypeError for any other object, ValueError for nesting deeper than 40.
+
+    >>> encode({"a": (1, None)}), encode({1: {2}})
+    ({'a': {'$tuple': [1, None]}}, {'$dict': [[1, {'$set': [2]}]]})
+    """
+    if depth > _DEEP:
+        raise ValueError(f"nested deeper than {_DEEP}")
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, int):
+        number = int.__add__(value, 0)
+        return number if -(2**53) <= number <= 2**53 else {"$int": hex(number)}  # str() of it is quadratic
+    if isinstance(value, float):
+        return float.__add__(value, 0.0)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return {"$bytes": bytes.hex(value)}
+    if isinstance(value, complex):
+        return {"$complex": [value.real, value.imag]}
+    if isinstance(value, dict):
+        pairs = [(encode(k, depth + 1), encode(v, depth + 1)) for k, v in dict.items(value)]
+        if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
+            return dict(pairs)
+        return {"$dict": [list(pair) for pair in pairs]}
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            items = [encode(item, depth + 1) for item in kind.__iter__(value)]
+            return items if kind is list else {f"${kind.__name__}": items}
+    raise TypeError(f"a {type(value).__name__} is no plain value")
+
+
+def compiled(source):
+    """The program's code; the process ends here if it is not Python, before any of it has run."""
+    try:
+        return compile(source, "solution.py", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        os._exit(NOT_PYTHON)
+
+
+def run_script(source):
+    """Run the program as a script: its own stdin, stdout and exit code."""
+    exec(compiled(source), {"__name__": "__main__"})
+
+
+def call_all(source, entry_point, calls, mark):
+    """Run the program as a module, call the function with each text of arguments, write one line a call.
+
+    A line is: mark, number of the call, JSON: {"value": ...}, {"other": why it is no plain value} or
+    {"error": exception}. Number -1 says that the program ran and has the function. What the program itself
+    prints goes nowhere. Every call has its own copy of the arguments.
+    """
+    code = compiled(source)
+    out = os.dup(1)
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    except OSError:
+        pass  # then the mark tells our lines from the program's
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="replace")
+
+    def tell(place, what):
+        text = json.dumps(what)
+        if len(text) > _LONG:
+            text = json.dumps({"other": f"longer than {_LONG} characters"})
+        line = f"\n{mark} {place} {text}\n".encode()
+        while line:
+            line = line[os.write(out, line) :]
+
+    def failed(error):
+        return {"error": f"{type(error).__name__}: {error}"[:200]}
+
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        exec(code, module.__dict__)
+        function = getattr(module, entry_point)
+        if not callable(function):
+            raise TypeError(f"{entry_point} is not callable")
+    except Exception as error:
+        tell(-1, failed(error))
+        os._exit(1)
+    tell(-1, {"value": None})
+    for place, text in enumerate(calls):
+        args = eval(text, {"inf": float("inf"), "nan": float("nan")})
+        try:
+            given = function(*args)
+        except Exception as error:
+            tell(place, failed(error))
+            continue
+        try:
+            what = {"value": encode(given)}
+        except Exception as error:
+            what = {"other": f"{type(error).__name__}: {error}"[:200]}
+        tell(place, what)
+    os._exit(0)

@@ -1,0 +1,256 @@
+"""Tests of a program: reading them from a data set column, and running programs on them in the sandbox."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_kit.rewards.code_child import NOT_PYTHON
+from grpo_kit.rewards.code_values import decode, read_json, same
+
+if TYPE_CHECKING:
+    from grpo_kit.sandbox import SandboxResult
+
+_READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
+_PROGRAMS_KEPT = 256
+
+
+@dataclass(frozen=True)
+class CallTest:
+    """One call: the arguments as Python text (all that the sandbox is told), and the value that should come back.
+
+    tolerance: how far floats may be off. read_as: what both sides are turned into first, such as "sorted".
+    """
+
+    args: str
+    expected: Any
+    tolerance: float = 1e-9
+    read_as: str | None = None
+
+
+@dataclass(frozen=True)
+class StdinTest:
+    """What the program reads, and what it should print (white space at line ends and empty last lines aside)."""
+
+    stdin: str
+    stdout: str
+
+
+Test = CallTest | StdinTest
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one test got: a `value` (for a stdin test the text printed), an `error`, or nothing at all.
+
+    kind: "value"; "other" (it returned, but no plain value); "error"; "none" (ended or was stopped before).
+    """
+
+    kind: Literal["value", "other", "error", "none"] = "none"
+    value: Any = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program and what to ask it: calls of `entry_point` (argument texts), or texts to read from stdin."""
+
+    source: str
+    entry_point: str | None
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program did. parses: it is Python. runs: it ended without an error, and so did every call or input.
+
+    error: the first thing that went wrong, in words of the child; "" if nothing did.
+    """
+
+    parses: bool
+    runs: bool
+    answers: tuple[Answer, ...]
+    error: str = ""
+
+
+def read_tests(column: Any) -> tuple[Test, ...]:
+    """The tests in a `tests` cell: JSON text, or the list itself; () for None, "" and [].
+
+    A test is [args, expected], {"args": ..., "expected": ...} with an optional "tolerance" and "as" ("tuple",
+    "list", "set" or "sorted"), or {"stdin": ..., "stdout": ...}. Values are JSON or tagged (code_values.decode).
+    Raises ValueError naming the test that does not fit.
+
+    >>> read_tests('[[[3], 6]]')
+    (CallTest(args='(3,)', expected=6, tolerance=1e-09, read_as=None),)
+    """
+    data = json.loads(column) if isinstance(column, str) and column.strip() else (column or [])
+    if not isinstance(data, list | tuple):
+        raise ValueError(f"tests={column!r:.80} is no list of tests")
+    tests = tuple(_read(test, place) for place, test in enumerate(data))
+    if len({type(test) for test in tests}) > 1:
+        raise ValueError("tests has calls and stdin tests; use one kind for a problem")
+    return tests
+
+
+def passes(answer: Answer, test: Test) -> bool:
+    """Whether the answer is what the test expects; judged here, out of the program's reach.
+
+    >>> passes(Answer("value", 6), CallTest("(3,)", 6)), passes(Answer("value", "7 \\n"), StdinTest("", "7"))
+    (True, True)
+    """
+    if answer.kind != "value":
+        return False
+    if isinstance(test, StdinTest):
+        return _lines(answer.value) == _lines(test.stdout)
+    given, expected = answer.value, test.expected
+    if test.read_as is not None:
+        try:
+            given, expected = _READ_AS[test.read_as](given), _READ_AS[test.read_as](expected)
+        except TypeError:  # no collection, or its items cannot be sorted or hashed
+            return False
+    return same(given, expected, tolerance=test.tolerance)
+
+
+class CodeRunner:
+    """Runs programs in the sandbox, all of a call side by side; the same program on the same inputs runs once.
+
+    seconds, memory_mb: of one program, all its calls together (a stdin test has its own). allow_unsafe: run
+    without isolation where there is none (see grpo_kit.sandbox). The last 256 outcomes are kept, so that
+    rewards that share a runner share its work.
+    Raises SandboxUnavailableError where no isolation is to be had: that is no program's fault, hence no score.
+    """
+
+    def __init__(self, *, seconds: float = 2.0, memory_mb: int = 256, allow_unsafe: bool = False) -> None:
+        if not seconds > 0 or memory_mb < 1:
+            raise ValueError(
+                f"seconds={seconds!r}, memory_mb={memory_mb!r} must be above 0, such as 2 and 256"
+            )
+        self.seconds, self.memory_mb, self.allow_unsafe = seconds, memory_mb, allow_unsafe
+        self._kept: OrderedDict[Job, Outcome] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"CodeRunner(seconds={self.seconds!r}, memory_mb={self.memory_mb!r})"
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcome of every job, in order."""
+        from grpo_kit.sandbox import run_python_batch
+
+        new = [job for job in dict.fromkeys(jobs) if job not in self._kept]
+        marks = {job: secrets.token_hex(16) for job in new}
+        programs = [_programs(job, marks[job]) for job in new]
+        results = iter(
+            run_python_batch(
+                [program for several in programs for program in several],
+                seconds=self.seconds,
+                memory_mb=self.memory_mb,
+                output_kb=1024,
+                allow_unsafe=self.allow_unsafe,
+            )
+            if new
+            else []
+        )
+        found = {job: self._kept[job] for job in jobs if job in self._kept}
+        for job, several in zip(new, programs, strict=True):
+            found[job] = _outcome(job, [next(results) for _ in several], marks[job])
+        for job, outcome in found.items():
+            self._kept[job] = outcome
+            self._kept.move_to_end(job)
+        while len(self._kept) > _PROGRAMS_KEPT:
+            self._kept.popitem(last=False)
+        return [found[job] for job in jobs]
+
+
+@cache
+def _child() -> str:
+    return Path(__file__).with_name("code_child.py").read_text(encoding="utf-8")
+
+
+def _programs(job: Job, mark: str) -> list[tuple[str, str]]:
+    """(code, stdin) of each process the job needs; ascii() because a program's text may hold anything."""
+    if job.entry_point is not None:
+        call = f"call_all({ascii(job.source)}, {ascii(job.entry_point)}, {ascii(job.inputs)}, {mark!r})"
+        return [(f"{_child()}\n{call}\n", "")]
+    return [(f"{_child()}\nrun_script({ascii(job.source)})\n", stdin) for stdin in job.inputs or ("",)]
+
+
+def _outcome(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
+    if any(result.exit_code == NOT_PYTHON and result.status == "error" for result in results):
+        return Outcome(False, False, (Answer(),) * len(job.inputs), "not Python")
+    if job.entry_point is None:
+        answers = [Answer("value", r.stdout) if r.ok else Answer("error", error=_why(r)) for r in results]
+        loaded = Answer("value")
+    else:
+        loaded, *answers = _read_lines(results[0].stdout, mark, len(job.inputs))
+    judged = [loaded, *answers]
+    wrong = next((answer for answer in judged if answer.kind not in ("value", "other")), None)
+    error = "" if wrong is None else wrong.error or _why(results[0])
+    return Outcome(True, wrong is None, tuple(answers[: len(job.inputs)]), error)
+
+
+def _read_lines(stdout: str, mark: str, calls: int) -> list[Answer]:
+    """Answers -1 .. calls - 1 out of what was written; a call that is answered twice is answered not at all."""
+    found: dict[int, list[Answer]] = {}
+    for line in stdout.split("\n"):
+        head, _, rest = line.partition(" ")
+        place, _, text = rest.partition(" ")
+        if head == mark and place.lstrip("-").isdecimal() and len(place) < 9:
+            found.setdefault(int(place), []).append(_answer(text))
+    return [found[i][0] if len(found.get(i, [])) == 1 else Answer() for i in range(-1, calls)]
+
+
+def _answer(text: str) -> Answer:
+    try:
+        data = read_json(text)
+        ((kind, inside),) = data.items()
+        if kind == "value":
+            return Answer("value", decode(inside))
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return Answer("other", error="unreadable")
+    return Answer("error" if kind == "error" else "other", error=str(inside)[:200])
+
+
+def _why(result: SandboxResult) -> str:
+    """In a word or a line: the limit that stopped it, or the last line of the traceback."""
+    if result.status != "error":
+        return result.status if result.status != "ok" else "it ended early"
+    last = result.stderr.strip().rpartition("\n")[2].strip()
+    return last[:200] or f"exit code {result.exit_code}"
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _read(test: Any, place: int) -> Test:
+    if isinstance(test, dict) and set(test) == {"stdin", "stdout"}:
+        if isinstance(test["stdin"], str) and isinstance(test["stdout"], str):
+            return StdinTest(test["stdin"], test["stdout"])
+    elif isinstance(test, list | tuple) and len(test) == 2:
+        test = {"args": test[0], "expected": test[1]}
+    if not isinstance(test, dict) or not {"args", "expected"} <= set(test) <= {
+        "args",
+        "expected",
+        "tolerance",
+        "as",
+    }:
+        raise ValueError(
+            f"test {place} is {test!r:.120}; use [args, expected], or an object with stdin and stdout"
+        )
+    if not isinstance(test["args"], list | tuple):
+        raise ValueError(f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)")
+    tolerance, read_as = test.get("tolerance", 1e-9), test.get("as")
+    if not isinstance(tolerance, int | float) or not tolerance >= 0 or read_as not in {None, *_READ_AS}:
+        raise ValueError(
+            f"test {place} has tolerance={tolerance!r}, as={read_as!r}; use a number >= 0, one of {sorted(_READ_AS)}"
+        )
+    try:
+        args, expected = decode(list(test["args"])), decode(test["expected"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"test {place} holds a value that cannot be read: {error}") from error
+    return CallTest(repr(tuple(args)), expected, tolerance, read_as)
