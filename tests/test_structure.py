@@ -367,6 +367,15 @@ def test_no_cheat_pays_in_the_sum(weights):
     check_rewards(CallValidity(OPERATIONS), _all_cases())
 
 
+@pytest.mark.parametrize(
+    "reward", [CallValidity(OPERATIONS), CallValidity({"say": None}), CallEfficiency()], ids=repr
+)
+def test_what_a_reward_without_a_gold_lists_earns_nothing_in_it(reward):
+    cases = reward.cheats(_honest()[0])
+    assert len(cases) >= 2
+    assert [case.name for case in cases if reward([case.completion], prefill=[case.prefill]) != [0.0]] == []
+
+
 def test_its_own_list_catches_rewards_that_are_a_part_only():
     with pytest.raises(RewardCheckError, match="call_shape: 'order turned round' .* ties"):
         check_rewards(CallShape(), _all_cases())

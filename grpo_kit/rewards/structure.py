@@ -92,7 +92,7 @@ class CallValidity(_CallReward):
         }
         if count is not None:
             texts["one argument too many"] = f"{name}({', '.join('1' * (count + 1))})"
-        return _cases(texts, honest, self.tag, tie="never")
+        return _cases(texts, honest, self.tag)
 
     def __repr__(self) -> str:
         return f"CallValidity({self.operations!r}, tag={self.tag!r})"
@@ -145,7 +145,7 @@ class CallAccuracy(_CallReward):
             texts["order turned round"] = "; ".join(gold[::-1])
         wanted = _gold_calls(gold)
         differ = {name: text for name, text in texts.items() if parse_calls(text) != wanted}
-        return _cases(differ, honest, self.tag, tie="format")
+        return _cases(differ, honest, self.tag)
 
     def __repr__(self) -> str:
         return f"CallAccuracy(alpha={self.alpha!r}, column={self.column!r}, tag={self.tag!r})"
@@ -194,9 +194,7 @@ class CallEfficiency(_CallReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Sequences of nothing."""
-        return _cases(
-            {"nothing, commented": "# nothing to do", "a semicolon": ";"}, honest, self.tag, tie="never"
-        )
+        return _cases({"nothing, commented": "# nothing to do", "a semicolon": ";"}, honest, self.tag)
 
     def __repr__(self) -> str:
         return f"CallEfficiency(n_max={self.n_max!r}, tag={self.tag!r})"
@@ -234,11 +232,11 @@ def _gold_calls(gold: Any) -> list[Call] | None:
     return parse_calls("\n".join(_gold_texts(gold))) or None
 
 
-def _cases(texts: Mapping[str, str], honest: Case, tag: str, *, tie: str) -> list[Case]:
+def _cases(texts: Mapping[str, str], honest: Case, tag: str) -> list[Case]:
     from grpo_kit.rewards.check import Case
 
     opening = "" if f"<{tag}>" in honest.prefill else f"<{tag}>"
     return [
-        Case(name, f"{opening}{text}</{tag}>", False, tie, honest.prefill, honest.columns)
+        Case(name, f"{opening}{text}</{tag}>", False, "format", honest.prefill, honest.columns)
         for name, text in texts.items()
     ]
