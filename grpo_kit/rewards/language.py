@@ -1,0 +1,112 @@
+"""Is the completion written in the expected script? A model that collapses often switches language first."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.rewards.response import pair_prefill
+
+if TYPE_CHECKING:
+    from grpo_kit.rewards.check import Case
+
+SCRIPTS = (
+    "arabic", "armenian", "bengali", "cyrillic", "devanagari", "ethiopic", "georgian", "greek", "gujarati", "gurmukhi",
+    "han", "hangul", "hebrew", "kana", "kannada", "khmer", "lao", "latin", "malayalam", "myanmar", "sinhala", "tamil",
+    "telugu", "thai", "tibetan",
+)  # fmt: skip
+_FIRST_WORD = {"cjk": "han", "hiragana": "kana", "katakana": "kana"}
+# What has ASCII letters in every language: tags, code, formulas, LaTeX commands.
+_NEUTRAL = re.compile(
+    r"</?[A-Za-z_]\w*>|```.*?```|`[^`\n]*`|\$\$[^$]*\$\$|\$[^$\n]*\$|\\[(\[](?:[^\\]|\\[^()\[\]])*+\\[)\]]|\\[A-Za-z]+",
+    re.DOTALL,
+)
+_ASCII = re.compile(r"[ -~\s]+")
+_SAMPLES = {
+    "han": "我们一步一步地思考这个问题，然后给出最后的答案。",
+    "cyrillic": "Рассмотрим эту задачу по шагам и затем дадим окончательный ответ.",
+    "latin": "Let us look at the problem step by step and then give the final answer.",
+}
+
+
+class Language:
+    """Share of the completion's letters that are of the expected script (or scripts), in [0, 1].
+
+    scripts: names of SCRIPTS, such as "latin"; "kana", "han" for Japanese. What counts are letters: digits,
+    punctuation, emoji and combining marks do not, nor ASCII letters inside tags, code, formulas and LaTeX commands.
+    Greek letters count only where Greek is expected: elsewhere they are symbols (β-carotene). A Chinese character
+    says as much as some four Latin letters and counts as one.
+    1.0 if there is no letter (an answer "82" is in no wrong language), 0.0 if the completion is blank. Never None.
+    It tells scripts apart, not French from English: what a policy falls into when it collapses is another script,
+    short completions are too little for statistical detectors, and those weigh 5 to 100 MB.
+
+    >>> Language("latin")(["The answer is 4.", "答案是 four"])
+    [1.0, 0.5714285714285714]
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, *scripts: str) -> None:
+        unknown = [script for script in scripts if script not in SCRIPTS]
+        if unknown or not scripts:
+            raise ValueError(f"scripts={scripts!r}: name one or more of {', '.join(SCRIPTS)}")
+        self.scripts = scripts
+        self._expected = frozenset(scripts)
+        self.__name__ = "language"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [self._score(text) for text, _ in pair_prefill(completions, None)]
+
+    def __repr__(self) -> str:
+        return f"Language({', '.join(map(repr, self.scripts))})"
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Another script in the place of the completion, and before it (there the answer is still right)."""
+        other = next(text for script, text in _SAMPLES.items() if script not in self._expected)
+        return [
+            replace(honest, name="another script", completion=other * 3, honest=False, tie="format"),
+            replace(
+                honest,
+                name="another script before the answer",
+                completion=other + honest.completion,
+                honest=False,
+                tie="always",
+            ),
+        ]
+
+    def _score(self, text: str) -> float:
+        if not text.strip():
+            return 0.0
+        counts: Counter[str] = Counter()
+        for letter, times in Counter(_NEUTRAL.sub(_without_ascii, text)).items():
+            counts[script_of(letter)] += times
+        del counts[""]
+        if "greek" not in self._expected:
+            del counts["greek"]
+        total = counts.total()
+        return sum(counts[script] for script in self._expected) / total if total else 1.0
+
+
+@functools.lru_cache(maxsize=2**16)
+def script_of(letter: str) -> str:
+    """The letter's script in lower case, by its Unicode name; "" if it is no letter.
+
+    >>> script_of("ж"), script_of("水"), script_of("ア"), script_of("7")
+    ('cyrillic', 'han', 'kana', '')
+    """
+    plain = unicodedata.normalize("NFKC", letter)[
+        :1
+    ]  # fullwidth and mathematical letters: what they stand for
+    if not unicodedata.category(plain).startswith("L") or unicodedata.category(letter) == "Lm":
+        return ""
+    first = unicodedata.name(plain, "unknown").split()[0].lower()
+    return _FIRST_WORD.get(first, first)
+
+
+def _without_ascii(match: re.Match[str]) -> str:
+    return _ASCII.sub(" ", match[0])  # what is not ASCII in there is text: a comment, or an evasion

@@ -1,0 +1,142 @@
+"""Length and repetition: neither too long nor too short, and not the same again and again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_kit.rewards.response import column as get_column
+from grpo_kit.rewards.response import pair_prefill
+from grpo_kit.rewards.words import WORD, ngrams
+
+if TYPE_CHECKING:
+    from grpo_kit.rewards.check import Case
+
+_LONGEST_WORD = 30  # letters; what is longer is no word, but text without spaces
+_PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]|_")
+
+
+class RightSize:
+    """1.0 for a completion of shortest to expected length, falling in a straight line to 0.0 at the limit.
+
+    score = (limit - length) / (limit - expected) between expected and limit, 0 from the limit on; below shortest,
+    length / shortest. A blank completion is 0. Never None.
+    unit: "tokens" counts the completion's token ids, which TRL passes as `completion_ids` (EOS included);
+    "characters" counts the text, wherever it comes from, in any script; 4 to 5 make a token of English. There is
+    no default: 256 of one are not 256 of the other. The prefill does not count.
+    limit is usually max_completion_length: what is cut off there earns 0. With shortest=0 and tokens it is
+    1 + DAPO's soft overlong punishment, L_max = limit, L_cache = limit - expected.
+    Raises ValueError if unit is "tokens" and no completion_ids are given.
+    Source: DAPO, arXiv:2503.14476, eq. 13.
+
+    >>> RightSize(80, 100, unit="characters")(["x" * 80, "x" * 90, "x" * 100, "x" * 500, ""])
+    [1.0, 0.5, 0.0, 0.0, 0.0]
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(
+        self, expected: int, limit: int, *, unit: Literal["tokens", "characters"], shortest: int = 0
+    ) -> None:
+        if not 0 <= shortest <= expected < limit or expected < 1:
+            raise ValueError(
+                f"shortest={shortest!r}, expected={expected!r}, limit={limit!r}: use 0 <= shortest <= expected "
+                "< limit, with limit the maximum length of a completion, such as expected=192, limit=256"
+            )
+        if unit not in ("tokens", "characters"):
+            raise ValueError(f"unit={unit!r} is not known; use 'tokens' or 'characters'")
+        self.expected, self.limit, self.unit, self.shortest = expected, limit, unit, shortest
+        self.__name__ = "right_size"
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        *,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        texts = [text for text, _ in pair_prefill(completions, None)]
+        lengths = [len(text) for text in texts]
+        if self.unit == "tokens":
+            if completion_ids is None:
+                raise ValueError(
+                    "right_size with unit='tokens' needs completion_ids, which trainers pass; elsewhere "
+                    "give them, or use unit='characters'"
+                )
+            ids = {"completion_ids": completion_ids}
+            lengths = [
+                len(row) for row in get_column(ids, "completion_ids", reward="right_size", rows=len(texts))
+            ]
+        return [
+            self._score(length) if text.strip() else 0.0 for length, text in zip(lengths, texts, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"RightSize({self.expected}, {self.limit}, unit={self.unit!r}, shortest={self.shortest})"
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Filler of the expected length and of ten times the limit; none in tokens, which no text here has."""
+        if self.unit == "tokens":
+            return []
+        sizes = {"filler of the right length": self.expected, "filler without end": 10 * self.limit}
+        return [_filler(honest, name, ("well so " * size)[:size]) for name, size in sizes.items()]
+
+    def _score(self, length: int) -> float:
+        if length < self.shortest:
+            return length / self.shortest
+        return min(1.0, max(0.0, (self.limit - length) / (self.limit - self.expected)))
+
+
+class Repetition:
+    """Share of the completion's n-grams of words that differ, in (0, 1]: 1.0 if none is repeated.
+
+    1 + the usual repetition penalty (with maximum -1), on words in any case and punctuation marks. Each Chinese or
+    Japanese character is a word; a run of over 30 letters is none and counts letter by letter. Fewer than n of
+    them repeat nothing: 1.0, but a blank completion is 0.0. Never None. The prefill does not count.
+    Longer texts repeat more by themselves: compare at like length.
+    Source: arXiv:2502.03373, appendix C.2 (there on tokens).
+
+    >>> Repetition(2)(["one two three four", "so so so so so"])
+    [1.0, 0.25]
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, n: int = 3) -> None:
+        if n not in range(1, 21):
+            raise ValueError(f"n={n!r} must be from 1 to 20; 3 is usual")
+        self.n = int(n)
+        self.__name__ = "repetition"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [self._score(text) for text, _ in pair_prefill(completions, None)]
+
+    def __repr__(self) -> str:
+        return f"Repetition({self.n})"
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """One phrase without end, and the honest completion five times."""
+        phrase = _filler(honest, "one phrase without end", "and so it goes on " * 50)
+        again = replace(
+            honest, name="honest five times", completion=honest.completion * 5, honest=False, tie="format"
+        )
+        return [phrase, again]
+
+    def _score(self, text: str) -> float:
+        found = ngrams(_pieces(text), self.n)
+        if not found:
+            return float(bool(text.strip()))
+        return len(set(found)) / len(found)
+
+
+def _pieces(text: str) -> list[str]:
+    found = _PIECE.findall(text.lower())
+    if max(map(len, found), default=0) <= _LONGEST_WORD:
+        return found
+    return [piece for word in found for piece in ([word] if len(word) <= _LONGEST_WORD else word)]
+
+
+def _filler(honest: Case, name: str, text: str) -> Case:
+    return replace(honest, name=name, completion=text, honest=False, tie="format")
