@@ -1,0 +1,168 @@
+"""code: write a Python function (or a program) that passes hidden tests, run in the sandbox.
+
+The shipped problems (data/code_problems.json) are the kit's own, under the kit's licence.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_kit.rewards.check import Case
+from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, own_code
+from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, StdinTest, passes, read_tests
+from grpo_kit.tasks.code_files import load_problems, to_text
+from grpo_kit.tasks.task import Strategy, Task
+
+_SHIPPED = Path(__file__).parent / "data" / "code_problems.json"
+_PREFILL = "```python\n"
+_EXAMPLE = (
+    "Write a Python function triple(n) that returns n times 3.",
+    "```python\ndef triple(n):\n    return n * 3\n```",
+)
+
+
+def code(
+    *,
+    levels: Sequence[int] = (1, 2, 3),
+    n_held_out: int = 20,
+    seed: int = 0,
+    source: str | os.PathLike | None = None,
+    max_completion_tokens: int = 160,
+    runner: CodeRunner | None = None,
+) -> Task:
+    """Rows "Write a Python function double(n) that returns n times 2."; the answer is one ```python block.
+
+    levels: of the problems to take (1 easy to 3 hard). n_held_out: problems held out, of every level its share.
+    source: None for the shipped problems; else a file, "mbpp" or "humaneval" (see code_files.load_problems),
+    all of whose problems are level 1.
+    runner: how programs are run (limits); one is shared by the rewards and is_correct, so each runs once.
+    Row columns: question, answer (a right program), entry_point (None for stdin problems), tests (hidden,
+    JSON text), level. The prefill opens the block.
+    Rewards: code format (0.125), code runs (0.125), code tests (0.75). Correct is what passes every hidden test.
+    Constant strategies: the first argument, nothing, the value most tests of the train rows expect.
+    Raises ValueError for levels that no problem has, and for n_held_out that leaves no row.
+
+    >>> code(levels=(1,)).system
+    'Answer with one Python code block.'
+    """
+    problems = load_problems(_SHIPPED if source is None else source).problems
+    wanted = [p for p in problems if p["level"] in set(levels) and p["question"] != _EXAMPLE[0]]
+    if not levels or set(levels) - {problem["level"] for problem in wanted}:
+        known = sorted({problem["level"] for problem in problems})
+        raise ValueError(
+            f"levels={tuple(levels)!r} must be some of the levels that the problems have: {known}"
+        )
+    held_out = _stratified(wanted, n_held_out, seed)
+    names = {problem["name"] for problem in held_out}
+    train = [problem for problem in wanted if problem["name"] not in names]
+    random.Random(f"code order {seed}").shuffle(train)
+    runner = CodeRunner() if runner is None else runner
+    rows = [_row(problem) for problem in train]
+
+    def is_correct(text: str, row: dict) -> bool:
+        tests = read_tests(row["tests"])
+        inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
+        (outcome,) = runner.run([Job(text, row["entry_point"], inputs)])
+        return all(passes(answer, test) for answer, test in zip(outcome.answers, tests, strict=True))
+
+    return Task(
+        name="code",
+        train=rows,
+        held_out=[_row(problem) for problem in held_out],
+        rewards=[CodeFormat(), CodeRuns(runner), CodeTests(runner)],
+        reward_weights=[0.125, 0.125, 0.75],
+        is_correct=is_correct,
+        strategies=_strategies(rows),
+        system="Answer with one Python code block.",
+        prefill=_PREFILL,
+        examples=(_EXAMPLE,),
+        max_completion_tokens=max_completion_tokens,
+        read_answer=own_code,
+        cases=_cases,
+        cheats=_cheats,
+    )
+
+
+def _row(problem: dict) -> dict:
+    return {
+        "question": problem["question"],
+        "answer": problem["solution"],
+        "entry_point": problem["entry_point"],
+        "tests": to_text(problem["tests"]),
+        "level": problem["level"],
+    }
+
+
+def _stratified(problems: list[dict], count: int, seed: int) -> list[dict]:
+    """`count` problems, of every level its share, rounded so that the shares add up."""
+    if not 1 <= count < len(problems):
+        raise ValueError(
+            f"n_held_out={count!r}: there are {len(problems)} problems; use 1..{len(problems) - 1}"
+        )
+    rng = random.Random(f"code {seed}")
+    ordered = sorted(problems, key=lambda problem: problem["name"])
+    rng.shuffle(ordered)
+    ordered.sort(key=lambda problem: problem["level"])  # stable: shuffled within a level
+    # Every (n / count)-th of the sorted list: no level gets more than its share, rounded up.
+    picked = [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
+    rng.shuffle(picked)
+    return picked
+
+
+def _cases(row: dict) -> list[Case]:
+    """The honest block, and what is wrong with a right program around its fences."""
+    body = row["answer"].rstrip("\n")
+
+    def case(name: str, completion: str, tie: str = "never", *, honest: bool = False) -> Case:
+        return Case(name, completion, honest, tie, _PREFILL, row)
+
+    return [
+        case("honest", f"{body}\n```", honest=True),
+        case("truncated", body),
+        case("prefill said again", f"{_PREFILL}{body}\n```"),
+        case("the question again", f"{row['question']}\n```", "format"),
+        case("another program", f"{_EXAMPLE[1].removeprefix(_PREFILL)}", "format"),
+        case("right program with an explanation", f"{body}\n```\nThis works because it is right.", "always"),
+    ]
+
+
+def _cheats(row: dict, honest: Case) -> list[Case]:
+    """The constant strategies as completions; what training finds goes here."""
+    return [
+        Case(name, f"{program}```", tie="format", prefill=_PREFILL, columns=row)
+        for name, program in (
+            ("returns its first argument", _first_argument(row)),
+            ("returns True", _constant(row, "True")),
+            ("returns an empty list", _constant(row, "[]")),
+        )
+    ]
+
+
+def _strategies(rows: list[dict]) -> dict[str, Strategy]:
+    tests = [test for row in rows for test in read_tests(row["tests"])]
+    values = Counter(repr(test.expected) for test in tests if isinstance(test, CallTest))
+    texts = Counter(repr(test.stdout) for test in tests if isinstance(test, StdinTest))
+    value, text = (
+        min(counts, key=lambda key: (-counts[key], key)) if counts else "None" for counts in (values, texts)
+    )
+    return {
+        "always its first argument": _first_argument,
+        "always nothing": lambda row: _constant(row, "None"),
+        f"always {value if values else text:.40}": lambda row: _constant(
+            row, value if row["entry_point"] else text
+        ),
+    }
+
+
+def _first_argument(row: dict) -> str:
+    name = row["entry_point"]
+    return f"def {name}(first=None, *rest):\n    return first\n" if name else "print(input())\n"
+
+
+def _constant(row: dict, value: str) -> str:
+    name = row["entry_point"]
+    return f"def {name}(*args):\n    return {value}\n" if name else f"print({value})\n"
