@@ -91,30 +91,6 @@ def tools(
     )
 
 
-def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
-    """Mean weighted reward of every strategy on the rows (default held_out), best first; ties by name.
-
-    A strategy's answer is closed as an honest completion would be. What a policy earns that settles for it.
-
-    >>> 0.5 < max(strategy_rewards(tools()).values()) < 1
-    True
-    """
-    rows = task.held_out if rows is None else rows
-    if not rows:
-        raise ValueError("rows is empty; give at least one row")
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    means = {}
-    for name, strategy in task.strategies.items():
-        completions = [f"{strategy(row) or ''}</{task.answer_tag}>" for row in rows]
-        scores = [reward(completions, prefill=task.prefill, **columns) for reward in task.rewards]
-        totals = [
-            sum(w * s for w, s in zip(task.reward_weights, row, strict=True))
-            for row in zip(*scores, strict=True)
-        ]
-        means[name] = sum(totals) / len(rows)
-    return dict(sorted(means.items(), key=lambda item: (-item[1], item[0])))
-
-
 def _in_turn(said: Sequence[str], rng: random.Random) -> str:
     text = said[0]
     for words in said[1:]:
