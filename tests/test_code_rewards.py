@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -248,21 +250,24 @@ HOSTILE = {
     "no hexadecimal": '{"value": {"$int": "zz"}}',
     "a number for hexadecimal": '{"value": {"$int": 3}}',
     "pairs that are none": '{"value": {"$dict": [[1]]}}',
+    "a set of colliding integers": json.dumps({"value": {"$set": [k * (2**61 - 1) for k in range(60_000)]}}),
     "complex of three": '{"value": {"$complex": [1, 2, 3]}}',
 }
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_line_is_no_value_and_no_crash(text):
+    start = time.monotonic()
     answer = _answer(text)
-    if text.startswith('{"value": 0.'):
-        assert passes(answer, CallTest("()", 1.0))  # it is a number, and a right one
-    else:
-        assert answer.kind == "other"
-        assert not passes(answer, CallTest("()", 6))
+    assert time.monotonic() - start < 2
+    assert answer.kind == "other"
+    assert not passes(answer, CallTest("()", 6))
 
 
-@given(st.lists(st.text(max_size=30), max_size=5), st.integers(-3, 12))
+@given(
+    st.lists(st.text(max_size=30), max_size=5),
+    st.one_of(st.integers(-3, 12), st.text("-+_0129٣ ", max_size=9), st.text(max_size=9)),
+)
 @settings(max_examples=200, deadline=None)
 def test_any_output_is_read_without_raising(lines, place):
     stdout = "\n".join(f"mark {place} {line}" for line in lines)
@@ -276,7 +281,8 @@ def test_a_call_answered_twice_is_not_answered():
     assert _read_lines(once, "m", 1)[1].value == 6
     assert _read_lines(twice, "m", 1)[1].kind == "none"
     assert _read_lines(once, "n", 1)[1].kind == "none"
-    assert _read_lines('m 00000000000 {"value": 6}', "m", 1)[1].kind == "none"
+    for odd in ("00000000000", "--1", "-", "", "+0", "0_0", "٠", "1e3"):
+        assert _read_lines(f'm {odd} {{"value": 6}}', "m", 1)[1].kind == "none"
 
 
 # --- the tests column ------------------------------------------------------------------------------------
@@ -503,6 +509,18 @@ def attacked():
 def test_an_attack_earns_nothing(name, attacked):
     assert attacked[name][0] == 0.0
     assert attacked["honest"] == (1.0, 1.0)  # the trainer goes on: the rest of the batch is scored
+
+
+@pytest.mark.skipif(UNSAFE, reason="nothing isolates programs here")
+def test_the_file_of_problems_cannot_be_read():
+    import grpo_kit.tasks
+
+    path = Path(grpo_kit.tasks.__file__).parent / "data" / "code_problems.json"
+    reads = f"def f(path):\n    with open({str(path)!r}) as file:\n        return len(file.read())"
+    (outcome,) = SHARED.run([Job(reads, "f", (f"({str(path)!r},)",))])
+    assert path.is_file()
+    assert outcome.answers[0].kind == "error"
+    assert outcome.error.startswith(("PermissionError", "FileNotFoundError"))
 
 
 def test_expected_answers_never_enter_the_child():

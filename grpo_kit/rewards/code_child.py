@@ -11,7 +11,7 @@ import types
 
 NOT_PYTHON = 97  # exit code of a program that does not compile
 _DEEP = 40
-_LONG = 32_000  # characters of one result
+LONGEST = 32_000  # characters of one result
 
 
 def encode(value, depth=0):
@@ -82,8 +82,8 @@ def call_all(source, entry_point, calls, mark):
 
     def tell(place, what):
         text = json.dumps(what)
-        if len(text) > _LONG:
-            text = json.dumps({"other": f"longer than {_LONG} characters"})
+        if len(text) > LONGEST:
+            text = json.dumps({"other": f"longer than {LONGEST} characters"})
         line = f"\n{mark} {place} {text}\n".encode()
         while line:
             line = line[os.write(out, line) :]

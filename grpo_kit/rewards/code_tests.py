@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards.code_child import NOT_PYTHON
+from grpo_kit.rewards.code_child import LONGEST, NOT_PYTHON
 from grpo_kit.rewards.code_values import decode, read_json, same
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 _PROGRAMS_KEPT = 256
+_PLACE = re.compile(r"-?[0-9]{1,6}")
 
 
 @dataclass(frozen=True)
@@ -195,16 +197,21 @@ def _outcome(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
 
 def _read_lines(stdout: str, mark: str, calls: int) -> list[Answer]:
     """Answers -1 .. calls - 1 out of what was written; a call that is answered twice is answered not at all."""
-    found: dict[int, list[Answer]] = {}
+    found: dict[int, list[str]] = {}
     for line in stdout.split("\n"):
         head, _, rest = line.partition(" ")
         place, _, text = rest.partition(" ")
-        if head == mark and place.lstrip("-").isdecimal() and len(place) < 9:
-            found.setdefault(int(place), []).append(_answer(text))
-    return [found[i][0] if len(found.get(i, [])) == 1 else Answer() for i in range(-1, calls)]
+        if head == mark and _PLACE.fullmatch(place):
+            found.setdefault(int(place), []).append(text)
+    texts = [found.get(place, []) for place in range(-1, calls)]
+    return [_answer(written[0]) if len(written) == 1 else Answer() for written in texts]
 
 
 def _answer(text: str) -> Answer:
+    # The program may write here what it likes. The length bounds the work: in a set, integers whose hashes
+    # collide (multiples of 2**61 - 1) cost the square of their number.
+    if len(text) > LONGEST:
+        return Answer("other", error="longer than a result may be")
     try:
         data = read_json(text)
         ((kind, inside),) = data.items()
