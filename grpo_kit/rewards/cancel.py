@@ -1,0 +1,126 @@
+"""Do the parts of a reward cancel out? Groups whose parts vary while the total does not teach nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+Scores = Sequence[float | None]
+
+
+def cancelled_groups(
+    scores: pd.DataFrame | Mapping[str, Scores],
+    *,
+    weights: Sequence[float] | None = None,
+    group_size: int | None = None,
+    tolerance: float = 1e-6,
+) -> pd.DataFrame:
+    """Per step, how many groups have parts that vary and a total that does not: no advantage, nothing learnt.
+
+    scores: a run's completions (`read_completions(run)`: columns step, group, reward and a column reward/<part> of
+    each part, whether parts of a WeightedSum or rewards of their own), or {part: scores of all completions}, the
+    completions of a prompt adjacent, with weights, one a part, and group_size.
+    tolerance: what varies by no more does not vary; weights such as 0.2 leave differences of 1e-17 in Python and of
+    1e-7 in a trainer's float32. Completions without a reward (None, NaN; from scores: where any part is None) are
+    left out, and groups with fewer than two others. A gate that holds back what the reward behind it gives counts
+    as cancelling; a part of weight 0 does not.
+    Returns step (0 for scores), groups, cancelled, share (NaN without groups) and example: the scores of the first
+    cancelled group, "" where there is none.
+    Raises ValueError if columns are missing, or weights and group_size do not fit the scores.
+
+    >>> table = cancelled_groups({"right": [1, 0], "short": [0, 1]}, weights=[0.5, 0.5], group_size=2)
+    >>> table["cancelled"].tolist(), table["example"].tolist()
+    ([1], ['right 1, 0; short 0, 1; reward 0.5, 0.5'])
+    """
+    if isinstance(scores, pd.DataFrame):
+        if weights is not None or group_size is not None:
+            raise ValueError("weights and group_size go with scores by part; a table has both in its columns")
+        table = scores
+    else:
+        table = _as_table(scores, weights, group_size)
+    parts = [name for name in table if str(name).startswith("reward/")]
+    missing = [name for name in ("step", "group", "reward") if name not in table]
+    if missing or not parts:
+        raise ValueError(
+            f"scores has the columns {list(table)}; it needs step, group, reward and reward/<part>, as "
+            "read_completions gives them"
+        )
+    table = table.dropna(subset=["reward"])
+    table = table[table.groupby(["step", "group"])["reward"].transform("size") > 1]
+    grouped = table.groupby(["step", "group"])[[*parts, "reward"]]
+    spread = grouped.max() - grouped.min()
+    cancelled = (spread[parts] > tolerance).any(axis=1) & (spread["reward"] <= tolerance)
+    rows = []
+    for step in dict.fromkeys(scores["step"] if isinstance(scores, pd.DataFrame) else [0]):
+        here = cancelled[cancelled.index.get_level_values("step") == step]
+        first = here.index[here.to_numpy()][:1].tolist()
+        found = table[(table["step"] == first[0][0]) & (table["group"] == first[0][1])] if first else None
+        rows.append(
+            {
+                "step": int(step),
+                "groups": len(here),
+                "cancelled": int(here.sum()),
+                "share": float(here.mean()) if len(here) else float("nan"),
+                "example": "" if found is None else _example(found[[*parts, "reward"]]),
+            }
+        )
+    return pd.DataFrame(rows, columns=["step", "groups", "cancelled", "share", "example"])
+
+
+def cancelled_share(
+    parts: Sequence[Scores], totals: Scores, prompts: Sequence[Any], *, tolerance: float = 1e-6
+) -> float | None:
+    """The share of groups, adjacent completions of equal prompts, whose parts vary while the total does not.
+
+    None if no group has two judged completions. What `WeightedSum` logs as "reward/cancelled_groups".
+
+    >>> cancelled_share([[1, 0, 1, 0], [0, 1, 1, 0]], [0.5, 0.5, 1, 0], ["a", "a", "b", "b"])
+    0.5
+    """
+    counted = cancelled = 0
+    for start, stop in _groups(prompts):
+        judged = [row for row in range(start, stop) if totals[row] is not None]
+        if len(judged) < 2:
+            continue
+        counted += 1
+        if _spread([totals[row] for row in judged]) <= tolerance:
+            inside = ([part[row] for row in judged if part[row] is not None] for part in parts)
+            cancelled += any(_spread(values) > tolerance for values in inside)
+    return cancelled / counted if counted else None
+
+
+def _groups(prompts: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for row in range(1, len(prompts) + 1):
+        if row == len(prompts) or prompts[row] != prompts[start]:
+            yield start, row
+            start = row
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) - min(values) if values else 0.0
+
+
+def _as_table(
+    scores: Mapping[str, Scores], weights: Sequence[float] | None, group_size: int | None
+) -> pd.DataFrame:
+    lengths = {name: len(values) for name, values in scores.items()}
+    rows = next(iter(lengths.values()), 0)
+    if len(set(lengths.values())) != 1 or not rows:
+        raise ValueError(f"scores has lengths {lengths}; give every part one score per completion")
+    if weights is None or len(weights) != len(scores):
+        raise ValueError(f"weights={weights!r} for {len(scores)} parts; give one per part")
+    if not group_size or group_size < 2 or rows % group_size:
+        raise ValueError(f"group_size={group_size!r} for {rows} completions; give a divisor from 2 up")
+    parts = pd.DataFrame({f"reward/{name}": values for name, values in scores.items()}, dtype=float)
+    total = (parts * list(weights)).sum(axis=1, skipna=False)
+    parts = parts.loc[:, [weight != 0 for weight in weights]]
+    return parts.assign(step=0, group=[row // group_size for row in range(rows)], reward=total)
+
+
+def _example(rows: pd.DataFrame) -> str:
+    return "; ".join(
+        f"{name.removeprefix('reward/')} {', '.join(f'{value:.4g}' for value in rows[name])}" for name in rows
+    )
