@@ -5,6 +5,7 @@ Run as a script, it prints them as JSON; no package of ours is imported.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import json
 import os
@@ -51,6 +52,9 @@ def describe() -> dict:
         inside = path.startswith((stdlib + os.sep, platform_stdlib + os.sep))
         if ".so" in os.path.basename(path) and not inside and os.path.isfile(path):
             libraries.update(_aliases(path))
+    for loader in glob.glob("/lib*/ld-linux*"):  # named by the executable itself
+        folder, name = os.path.split(loader)
+        libraries.add(os.path.join(os.path.realpath(folder), name))
     folders = {stdlib, platform_stdlib}
     return {
         "executable": os.path.realpath(sys.executable),

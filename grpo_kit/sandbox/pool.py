@@ -27,15 +27,31 @@ class LauncherError(Exception):
     """The launcher could not start, or could not start a program."""
 
 
+def environment() -> dict[str, str]:
+    """All that a program's environment has of ours: where the interpreter's own libraries are, if that is set."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
 @functools.cache
 def interpreter() -> dict:
     """See interpreter.py; found by an interpreter without any installed packages."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     command = [executable, "-I", "-S", "-B", str(HERE / "interpreter.py")]
-    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env={}, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, stdin=subprocess.DEVNULL, env=environment(), timeout=60
+    )
     if done.returncode:
         raise LauncherError(f"{executable} does not run: {done.stderr.decode(errors='replace')[-500:]}")
     return json.loads(done.stdout)
+
+
+def wait_for(launchers: list[Launcher], deadline: float) -> list[Launcher]:
+    """Those with something to read, at the latest at `deadline`. poll: descriptors may be above 1023."""
+    poll = select.poll()
+    by_file = {launcher.fileno(): launcher for launcher in launchers}
+    for file in by_file:
+        poll.register(file, select.POLLIN)
+    return [by_file[file] for file, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
 
 
 class Launcher:
@@ -51,11 +67,13 @@ class Launcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={},
+            env=environment(),
             cwd="/",
             bufsize=0,
             start_new_session=True,  # an interrupt in the terminal is ours alone
         )
+        _launchers.add(self)
+        self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
         package = importlib.util.find_spec("sandlock") if kind == "sandlock" else None
         try:
             self.send(
@@ -63,6 +81,7 @@ class Launcher:
                     "kind": kind,
                     "python": python,
                     "root": self.root,
+                    "environment": environment(),
                     "bwrap": shutil.which("bwrap"),
                     "sandlock": package and str(Path(package.origin).parent.parent),
                 }
@@ -101,7 +120,7 @@ class Launcher:
     def _read(self, size: int) -> bytes:
         parts = []
         while size:
-            ready = select.select([self], [], [], max(0.0, self.deadline - time.monotonic()))[0]
+            ready = wait_for([self], self.deadline)
             part = self.process.stdout.read(size) if ready else b""
             if not part:
                 raise LauncherError("the launcher has ended" if ready else "the launcher does not answer")
@@ -118,13 +137,14 @@ class Launcher:
             self.process.kill()  # its program dies with it
             self.process.wait()
         self.process.stdout.close()
-        shutil.rmtree(self.root, ignore_errors=True)
+        self._remove()
 
     def forget(self) -> None:
         """In a forked copy of the trainer: the launcher belongs to the original."""
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.returncode = 0  # not our child: nothing to wait for
+        self._remove.detach()
 
 
 class Pool:
@@ -163,8 +183,7 @@ class Pool:
                         launcher.close()
                         del busy[launcher]
                         waiting.append(index)
-                overdue = min(launcher.deadline for launcher in busy) - time.monotonic()
-                ready = select.select(list(busy), [], [], max(0.0, overdue))[0]
+                ready = wait_for(list(busy), min(launcher.deadline for launcher in busy))
                 for launcher in ready or [one for one in busy if one.deadline <= time.monotonic()]:
                     index = busy[launcher]
                     try:
@@ -189,16 +208,13 @@ class Pool:
         with self._lock:
             idle, self._idle = self._idle, []
         for launcher in idle:
-            launcher.close()
-
-    def forget(self) -> None:
-        self._lock = threading.Lock()
-        idle, self._idle = self._idle, []
+            launcher.process.stdin.close()  # all at once, then wait for each
         for launcher in idle:
-            launcher.forget()
+            launcher.close()
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
 
 
 @atexit.register
@@ -208,8 +224,11 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
+    """The copy starts launchers of its own; the original's must not see their input held open by it."""
     for pool in list(_pools):
-        pool.forget()
+        pool._idle, pool._lock = [], threading.Lock()
+    for launcher in list(_launchers):
+        launcher.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)
