@@ -147,7 +147,7 @@ def test_100_kb_are_read():
 
 def _read(question):
     """The events as a person reads them out of the question."""
-    lines = re.findall(r"^([A-Z]) (\d+)-(\d+) x(\d+)$", question, re.MULTILINE)
+    lines = re.findall(r"^([A-Z]): (\d+) to (\d+), priority (\d)$", question, re.MULTILINE)
     assert [letter for letter, *_ in lines] == list("ABCDEFGH"[: len(lines)])
     return [[int(number) for number in numbers] for _, *numbers in lines]
 
@@ -175,10 +175,10 @@ def test_rows_are_distinct_disjoint_and_seeded():
     task, again, other = events(seed=3, **SMALL), events(seed=3, **SMALL), events(seed=4, **SMALL)
     questions = [row["question"] for row in task.train + task.held_out]
     assert len(set(questions)) == 120
-    assert task.examples[0][0] not in questions
+    assert not {question for question, _ in task.examples} & set(questions)
     assert (again.train, again.held_out) == (task.train, task.held_out)
     assert other.train != task.train
-    assert events(count=(8, 8), n_train=2, n_held_out=1).train[0]["question"].count("\n") == 9
+    assert len(_read(events(count=(8, 8), n_train=2, n_held_out=1).train[0]["question"])) == 8
 
 
 def test_every_best_schedule_is_correct_and_earns_everything():
@@ -194,10 +194,11 @@ def test_every_best_schedule_is_correct_and_earns_everything():
         assert not task.is_correct("no idea", row)
 
 
-def test_the_example_is_right():
-    question, response = events(**SMALL).examples[0]
-    assert brute_force(_read(question)) == (9, {(1, 3)})
-    assert response == "<answer>B D</answer>"
+def test_the_examples_are_right_and_no_rows():
+    for question, response in events(**SMALL).examples:
+        _, optimal = brute_force(_read(question))
+        letters = response.removeprefix("<answer>").removesuffix("</answer>").split()
+        assert optimal == {tuple("ABCDE".index(letter) for letter in letters)}  # the only best one
 
 
 @pytest.mark.parametrize("count", [(2, 3), (5, 3), (3, 9)])

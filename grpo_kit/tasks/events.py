@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 _LETTERS = string.ascii_uppercase
 _MOST_EVENTS = 8  # in a question of this task; a reward takes as many as there are letters
 _FIRST_HOUR, _LAST_HOUR, _MOST_HOURS, _MOST_PRIORITY = 8, 18, 4, 3
-_EXAMPLE = ((8, 10, 1), (9, 12, 2), (12, 14, 1), (13, 16, 1))  # worth 2, 6, 2, 3: B and D
+# Shown in every prompt: one day whose best schedule has two events, one whose best is a single event. With the pair
+# alone a small model writes overlapping pairs, all worth nothing; with the single one alone it never writes a pair.
+_EXAMPLES = (((8, 10, 2), (9, 11, 1), (11, 13, 1)), ((9, 12, 1), (10, 13, 3), (12, 14, 1)))
 
 Event = Sequence[int]  # (start, end, priority)
 
@@ -57,9 +59,9 @@ class Best(NamedTuple):
 def events(
     *, n_train: int = 512, n_held_out: int = 256, count: tuple[int, int] = (3, 5), seed: int = 0
 ) -> Task:
-    """Rows "Events:\\nA 9-11 x2\\nB 10-12 x1\\n...": which events, without overlaps, are worth the most?
+    """Rows "Which events give the best schedule without overlap?\\nA: 9 to 11, priority 2\\nB: ...".
 
-    An event is worth its hours times its priority (x2). Events that only touch (one ends at 12, the next begins
+    An event is worth its hours times its priority. Events that only touch (one ends at 12, the next begins
     at 12) do not overlap. The answer is the letters of the picked events in the order of their start, such as
     "A C". count: fewest and most events in a question, within 3..8, listed by start.
     At least two events of each row overlap, hence "all of them" is never right; the greedy schedule (the most
@@ -70,7 +72,7 @@ def events(
     heaviest, greedy, ...; `strategy_shares` gives what they earn.
     Raises ValueError if `count` is no range within 3..8.
 
-    >>> events().held_out[0]["question"].startswith("Events:\\nA ")
+    >>> events().held_out[0]["question"].startswith("Which events give the best schedule")
     True
     """
     low, high = count
@@ -94,9 +96,11 @@ def events(
             "ways": best.ways,
         }
 
-    example = (_question(_EXAMPLE), f"<answer>{_spelled(best_schedule(_EXAMPLE).picked)}</answer>")
+    examples = tuple(
+        (_question(day), f"<answer>{_spelled(best_schedule(day).picked)}</answer>") for day in _EXAMPLES
+    )
     train, held_out = split_distinct(
-        draw, n_train, n_held_out, what=f"events with count={count!r}", avoid=[example[0]]
+        draw, n_train, n_held_out, what=f"events with count={count!r}", avoid=[text for text, _ in examples]
     )
     return Task(
         name="events",
@@ -106,9 +110,10 @@ def events(
         reward_weights=[0.75, 0.25],
         is_correct=lambda text, row: schedule_worth(text, row["events"]) == row["best"],
         strategies=_strategies(high),
-        system="Answer in <answer> tags with the letters of the events, in order.",
+        system="Answer in <answer> tags with the letters of the events, in order. "
+        "Best means the most hours times priority.",
         prefill="<answer>",
-        examples=(example,),
+        examples=examples,
         max_completion_tokens=16,
     )
 
@@ -279,12 +284,12 @@ def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
 
 
 def _listed(listed: Sequence[Event]) -> str:
-    lines = (f"{_LETTERS[i]} {start}-{end} x{times}" for i, (start, end, times) in enumerate(listed))
+    lines = (f"{_LETTERS[i]}: {start} to {end}, priority {p}" for i, (start, end, p) in enumerate(listed))
     return "\n".join(lines)
 
 
 def _question(listed: Sequence[Event]) -> str:
-    return f"Events:\n{_listed(listed)}\nPick events that do not overlap; most hours times priority."
+    return f"Which events give the best schedule without overlap?\n{_listed(listed)}"
 
 
 def _spelled(places: Sequence[int]) -> str:
