@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 Tuning = Literal["full", "lora", "qlora"]
 
 GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
-_TASKS = ("largest", "arithmetic", "countdown", "gsm8k")
+# Each task with the completion length it asks for itself, in tokens.
+_TASKS = {
+    "largest": 12,
+    "arithmetic": 16,
+    "countdown": 24,
+    "gsm8k": 400,
+    "code": 160,
+    "events": 16,
+    "science": 32,
+    "tools": 48,
+}
+_GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
 
 UNITS = {
@@ -208,11 +219,16 @@ class Profile:
         return self.prompts_per_step * self.group_size
 
     def make_task(self) -> Task:
-        """The profile's task, with its held-out rows and completion length."""
+        """The profile's task, with its completion length and `held_out` held-out rows, or fewer if it has no more."""
         from grpo_kit import tasks
 
-        options = {"n_held_out": self.held_out, **self.task_options}
-        return replace(getattr(tasks, self.task)(**options), max_completion_tokens=self.max_completion_tokens)
+        options = {**({} if self.task in _GIVEN_ROWS else {"n_held_out": self.held_out}), **self.task_options}
+        task = getattr(tasks, self.task)(**options)
+        return replace(
+            task,
+            held_out=task.held_out[: self.held_out],
+            max_completion_tokens=self.max_completion_tokens,
+        )
 
     def grpo_config(
         self,
@@ -302,7 +318,8 @@ class Profile:
 def profile(name: str = "auto", **overrides: Any) -> Profile:
     """The profile called smoke, cpu or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
 
-    overrides: fields of Profile, e.g. steps=64.
+    overrides: fields of Profile, e.g. steps=64. With another task than the preset's, its arguments are left at
+    their defaults and max_completion_tokens is at least what its answers take.
     Raises ValueError for an unknown name or field.
 
     >>> profile("cpu", steps=64).steps
@@ -324,7 +341,10 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
     values = {key: value for key, (value, _) in PROFILES[name].items()}
     values["task_options"] = dict(values["task_options"])
     if "task" in overrides and overrides["task"] != values["task"]:
-        values["task_options"] = {}  # another task takes other arguments
+        values["task_options"] = {}  # another task takes other arguments, and other lengths
+        values["max_completion_tokens"] = max(
+            values["max_completion_tokens"], _TASKS.get(overrides["task"], 0)
+        )
     return Profile(name=name, picked=picked, **{**values, **overrides})
 
 

@@ -28,6 +28,7 @@ FILES = (
     + sorted((ROOT / "rewards").glob("*.py"))
     + sorted((ROOT / "tasks").glob("*.py"))
     + sorted((ROOT / "rollout").glob("*.py"))
+    + sorted((ROOT / "sandbox").glob("*.py"))
 )
 
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from grpo_kit import tasks
 from grpo_kit.models import load_policy
 from grpo_kit.optim import make_optimizer
-from grpo_kit.profiles import PROFILES, UNITS, Profile, profile
+from grpo_kit.profiles import _TASKS, PROFILES, UNITS, Profile, profile
 
 
 @pytest.fixture(autouse=True)
@@ -163,3 +164,14 @@ def test_config_refusals(tmp_path):
         profile("smoke").grpo_config(tmp_path, tuning="half")
     with pytest.raises(ValueError, match="learning_rte: no field of trl.GRPOConfig"):
         profile("smoke").grpo_config(tmp_path, learning_rte=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(set(_TASKS) - {"gsm8k", "largest"}))  # data not here; the preset
+def test_another_task_gets_the_tokens_its_answers_take(name):
+    made = getattr(tasks, name)()
+    assert _TASKS[name] == made.max_completion_tokens
+    assert profile("cpu", task=name).max_completion_tokens == made.max_completion_tokens
+    assert profile("gpu24", task=name).max_completion_tokens == 512
+    assert profile("cpu", task=name, max_completion_tokens=7).max_completion_tokens == 7
+    task = profile("smoke", task=name).make_task()
+    assert len(task.held_out) == 8 and task.max_completion_tokens == made.max_completion_tokens
