@@ -34,7 +34,7 @@ SMALLEST_MEMORY_MB = 64
 
 
 class SandboxUnavailableError(RuntimeError):
-    """Nothing on this machine can isolate a program; the message says what to install."""
+    """Nothing on this machine can isolate a program, and what to install; or it cannot start one now: a full disk."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,11 @@ def run_python_batch(
     pool = _pool(allow_unsafe)
     limits = {"seconds": float(seconds), "memory_mb": int(memory_mb), "output_kb": int(output_kb)}
     encoded = [(_bytes(code), _bytes(stdin)) for code, stdin in programs]
-    return [_result(*found) for found in pool.run(encoded, limits, workers or os.cpu_count() or 1)]
+    try:
+        found = pool.run(encoded, limits, workers or os.cpu_count() or 1)
+    except LauncherError as problem:
+        raise SandboxUnavailableError(f"A program could not be started: {problem}") from problem
+    return [_result(*one) for one in found]
 
 
 def isolation() -> Literal["sandlock", "bubblewrap"] | None:

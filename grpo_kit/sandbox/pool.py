@@ -157,9 +157,13 @@ class Pool:
         _pools.add(self)
 
     def _take(self) -> Launcher:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
+        while self._idle:
+            with self._lock:
+                launcher = self._idle.pop() if self._idle else None
+            if launcher and launcher.process.poll() is None:
+                return launcher
+            if launcher:
+                launcher.close()  # ended from outside
         return Launcher(self.kind)
 
     def _give(self, launcher: Launcher) -> None:
@@ -167,10 +171,14 @@ class Pool:
             self._idle.append(launcher)
 
     def run(self, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int) -> list[tuple]:
-        """(fields, stdout, stderr) of each (code, stdin), in their order; at most `workers` at a time."""
+        """(fields, stdout, stderr) of each (code, stdin), in their order; at most `workers` at a time.
+
+        Raises LauncherError where a program cannot be started, with a second launcher neither: a full disk, say.
+        """
         results: list[tuple | None] = [None] * len(programs)
         waiting = list(range(len(programs)))[::-1]
         busy: dict[Launcher, int] = {}
+        refused: set[int] = set()
         try:
             while waiting or busy:
                 while waiting and len(busy) < workers:
@@ -179,10 +187,8 @@ class Pool:
                     busy[launcher] = index
                     try:
                         launcher.start(*programs[index], limits)
-                    except LauncherError:  # it was ended from outside while idle
-                        launcher.close()
-                        del busy[launcher]
-                        waiting.append(index)
+                    except LauncherError:
+                        pass  # it has ended, which `receive` then says
                 ready = wait_for(list(busy), min(launcher.deadline for launcher in busy))
                 for launcher in ready or [one for one in busy if one.deadline <= time.monotonic()]:
                     index = busy[launcher]
@@ -194,10 +200,15 @@ class Pool:
                         results[index] = (fields, b"", f"sandbox: {problem}\n".encode())
                         del busy[launcher]
                         continue
-                    if "problem" in fields:
-                        raise LauncherError(fields["problem"])
-                    results[index] = (fields, *bodies)
                     del busy[launcher]
+                    if "problem" in fields:
+                        launcher.close()
+                        if index in refused:
+                            raise LauncherError(fields["problem"])
+                        refused.add(index)
+                        waiting.append(index)
+                        continue
+                    results[index] = (fields, *bodies)
                     self._give(launcher)
         finally:
             for launcher in busy:  # an exception, an interrupt: what runs is stopped
@@ -225,10 +236,10 @@ def _close_all() -> None:
 
 def _after_fork() -> None:
     """The copy starts launchers of its own; the original's must not see their input held open by it."""
-    for pool in list(_pools):
-        pool._idle, pool._lock = [], threading.Lock()
     for launcher in list(_launchers):
         launcher.forget()
+    for pool in list(_pools):
+        pool._idle, pool._lock = [], threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
