@@ -14,7 +14,7 @@ import grpo_kit.sandbox
 from grpo_kit.rewards import WeightedSum, check_rewards
 from grpo_kit.rewards.check import Case
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code, own_code
-from grpo_kit.rewards.code_child import encode
+from grpo_kit.rewards.code_child import as_json, encode
 from grpo_kit.rewards.code_tests import (
     CallTest,
     CodeRunner,
@@ -156,7 +156,8 @@ PLAIN = st.recursive(
 @given(PLAIN)
 @settings(max_examples=300, deadline=None)
 def test_values_come_back_through_json_with_their_types(value):
-    back = decode(read_json(json.dumps(encode(value))))
+    assert as_json(encode(value)) == json.dumps(encode(value))
+    back = decode(read_json(as_json(encode(value))))
     assert repr(back) == repr(value) or back == value
     assert type(back) is type(value)
     assert same(back, value)
@@ -352,6 +353,7 @@ DOUBLE = [[[3], 6], [[0], 0], [[-2], -4], [["ab"], "abab"]]
         ("def f(n):\n    while n == -2:\n        pass\n    return n * 2", 0.5, "and so does an endless call"),
         ("def f(n):\n    print(n, 'noise' * 50_000)\n    return n * 2", 1.0, "prints are not looked at"),
         ("import os\ndef f(n):\n    os.write(1, b'noise')\n    os.write(2, b'x')\n    return n * 2", 1.0, "nor these"),
+        ("import os\ndef f(n):\n    os.write(1, b'x' * 2_000_000)\n    return n * 2", 1.0, "however much"),
         ("print('loaded')\ndef f(n):\n    return n * 2\nprint(f(1))", 1.0, "nor on import"),
         ("def f(n):\n    return n * 2\nif __name__ == '__main__':\n    print(f(int(input())))", 1.0, "no script here"),
         ("def f(n):\n    return n * 2\nimport sys\nsys.stdout.close()", 1.0, "closed its own stdout"),
@@ -432,6 +434,7 @@ def test_stdin_and_stdout(code, expected, reason):
         ("import sys\nsys.exit(3)", None, None, 0.5, "ends with an error code"),
         ("def f(n): return n", None, "f", 1.0, "has the function"),
         ("def g(n): return n", None, "f", 0.5, "has it not"),
+        ("f = 6", None, "f", 0.5, "has no function"),
         ("def f(n): return 'wrong'", DOUBLE, "f", 1.0, "what comes back does not matter"),
         ("def f(n): return object()", DOUBLE, "f", 1.0, "what comes back does not matter"),
         ("def f(n): return n / 1", DOUBLE, "f", 0.5, "raises for text"),
