@@ -51,6 +51,7 @@ ORDINARY = {
     "exit code": ("import sys; sys.exit(3)", "", "error", 3),
     "exit message": ("import sys; sys.exit('gave up')", "", "error", 1),
     "end of input": ("input()", "", "error", 1),
+    "words about memory": ("import sys; print('MemoryError', file=sys.stderr)", "", "ok", 0),
     "nothing": ("", "", "ok", 0),
     "NULs": ("print('\0')", "", "error", 1),
     "lone surrogate": ("print('\udc80')", "", "error", 1),

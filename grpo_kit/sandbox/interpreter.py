@@ -46,8 +46,10 @@ def describe() -> dict:
     _load_extensions(os.path.join(platform_stdlib, "lib-dynload"))
     _load_extensions(os.path.join(stdlib, "lib-dynload"))
     libraries: set[str] = set()
-    with open("/proc/self/maps") as maps:
-        mapped = {line.split(maxsplit=5)[5].strip() for line in maps if line.count(" ") > 4 and "/" in line}
+    mapped: set[str] = set()
+    if sys.platform == "linux":
+        with open("/proc/self/maps") as maps:
+            mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}
     for path in mapped:
         inside = path.startswith((stdlib + os.sep, platform_stdlib + os.sep))
         if ".so" in os.path.basename(path) and not inside and os.path.isfile(path):

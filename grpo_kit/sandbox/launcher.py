@@ -42,8 +42,11 @@ class Launcher:
         os.mkdir(self.work, 0o700)
         if LINUX:
             confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
-            with open("/proc/self/oom_score_adj", "w") as score:
-                score.write("500")  # memory short: a program goes before the trainer
+            try:
+                with open("/proc/self/oom_score_adj", "w") as score:
+                    score.write("500")  # memory short: a program goes before the trainer
+            except OSError:
+                pass  # a read-only /proc; only a preference
         if self.kind == "sandlock":
             confinement.drop_capabilities()
             confinement.landlock(self.python, self.home, self.work, setup["sandlock"])

@@ -21,6 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 GRACE_SECONDS = 15.0  # beyond a program's own limit, before its launcher is given up
+START_SECONDS = 60.0  # for a launcher to start, on a very busy machine
 
 
 class LauncherError(Exception):
@@ -58,8 +59,15 @@ class Launcher:
     """A running launcher.py and the folder it works in."""
 
     def __init__(self, kind: str):
+        bwrap = shutil.which("bwrap")
+        if kind == "bubblewrap" and not bwrap:
+            raise LauncherError("no bwrap on PATH")
+        package = importlib.util.find_spec("sandlock")
+        if kind == "sandlock" and not package:
+            raise LauncherError("the package is not installed")
         python = interpreter()
         self.root = os.path.realpath(tempfile.mkdtemp(prefix="grpo-kit-sandbox-"))
+        self.ready = False  # its first message says so; a program may be sent before
         self.deadline = 0.0
         command = [python["executable"], "-I", "-S", "-B", str(HERE / "launcher.py")]
         self.process = subprocess.Popen(  # vfork: costs the same whatever the memory of this process
@@ -74,7 +82,6 @@ class Launcher:
         )
         _launchers.add(self)
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
-        package = importlib.util.find_spec("sandlock") if kind == "sandlock" else None
         try:
             self.send(
                 {
@@ -82,14 +89,12 @@ class Launcher:
                     "python": python,
                     "root": self.root,
                     "environment": environment(),
-                    "bwrap": shutil.which("bwrap"),
+                    "bwrap": bwrap,
                     "sandlock": package and str(Path(package.origin).parent.parent),
                 }
             )
-            self.deadline = time.monotonic() + 60
-            answer, _ = self.receive()
-            if "problem" in answer:
-                raise LauncherError(answer["problem"])
+        except LauncherError:
+            pass  # it has ended, which `receive` then says
         except BaseException:
             self.close()
             raise
@@ -108,7 +113,9 @@ class Launcher:
 
     def start(self, code: bytes, stdin: bytes, limits: dict) -> None:
         """Send a program; `receive` its result."""
-        self.deadline = time.monotonic() + limits["seconds"] + GRACE_SECONDS
+        self.deadline = (
+            time.monotonic() + limits["seconds"] + GRACE_SECONDS + START_SECONDS * (not self.ready)
+        )
         self.send(limits, code, stdin)
 
     def receive(self) -> tuple[dict, list[bytes]]:
@@ -199,6 +206,9 @@ class Pool:
                         fields = {"status": "killed", "exit_code": None, "seconds": limits["seconds"]}
                         results[index] = (fields, b"", f"sandbox: {problem}\n".encode())
                         del busy[launcher]
+                        continue
+                    if "ready" in fields:
+                        launcher.ready = True
                         continue
                     del busy[launcher]
                     if "problem" in fields:

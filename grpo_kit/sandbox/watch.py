@@ -70,6 +70,8 @@ class Watch:
                 os.close(ending)
 
     def has_ended(self) -> bool:
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return not self.open
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def read(self, file: int) -> bool:
@@ -112,6 +114,7 @@ class Watch:
         else:
             verdict = "error"
         last = err.rstrip().rsplit(b"\n", 1)[-1]
-        if verdict in ("error", "killed") and last.startswith(OUT_OF_MEMORY[0]) or OUT_OF_MEMORY[1] in err:
+        starved = last.startswith(OUT_OF_MEMORY[0]) or OUT_OF_MEMORY[1] in err
+        if verdict in ("error", "killed") and not self.stopped and starved:
             verdict = "memory"
         return {"status": verdict, "exit_code": code, "seconds": self.seconds}, out, err + self.note

@@ -1,0 +1,169 @@
+"""What running a program in the sandbox costs: one program, a batch of 64, and beside a trainer that holds gigabytes.
+
+    python -m benchmarks.sandbox_cost                  # under a minute
+    python -m benchmarks.sandbox_cost --parent-gib 8
+
+Medians in milliseconds. The rows of a table are measured in turn, round after round. "plain" is a fresh interpreter by
+subprocess.run with no isolation and no limits: what of the cost is Python's start.
+Saves benchmarks/results/sandbox_cost.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from grpo_kit.sandbox.pool import LauncherError, Pool, interpreter
+
+RESULTS = Path(__file__).parent / "results" / "sandbox_cost.json"
+LIMITS = {"seconds": 20.0, "memory_mb": 256, "output_kb": 64}
+PROGRAMS = {"empty": b"", "print": b"print(sum(range(1000)))"}
+
+
+def hardware() -> str:
+    """Processor and cores."""
+    names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+def in_turn(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict]:
+    """Arm -> median and quartiles in ms; the arms run A B C A B C ..."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for round_ in range(rounds + 1):
+        for name, run in arms.items():
+            started = time.perf_counter()
+            run()
+            if round_:  # the first warms up
+                seconds[name].append(time.perf_counter() - started)
+    table = {}
+    for name, values in seconds.items():
+        low, middle, high = (1000 * value for value in statistics.quantiles(values, n=4))
+        table[name] = {
+            "median_ms": round(middle, 2),
+            "quartiles_ms": [round(low, 2), round(high, 2)],
+            "n": len(values),
+        }
+    return table
+
+
+def plain(program: bytes) -> None:
+    """The same interpreter with no sandbox around it."""
+    command = [interpreter()["executable"], "-I", "-S", "-B", "-c", program.decode()]
+    subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env={}, check=True)
+
+
+def pools() -> dict[str, Pool]:
+    """The kinds of isolation that work here."""
+    found = {}
+    for kind in ("sandlock", "bubblewrap"):
+        try:
+            fields, *_ = Pool(kind).run([(b"", b"")], LIMITS, 1)[0]
+        except LauncherError as problem:
+            print(f"{kind}: left out, {problem}")
+            continue
+        if fields["status"] == "ok":
+            found[kind] = Pool(kind)
+    return found
+
+
+def show(title: str, table: dict[str, dict]) -> None:
+    print(f"\n{title}")
+    for name, row in table.items():
+        low, high = row["quartiles_ms"]
+        print(f"  {name:34} {row['median_ms']:9.1f} ms   ({low:.1f} to {high:.1f}, n = {row['n']})")
+
+
+def main() -> None:
+    """Run, print, save."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--parent-gib", type=float, default=4.0)
+    options = parser.parse_args()
+    kinds, workers = pools(), os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    tables = {}
+
+    arms = {f"plain, {name}": lambda code=code: plain(code) for name, code in PROGRAMS.items()}
+    for kind, pool in kinds.items():
+        for name, code in PROGRAMS.items():
+            arms[f"{kind}, {name}"] = lambda pool=pool, code=code: pool.run([(code, b"")], LIMITS, 1)
+    tables["one program"] = in_turn(arms, options.rounds)
+    show("One program", tables["one program"])
+
+    batch = [(PROGRAMS["print"], b"")] * 64
+    arms = {
+        f"{kind}, {workers} workers": lambda pool=pool: pool.run(batch, LIMITS, workers)
+        for kind, pool in kinds.items()
+    }
+    tables["batch of 64"] = in_turn(arms, max(3, options.rounds // 8))
+    show("A batch of 64 programs", tables["batch of 64"])
+
+    def fresh(kind: str) -> None:
+        """A launcher started from this process, one program, and its end."""
+        pool = Pool(kind)
+        pool.run([(PROGRAMS["print"], b"")], LIMITS, 1)
+        pool.close()
+
+    def arms_beside() -> dict[str, Callable[[], object]]:
+        arms = {"os.fork and exit, for comparison": lambda: os.waitpid(os.fork() or os._exit(0), 0)}
+        for kind, pool in kinds.items():
+            arms[f"{kind}, print"] = lambda pool=pool: pool.run([(PROGRAMS["print"], b"")], LIMITS, 1)
+            arms[f"{kind}, launcher started anew"] = lambda kind=kind: fresh(kind)
+        return arms
+
+    def resident_gib() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * mmap.PAGESIZE / 2**30
+
+    # Twice small, twice large, in turn: both see the same minutes of the machine.
+    size = int(options.parent_gib * 2**30)
+    for half in ("first", "second"):
+        for large in (False, True):
+            if large:
+                memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                for start in range(0, size, mmap.PAGESIZE):
+                    memory[start] = 1  # each page is there
+            title = f"beside a parent of {resident_gib():.2f} GiB, {half} time"
+            tables[title] = in_turn(arms_beside(), options.rounds // 2)
+            show(title[0].upper() + title[1:], tables[title])
+            if large:
+                memory.close()
+
+    versions = {"python": platform.python_version()}
+    for package in ("sandlock",):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    if "bubblewrap" in kinds:
+        versions["bubblewrap"] = subprocess.check_output(["bwrap", "--version"], text=True).split()[-1]
+    saved = {
+        "command": f"python -m benchmarks.sandbox_cost --rounds {options.rounds} --parent-gib {options.parent_gib}",
+        "hardware": hardware(),
+        "kernel": platform.release(),
+        "user": "root" if os.getuid() == 0 else "ordinary user",
+        "load average before": round(load, 2),
+        "date": date.today().isoformat(),
+        "versions": versions,
+        "tables": tables,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(saved, indent=1) + "\n")
+    for pool in kinds.values():
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()
