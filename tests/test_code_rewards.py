@@ -236,6 +236,7 @@ def test_subclasses_are_the_plain_type_below_them_and_other_objects_no_value():
 HOSTILE = {
     "nesting bomb": "[" * 200_000,
     "closed nesting bomb": '{"value": ' + "[" * 20_000 + "]" * 20_000 + "}",
+    "nesting bomb of a result's length": '{"value": ' + "[" * 12_000 + "]" * 12_000 + "}",
     "nested past the limit": '{"value": ' + "[" * 60 + "]" * 60 + "}",
     "number of 10 MB": '{"value": ' + "9" * 10_000_000 + "}",
     "float of 1 MB": '{"value": 0.' + "9" * 1_000_000 + "}",

@@ -110,7 +110,7 @@ class CodeFormat:
         score = (len(openings) == 1) / 4 + (len(closings) == 1) / 4
         if own_code(completion, prefill) is not None:
             score += 1 / 4
-        if len(closings) == 1 and not response[closings[0] :].strip():
+        if closings and not response[closings[0] :].strip():  # a second fence would be text behind it
             score += 1 / 4
         return score
 
