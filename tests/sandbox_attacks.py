@@ -96,7 +96,7 @@ ATTACKS = [
         "for path in sys.path: print(glob.glob(path + '/../**/site-packages/*', recursive=True))\n"
         "attempt(read, '@SITE@/pip/__init__.py')",
     ),
-    Attack("list the root", "attempt(os.listdir, '/home'); attempt(os.listdir, '/tmp'); attempt(os.listdir, '/var')"),
+    Attack("list the root", "attempt(listed, '/home'); attempt(listed, '/tmp'); attempt(listed, '/var'); attempt(listed, '/')"),
     Attack(
         "read another run's folder",
         "for name in ('work/program.py', 'work/stdin', 'work/box/x'): attempt(read, '@OTHER@/' + name)\n"
@@ -322,6 +322,8 @@ class Host:
 
     def state(self) -> dict:
         """Everything a successful attack would change."""
+        if not self.secret.exists():
+            return {"secret": "gone", "received": list(self.received)}
         status = self.secret.stat()
         stdlib = os.stat(os.__file__)
         return {
@@ -386,7 +388,7 @@ def problems(attack: Attack, pool: Pool, host: Host) -> list[str]:
     if len(result.stdout) > 65536 or len(result.stderr) > 65536 + 100:
         wrong.append("more output than allowed")
     after = host.state()
-    wrong += [f"{what}: {before[what]} -> {after[what]}" for what in before if before[what] != after[what]]
+    wrong += [f"{what}: {before[what]} -> {after[what]}" for what in after if before[what] != after[what]]
     if running := programs_running(pool):
         wrong.append(f"still running: {running}")
     for launcher in pool._idle:

@@ -77,22 +77,38 @@ def readable_copy():
         yield place
 
 
+@pytest.fixture(scope="module")
+def reports(readable_copy):
+    """What each kind let through when an ordinary user ran the attacks; the kinds run side by side."""
+    started = {
+        kind: subprocess.Popen(
+            [next((readable_copy / "bin").iterdir()), "-B", "sandbox_attacks.py", kind],
+            cwd=readable_copy / "code",
+            env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(readable_copy / "lib")},
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for kind in KINDS
+        if kind == "sandlock" or shutil.which("bwrap")
+    }
+    try:
+        yield {kind: process.communicate(timeout=400) for kind, process in started.items()}
+    finally:
+        for process in started.values():
+            process.kill()
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="this user is no root already")
 @pytest.mark.parametrize("kind", KINDS)
-def test_contained_as_an_ordinary_user_too(kind, readable_copy):
-    if kind == "bubblewrap" and not shutil.which("bwrap"):
+def test_contained_as_an_ordinary_user_too(kind, reports):
+    if kind not in reports:
         pytest.skip("no bwrap on PATH")
-    done = subprocess.run(
-        [next((readable_copy / "bin").iterdir()), "-B", "sandbox_attacks.py", kind],
-        cwd=readable_copy / "code",
-        env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(readable_copy / "lib")},
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
-    assert report == {"uid": NOBODY, "attacks": len(ATTACKS), "failed": {}}
+    out, err = reports[kind]
+    if "setting up uid map" in err or "namespace" in err:
+        pytest.skip(f"no {kind} for ordinary users here: {err[-200:]}")
+    assert out, err[-2000:]
+    assert json.loads(out) == {"uid": NOBODY, "attacks": len(ATTACKS), "failed": {}}
