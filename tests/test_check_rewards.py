@@ -8,9 +8,13 @@ import pytest
 from grpo_kit.rewards import (
     Case,
     ExactAnswer,
+    Gated,
+    Language,
     MathAnswer,
     NumericAnswer,
+    Repetition,
     RewardCheckError,
+    RightSize,
     SoftFormat,
     WeightedSum,
     check_rewards,
@@ -329,6 +333,25 @@ def test_the_cheats_of_each_reward_are_tried_and_one_that_comes_out_honest_is_dr
 
     task = _lenient_task(reward=Names())
     assert check_rewards(task.rewards, task)["case"].tolist() == ["honest", "nothing"]
+
+
+@pytest.mark.parametrize(
+    "part", [RightSize(40, 60, unit="characters"), Repetition(), Language("latin")], ids=lambda r: r.__name__
+)
+def test_what_is_only_a_part_counts_in_the_total_alone(part):
+    task = largest(n_train=8, n_held_out=4)
+    with pytest.raises(RewardCheckError, match=part.__name__):
+        check_rewards(part, task)  # by itself it pays for anything short, varied, in the right script
+    table = check_rewards([*task.rewards, part], task, weights=[0.5, 0.25, 0.25])
+    assert (table[part.__name__].iloc[1:] >= table[part.__name__].iloc[0]).any()  # a cheat ties in this part
+    assert (table["total"].iloc[1:] < table["total"].iloc[0]).all()
+
+
+def test_the_thinking_tag_is_found_in_a_gate_inside_a_sum():
+    gated = Gated(ExactAnswer(), on=SoftFormat())
+    task = from_rows("t", [{"question": f"q{n}", "answer": str(n)} for n in range(10)], reward=ExactAnswer())
+    table = check_rewards(WeightedSum([(gated, 0.75), (Repetition(), 0.25)]), task)
+    assert table["response"].iloc[0].startswith("<think>") and table["total"].iloc[0] == 1.0
 
 
 def test_a_task_whose_cases_have_no_honest_one_is_refused():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from grpo_kit.rewards.combine import checked_scores, reward_name
+from grpo_kit.rewards.combine import all_parts, checked_scores, reward_name
 from grpo_kit.rewards.response import Reward
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ def check_rewards(
     prefill and answer tag; reasoning tags if a SoftFormat asks for them); then what each reward's
     `cheats(honest)` and task.cheats(row, honest) add. Or a list of Case with at least one honest one.
     weights: of the total; default the task's if they fit, else equal.
+    A reward with `only_a_part = True` (length, repetition, ...) judges nothing by itself: beside others it is held to
+    account in the total alone.
     Returns one row per case of the first task row (or of all given cases): case, response, <reward name> ...,
     total. Scores are in [0, 1], None where a reward cannot judge.
     Raises ValueError if the task's rows hold no answer that counts as correct, so that nothing can be crafted;
@@ -181,8 +183,9 @@ def _faults(rewards: Sequence[Reward], cases: Sequence[Case], table: pd.DataFram
         )
     blind = {reward_name(reward): not _needs_answer(reward) for reward in rewards}
     blind["total"] = all(blind.values())
+    judged = [reward_name(reward) for reward in rewards if not getattr(reward, "only_a_part", False)]
     faults = []
-    for name in blind if len(rewards) > 1 else list(blind)[:1]:
+    for name in [*judged, "total"] if len(rewards) > 1 else list(blind)[:1]:
         scores = [None if pd.isna(score) else float(score) for score in table[name]]
         standards = [scores[place] for place in honest]
         if None in standards:
@@ -239,6 +242,6 @@ def _crafted_from(task: Task, row: Mapping[str, Any], rewards: Sequence[Reward])
         raise RewardCheckError(
             f"task {task.name!r}: is_correct takes any answer for {row['question']!r:.300}"
         )
-    parts = [part for reward in rewards for part in getattr(reward, "parts", [reward])]
+    parts = [part for reward in rewards for part in [reward, *all_parts(reward)]]
     think = next((part.think for part in parts if getattr(part, "think", None)), None)
     return crafted_cases(right, wrong, prefill=task.prefill, tag=task.answer_tag, think=think, columns=row)

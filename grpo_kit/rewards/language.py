@@ -49,6 +49,7 @@ class Language:
     [1.0, 0.5714285714285714]
     """
 
+    only_a_part = True  # of what makes an answer good; see check_rewards
     columns: tuple[str, ...] = ()
 
     def __init__(self, *scripts: str) -> None:

@@ -35,6 +35,7 @@ class RightSize:
     [1.0, 0.5, 0.0, 0.0, 0.0]
     """
 
+    only_a_part = True  # of what makes an answer good; see check_rewards
     columns: tuple[str, ...] = ()
 
     def __init__(
@@ -102,6 +103,7 @@ class Repetition:
     [1.0, 0.25]
     """
 
+    only_a_part = True  # of what makes an answer good; see check_rewards
     columns: tuple[str, ...] = ()
 
     def __init__(self, n: int = 3) -> None:

@@ -164,6 +164,8 @@ class CallShape(_CallReward):
     [0.5]
     """
 
+    only_a_part = True  # of what makes an answer good; see check_rewards
+
     def __init__(self, *, column: str = "calls", tag: str = "answer") -> None:
         super().__init__("call_shape", tag, column)
 
@@ -185,6 +187,8 @@ class CallEfficiency(_CallReward):
     >>> CallEfficiency(n_max=4)(["<answer>a()</answer>", "<answer>a(); b()</answer>", "<answer># none</answer>"])
     [0.75, 0.5, 0.0]
     """
+
+    only_a_part = True  # of what makes an answer good; see check_rewards
 
     def __init__(self, *, n_max: int = 50, tag: str = "answer") -> None:
         super().__init__("call_efficiency", tag)
