@@ -11,9 +11,9 @@ import folders
 
 DISK_BYTES, ENTRIES = 32 << 20, 1000  # in the folder: all files together, files and folders
 LOOK_SECONDS = 0.02  # how often the folder is looked at; beside it this bounds what can be written
-OUT_OF_MEMORY = (
-    b"MemoryError",
-    b"Fatal Python error: _PyErr_NormalizeException: Cannot recover from MemoryErrors",
+OUT_OF_MEMORY = (  # said where not even a traceback could be printed
+    b"Cannot recover from MemoryErrors",
+    b"object type name: MemoryError",
 )
 DIED = tuple(
     getattr(signal, name)
@@ -114,7 +114,7 @@ class Watch:
         else:
             verdict = "error"
         last = err.rstrip().rsplit(b"\n", 1)[-1]
-        starved = last.startswith(OUT_OF_MEMORY[0]) or OUT_OF_MEMORY[1] in err
+        starved = last.startswith(b"MemoryError") or any(words in err for words in OUT_OF_MEMORY)
         if verdict in ("error", "killed") and not self.stopped and starved:
             verdict = "memory"
         return {"status": verdict, "exit_code": code, "seconds": self.seconds}, out, err + self.note
