@@ -19,10 +19,12 @@ from grpo_kit.rewards import (
     WeightedSum,
     check_rewards,
     crafted_cases,
+    extract_answer,
     last_number,
     on_response,
 )
 from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, largest
+from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
 
 CHEATS = [
     "empty",
@@ -55,7 +57,8 @@ def test_every_task_of_the_kit_passes(task):
         pytest.importorskip("reasoning_gym")
         task = from_reasoning_gym("leg_counting", n_train=8, n_held_out=4)
     table = check_rewards(task.rewards, task)
-    assert table["case"].tolist() == ["honest", *CHEATS]
+    assert table["case"].tolist()[:12] == ["honest", *CHEATS]
+    assert ("the target itself" in table["case"].tolist()) == (task.name == "countdown")
     names = [reward.__name__ for reward in task.rewards]
     assert table.columns.tolist() == ["case", "response", *names, "total"]
     honest, cheats = table["total"].iloc[0], table["total"].iloc[1:]
@@ -317,6 +320,19 @@ def test_a_task_brings_its_own_cases_and_cheats():
 
     with pytest.raises(RewardCheckError, match="names_it: 'every number' .* ties with the honest"):
         check_rewards(task.rewards, _lenient_task(cheats=found))
+
+
+def test_what_training_found_is_tried_on_the_next_reward():
+    task = countdown(n_train=8, n_held_out=4)
+
+    @on_response
+    def makes_target(responses, target):
+        """Forgets to ask which numbers were used."""
+        values = [evaluate(extract_answer(text) or "") for text in responses]
+        return [float(value == wanted) for value, wanted in zip(values, target, strict=True)]
+
+    with pytest.raises(RewardCheckError, match="makes_target: 'the target itself' .* ties with the honest"):
+        check_rewards([makes_target, CountdownAnswer()], task, weights=[0.5, 0.5])
 
 
 def test_the_cheats_of_each_reward_are_tried_and_one_that_comes_out_honest_is_dropped():

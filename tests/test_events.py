@@ -3,18 +3,19 @@
 import itertools
 import random
 import re
+import sys
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import grpo_kit.tasks.events as module
 from grpo_kit.rewards import RewardCheckError, check_rewards, crafted_cases, on_response
 from grpo_kit.tasks.events import ScheduleShare, best_schedule, events, schedule_worth, strategy_shares
 
 LUNCH = [[9, 11, 2], [10, 12, 1], [12, 13, 1], [11, 12, 3]]  # A 4, B 2, C 1, D 3: best A D C, worth 8
 SMALL = {"n_train": 60, "n_held_out": 60}
+module = sys.modules[events.__module__]
 
 
 def brute_force(listed):

@@ -1,14 +1,13 @@
 """tools and science: rows are what they say, shortcuts earn what is stated, cheats do not pay."""
 
 import re
+import sys
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import grpo_kit.tasks.science as science_module
-import grpo_kit.tasks.tools as tools_module
 from grpo_kit.rewards import SoftFormat, check_rewards
 from grpo_kit.rewards.calls import parse_calls
 from grpo_kit.rewards.structure import CallValidity, call_reward
@@ -19,6 +18,7 @@ from grpo_kit.tasks.settling import strategy_rewards
 from grpo_kit.tasks.tools import OPERATIONS, tools
 
 SMALL = {"n_train": 40, "n_held_out": 30}
+science_module, tools_module = (sys.modules[f"grpo_kit.tasks.{name}"] for name in ("science", "tools"))
 
 # --- tools -----------------------------------------------------------------------------------------------
 
@@ -252,3 +252,5 @@ def test_strategy_rewards_are_the_weighted_means_of_what_they_would_write():
     assert strategy_rewards(task, shorter)["always number 5"] == 0.25 * 0.75
     open_prompt = replace(task, prefill="")
     assert strategy_rewards(open_prompt) == rewards
+    with pytest.raises(ValueError, match="'largest' has no answer tags"):
+        strategy_rewards(replace(task, read_answer=lambda completion, prefill: completion))

@@ -7,12 +7,16 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.response import column, own_answer, pair_prefill
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
+
+if TYPE_CHECKING:
+    from grpo_kit.rewards.check import Case
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _ALLOWED = re.compile(r"[0-9+\-*/() ]{1,100}")
@@ -114,6 +118,23 @@ class CountdownAnswer:
         steps = (0.0, 0.25, 0.5, 1.0) if self.partial_credit else (0.0, 0.0, 0.0, 1.0)
         answers = [own_answer(text, start, self.tag) for text, start in pairs]
         return [steps[_tiers(*row)] for row in zip(answers, numbers, target, strict=True)]
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Ways to name the target without making it. The first was found by training (notebook 02)."""
+        numbers, target = honest.columns["numbers"], honest.columns["target"]
+        added = " + ".join(map(str, numbers))
+        made = {
+            "the target itself": f"{target}",
+            "the target and nothing": f"{target} + {numbers[0]} - {numbers[0]}",
+            "the numbers times 0": f"{target} + 0 * ({added})",
+            "one number left out": " + ".join(map(str, numbers[:-1])),
+            "an equation": f"{added} = {target}",
+        }
+        opening = "" if f"<{self.tag}>" in honest.prefill else f"<{self.tag}>"
+        return [
+            replace(honest, name=name, completion=f"{opening}{text}</{self.tag}>", honest=False, tie="format")
+            for name, text in made.items()
+        ]
 
     def __repr__(self) -> str:
         return f"CountdownAnswer(partial_credit={self.partial_credit!r}, tag={self.tag!r})"

@@ -13,7 +13,7 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     A strategy's answer is closed as the prefill opens it; where it has none, the tags stay empty. Accuracy
     (Task.constant_accuracies) says how often a shortcut is right, this how well a soft reward pays for it.
     A reward that cannot judge a row adds nothing to it, as in TRL's sum.
-    Raises ValueError if rows is empty.
+    Raises ValueError if rows is empty, and for a task whose answers do not stand in tags (code).
 
     >>> from grpo_kit.tasks import largest
     >>> strategy_rewards(largest())["always the last number"] > 0.25  # the format alone
@@ -22,6 +22,8 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     rows = task.held_out if rows is None else rows
     if not rows:
         raise ValueError("rows is empty; give at least one row")
+    if task.read_answer is not None:
+        raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     opening = "" if task.prefill.endswith(f"<{task.answer_tag}>") else f"<{task.answer_tag}>"
     means = {}
