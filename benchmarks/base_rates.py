@@ -1,0 +1,137 @@
+"""How often a model is right before any training: every task's base rate, from samples at temperature 1.
+
+    python -m benchmarks.base_rates                                    # SmolLM2-135M-Instruct, every task
+    python -m benchmarks.base_rates --tasks events tools --model smoke  # a tiny random model, seconds
+
+For each task: pass@1 and the mean reward with their 95 % intervals (bootstrap over prompts), the share of well-formed
+answers, the share of groups whose rewards differ (what GRPO can learn from), and the best constant strategy on the
+same rows. Writes benchmarks/results/base_rates_<model>.json; tasks already there are measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig
+
+from benchmarks.main_job import WEIGHTS, hardware
+from grpo_kit import RolloutEngine, build_prompt, load_policy, profile, tasks
+from grpo_kit.evaluate import bootstrap_mean
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = {
+    "largest": lambda: tasks.largest(),
+    "arithmetic": lambda: tasks.arithmetic(),
+    "countdown, 2 numbers": lambda: tasks.countdown(numbers=(2, 2)),
+    "countdown, 3 numbers": lambda: tasks.countdown(numbers=(3, 3)),
+    "code, level 1": lambda: tasks.code(levels=(1,), n_held_out=24),
+    "code, level 2": lambda: tasks.code(levels=(2,), n_held_out=20),
+    "code, level 3": lambda: tasks.code(levels=(3,), n_held_out=20),
+    "events": lambda: tasks.events(),
+    "science": lambda: tasks.science(),
+    "tools": lambda: tasks.tools(),
+}
+
+
+def measure(model, tokenizer, task: tasks.Task, *, prompts: int, group_size: int, seed: int) -> dict:
+    """Sample `group_size` completions of the first `prompts` held-out rows and judge them."""
+    rows = task.held_out[:prompts]
+    texts = [
+        build_prompt(
+            tokenizer, row["question"], system=task.system, prefill=task.prefill, examples=task.examples
+        )
+        for row in rows
+    ]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=task.max_completion_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    engine = RolloutEngine(model)
+    made = engine.generate([one for one in ids for _ in range(group_size)], config, seed=seed)
+    engine.release()
+    said = tokenizer.batch_decode(made.completion_ids, skip_special_tokens=True)
+    asked = [row for row in rows for _ in range(group_size)]
+    columns = {name: [row[name] for row in asked] for name in rows[0]}
+    scores = [reward(said, prefill=task.prefill, **columns) for reward in task.rewards]
+    rewards = [
+        sum(w * (s or 0.0) for w, s in zip(task.reward_weights, row, strict=True))
+        for row in zip(*scores, strict=True)
+    ]
+    answers = [task.answer_of(text) for text in said]
+    right = [
+        float(answer is not None and task.is_correct(answer, row))
+        for answer, row in zip(answers, asked, strict=True)
+    ]
+
+    def by_prompt(values: list[float]) -> list[list[float]]:
+        return [values[i : i + group_size] for i in range(0, len(values), group_size)]
+
+    def interval(values: list[float]) -> str:
+        e = bootstrap_mean([sum(group) / len(group) for group in by_prompt(values)])
+        return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
+
+    mixed = [max(group) - min(group) > 1e-6 for group in by_prompt(rewards)]
+    name, best = task.best_constant(rows)
+    return {
+        "pass@1": interval(right),
+        "mean reward": interval(rewards),
+        "well-formed": round(sum(answer is not None for answer in answers) / len(answers), 3),
+        "mixed groups": round(sum(mixed) / len(mixed), 3),
+        "tokens, mean": round(sum(map(len, made.completion_ids)) / len(said), 1),
+        "best constant": f"{best:.3f} ({name})",
+        "prompts": len(rows),
+        "group_size": group_size,
+    }
+
+
+def main() -> None:
+    """Measure the tasks asked for, print each as it comes, save all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
+    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+    parser.add_argument("--tasks", nargs="+", default=list(MADE), choices=list(MADE), metavar="TASK")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    smoke = options.model == "smoke"
+    name = profile("smoke").model if smoke else options.model
+    model, tokenizer = load_policy(name, quiet=True)
+    model.eval()
+    path = ROOT / "benchmarks" / "results" / f"base_rates_{Path(name).name.lower()}.json"
+    saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
+    saved |= {
+        "command": f"python -m benchmarks.base_rates --model {Path(name).name} --prompts {options.prompts}",
+        "hardware": hardware(),
+        "weights": options.weights or WEIGHTS.get(name, name),
+        "seed": options.seed,
+        "date": date.today().isoformat(),
+        "versions": {package: version(package) for package in ("torch", "transformers")},
+    }
+    for task in options.tasks:
+        torch.manual_seed(options.seed)
+        prompts, group_size = (2, 2) if smoke else (options.prompts, options.group_size)
+        found = measure(
+            model, tokenizer, MADE[task](), prompts=prompts, group_size=group_size, seed=options.seed
+        )
+        saved["tasks"][task] = found
+        print(task, json.dumps(found), flush=True)
+        if not smoke:
+            path.write_text(json.dumps(saved, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
