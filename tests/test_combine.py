@@ -218,7 +218,7 @@ def test_one_group(a, b, weights, cancelled, reason):
     total = WeightedSum([(given_scores("a", a), weights[0]), (given_scores("b", b), 1 - weights[0])])
     if sum(weights) == 1:
         _, metrics, _ = logged(total, ["text"] * len(a), prompts=["p"] * len(a))
-        assert metrics.get("reward/cancelled_groups") == (None if cancelled is None else float(cancelled)), (
+        assert metrics.get("frac_cancelled_groups") == (None if cancelled is None else float(cancelled)), (
             reason
         )
 
@@ -227,11 +227,11 @@ def test_groups_are_adjacent_equal_prompts():
     a, b = [1, 0, 1, 0, 1, 1], [0, 1, 1, 0, 1, 1]
     total = WeightedSum({given_scores("a", a): 0.5, given_scores("b", b): 0.5})
     _, metrics, extra = logged(total, ["text"] * 6, prompts=["p", "p", "q", "q", "p", "p"])
-    assert metrics["reward/cancelled_groups"] == pytest.approx(1 / 3)
-    assert "reward/cancelled_groups" not in extra
+    assert metrics["frac_cancelled_groups"] == pytest.approx(1 / 3)
+    assert "frac_cancelled_groups" not in extra
     messages = [[{"role": "user", "content": c}] for c in "ppqqpp"]
     assert logged(total, ["text"] * 6, prompts=messages)[1] == metrics
-    assert "reward/cancelled_groups" not in logged(total, ["text"] * 6)[1]
+    assert "frac_cancelled_groups" not in logged(total, ["text"] * 6)[1]
 
 
 def test_a_group_of_its_own_prompt_each_is_none():
@@ -330,7 +330,7 @@ def test_a_real_run_shows_it_live_and_in_its_log(tmp_path):
     metrics = grpo_kit.read_metrics(tmp_path / "run")
     assert found["step"].tolist() == [1, 2]
     assert found["share"].max() > 0
-    assert metrics["reward/cancelled_groups"].tolist() == pytest.approx(found["share"].tolist())
+    assert metrics["frac_cancelled_groups"].tolist() == pytest.approx(found["share"].tolist())
     assert (metrics["frac_reward_zero_std"] >= found["share"].to_numpy()).all()
 
 

@@ -89,7 +89,7 @@ class WeightedSum(_Composite):
     depends on. A part with None makes the sum None: adding the rest would score it 0.
     Under TRL and the kit's trainer each part, and each part of a part, is passed on through `log_metric`
     ("reward/<part>", the mean of the judged) and `log_extra` (a column of the completions); besides, the metric
-    "reward/cancelled_groups" is the share of groups whose parts vary while the sum does not (`cancelled_groups`).
+    "frac_cancelled_groups" is the share of groups whose parts vary while the sum does not (`cancelled_groups`).
     Raises ValueError for weights that do not fit, two parts of one name, a part that returns the wrong
     length, NaN or a value outside [0, 1]; the message names part, row and completion.
 
@@ -124,7 +124,7 @@ class WeightedSum(_Composite):
         if prompts is None or len(prompts) != len(totals):
             return {}
         share = cancelled_share([seen[reward_name(part)] for part in self.parts], totals, prompts)
-        return {} if share is None else {"reward/cancelled_groups": share}
+        return {} if share is None else {"frac_cancelled_groups": share}
 
 
 class Gated(_Composite):
