@@ -223,6 +223,8 @@ ATTACKS = [
     Attack("one large file", "with open('x', 'wb') as f:\n    while True: f.write(bytes(1 << 20))", ("error", "killed"), "File too large|folder"),
     Attack("many files", "for i in range(10**6): open(str(i), 'w').write('x' * 100)", "killed", "too much in its folder"),
     Attack("many large files", "for i in range(1000): open(str(i), 'wb').write(bytes(4 << 20))", "killed", "too much in its folder"),
+    Attack("many large files beside its folder", "for i in range(100): open(f'../{i}', 'wb').write(bytes(4 << 20))", ("killed", "error"), "too much in its folder|Read-only"),
+    Attack("another folder in its place", "os.rename('../box', '../other'); os.mkdir('../box')\nfor i in range(100): open(f'../other/{i}', 'wb').write(bytes(4 << 20))", ("killed", "error"), "too much in its folder|Read-only|busy"),
     Attack("sparse file", "f = open('x', 'wb'); attempt(f.truncate, 1 << 40)"),
     Attack("deleted but open", "files = []\nfor i in range(1000):\n    files.append(open('x', 'wb', buffering=0)); os.unlink('x'); files[-1].write(bytes(1 << 20))", "error", "Too many open files"),
     Attack("many folders", "for i in range(10**6): os.mkdir(str(i))", "killed", "too much in its folder"),

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -410,3 +411,14 @@ def test_a_folder_is_counted_without_following_links(tmp_path):
     assert not folders.over_limit(str(tmp_path), 500_000, 2)
     (tmp_path / "d").mkdir()
     assert folders.over_limit(str(tmp_path), 500_000, 2)
+
+
+def test_what_vanishes_while_a_folder_is_counted_hides_nothing_else(tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(bytes(100_000))
+
+    vanished = Mock(**{"stat.side_effect": FileNotFoundError})
+    found = MagicMock(**{"__enter__.return_value": [vanished, *os.scandir(tmp_path)]})
+    monkeypatch.setattr(folders.os, "scandir", lambda path: found)
+    found.__exit__.return_value = None
+    assert folders.over_limit(str(tmp_path), 250_000, 10)

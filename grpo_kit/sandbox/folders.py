@@ -22,7 +22,10 @@ def over_limit(top: str, max_bytes: int, max_entries: int) -> bool:
             with os.scandir(path) as found:
                 for entry in found:
                     entries += 1
-                    status = entry.stat(follow_symlinks=False)
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
                     total += status.st_blocks * 512
                     if total > max_bytes or entries > max_entries or depth > MAX_DEPTH:
                         return True

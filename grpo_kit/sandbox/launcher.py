@@ -123,7 +123,8 @@ class Launcher:
                 os._exit(127)
         for file in (source, *writers):
             os.close(file)
-        watch = Watch(pid, readers[:2], started, job, self.box)
+        # With sandlock the program may write beside its folder too, where its code and stdin lie.
+        watch = Watch(pid, readers[:2], started, job, self.work, len(code) + len(stdin))
         status = None
         try:
             watch.until_it_ends()

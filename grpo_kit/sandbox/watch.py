@@ -9,7 +9,7 @@ import time
 
 import folders
 
-DISK_BYTES, ENTRIES = 32 << 20, 1000  # in the folder: all files together, files and folders
+DISK_BYTES, ENTRIES = 32 << 20, 1000  # of the program: all files together, files and folders
 LOOK_SECONDS = 0.02  # how often the folder is looked at; beside it this bounds what can be written
 OUT_OF_MEMORY = (  # said where not even a traceback could be printed
     b"Cannot recover from MemoryErrors",
@@ -22,10 +22,14 @@ DIED = tuple(
 
 
 class Watch:
-    """Reads a program's output until it ends or reaches a limit."""
+    """Reads a program's output until it ends or reaches a limit.
 
-    def __init__(self, pid: int, outputs: tuple[int, int], started: float, job: dict, box: str):
-        self.pid, self.started, self.box = pid, started, box
+    folder: all that the program can write in; ours: bytes of our own files in it, which do not count.
+    """
+
+    def __init__(self, pid: int, outputs: tuple[int, int], started: float, job: dict, folder: str, ours: int):
+        self.pid, self.started, self.folder = pid, started, folder
+        self.disk_bytes = DISK_BYTES + ours
         self.deadline = started + job["seconds"]
         self.limit = job["output_kb"] * 1024
         self.seconds: float = 0
@@ -61,7 +65,7 @@ class Watch:
                 if ending in ready or (ending is None and self.has_ended()):
                     break
                 if time.monotonic() >= look:
-                    if folders.over_limit(self.box, DISK_BYTES, ENTRIES):
+                    if folders.over_limit(self.folder, self.disk_bytes, ENTRIES):
                         self.stopped, self.note = "killed", b"sandbox: stopped, too much in its folder\n"
                     look = time.monotonic() + LOOK_SECONDS
         finally:
