@@ -167,6 +167,31 @@ def test_two_rewards_of_one_name_are_refused_however_deep():
         WeightedSum({Gated(ExactAnswer(), on=SoftFormat()): 0.5, SoftFormat(think=None): 0.5})
 
 
+def test_a_part_of_the_sums_own_name_is_refused():
+    inner = WeightedSum({ExactAnswer(): 1.0})
+    with pytest.raises(ValueError, match="'weighted_sum'.*set __name__"):  # both would be reward/weighted_sum
+        WeightedSum({inner: 0.5, SoftFormat(): 0.5})
+
+
+def test_a_part_that_returns_no_list_is_named():
+    def forgot(completions, **columns):
+        pass
+
+    with pytest.raises(ValueError, match="'forgot' returned NoneType"):
+        WeightedSum({forgot: 1.0})(["a"])
+
+
+def test_parts_are_called_as_trl_calls_them_and_may_log_too():
+    def first(prompts, completions, log_metric, log_extra, **columns):
+        log_metric("its own", 0.25)
+        log_extra("its column", prompts)
+        return [1.0] * len(completions)
+
+    scores, metrics, extra = logged(WeightedSum({first: 1.0}), ["a", "b"], prompts=["p", "p"])
+    assert scores == [1.0, 1.0]
+    assert (metrics["its own"], extra["its column"]) == (0.25, ["p", "p"])
+
+
 def test_a_part_out_of_range_is_found_also_where_clipped_asked_first():
     raw = given_scores("raw", [5.0])
     with pytest.raises(ValueError, match="'raw' gave 5.0 in row 0"):

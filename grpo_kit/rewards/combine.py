@@ -26,6 +26,10 @@ class _Composite:
                 f"{name} has parts of the names {self.names}; each must differ: set __name__ on one, or use one "
                 "object in both places"
             )
+        if name in self.names:
+            raise ValueError(
+                f"a part is named {name!r}, as what it would be a part of; set __name__ on it, metrics are kept by name"
+            )
         needed = (column for part in inside for column in getattr(part, "columns", ()))
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(needed))
 
@@ -38,6 +42,8 @@ class _Composite:
         **columns: Any,
     ) -> list[float | None]:
         seen: dict[str, list[float | None]] = {}
+        loggers = {"log_metric": log_metric, "log_extra": log_extra}  # a part may log things of its own
+        columns |= {key: log for key, log in loggers.items() if log is not None}
         totals = self._judge(completions, columns, seen)
         for name in self.names:
             judged = [score for score in seen[name] if score is not None]
@@ -229,13 +235,20 @@ def reward_name(reward: Reward) -> str:
 def checked_scores(reward: Reward, completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """The reward's scores, held to its contract: one per completion, each None or in [0, 1].
 
+    It is called as trainers do, by keyword.
     Raises ValueError naming the reward, the row and the completion. An exception in the reward passes through.
     """
     name = reward_name(reward)
-    return _in_range(name, completions, _one_each(name, completions, reward(completions, **columns)))
+    return _in_range(
+        name, completions, _one_each(name, completions, reward(completions=completions, **columns))
+    )
 
 
 def _one_each(name: str, completions: Sequence[Any], scores: Sequence[float | None]) -> list[float | None]:
+    if not hasattr(scores, "__len__"):
+        raise ValueError(
+            f"reward {name!r} returned {type(scores).__name__}; return one float or None for each completion"
+        )
     if len(scores) != len(completions):
         raise ValueError(f"reward {name!r} returned {len(scores)} scores for {len(completions)} completions")
     return list(scores)
