@@ -275,6 +275,29 @@ def test_a_launcher_that_died_is_replaced():
     pool.close()
 
 
+@needs_isolation
+def test_a_launcher_that_dies_before_it_is_ready_is_no_result(monkeypatch, tmp_path):
+    pool = Pool(isolation())
+    (tmp_path / "launcher.py").write_text("import sys; sys.exit(1)")
+    monkeypatch.setattr(sandbox.pool, "HERE", tmp_path)
+    with pytest.raises(LauncherError, match="has ended"):
+        pool.run([(b"print(1)", b"")], LIMITS, 1)
+    pool.close()
+
+
+@needs_isolation
+def test_a_launcher_that_is_killed_costs_its_program_nothing():
+    pool = Pool(isolation())
+    pool.run([(b"", b"")], LIMITS, 1)
+    (launcher,) = pool._idle
+    killer = threading.Timer(0.5, launcher.process.kill)
+    killer.start()
+    fields, out, _ = pool.run([(b"import time; time.sleep(1); print(2)", b"")], LIMITS, 1)[0]
+    killer.join()
+    assert (fields["status"], out) == ("ok", b"2\n")
+    pool.close()
+
+
 def children_of(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(number) for number in path.read_text().split()] if path.exists() else []

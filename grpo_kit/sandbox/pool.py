@@ -180,7 +180,8 @@ class Pool:
     def run(self, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int) -> list[tuple]:
         """(fields, stdout, stderr) of each (code, stdin), in their order; at most `workers` at a time.
 
-        Raises LauncherError where a program cannot be started, with a second launcher neither: a full disk, say.
+        A program whose launcher ends or cannot start it gets a second one. Raises LauncherError where that cannot
+        start it either: a full disk, say. One whose second launcher ends while it runs is "killed".
         """
         results: list[tuple | None] = [None] * len(programs)
         waiting = list(range(len(programs)))[::-1]
@@ -203,9 +204,15 @@ class Pool:
                         fields, bodies = launcher.receive()
                     except LauncherError as problem:
                         launcher.close()
+                        del busy[launcher]
+                        if index not in refused:  # killed from outside, perhaps; not the program's fault
+                            refused.add(index)
+                            waiting.append(index)
+                            continue
+                        if not launcher.ready:
+                            raise
                         fields = {"status": "killed", "exit_code": None, "seconds": limits["seconds"]}
                         results[index] = (fields, b"", f"sandbox: {problem}\n".encode())
-                        del busy[launcher]
                         continue
                     if "ready" in fields:
                         launcher.ready = True
