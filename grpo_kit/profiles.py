@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Tuning = Literal["full", "lora", "qlora"]
 
 GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
-# Each task with the completion length it asks for itself, in tokens.
+# Each task with the completion length it asks for itself, in tokens; _answer_tokens knows what arguments change.
 _TASKS = {
     "largest": 12,
     "arithmetic": 16,
@@ -342,10 +342,19 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
     values["task_options"] = dict(values["task_options"])
     if "task" in overrides and overrides["task"] != values["task"]:
         values["task_options"] = {}  # another task takes other arguments, and other lengths
-        values["max_completion_tokens"] = max(
-            values["max_completion_tokens"], _TASKS.get(overrides["task"], 0)
-        )
+        asked = _answer_tokens(overrides["task"], overrides.get("task_options"))
+        values["max_completion_tokens"] = max(values["max_completion_tokens"], asked)
     return Profile(name=name, picked=picked, **{**values, **overrides})
+
+
+def _answer_tokens(task: Any, options: Any) -> int:
+    """Tokens that the task asks for with these arguments; what is no task or no dict, Profile refuses."""
+    options = options if isinstance(options, dict) else {}
+    if task == "countdown" and options.get("think"):
+        return 512
+    if task == "tools" and "calls" in options:
+        return 12 * max(options["calls"]) + 12
+    return options.get("max_completion_tokens", _TASKS.get(task, 0))
 
 
 def _pick() -> tuple[str, str]:

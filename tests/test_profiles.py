@@ -175,3 +175,19 @@ def test_another_task_gets_the_tokens_its_answers_take(name):
     assert profile("cpu", task=name, max_completion_tokens=7).max_completion_tokens == 7
     task = profile("smoke", task=name).make_task()
     assert len(task.held_out) == 8 and task.max_completion_tokens == made.max_completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "tokens"),
+    [
+        ("countdown", {"think": True}, 512),
+        ("countdown", {"think": False}, 24),
+        ("tools", {"calls": (1, 5)}, 72),
+        ("code", {"max_completion_tokens": 300}, 300),
+    ],
+)
+def test_arguments_that_ask_for_longer_answers_get_them(name, options, tokens):
+    assert getattr(tasks, name)(**options).max_completion_tokens == tokens
+    made = profile("cpu", task=name, task_options=options)
+    assert made.max_completion_tokens == tokens
+    assert made.make_task().max_completion_tokens == tokens
