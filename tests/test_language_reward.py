@@ -43,6 +43,9 @@ LATIN, HAN, CYRILLIC = Language("latin"), Language("han"), Language("cyrillic")
         (Language("arabic"), "الجواب هو أربعة", 1.0, "Arabic"),
         (Language("devanagari"), "उत्तर चार है", 1.0, "vowel signs are marks, not letters"),
         (LATIN, "ᏣᎳᎩ", 0.0, "a script that has no name here is another script"),
+        (LATIN, "Ας δούμε το πρόβλημα", 0.0, "text in Greek is no symbol"),
+        (LATIN, "αβγ, Δx and sin θ", 1.0, "a few letters are symbols"),
+        (CYRILLIC, "Дом № 5 ™ Ⅳ Ⓜ", 1.0, "signs are no letters, whatever letters they are made of"),
         (LATIN, "a\ud800\x00", 1.0, "a surrogate and a NUL are no letters"),
     ],
 )

@@ -27,6 +27,8 @@ _NEUTRAL = re.compile(
     re.DOTALL,
 )
 _ASCII = re.compile(r"[ -~\s]+")
+_GREEK = r"\u0300-\u03ff\u1f00-\u1fff\xb5\U0001d6a8-\U0001d7cb"  # accents written apart, and mathematical letters too
+_GREEK_SYMBOLS = re.compile(rf"(?<![{_GREEK}])[{_GREEK}]{{1,3}}(?![{_GREEK}])")
 _SAMPLES = {
     "han": "我们一步一步地思考这个问题，然后给出最后的答案。",
     "cyrillic": "Рассмотрим эту задачу по шагам и затем дадим окончательный ответ.",
@@ -39,8 +41,8 @@ class Language:
 
     scripts: names of SCRIPTS, such as "latin"; "kana", "han" for Japanese. What counts are letters: digits,
     punctuation, emoji and combining marks do not, nor ASCII letters inside tags, code, formulas and LaTeX commands.
-    Greek letters count only where Greek is expected: elsewhere they are symbols (β-carotene). A Chinese character
-    says as much as some four Latin letters and counts as one.
+    Where Greek is not expected, up to three Greek letters in a row are symbols (β-carotene, ΔH) and do not count. A
+    Chinese character says as much as some four Latin letters and counts as one.
     1.0 if there is no letter (an answer "82" is in no wrong language), 0.0 if the completion is blank. Never None.
     It tells scripts apart, not French from English: what a policy falls into when it collapses is another script,
     short completions are too little for statistical detectors, and those weigh 5 to 100 MB.
@@ -84,11 +86,12 @@ class Language:
         if not text.strip():
             return 0.0
         counts: Counter[str] = Counter()
-        for letter, times in Counter(_NEUTRAL.sub(_without_ascii, text)).items():
+        text = _NEUTRAL.sub(_without_ascii, text)
+        if "greek" not in self._expected:
+            text = _GREEK_SYMBOLS.sub(" ", text)
+        for letter, times in Counter(text).items():
             counts[script_of(letter)] += times
         del counts[""]
-        if "greek" not in self._expected:
-            del counts["greek"]
         total = counts.total()
         return sum(counts[script] for script in self._expected) / total if total else 1.0
 
@@ -100,10 +103,10 @@ def script_of(letter: str) -> str:
     >>> script_of("ж"), script_of("水"), script_of("ア"), script_of("7")
     ('cyrillic', 'han', 'kana', '')
     """
-    plain = unicodedata.normalize("NFKC", letter)[
-        :1
-    ]  # fullwidth and mathematical letters: what they stand for
-    if not unicodedata.category(plain).startswith("L") or unicodedata.category(letter) == "Lm":
+    # Fullwidth and mathematical letters are what they stand for; № and ™ are signs.
+    plain = unicodedata.normalize("NFKC", letter)[:1]
+    kinds = unicodedata.category(letter), unicodedata.category(plain)
+    if kinds[0] == "Lm" or not all(kind.startswith("L") for kind in kinds):
         return ""
     first = unicodedata.name(plain, "unknown").split()[0].lower()
     return _FIRST_WORD.get(first, first)
