@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import ExactAnswer, RewardCheckError, WeightedSum, check_rewards, crafted_cases
+from grpo_kit.rewards import Case, ExactAnswer, RewardCheckError, WeightedSum, check_rewards, crafted_cases
 from grpo_kit.rewards.calls import Call, call_distance, parse_calls
 from grpo_kit.rewards.structure import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 
@@ -99,6 +99,10 @@ def test_reading_neither_runs_nor_warns(capsys):
         assert parse_calls("'a'(1)") is None
         assert parse_calls("print(1)") == [Call("print", (("number", 1),))]
     assert capsys.readouterr().out == ""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert parse_calls("say(0xfor 2)") is parse_calls("say(1jif 2 else 3)") is None
+    assert warned == []
 
 
 # --- distance --------------------------------------------------------------------------------------------
@@ -285,6 +289,7 @@ def test_the_gold_is_a_list_or_one_text_and_its_column_has_a_name():
         (lambda: CallShape(tag=""), "tag=''"),
         (lambda: CallShape(column=""), "column=''"),
         (lambda: call_reward(OPERATIONS, weights=(0.4, 0.5, 0.2)), "sum to 1"),
+        (lambda: call_reward(OPERATIONS, weights=(0.5, 0.5)), r"weights=\(0.5, 0.5\)"),
     ],
 )
 def test_options_that_do_not_fit_are_named(make, message):
@@ -374,6 +379,14 @@ def test_what_a_reward_without_a_gold_lists_earns_nothing_in_it(reward):
     cases = reward.cheats(_honest()[0])
     assert len(cases) >= 2
     assert [case.name for case in cases if reward([case.completion], prefill=[case.prefill]) != [0.0]] == []
+
+
+@pytest.mark.parametrize("gold", [None, "", []])
+def test_a_row_without_a_gold_has_no_sequences_near_it(gold):
+    honest = Case("honest", "<answer>neg(1)</answer>", honest=True, columns={"calls": gold})
+    assert CallAccuracy().cheats(honest) == []
+    with pytest.raises(RewardCheckError, match="cannot judge the honest"):
+        check_rewards(CallAccuracy(), [honest, *CallAccuracy().cheats(honest)])
 
 
 def test_its_own_list_catches_rewards_that_are_a_part_only():

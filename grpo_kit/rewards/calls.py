@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _MAX_TEXT = 4000  # characters; longer is nobody's answer, and comparing costs calls x gold calls
-# What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2).
-_WARNS = re.compile(r"\\|[0-9.](?:and|else|for|if|in|is|not|or)")
+# What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
+_WARNS = re.compile(r"\\|(?:[0-9.jJ]|(?<!\w)0\w*)(?:and|else|for|if|in|is|not|or)")
 
 
 class Call(NamedTuple):

@@ -125,8 +125,11 @@ class CallAccuracy(_CallReward):
         self.alpha = alpha
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Sequences near the gold that are not it."""
+        """Sequences near the gold that are not it; none without a gold."""
         gold = _gold_texts(honest.columns[self.column])
+        wanted = _gold_calls(gold)
+        if wanted is None:
+            return []
         texts = {
             "all calls twice": "; ".join(gold * 2),
             "every call twice": "; ".join(text for text in gold for _ in range(2)),
@@ -143,7 +146,6 @@ class CallAccuracy(_CallReward):
             texts["a call dropped"] = "; ".join(gold[1:])
             texts["last call dropped"] = "; ".join(gold[:-1])
             texts["order turned round"] = "; ".join(gold[::-1])
-        wanted = _gold_calls(gold)
         differ = {name: text for name, text in texts.items() if parse_calls(text) != wanted}
         return _cases(differ, honest, self.tag)
 
@@ -224,6 +226,8 @@ def call_reward(
     >>> [round(s, 3) for s in reward(["<answer>add(1, 2)</answer>", "<answer>add(</answer>"], calls=["add(1, 2)"] * 2)]
     [0.998, 0.0]
     """
+    if len(weights) != 3:
+        raise ValueError(f"weights={weights!r}: give three, of validity, accuracy and efficiency")
     parts = [CallValidity(operations, tag=tag), CallAccuracy(column=column, tag=tag), CallEfficiency(tag=tag)]
     return WeightedSum(list(zip(parts, weights, strict=True)))
 
