@@ -298,6 +298,14 @@ def test_completions_without_a_reward_are_left_out_of_the_log():
     assert math.isnan(table["share"][1])
 
 
+def test_a_part_that_could_not_judge_is_read_from_the_log_as_objects_too():
+    objects = pd.Series([None, 1, 1, 0, None, None], dtype=object)
+    table = log(**{"reward/a": objects, "reward/b": [1, 0, 1, 1, 1, 0], "reward": [1.0] * 6})
+    found = cancelled_groups(table)
+    assert found["cancelled"].tolist() == [2, 1]
+    assert found["example"][0] == "a nan, 1; b 1, 0; reward 1, 1"
+
+
 def test_two_completions_of_a_step_that_share_a_group_number_with_another_step_are_apart():
     table = log(**{"reward/a": [1, 0, 1, 1, 1, 1], "reward": [1, 1, 1, 1, 0, 0]})
     assert cancelled_groups(table)["cancelled"].tolist() == [1, 0]

@@ -25,7 +25,7 @@ def cancelled_groups(
     tolerance: what varies by no more does not vary; weights such as 0.2 leave differences of 1e-17 in Python and of
     1e-7 in a trainer's float32. Completions without a reward (None, NaN; from scores: where any part is None) are
     left out, and groups with fewer than two others. A gate that holds back what the reward behind it gives counts
-    as cancelling; a part of weight 0 does not.
+    as cancelling; from scores a part of weight 0 does not (a table does not tell its weight).
     Returns step (0 for scores), groups, cancelled, share (NaN without groups) and example: the scores of the first
     cancelled group, "" where there is none.
     Raises ValueError if columns are missing, or weights and group_size do not fit the scores.
@@ -36,7 +36,9 @@ def cancelled_groups(
     """
     if isinstance(scores, pd.DataFrame):
         if weights is not None or group_size is not None:
-            raise ValueError("weights and group_size go with scores by part; a table has both in its columns")
+            raise ValueError(
+                "weights and group_size go with scores by part; a table has the columns reward and group"
+            )
         table = scores
     else:
         table = _as_table(scores, weights, group_size)
@@ -47,7 +49,7 @@ def cancelled_groups(
             f"scores has the columns {list(table)}; it needs step, group, reward and reward/<part>, as "
             "read_completions gives them"
         )
-    table = table.dropna(subset=["reward"])
+    table = table.dropna(subset=["reward"]).astype(dict.fromkeys([*parts, "reward"], float))  # None to NaN
     table = table[table.groupby(["step", "group"])["reward"].transform("size") > 1]
     grouped = table.groupby(["step", "group"])[[*parts, "reward"]]
     spread = grouped.max() - grouped.min()
