@@ -273,6 +273,10 @@ def test_bad_arguments():
         check_rewards([], cases)
     with pytest.raises(ValueError, match="weights="):
         check_rewards([ExactAnswer()], cases, weights=[0.5, 0.5])
+    with pytest.raises(ValueError, match="rows=0"):
+        check_rewards(ExactAnswer(), largest(n_train=8, n_held_out=4), rows=0)
+    with pytest.raises(ValueError, match="named 'exact_answer'"):
+        check_rewards([ExactAnswer(), ExactAnswer(column="other")], cases)
     with pytest.raises(ValueError, match="prefill='<r>'"):
         crafted_cases("82", "47", prefill="<r>")
     anything = from_rows(

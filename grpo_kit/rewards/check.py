@@ -125,6 +125,14 @@ def check_rewards(
     rewards = [rewards] if callable(rewards) else list(rewards)
     if not rewards:
         raise ValueError("rewards is empty; give at least one reward")
+    names = [reward_name(reward) for reward in rewards]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"rewards has several named {twice!r}, of which one would hide the other; set __name__"
+        )
+    if rows < 1:
+        raise ValueError(f"rows={rows!r} must be at least 1")
     if not isinstance(cases, Sequence):
         if weights is None and len(cases.reward_weights) == len(rewards):
             weights = cases.reward_weights
