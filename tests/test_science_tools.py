@@ -252,5 +252,6 @@ def test_strategy_rewards_are_the_weighted_means_of_what_they_would_write():
     assert strategy_rewards(task, shorter)["always number 5"] == 0.25 * 0.75
     open_prompt = replace(task, prefill="")
     assert strategy_rewards(open_prompt) == rewards
+    assert strategy_rewards(replace(task, prefill="<answer>\n")) == rewards
     with pytest.raises(ValueError, match="'largest' has no answer tags"):
         strategy_rewards(replace(task, read_answer=lambda completion, prefill: completion))

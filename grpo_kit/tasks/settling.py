@@ -25,7 +25,7 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     if task.read_answer is not None:
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    opening = "" if task.prefill.endswith(f"<{task.answer_tag}>") else f"<{task.answer_tag}>"
+    opening = "" if f"<{task.answer_tag}>" in task.prefill else f"<{task.answer_tag}>"
     means = {}
     for name, strategy in task.strategies.items():
         completions = [f"{opening}{strategy(row) or ''}</{task.answer_tag}>" for row in rows]
