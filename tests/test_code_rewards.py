@@ -313,6 +313,8 @@ def test_read_tests():
         ('[{"args": [3], "expected": 6, "tolerance": -1}]', "tolerance=-1"),
         ('[{"args": [3], "expected": 6, "tolerence": 1}]', "test 0 is"),
         ('[[[{"$evil": [1]}], 6]]', r"\$evil is no tag"),
+        ('[{"args": [3], "expected": 6, "as": ["set"]}]', r"as=\['set'\]"),
+        (f'[[[3], {{"$complex": [1{"0" * 400}, 0]}}]]', "test 0 holds a value that cannot be read"),
         ('[[[3], 6], {"stdin": "", "stdout": ""}]', "one kind"),
         ('[{"stdin": 3, "stdout": ""}]', "test 0 is"),
         ("[[[3], 6", "row 1"),
@@ -377,7 +379,7 @@ def test_share_of_tests_passed(code, expected, reason):
 
 def test_values_of_every_kind_are_asked_and_answered():
     values = [None, True, 3, -(10**30), 2.5, "é\ud800", [1, [2]], (1,), {1, 2}, frozenset({3}), {"a": 1}, {1: (2,)},
-              b"\x00", 1j, float("inf"), float("nan"), {"$set": 1}]  # fmt: skip
+              b"\x00", 1j, float("inf"), float("nan"), {"$set": 1}, complex(2, float("-inf"))]  # fmt: skip
     tests = [[[encode(value)], encode(value)] for value in values]
     assert share("def f(x):\n    return x", tests) == 1.0
 

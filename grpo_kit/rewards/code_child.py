@@ -124,8 +124,15 @@ def call_all(source, entry_point, calls, mark):
         tell(-1, failed(error))
         os._exit(1)
     tell(-1, {"value": None})
+    inf, nan = float("inf"), float("nan")
+    names = {
+        "inf": inf,
+        "nan": nan,
+        "infj": complex(0, inf),
+        "nanj": complex(0, nan),
+    }  # in repr, not in Python
     for place, text in enumerate(calls):
-        args = eval(text, {"inf": float("inf"), "nan": float("nan")})
+        args = eval(text, names)
         try:
             given = function(*args)
         except Exception as error:

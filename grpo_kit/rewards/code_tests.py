@@ -252,12 +252,12 @@ def _read(test: Any, place: int) -> Test:
     if not isinstance(test["args"], list | tuple):
         raise ValueError(f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)")
     tolerance, read_as = test.get("tolerance", 1e-9), test.get("as")
-    if not isinstance(tolerance, int | float) or not tolerance >= 0 or read_as not in {None, *_READ_AS}:
+    if not isinstance(tolerance, int | float) or not tolerance >= 0 or read_as not in (None, *_READ_AS):
         raise ValueError(
             f"test {place} has tolerance={tolerance!r}, as={read_as!r}; use a number >= 0, one of {sorted(_READ_AS)}"
         )
     try:
         args, expected = decode(list(test["args"])), decode(test["expected"])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"test {place} holds a value that cannot be read: {error}") from error
     return CallTest(repr(tuple(args)), expected, tolerance, read_as)
