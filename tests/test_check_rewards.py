@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from grpo_kit.rewards import (
+    CallAccuracy,
     Case,
     ExactAnswer,
     Gated,
@@ -15,6 +16,7 @@ from grpo_kit.rewards import (
     Repetition,
     RewardCheckError,
     RightSize,
+    Rouge,
     SoftFormat,
     WeightedSum,
     check_rewards,
@@ -25,6 +27,7 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, largest
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
+from grpo_kit.tasks.events import ScheduleShare
 
 CHEATS = [
     "empty",
@@ -324,6 +327,21 @@ def test_a_task_brings_its_own_cases_and_cheats():
 
     with pytest.raises(RewardCheckError, match="names_it: 'every number' .* ties with the honest"):
         check_rewards(task.rewards, _lenient_task(cheats=found))
+
+
+@pytest.mark.parametrize("reward", ["countdown_answer", "schedule_share", "call_accuracy", "rouge_l"])
+def test_cheats_with_an_answer_keep_the_honest_reasoning(reward):
+    made = {
+        "countdown_answer": (CountdownAnswer(), "3 + 5", {"numbers": [3, 5], "target": 8}),
+        "schedule_share": (ScheduleShare(), "A", {"events": [[9, 11, 2], [10, 12, 1]]}),
+        "call_accuracy": (CallAccuracy(), "add(1)", {"calls": ["add(1)"]}),
+        "rouge_l": (Rouge(), "cell wall", {"answer": "cell wall"}),
+    }
+    cheater, right, columns = made[reward]
+    honest = crafted_cases(right, "wrong", prefill="<think>\n", think="think", columns=columns)[0]
+    cheats = cheater.cheats(honest)
+    scores = SoftFormat()([case.completion for case in cheats], prefill=[case.prefill for case in cheats])
+    assert cheats and scores == [1.0] * len(cheats)  # what a policy that cheats would write, at its best
 
 
 def test_what_training_found_is_tried_on_the_next_reward():

@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+import string
 import sys
 from collections import Counter
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import RewardCheckError, check_rewards, crafted_cases, on_response
+from grpo_kit.rewards import Case, RewardCheckError, check_rewards, crafted_cases, on_response
 from grpo_kit.tasks.events import ScheduleShare, best_schedule, events, schedule_worth, strategy_shares
 
 LUNCH = [[9, 11, 2], [10, 12, 1], [12, 13, 1], [11, 12, 3]]  # A 4, B 2, C 1, D 3: best A D C, worth 8
@@ -265,6 +266,19 @@ def test_no_cheat_pays():
 
 def _honest(row):
     return crafted_cases(row["answer"], "Z", prefill="<answer>", columns=row)[0]
+
+
+def test_a_day_of_as_many_events_as_there_are_letters_has_its_cheats_too():
+    row = {"events": [[hour, hour + 1, 1] for hour in range(26)], "answer": " ".join(string.ascii_uppercase)}
+    cheats = ScheduleShare().cheats(_honest(row))  # all 2**26 subsets would fill the memory
+    assert sum(len(case.completion) for case in cheats) < 10**6
+    check_rewards(ScheduleShare(), [_honest(row), *cheats])
+
+
+@pytest.mark.parametrize("listed", [None, []])
+def test_a_row_without_events_has_no_cheats(listed):
+    honest = Case("honest", "<answer>A</answer>", honest=True, columns={"events": listed})
+    assert ScheduleShare().cheats(honest) == []
 
 
 def test_its_own_list_catches_a_reward_that_forgets_a_rule():

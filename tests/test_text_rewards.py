@@ -256,6 +256,13 @@ def test_a_reward_that_counts_recall_alone_is_caught():
         check_rewards(recall, cases[:1] + Bleu().cheats(cases[0]))
 
 
+@pytest.mark.parametrize("reward", [Bleu(), Rouge(), Rouge("rouge1")], ids=repr)
+@pytest.mark.parametrize("golds", [["an isotope", "Isotope"], ["acid and base", "base and acid."]])
+def test_what_is_another_reference_is_no_cheat(reward, golds):
+    cases = crafted_cases(golds[0], "water", prefill="<answer>", columns={"answer": golds})
+    check_rewards(reward, cases + reward.cheats(cases[0]))
+
+
 def test_what_rouge1_cannot_see_is_left_to_the_others():
     honest = crafted_cases("sodium chloride", "water")[0]
     backwards = [case for case in Bleu().cheats(honest) if case.name == "gold backwards"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
 from grpo_kit.rewards.combine import all_parts, checked_scores, reward_name
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.response import Reward, answer_span
 
 if TYPE_CHECKING:
     from grpo_kit.tasks.task import Task
@@ -93,6 +93,28 @@ def crafted_cases(
         case("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
         case("right answer, wrong format", f" The answer is {right}.", "always"),
         case("wrong answer, right format", wrong_body, "format"),
+    ]
+
+
+def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "answer") -> list[Case]:
+    """The texts {name: text}, each in the place of the honest completion's answer, as cheats; the rest stays.
+
+    What a reward's `cheats` returns: a format reward may tie. tag: None replaces the whole completion. None at all
+    where the answer is not the model's own.
+
+    >>> honest = Case("honest", "82</answer>", honest=True, prefill="<answer>")
+    >>> [case.completion for case in answer_cases(honest, {"a list": "1, 82"})]
+    ['1, 82</answer>']
+    """
+    before = after = ""
+    if tag is not None:
+        span, given = answer_span(honest.prefill + honest.completion, tag), len(honest.prefill)
+        if span is None or honest.prefill[span[0] :].strip():
+            return []
+        before, after = honest.completion[: max(span[0] - given, 0)], honest.completion[span[1] - given :]
+    return [
+        replace(honest, name=name, completion=before + text + after, honest=False, tie="format")
+        for name, text in texts.items()
     ]
 
 

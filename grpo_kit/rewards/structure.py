@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_kit.rewards.calls import Call, call_distance, parse_calls
+from grpo_kit.rewards.check import Case, answer_cases
 from grpo_kit.rewards.combine import WeightedSum
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import own_answer, pair_prefill
-
-if TYPE_CHECKING:
-    from grpo_kit.rewards.check import Case
 
 
 class _CallReward:
@@ -92,7 +90,7 @@ class CallValidity(_CallReward):
         }
         if count is not None:
             texts["one argument too many"] = f"{name}({', '.join('1' * (count + 1))})"
-        return _cases(texts, honest, self.tag)
+        return answer_cases(honest, texts, tag=self.tag)
 
     def __repr__(self) -> str:
         return f"CallValidity({self.operations!r}, tag={self.tag!r})"
@@ -147,7 +145,7 @@ class CallAccuracy(_CallReward):
             texts["last call dropped"] = "; ".join(gold[:-1])
             texts["order turned round"] = "; ".join(gold[::-1])
         differ = {name: text for name, text in texts.items() if parse_calls(text) != wanted}
-        return _cases(differ, honest, self.tag)
+        return answer_cases(honest, differ, tag=self.tag)
 
     def __repr__(self) -> str:
         return f"CallAccuracy(alpha={self.alpha!r}, column={self.column!r}, tag={self.tag!r})"
@@ -200,7 +198,9 @@ class CallEfficiency(_CallReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Sequences of nothing."""
-        return _cases({"nothing, commented": "# nothing to do", "a semicolon": ";"}, honest, self.tag)
+        return answer_cases(
+            honest, {"nothing, commented": "# nothing to do", "a semicolon": ";"}, tag=self.tag
+        )
 
     def __repr__(self) -> str:
         return f"CallEfficiency(n_max={self.n_max!r}, tag={self.tag!r})"
@@ -238,13 +238,3 @@ def _gold_texts(gold: Any) -> list[str]:
 
 def _gold_calls(gold: Any) -> list[Call] | None:
     return parse_calls("\n".join(_gold_texts(gold))) or None
-
-
-def _cases(texts: Mapping[str, str], honest: Case, tag: str) -> list[Case]:
-    from grpo_kit.rewards.check import Case
-
-    opening = "" if f"<{tag}>" in honest.prefill else f"<{tag}>"
-    return [
-        Case(name, f"{opening}{text}</{tag}>", False, "format", honest.prefill, honest.columns)
-        for name, text in texts.items()
-    ]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards.response import answer_span, own_answer, pair_prefill
+from grpo_kit.rewards.check import Case, answer_cases
 from grpo_kit.rewards.response import column as get_column
+from grpo_kit.rewards.response import own_answer, pair_prefill
 from grpo_kit.rewards.words import common_subsequence, ngrams, normalize, words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
-
-    from grpo_kit.rewards.check import Case
 
 _TOO_LONG = 50  # times the longest reference: no measure of overlap gives that more than about 1/50
 _TOKENIZERS = ("13a", "intl", "zh", "char")
@@ -51,9 +49,9 @@ class _OverlapReward:
     def cheats(self, honest: Case) -> list[Case]:
         """Answers that hold the words of the gold and are not the answer; none without an answer to replace."""
         golds = references(honest.columns.get(self.column))
-        if not golds or _with_answer(honest, self.tag, "") is None:
+        if not golds:
             return []
-        words = golds[0].split()
+        pieces = golds[0].split()
         answers = {
             "gold five times": " ".join(golds[:1] * 5),
             "gold among keywords": f"{_KEYWORDS} {golds[0]}",
@@ -61,17 +59,14 @@ class _OverlapReward:
             "but there are others, and more would have to be known about it to say which one it is",
             "keywords": _KEYWORDS,
         }
-        if words[::-1] != words:
-            answers["gold backwards"] = " ".join(reversed(words))
-            answers["one word of the gold"] = max(words, key=len)
+        if pieces[::-1] != pieces:
+            answers["gold backwards"] = " ".join(reversed(pieces))
+            answers["one word of the gold"] = max(pieces, key=len)
         if len(golds) > 1:
             answers["all references"] = " ".join(golds)
-        return [
-            replace(
-                honest, name=name, completion=_with_answer(honest, self.tag, text), honest=False, tie="format"
-            )
-            for name, text in answers.items()
-        ]
+        right = [words(gold) for gold in golds]
+        differ = {name: text for name, text in answers.items() if words(text) not in right}
+        return answer_cases(honest, differ, tag=self.tag)
 
     def _score(self, answer: str, golds: list[str]) -> float | None:
         raise NotImplementedError
@@ -191,16 +186,6 @@ def references(gold: Any) -> list[str]:
 
 def _too_long(answer: str, golds: list[str]) -> bool:
     return len(answer) > _TOO_LONG * max(map(len, golds))
-
-
-def _with_answer(honest: Case, tag: str | None, answer: str) -> str | None:
-    """The honest completion with another answer; None if its answer is not all the model's own."""
-    if tag is None:
-        return answer
-    span, given = answer_span(honest.prefill + honest.completion, tag), len(honest.prefill)
-    if span is None or honest.prefill[span[0] :].strip():
-        return None
-    return honest.completion[: max(span[0] - given, 0)] + answer + honest.completion[span[1] - given :]
 
 
 @functools.cache

@@ -7,16 +7,13 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_kit.rewards import SoftFormat
+from grpo_kit.rewards.check import Case, answer_cases
 from grpo_kit.rewards.response import column, own_answer, pair_prefill
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
-
-if TYPE_CHECKING:
-    from grpo_kit.rewards.check import Case
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _ALLOWED = re.compile(r"[0-9+\-*/() ]{1,100}")
@@ -130,11 +127,7 @@ class CountdownAnswer:
             "one number left out": " + ".join(map(str, numbers[:-1])),
             "an equation": f"{added} = {target}",
         }
-        opening = "" if f"<{self.tag}>" in honest.prefill else f"<{self.tag}>"
-        return [
-            replace(honest, name=name, completion=f"{opening}{text}</{self.tag}>", honest=False, tie="format")
-            for name, text in made.items()
-        ]
+        return answer_cases(honest, made, tag=self.tag)
 
     def __repr__(self) -> str:
         return f"CountdownAnswer(partial_credit={self.partial_credit!r}, tag={self.tag!r})"

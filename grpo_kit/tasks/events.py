@@ -29,14 +29,12 @@ import itertools
 import random
 import string
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_kit.rewards import SoftFormat
+from grpo_kit.rewards.check import Case, answer_cases
 from grpo_kit.rewards.response import column, own_answer, pair_prefill
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
-
-if TYPE_CHECKING:
-    from grpo_kit.rewards.check import Case
 
 _LETTERS = string.ascii_uppercase
 _MOST_EVENTS = 8  # in a question of this task; a reward takes as many as there are letters
@@ -147,9 +145,9 @@ class ScheduleShare:
 
     def cheats(self, honest: Case) -> list[Case]:
         """Answers that look like schedules and are none, or are not the best; `honest` has a row's columns."""
-        from grpo_kit.rewards.check import Case
-
         listed = honest.columns["events"]
+        if not listed:
+            return []
         letters = _LETTERS[: len(listed)]
         best = best_schedule(listed)
         right = _spelled(best.picked)
@@ -157,7 +155,8 @@ class ScheduleShare:
             pair for pair in itertools.combinations(range(len(listed)), 2) if not _is_schedule(pair, listed)
         ]
         heaviest = max(range(len(listed)), key=lambda place: _worth(listed[place]))
-        subsets = [s for size in range(1, len(listed) + 1) for s in itertools.combinations(letters, size)]
+        few = letters[:_MOST_EVENTS]  # their subsets double with each
+        subsets = [s for size in range(1, len(few) + 1) for s in itertools.combinations(few, size)]
         texts = {
             "letters repeated": " ".join(letter * 2 for letter in right.split()),
             "every event named twice": " ".join(f"{letter} {letter}" for letter in right.split()),
@@ -180,12 +179,7 @@ class ScheduleShare:
             texts["an event dropped"] = " ".join(right.split()[1:])
         if best.worth > _worth(listed[heaviest]):
             texts["settling for the heaviest event"] = letters[heaviest]
-        end = f"</{self.tag}>"
-        opening = "" if f"<{self.tag}>" in honest.prefill else f"<{self.tag}>"
-        return [
-            Case(name, f"{opening}{text}{end}", False, "format", honest.prefill, honest.columns)
-            for name, text in texts.items()
-        ]
+        return answer_cases(honest, texts, tag=self.tag)
 
     def __repr__(self) -> str:
         return f"ScheduleShare(tag={self.tag!r})"
