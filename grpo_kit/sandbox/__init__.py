@@ -10,8 +10,9 @@ nothing of this process: no descriptors, no variables, no environment. Time, mem
 Both with a system-call filter of ours (syscalls.py) on x86-64 and aarch64. Elsewhere nothing is run unless
 `allow_unsafe=True`: then the limits hold for well-meaning programs, and nothing is isolated.
 
-What it cannot do: hide whether a path exists and its size and dates (with sandlock), or protect from a hole in the
-kernel. Seconds are wall-clock: on a busy machine a program gets less done in them.
+What it cannot do: hide whether a path exists and its size and dates (with sandlock), count files that are deleted
+while mapped (what is written in the program's seconds; the space returns when it ends), or protect from a hole in
+the kernel. Seconds are wall-clock: on a busy machine a program gets less done in them.
 """
 
 from __future__ import annotations
