@@ -219,6 +219,10 @@ def test_subclasses_are_the_plain_type_below_them_and_other_objects_no_value():
 
         __hash__ = int.__hash__
 
+    class OddComplex(complex):
+        real = imag = property(lambda self: "6")
+
+    assert encode(OddComplex(1, -2)) == {"$complex": [1.0, -2.0]}
     assert encode(Odd(5)) == 5
     assert type(encode(Odd(5))) is int
     assert decode(encode(Counter("aab"))) == {"a": 2, "b": 1}
@@ -351,6 +355,8 @@ DOUBLE = [[[3], 6], [[0], 0], [[-2], -4], [["ab"], "abab"]]
         ("def f(n):\n    return 0", 0.25, "a constant earns what it gets right"),
         ("def f(n):\n    pass", 0.0, "nothing"),
         ("def f(n):\n    if n == 0:\n        raise KeyError\n    return n * 2", 0.75, "a raise loses its own test"),
+        ("class E(Exception):\n    def __str__(self):\n        return 6\ndef f(n):\n    if n == 0:\n        raise E\n"
+         "    return n * 2", 0.75, "so does one that has no text"),
         ("import sys\ndef f(n):\n    if n == -2:\n        sys.exit(0)\n    return n * 2", 0.5, "an exit loses more"),
         ("import os\ndef f(n):\n    if n == -2:\n        os._exit(0)\n    return n * 2", 0.5, "this exit too"),
         ("def f(n):\n    while n == -2:\n        pass\n    return n * 2", 0.5, "and so does an endless call"),

@@ -40,7 +40,8 @@ def encode(value, depth=0):
     if isinstance(value, bytes):
         return {"$bytes": bytes.hex(value)}
     if isinstance(value, complex):
-        return {"$complex": [value.real, value.imag]}
+        number = complex.__pos__(value)
+        return {"$complex": [number.real, number.imag]}
     if isinstance(value, dict):
         pairs = [(encode(k, depth + 1), encode(v, depth + 1)) for k, v in dict.items(value)]
         if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
@@ -111,7 +112,10 @@ def call_all(source, entry_point, calls, mark):
             line = line[os.write(out, line) :]
 
     def failed(error):
-        return {"error": f"{type(error).__name__}: {error}"[:200]}
+        try:
+            return {"error": f"{type(error).__name__}: {error}"[:200]}
+        except Exception:
+            return {"error": "an exception without a text"}
 
     module = type(sys)("solution")
     sys.modules["solution"] = module
@@ -141,6 +145,6 @@ def call_all(source, entry_point, calls, mark):
         try:
             what = {"value": encode(given)}
         except Exception as error:
-            what = {"other": f"{type(error).__name__}: {error}"[:200]}
+            what = {"other": failed(error)["error"]}
         tell(place, what)
     os._exit(0)
