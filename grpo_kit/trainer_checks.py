@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from datasets import Dataset, IterableDataset
+
+from grpo_kit.rewards.combine import all_parts
 
 # What TRL hands every reward function besides the columns of the data set.
 _GIVEN_BY_TRL = frozenset(
@@ -96,7 +99,9 @@ def check_training_data(
     Raises ValueError naming what is missing; an IterableDataset is only checked for columns it declares.
     """
     names = [reward_name(r) for r in rewards]
-    twice = sorted({n for n in names if names.count(n) > 1})
+    inside = {id(part): reward_name(part) for r in rewards for part in [r, *all_parts(r)]}
+    counts = Counter(names), Counter(inside.values())  # one object may be a part and a reward by itself
+    twice = sorted({n for count in counts for n in count if count[n] > 1})
     if twice:
         raise ValueError(
             f"reward_funcs has several rewards named {twice}; metrics are kept by name, so rename one"

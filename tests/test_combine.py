@@ -181,6 +181,16 @@ def test_a_part_that_returns_no_list_is_named():
         WeightedSum({forgot: 1.0})(["a"])
 
 
+def test_what_another_reward_calls_parts_is_its_own_affair():
+    reward = given_scores("mine", [1.0])
+    reward.parts = 3
+    assert all_parts(reward) == []
+    assert (
+        check_rewards(WeightedSum({reward: 0.5, ExactAnswer(): 0.5}), crafted_cases("5", "6")[:1])["total"][0]
+        == 1
+    )
+
+
 def test_parts_are_called_as_trl_calls_them_and_may_log_too():
     def first(prompts, completions, log_metric, log_extra, **columns):
         log_metric("its own", 0.25)

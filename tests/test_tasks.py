@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -408,6 +409,7 @@ def _task(**changes):
         ({"reward_weights": [0.5, 0.5]}, r"reward_weights=\[0.5, 0.5\] for 1 rewards"),
         ({"rewards": [], "reward_weights": []}, "for 0 rewards"),
         ({"reward_weights": [0.5]}, "must be >= 0, sum 1"),
+        ({"reward_weights": [math.nan]}, "must be >= 0, sum 1"),
         ({"rewards": [ExactAnswer(), NumericAnswer()], "reward_weights": [1.5, -0.5]}, "must be >= 0"),
         ({"max_completion_tokens": 0}, "max_completion_tokens=0"),
     ],

@@ -5,13 +5,21 @@ import torch
 from datasets import Dataset
 from tiny_run import data, interrupted_once, letters, make, same, weights
 
-from grpo_kit.rewards import WeightedSum
+from grpo_kit.rewards import Gated, SoftFormat, WeightedSum
 from grpo_kit.run_folder import RunFolder, read_completions, read_metrics
 from grpo_kit.trainer_checks import CheckedReward, RewardError, required_columns
 
 
 def asks_for_answer(completions, answer, **columns):
     return [1.0] * len(completions)
+
+
+def named_letters(completions, **columns):
+    return [0.5] * len(completions)
+
+
+named_letters.__name__ = "letters"  # another reward of the same name
+half = SoftFormat()
 
 
 @pytest.mark.parametrize(
@@ -26,6 +34,8 @@ def asks_for_answer(completions, answer, **columns):
             "'asks_for_answer' asks for the column.*answer",
         ),
         (data(4), [letters, letters], "several rewards named"),
+        (data(4), [WeightedSum({named_letters: 1.0}), letters], r"several rewards named \['letters'\]"),
+        (data(4), [Gated(letters, on=half), Gated(named_letters, on=half)], "gated_letters', 'letters"),
         (
             Dataset.from_dict({"prompt": ["short", "word " * 1020]}),
             letters,
@@ -43,6 +53,8 @@ def asks_for_answer(completions, answer, **columns):
         "no prompt",
         "missing column",
         "same name twice",
+        "same name as a part",
+        "parts of the same name",
         "prompt too long",
         "few characters, many tokens",
     ],

@@ -216,7 +216,7 @@ def all_parts(reward: Reward) -> list[Reward]:
     >>> [part.__name__ for part in all_parts(Gated(ExactAnswer(), on=SoftFormat()))]
     ['exact_answer', 'soft_format']
     """
-    direct = list(getattr(reward, "parts", ()))
+    direct = list(reward.parts) if isinstance(reward, _Composite) else []
     inside = direct + [part for outer in direct for part in all_parts(outer)]
     return list({id(part): part for part in inside}.values())
 

@@ -69,7 +69,7 @@ class Task:
                 f"task {self.name!r}: reward_weights={self.reward_weights!r} for {len(self.rewards)} rewards; "
                 "give one weight per reward, and at least one"
             )
-        if min(self.reward_weights) < 0 or abs(sum(self.reward_weights) - 1) > 1e-9:
+        if min(self.reward_weights) < 0 or not abs(sum(self.reward_weights) - 1) <= 1e-9:  # NaN too
             raise ValueError(
                 f"task {self.name!r}: reward_weights={self.reward_weights!r} must be >= 0, sum 1"
             )
