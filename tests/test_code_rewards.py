@@ -339,6 +339,10 @@ def test_bad_columns_and_limits():
         CodeRuns(SHARED)(["x"], tests=['[{"stdin": "", "stdout": ""}]'], entry_point=["f"])
     with pytest.raises(ValueError, match="seconds=0"):
         CodeRunner(seconds=0)
+    with pytest.raises(ValueError, match="seconds=inf"):
+        CodeRunner(seconds=float("inf"))
+    with pytest.raises(ValueError, match="memory_mb=32.*at least 64 MB"):
+        CodeRunner(memory_mb=32)
 
 
 # --- programs --------------------------------------------------------------------------------------------
@@ -671,3 +675,15 @@ def test_a_test_set_that_a_constant_passes_is_found():
     reward = CodeTests(SHARED)
     with pytest.raises(ValueError, match="'the most frequent expected value' .* ties with"):
         check_rewards(reward, [honest, *reward.cheats(honest)])
+
+
+def test_a_stdin_program_may_print_as_much_as_a_result_may_hold():
+    tests = [{"stdin": "", "stdout": "x" * 30_000}]
+    made = CodeTests()([f"```python\nprint('x' * {n})\n```" for n in (30_000, 40_000)], tests=[tests] * 2)
+    assert made == [1.0, 0.0]
+    runner = CodeRunner()
+    runner.run([Job("print('x' * 40_000)", None, ("",))])
+    (outcome,) = runner._kept.values()
+    assert [answer.value for answer in outcome.answers] == [None]  # not kept in memory
+    with pytest.raises(ValueError, match="test 0 has a stdout of 40000 characters"):
+        read_tests([{"stdin": "", "stdout": "x" * 40_000}])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.rewards.code_child import LONGEST, NOT_PYTHON
 from grpo_kit.rewards.code_values import decode, read_json, same
+from grpo_kit.sandbox import SMALLEST_MEMORY_MB
 
 if TYPE_CHECKING:
     from grpo_kit.sandbox import SandboxResult
@@ -129,9 +130,10 @@ class CodeRunner:
     """
 
     def __init__(self, *, seconds: float = 2.0, memory_mb: int = 256, allow_unsafe: bool = False) -> None:
-        if not seconds > 0 or memory_mb < 1:
+        if not 0 < seconds < float("inf") or memory_mb < SMALLEST_MEMORY_MB:
             raise ValueError(
-                f"seconds={seconds!r}, memory_mb={memory_mb!r} must be above 0, such as 2 and 256"
+                f"seconds={seconds!r}, memory_mb={memory_mb!r}: use a time above 0 and at least "
+                f"{SMALLEST_MEMORY_MB} MB, such as 2 and 256"
             )
         self.seconds, self.memory_mb, self.allow_unsafe = seconds, memory_mb, allow_unsafe
         self._kept: OrderedDict[Job, Outcome] = OrderedDict()
@@ -185,7 +187,7 @@ def _outcome(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
     if any(result.exit_code == NOT_PYTHON and result.status == "error" for result in results):
         return Outcome(False, False, (Answer(),) * len(job.inputs), "not Python")
     if job.entry_point is None:
-        answers = [Answer("value", r.stdout) if r.ok else Answer("error", error=_why(r)) for r in results]
+        answers = [_printed(result) for result in results]
         loaded = Answer("value")
     else:
         loaded, *answers = _read_lines(results[0].stdout, mark, len(job.inputs))
@@ -193,6 +195,14 @@ def _outcome(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
     wrong = next((answer for answer in judged if answer.kind not in ("value", "other")), None)
     error = "" if wrong is None else wrong.error or _why(results[0])
     return Outcome(True, wrong is None, tuple(answers[: len(job.inputs)]), error)
+
+
+def _printed(result: SandboxResult) -> Answer:
+    if not result.ok:
+        return Answer("error", error=_why(result))
+    if len(result.stdout) > LONGEST:  # outcomes are kept: a policy that floods must not fill the memory
+        return Answer("other", error="longer than a result may be")
+    return Answer("value", result.stdout)
 
 
 def _read_lines(stdout: str, mark: str, calls: int) -> list[Answer]:
@@ -237,6 +247,10 @@ def _lines(text: str) -> list[str]:
 def _read(test: Any, place: int) -> Test:
     if isinstance(test, dict) and set(test) == {"stdin", "stdout"}:
         if isinstance(test["stdin"], str) and isinstance(test["stdout"], str):
+            if len(test["stdout"]) > LONGEST:
+                raise ValueError(
+                    f"test {place} has a stdout of {len(test['stdout'])} characters; use {LONGEST} at most"
+                )
             return StdinTest(test["stdin"], test["stdout"])
     elif isinstance(test, list | tuple) and len(test) == 2:
         test = {"args": test[0], "expected": test[1]}
