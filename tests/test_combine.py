@@ -181,6 +181,11 @@ def test_a_part_that_returns_no_list_is_named():
         WeightedSum({forgot: 1.0})(["a"])
 
 
+def test_parts_without_weights_are_refused():
+    with pytest.raises(ValueError, match=r"parts=\[ExactAnswer\(.*\{reward: weight\}"):
+        WeightedSum([ExactAnswer(), SoftFormat()])
+
+
 def test_what_another_reward_calls_parts_is_its_own_affair():
     reward = given_scores("mine", [1.0])
     reward.parts = 3

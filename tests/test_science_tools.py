@@ -253,5 +253,7 @@ def test_strategy_rewards_are_the_weighted_means_of_what_they_would_write():
     open_prompt = replace(task, prefill="")
     assert strategy_rewards(open_prompt) == rewards
     assert strategy_rewards(replace(task, prefill="<answer>\n")) == rewards
+    noted = [{**task.held_out[0], "note": "an optional column"}, *task.held_out[1:]]
+    assert strategy_rewards(task, noted) == strategy_rewards(task, noted[1:] + noted[:1]) == rewards
     with pytest.raises(ValueError, match="'largest' has no answer tags"):
         strategy_rewards(replace(task, read_answer=lambda completion, prefill: completion))

@@ -282,6 +282,8 @@ def test_the_gold_is_a_list_or_one_text_and_its_column_has_a_name():
         (lambda: CallValidity({"a.b": 1}), "'a.b'"),
         (lambda: CallValidity({"class": 1}), "'class'"),
         (lambda: CallValidity({"add": -1}), "'add': -1"),
+        (lambda: CallValidity({"add": 1.5}), "'add': 1.5"),
+        (lambda: CallValidity({"add": "2"}), "'add': '2'"),
         (lambda: CallAccuracy(alpha=0), "alpha=0"),
         (lambda: CallAccuracy(alpha=math.nan), "alpha=nan"),
         (lambda: CallAccuracy(alpha=math.inf), "alpha=inf"),

@@ -106,6 +106,8 @@ class WeightedSum(_Composite):
 
     def __init__(self, parts: Mapping[Reward, float] | Sequence[tuple[Reward, float]]) -> None:
         pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
+        if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
+            raise ValueError(f"parts={parts!r}: give {{reward: weight}}, or pairs (reward, weight)")
         self.weights: list[float] = [float(weight) for _, weight in pairs]
         if not pairs or min(self.weights) <= 0 or not math.isclose(sum(self.weights), 1, abs_tol=1e-9):
             raise ValueError(f"parts has the weights {self.weights}; use positive weights that sum to 1")

@@ -91,7 +91,7 @@ class RightSize:
 
 
 class Repetition:
-    """Share of the completion's n-grams of words that differ, in (0, 1]: 1.0 if none is repeated.
+    """Share of the completion's n-grams of words that differ, in [0, 1]: 1.0 if none is repeated.
 
     1 + the usual repetition penalty (with maximum -1), on words in any case and punctuation marks. Each Chinese or
     Japanese character is a word; a run of over 30 letters is none and counts letter by letter. Fewer than n of

@@ -67,9 +67,10 @@ class CallValidity(_CallReward):
         if not operations:
             raise ValueError(f"operations={operations!r} is empty; give {{name: number of arguments}}")
         for name, count in operations.items():
-            if parse_calls(f"{name}()") != [Call(name, ())] or (count is not None and count < 0):
+            fits = count is None or (isinstance(count, int) and count >= 0)
+            if parse_calls(f"{name}()") != [Call(name, ())] or not fits:
                 raise ValueError(
-                    f"operations has {name!r}: {count!r}; use a Python name and a number >= 0 or None"
+                    f"operations has {name!r}: {count!r}; use a Python name and a whole number >= 0 or None"
                 )
         self.operations = dict(operations)
 

@@ -24,7 +24,9 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
         raise ValueError("rows is empty; give at least one row")
     if task.read_answer is not None:
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(k for row in rows for k in row)
+    }
     opening = "" if f"<{task.answer_tag}>" in task.prefill else f"<{task.answer_tag}>"
     means = {}
     for name, strategy in task.strategies.items():
