@@ -229,7 +229,7 @@ ATTACKS = [
     Attack("deleted but open", "files = []\nfor i in range(1000):\n    files.append(open('x', 'wb', buffering=0)); os.unlink('x'); files[-1].write(bytes(1 << 20))", "error", "Too many open files"),
     Attack("many folders", "for i in range(10**6): os.mkdir(str(i))", "killed", "too much in its folder"),
     Attack("a deep tree", "for i in range(900): os.mkdir('d' * 200); os.chdir('d' * 200)\nprint('closed')", ("ok", "killed"), ""),
-    Attack("folders without permissions", "os.umask(0)\nos.makedirs('a/b/c'); open('a/b/x', 'w').close(); os.mkdir('z', 0); libc.mkdir(b'y', 0o300); os.mkdir('y/in', 0)\nprint('closed')", ("ok", "killed")),
+    Attack("folders without permissions", "os.umask(0)\nos.makedirs('a/b/c'); open('a/b/x', 'w').close(); os.mkdir('z', 0); libc.mkdir(b'y', 0o300); os.mkdir('y/in', 0)\nprint('closed')", ("ok", "killed"), ""),
     Attack("names", "for name in ('new\\nline', '\\\\', ' ', '-rf', '\\udcff\\udcfe', '*', 'x' * 255): open(name, 'w').close()\nprint('closed')"),
     Attack("links, fifos and sockets left", "os.symlink('@OUTSIDE@', 'l'); os.symlink('..', 'up'); os.mkfifo('f'); os.symlink('loop', 'loop'); os.mkdir('d'); os.symlink('@OUTSIDE@', 'd/l')\nprint('closed')"),
     # output
