@@ -323,8 +323,9 @@ def alone(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_trainer_that_is_interrupted_or_killed_leaves_nothing_running(how, tmp_path):
     script = """
-        import sys
+        import signal, sys
         from grpo_kit.sandbox import run_python_batch
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         run_python_batch([("print(1)", "")] * 2, workers=2)
         print("started", flush=True)
         try:
