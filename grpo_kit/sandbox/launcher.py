@@ -199,6 +199,7 @@ def receive() -> tuple[dict, list[bytes]] | None:
 
 
 def send(fields: dict, *bodies: bytes) -> None:
+    """Write a message of the same form to stdout."""
     header = json.dumps({**fields, "sizes": [len(body) for body in bodies]}).encode()
     message = memoryview(struct.pack("!I", len(header)) + header + b"".join(bodies))
     while message:

@@ -19,8 +19,8 @@ choice pays. What shortcuts earn by it, on the 256 held-out rows (seed 0):
 The rows are drawn so that greedy by worth is best in about half of them; without that it is best in 93 %. The
 highest row is the bar for having learnt more than a greedy rule, the lower ones are what a policy settles for.
 
-Base rate: SmolLM2-135M-Instruct, 24 held-out prompts x 8 samples at temperature 1 (`python -m benchmarks.base_rates`,
-CPU, seed 0, 2026-11-21): right 2.6 % [0.5, 4.7], mean reward 0.49 [0.45, 0.54], well-formed 92 %, rewards
+Base rate: SmolLM2-135M-Instruct, 24 held-out prompts x 8 samples at temperature 1 (`python -m benchmarks.base_rates
+--prompts 24`, CPU, seed 0, 2026-11-21): right 2.6 % [0.5, 4.7], mean reward 0.49 [0.45, 0.54], well-formed 92 %, rewards
 differ in every group.
 """
 
