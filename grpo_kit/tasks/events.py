@@ -20,8 +20,8 @@ The rows are drawn so that greedy by worth is best in about half of them; withou
 highest row is the bar for having learnt more than a greedy rule, the lower ones are what a policy settles for.
 
 Base rate: SmolLM2-135M-Instruct, 24 held-out prompts x 8 samples at temperature 1 (`python -m benchmarks.base_rates
---prompts 24`, CPU, seed 0, 2026-11-21): right 2.6 % [0.5, 4.7], mean reward 0.49 [0.45, 0.54], well-formed 92 %, rewards
-differ in every group.
+--prompts 24`, CPU, seed 0, 2026-11-21): right 2.6 % [0.5, 4.7], mean reward 0.49 [0.45, 0.54], well-formed 92 %,
+rewards differ in every group.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ Mean reward, format included, of answers that know nothing, on the 37 held-out r
 | always 'a bilayer of phospholipids with proteins'                                     | 0.0 % | 0.331   | 0.282 |
 
 Base rate: SmolLM2-135M-Instruct, 24 held-out prompts x 8 samples at temperature 1 (`python -m benchmarks.base_rates
---prompts 24`, CPU, seed 0, 2026-11-21): right 0.5 % [0.0, 1.6], mean reward 0.26 [0.21, 0.31], well-formed 54 %, rewards
-differ in 96 % of the groups.
+--prompts 24`, CPU, seed 0, 2026-11-21): right 0.5 % [0.0, 1.6], mean reward 0.26 [0.21, 0.31], well-formed 54 %,
+rewards differ in 96 % of the groups.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ included, by answers that never read the question, on the 256 held-out rows (see
 | always 'blinds("bathroom", 20)'           | 0.0 % | 0.530       |
 
 Base rate: SmolLM2-135M-Instruct, 24 held-out prompts x 8 samples at temperature 1 (`python -m benchmarks.base_rates
---prompts 24`, CPU, seed 0, 2026-11-21): right 0 %, mean reward 0.18 [0.15, 0.22], well-formed 43 %, rewards differ in every
-group.
+--prompts 24`, CPU, seed 0, 2026-11-21): right 0 %, mean reward 0.18 [0.15, 0.22], well-formed 43 %,
+rewards differ in every group.
 """
 
 from __future__ import annotations
