@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from grpo_kit.flags import Flag
+from grpo_kit.monitor import read_flags
 from grpo_kit.run_folder import read_metrics
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart with any colour vision: jfly.uni-koeln.de/color
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
-_GREY = "#555555"
+_GREY, RED = "#555555", "#B00020"
 _SHARES = ("completion_cut_off", "frac_reward_zero_std")
 _WORDS = {
     "reward": "reward (band: ± reward_std)",
@@ -36,7 +38,8 @@ def plot_run(folder: str | Path, *, compare: str | Path | Sequence[str | Path] |
     """The live chart drawn again from metrics.csv, also while the run writes it.
 
     compare: one or more other run folders, drawn into the same panels in their own colours.
-    Points are steps; from 21 steps on a line shows their centred moving mean.
+    Points are steps; from 21 steps on a line shows their centred moving mean. Red flags are numbered lines where they
+    began, with the words under the chart.
     Raises RunFolderError (a ValueError) if a folder does not exist.
 
     >>> plot_run("runs/full", compare="runs/lora").savefig("both.png")
@@ -45,16 +48,24 @@ def plot_run(folder: str | Path, *, compare: str | Path | Sequence[str | Path] |
     folders = [Path(name) for name in (folder, *others)]
     names = [path.name for path in folders]
     labels = names if len(set(names)) == len(names) else [str(path) for path in folders]
-    figure = draw({label: read_metrics(path) for label, path in zip(labels, folders, strict=True)})
+    runs = {label: read_metrics(path) for label, path in zip(labels, folders, strict=True)}
+    figure = draw(runs, flags={label: read_flags(path) for label, path in zip(labels, folders, strict=True)})
     # Without pyplot IPython does not know how to show a figure, and pyplot would show it twice.
     figure._repr_png_ = lambda: to_png(figure)
     return figure
 
 
-def draw(runs: Mapping[str, pd.DataFrame], *, last_step: int | None = None) -> "Figure":
+def draw(
+    runs: Mapping[str, pd.DataFrame],
+    *,
+    last_step: int | None = None,
+    flags: Mapping[str, Sequence[Flag]] | None = None,
+    words: bool = True,
+) -> "Figure":
     """The chart of tables as `read_metrics` gives them, by label; x reaches `last_step` if given.
 
-    Reward and its parts on top, below them 6 small panels, or 8 where a run has a KL.
+    Reward and its parts on top, below them 6 small panels, or 8 where a run has a KL. flags: red flags by label, each
+    a numbered line where it began; words: what each of them saw, under the panels.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,12 +75,16 @@ def draw(runs: Mapping[str, pd.DataFrame], *, last_step: int | None = None) -> "
     small = [("completion_length",), *shares, ("entropy",), *([("kl",)] * kl), ("grad_norm",)]
     small += [("temperature",), ("learning_rate",)]
     parts = list(dict.fromkeys(n for table in runs.values() for n in table if str(n).startswith("reward/")))
-    figure = Figure(figsize=(11, 6.6), dpi=130, facecolor="white")
+    marks = [(label, flag) for label, found in (flags or {}).items() for flag in found if label in runs]
+    below = 0.2 * len(marks) * words  # inches for the words
+    height = 6.6 + below
+    up = lambda y: (6.6 * y + below) / height  # noqa: E731
+    figure = Figure(figsize=(11, height), dpi=130, facecolor="white")
     FigureCanvasAgg(figure)
     columns = len(small) // 2
     sides = {"left": 0.045, "right": 0.99, "wspace": 0.06 * columns}
-    top = figure.add_gridspec(1, 2, top=0.945, bottom=0.63, **(sides | {"wspace": 0.1}))
-    rest = figure.add_gridspec(2, columns, top=0.545, bottom=0.07, hspace=0.42, **sides)
+    top = figure.add_gridspec(1, 2, top=up(0.945), bottom=up(0.63), **(sides | {"wspace": 0.1}))
+    rest = figure.add_gridspec(2, columns, top=up(0.545), bottom=up(0.07), hspace=0.42, **sides)
     end = max([last_step or 0, 1, *(table["step"].max() for table in runs.values() if len(table))])
     for number, (place, names) in enumerate(zip([*top, *rest], [("reward",), parts, *small], strict=True)):
         axes = figure.add_subplot(place)
@@ -77,7 +92,28 @@ def draw(runs: Mapping[str, pd.DataFrame], *, last_step: int | None = None) -> "
         axes.set_xlim(0, end * 1.01)
         if number >= 2 + columns:
             axes.set_xlabel("step", fontsize=8, color=_GREY, labelpad=2)
+        _mark(axes, marks, numbers=number == 0)
+    for n, (label, flag) in enumerate(marks if words else [], 1):
+        run = f" ({label})" if len(runs) > 1 else ""
+        line = f"{n}  {flag.name}{run} since step {flag.step}: {flag.saw}"
+        figure.text(0.045, (below - 0.2 * n + 0.04) / height, _cut(line), fontsize=8.5, color=RED)
     return figure
+
+
+def _mark(axes: "Axes", marks: Sequence[tuple[str, Flag]], *, numbers: bool) -> None:
+    """A line where each flag began; in one panel with its number, side by side where several began together."""
+    taken: dict[int, list[str]] = {}
+    for n, (_, flag) in enumerate(marks, 1):
+        taken.setdefault(flag.step, []).append(str(n))
+    for step, names in taken.items():
+        axes.axvline(step, color=RED, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+        if numbers:
+            place = axes.get_xaxis_transform()
+            axes.text(step, 0.98, " " + ",".join(names), color=RED, fontsize=8.5, transform=place, va="top")
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= 170 else line[:169] + "…"
 
 
 def to_png(figure: "Figure") -> bytes:

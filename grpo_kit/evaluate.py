@@ -129,12 +129,7 @@ def evaluate(
     if samples and not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are the greedy one")
 
-    prompts = [
-        build_prompt(
-            tokenizer, row["question"], system=task.system, prefill=task.prefill, examples=task.examples
-        )
-        for row in rows
-    ]
+    prompts = render(tokenizer, task, rows)
     how = {"max_new_tokens": limit, "batch_size": batch_size, "seed": seed}
     greedy = complete(model, tokenizer, prompts, **how)
     sampled = (
@@ -145,7 +140,7 @@ def evaluate(
 
     table = pd.DataFrame([_judge(task, row, *made) for row, made in zip(rows, greedy, strict=True)])
     if samples:
-        right = [_strict(task, rows[i // samples], text) for i, (text, *_) in enumerate(sampled)]
+        right = [strictly_right(task, rows[i // samples], text) for i, (text, *_) in enumerate(sampled)]
         table["n_right"] = [sum(right[i * samples : (i + 1) * samples]) for i in range(len(rows))]
     n = len(rows)
     rates = {name: int(table[name].sum()) for name in ("strict", "lenient", "formatted")}
@@ -167,26 +162,37 @@ def evaluate(
     )
 
 
+def render(tokenizer: PreTrainedTokenizerBase, task: Task, rows: Sequence[dict]) -> list[str]:
+    """The rows' prompts as training renders them."""
+    return [
+        build_prompt(
+            tokenizer, row["question"], system=task.system, prefill=task.prefill, examples=task.examples
+        )
+        for row in rows
+    ]
+
+
 def _judge(task: Task, row: dict, text: str, tokens: int, cut_off: bool) -> dict[str, Any]:
-    strict = _strict(task, row, text)
+    strict = strictly_right(task, row, text)
     return {
         "question": row["question"],
         "answer": row["answer"],
         "completion": text,
         "strict": strict,
-        "lenient": strict or _lenient(task, row, text),
+        "lenient": strict or leniently_right(task, row, text),
         "formatted": task.answer_of(text) is not None,
         "tokens": tokens,
         "cut_off": cut_off,
     }
 
 
-def _strict(task: Task, row: dict, text: str) -> bool:
+def strictly_right(task: Task, row: dict, text: str) -> bool:
+    """Is the one answer in the completion's tags right?"""
     answer = task.answer_of(text)
     return answer is not None and bool(task.is_correct(answer, row))
 
 
-def _lenient(task: Task, row: dict, text: str) -> bool:
+def leniently_right(task: Task, row: dict, text: str) -> bool:
     """Right as the last number the model wrote, or from the last opening tag to a closing one or the line's end.
 
     A task that reads its answers in its own way has no lenient reading.

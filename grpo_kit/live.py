@@ -9,7 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from grpo_kit.browse import browse, completions_html, escape, in_notebook, pick_three
-from grpo_kit.chart import draw, plot_run, to_png
+from grpo_kit.chart import RED, draw, plot_run, to_png
+from grpo_kit.flags import Flag
+from grpo_kit.monitor import read_flags
 from grpo_kit.panel import config_panel
 from grpo_kit.run_folder import read_metrics
 
@@ -41,6 +43,7 @@ class LiveChart:
         self._total = total_steps
         self._rows: dict[int, Mapping] = {}
         self._completions: pd.DataFrame | None = None
+        self._flags: list[Flag] = []
         self._handles: dict[str, object] = {}
         self._started = self._clock()
         self._times: deque[float] = deque([self._started], maxlen=21)  # when the last steps ended
@@ -56,6 +59,7 @@ class LiveChart:
         self._reset(total_steps)
         try:
             rows = read_metrics(folder).to_dict("records") if folder is not None else []
+            self._flags = read_flags(folder) if folder is not None else []
         except (ValueError, OSError):  # a chart of this session only is better than no training
             rows = []
         self._rows = {int(row["step"]): row for row in rows}
@@ -64,6 +68,7 @@ class LiveChart:
             self._spent["chart"] = self._clock() - self._started  # loading counts as drawing
             self._guard(self._show_text)
             self._guard(lambda: self._show("chart", {"text/plain": "The chart follows in a moment."}))
+            self._guard(self._show_flags)
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
         """Take in the rows of new steps (all rows so far will do too) and the last step's completions."""
@@ -76,6 +81,18 @@ class LiveChart:
             self._if_affordable("chart", self._show_chart, now)
         if not self._pictures:
             self._guard(lambda: print(self.line(), flush=True))
+
+    def replace(self, row: Mapping) -> None:
+        """Take in a row again that an evaluation added to."""
+        self._rows[int(row["step"])] = row
+
+    def flag(self, flag: Flag) -> None:
+        """Show a red flag: a marker in the chart and words under it; elsewhere a line."""
+        self._flags.append(flag)
+        if self._pictures:
+            self._guard(self._show_flags)
+        if not self._pictures:
+            self._guard(lambda: print(f"Red flag: {flag}", flush=True))
 
     def finish(self) -> None:
         """Show the last state, whatever it costs."""
@@ -153,8 +170,16 @@ class LiveChart:
 
     def _show_chart(self) -> None:
         table = pd.DataFrame([self._rows[step] for step in sorted(self._rows)])
-        picture = to_png(draw({"": table}, last_step=self._total))
+        picture = to_png(draw({"": table}, last_step=self._total, flags={"": self._flags}, words=False))
         self._show("chart", {"text/plain": "the run's chart", "image/png": picture})
+
+    def _show_flags(self) -> None:
+        """Under the chart from the start, so that it stands there and not below the completions."""
+        lines = [f"{n}. Red flag: {flag}" for n, flag in enumerate(self._flags, 1)] or ["No red flag so far."]
+        page = "".join(
+            f'<div style="color:{RED if self._flags else "inherit"}">{escape(line)}</div>' for line in lines
+        )
+        self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
 
     def _show(self, name: str, bundle: dict) -> None:
         from IPython.display import display

@@ -11,8 +11,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from grpo_kit.flags import Flag
 from grpo_kit.live import LiveChart
-from grpo_kit.run_folder import RunFolder
+from grpo_kit.monitor import Monitor, OnFlag
+from grpo_kit.optim import OPTIMIZERS, share_that_moves
+from grpo_kit.run_folder import RunFolder, read_metrics
 
 # trl's metric -> ours (DESIGN.md: one word per thing)
 _NAMES = {
@@ -31,20 +34,28 @@ _NAMES = {
     "num_tokens": "num_tokens",
     "step_time": "step_seconds",
 }
+_HELD_OUT = ("reward", "reward_std", "entropy", "completion_length", "completion_cut_off")  # of an evaluation
 _DROPPED = {"epoch", "total_flos"}
+_KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 16-bit weights round away
 
 
 class Recorder:
-    """Writes the run folder and feeds the live chart of one trainer.
+    """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
 
-    live: False records files only.
+    live: False records files only. on_flag: see Monitor.
     """
 
-    def __init__(self, trainer: Any, *, live: bool) -> None:
+    def __init__(self, trainer: Any, *, live: bool, on_flag: OnFlag) -> None:
         self.trainer = trainer
         self.folder: RunFolder | None = None
+        self.stopped_by: Flag | None = None
         self._chart = LiveChart() if live else None
+        self._monitor = Monitor(on_flag)
+        self._row: dict[str, Any] = {}  # of the last step
+        self._once: dict[str, Any] = {}  # for the first row only
+        self._sampled = False  # completions that no row has measured yet
         self._completions: pd.DataFrame | None = None
+        self._groups = 0, 0  # step, and its groups so far
         self._begin = 0.0
 
     def open(self, *, resume: bool) -> None:
@@ -56,6 +67,7 @@ class Recorder:
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
             "temperature_schedule": repr(trainer._schedule) if trainer._schedule else None,
+            "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
             "rollout": trainer.rollout,
             "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
             "model": getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type,
@@ -68,11 +80,15 @@ class Recorder:
             "args": trainer.args.to_dict(),
         }
         self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
-        self._completions = None
+        self._completions, self._sampled, self._row, self.stopped_by = None, False, {}, None
+        self._groups = 0, 0
+        self._monitor.begin(self.folder.path, config, read_metrics(self.folder.path).to_dict("records"))
         self._begin = time.monotonic()
 
     def begin(self) -> None:
         """The first step is about to start."""
+        share = _share_that_moves(self.trainer)
+        self._once = {} if share is None else {"update/share_that_moves": share}
         if self._chart is not None:
             self._chart.start(self.trainer.state.max_steps, self.trainer.args.output_dir)
 
@@ -91,22 +107,61 @@ class Recorder:
                 row["reward/" + key.removeprefix("rewards/").removesuffix("/mean")] = value
             elif key not in _DROPPED:
                 row[key] = value
-        self.folder.write_step(row)
+        measured = self._monitor.measure(self._completions) if self._sampled else {}
+        self._row = {**measured, **self._once, **row}  # what the run logs itself goes first
+        self._once, self._sampled = {}, False
+        self.folder.write_step(self._row)
         if self._chart is not None:
-            self._chart.update([row], self._completions)
+            self._chart.update([self._row], self._completions)
+        self._watch()
+
+    def evaluation(self, logs: Mapping[str, float | None]) -> None:
+        """Held-out measures after a step: its row is written again, with eval/...; of two rows readers take the last.
+
+        eval/reward, eval/reward/<part>, eval/completion_length and the like; before the first step, row 0.
+        """
+        if self.folder is None:  # evaluate() outside train()
+            return
+        step = self.trainer.state.global_step
+        if self._row.get("step") != step:
+            if step:
+                return  # the row of an earlier session is on disk, and not known here
+            self._row = {"step": 0, "progress": 0.0, "seconds": time.monotonic() - self._begin}
+        for key, value in logs.items():
+            name = key.removeprefix("eval_")
+            if _NAMES.get(name) in _HELD_OUT:
+                self._row["eval/" + _NAMES[name]] = value
+            elif name.startswith("rewards/") and name.endswith("/mean"):
+                self._row["eval/reward/" + name.removeprefix("rewards/").removesuffix("/mean")] = value
+        self.folder.write_step(self._row)
+        if self._chart is not None:
+            self._chart.replace(self._row)
+        self._watch()
+
+    def _watch(self) -> None:
+        flags = self._monitor.step(self._row)
+        for flag in flags:
+            if self._chart is not None:
+                self._chart.flag(flag)
+            elif not callable(self._monitor.on_flag):
+                self.say(f"Red flag: {flag}")
+        if flags and self._monitor.on_flag == "stop":
+            self.stopped_by = flags[0]
 
     def completions(self, inputs: list[dict[str, Any]]) -> None:
         """The rollouts just scored; written at once, so that a crash in the update does not lose them."""
         trainer, logs, n = self.trainer, self.trainer._logs, len(inputs)
         last = lambda values: list(values)[-n:]  # noqa: E731
         prompts = last(logs["prompt"])
+        step = trainer.state.global_step + 1
+        first = self._groups[1] if self._groups[0] == step else 0  # a step may fill several buffers
         numbers: dict[str, int] = {}
         parts = {f"reward/{name}": last(logs["rewards"][name]) for name in trainer.reward_func_names}
         judged = pd.DataFrame(parts)
         total = (judged * trainer.reward_weights.tolist()).sum(axis=1, min_count=1)
         table = {
-            "step": [trainer.state.global_step + 1] * n,
-            "group": [numbers.setdefault(str(p), len(numbers)) for p in prompts],
+            "step": [step] * n,
+            "group": [first + numbers.setdefault(str(p), len(numbers)) for p in prompts],
             "prompt": [str(p) for p in prompts],
             "prefill": [row.get("prefill") or "" for row in inputs],
             "completion": [_text(c) for c in last(logs["completion"])],
@@ -116,7 +171,8 @@ class Recorder:
             "temperature": [trainer.temperature] * n,
             **{name: last(values) for name, values in logs["extra"].items() if len(values) >= n},
         }
-        self._completions = pd.DataFrame(table)
+        self._groups = step, first + len(numbers)
+        self._completions, self._sampled = pd.DataFrame(table), True
         self.folder.write_completions(table)
 
     def say(self, message: str) -> None:
@@ -147,6 +203,16 @@ def _discard_if_nothing_happened(path: Path) -> None:
     (path / "completions.parquet").rmdir()
     if not any(path.iterdir()):
         path.rmdir()
+
+
+def _share_that_moves(trainer: Any) -> float | None:
+    """Of 16-bit weights under an optimizer that has nothing but them; None where no update can be rounded away."""
+    rate = trainer.args.learning_rate
+    narrow = [p for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize == 2]
+    own = OPTIMIZERS.get(trainer._optimizer_name or "")
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    kept = own is not None and own.weights != torch.float32 or type(optimizer).__name__ in _KEEP_LOW_BITS
+    return None if kept or not narrow or not rate else share_that_moves(narrow, rate)
 
 
 def _parts(trainer: Any) -> list[str]:

@@ -22,8 +22,10 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.flags import Flag
 from grpo_kit.interrupts import InterruptGuard
 from grpo_kit.models import base_model
+from grpo_kit.monitor import OnFlag
 from grpo_kit.optim import choose_optimizer, make_optimizer
 from grpo_kit.recorder import Recorder
 from grpo_kit.restore import get_random_state, restore_dtypes, set_random_state, weights_come_back
@@ -68,6 +70,8 @@ class GRPOTrainer(TRLGRPOTrainer):
     pack: compute each prompt once per group, in chunks sized by free memory (same loss and gradient).
     skip_zero_advantage: leave out completions whose advantage is 0, wherever they add exactly nothing.
     live: chart in a notebook, one line a step elsewhere.
+    on_flag: what a red flag does (see grpo_kit.monitor): "warn" shows it once, "stop" also ends training after the
+    step and saves, a callable is called with the Flag. All are appended to flags.jsonl in the run folder.
     Raises ValueError before any training for data, rewards or settings that cannot work.
     """
 
@@ -88,6 +92,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         pack: bool = True,
         skip_zero_advantage: bool = True,
         live: bool = True,
+        on_flag: OnFlag = "warn",
         **trl_options: Any,
     ) -> None:
         if not 0 <= warmup < 1:
@@ -144,11 +149,15 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._stopped_at: str | None = None
         self._random_state: tuple[int, Any] | None = None
         self._guard = InterruptGuard()
-        self._recorder = Recorder(self, live=live)
+        self._recorder = Recorder(self, live=live, on_flag=on_flag)
         self.add_callback(_Bookkeeping(self))
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         _remove_notebook_table(self)
+
+    def own_options(self) -> dict[str, Any]:
+        """What a subclass was given besides GRPOTrainer's options, as JSON values; config.json keeps it."""
+        return {}
 
     # ---- stop and go ------------------------------------------------------------------------------------------
 
@@ -156,7 +165,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         """Train; the stop button (SIGINT) ends the step cleanly, saves, and returns; call train() again to go on.
 
         resume_from_checkpoint: a checkpoint folder, or True for the last one in args.output_dir.
-        After an interrupt `trainer.interrupted` is True, and train() continues where it stopped, with fresh rollouts.
+        After an interrupt `trainer.interrupted` is True, after a red flag (on_flag="stop") `trainer.stopped_by` is
+        the Flag; train() then continues where it stopped, with fresh rollouts, and that flag stops it no more.
         Raises RunFolderError if the folder already holds a run and resuming was not asked for.
         """
         if resume_from_checkpoint is None:
@@ -178,6 +188,8 @@ class GRPOTrainer(TRLGRPOTrainer):
             try:
                 output = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
                 self._stopped_at = None
+                if self.stopped_by is not None:
+                    self._save_where_it_stopped(f"red flag: {self.stopped_by.name}")
                 return output
             except KeyboardInterrupt:
                 self.interrupted = True
@@ -470,6 +482,15 @@ class GRPOTrainer(TRLGRPOTrainer):
         super().log(logs, start_time)
         if "loss" in logs and self.model.training:
             self._recorder.step(logs)
+        elif "eval_loss" in logs:
+            self._recorder.evaluation(logs)
+        if self.stopped_by is not None:
+            self.control.should_training_stop = True
+
+    @property
+    def stopped_by(self) -> Flag | None:
+        """The red flag that ended the last train(), where on_flag="stop"; interrupts are another matter."""
+        return self._recorder.stopped_by
 
     def _has_dropout(self) -> bool:
         attention = getattr(self._base_model().config, "attention_dropout", 0.0)

@@ -219,7 +219,8 @@ class PackedUpdate:
         metrics["update/skipped"].append(self.skipped)
         if tokens:
             metrics["rollout/logprob_gap"].append(gap / tokens)
-            if gap / tokens > LOGPROB_GAP_WARNING and not self._warned:
+            fresh = not any(metrics.get("rollout/age", [])[-1:])  # older weights differ without any error
+            if gap / tokens > LOGPROB_GAP_WARNING and fresh and not self._warned:
                 self._warned = True
                 print(
                     f"Warning: sampler and trainer differ by {gap / tokens:.3f} nats a token (above "

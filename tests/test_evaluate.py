@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from grpo_kit import decoding
 from grpo_kit.decoding import complete
 from grpo_kit.evaluate import Evaluation, _judge, compare, evaluate
 from grpo_kit.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
@@ -236,14 +237,11 @@ def test_prompts_are_tokenized_as_by_trl_when_a_tokenizer_adds_bos(tiny, tmp_pat
         single=f"{bos[0]} $A", pair=f"{bos[0]} $A $B", special_tokens=[bos]
     )
     task = largest(n_train=4, n_held_out=3)
-    seen = []
-    generate = model.generate
-
-    def spy(input_ids, attention_mask, **how):
-        seen.extend(row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True))
-        return generate(input_ids=input_ids, attention_mask=attention_mask, **how)
-
-    monkeypatch.setattr(model, "generate", spy)
+    seen, real = [], decoding._by_length
+    monkeypatch.setattr(decoding, "common_prefix", lambda prompts: [])
+    monkeypatch.setattr(
+        decoding, "_by_length", lambda prompts, *how: seen.extend(prompts) or real(prompts, *how)
+    )
     evaluate(model, tokenizer, task, max_new_tokens=1)
     args = trl.GRPOConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False)
     trainer = trl.GRPOTrainer(
@@ -280,7 +278,8 @@ def test_everything_is_as_before_afterwards(tiny, monkeypatch, fails):
     model.model.layers[0].eval()  # mixed on purpose
     before, settings = _state(model, tokenizer), model.generation_config
     if fails:
-        monkeypatch.setattr(model, "generate", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+        stop = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
+        model.model.layers[1].register_forward_hook(stop)
         with pytest.raises(KeyboardInterrupt):
             evaluate(model, tokenizer, largest(n_train=4, n_held_out=4), samples=2, k=(1, 2))
     else:
@@ -338,7 +337,11 @@ def taught():
     says = [row["answer"] if i in (0, 1, 2, 3, 6) else wrong[i] for i, row in enumerate(task.held_out)]
     texts = [f"{number}</answer>{tokenizer.eos_token}" for number in says]
     texts[6] = says[6] + tokenizer.eos_token
-    model = Scripted(base.config)
+    config = copy.deepcopy(base.config)
+    config.model_type = (
+        "scripted"  # unknown to the rollout engine, which would look past the script, into the layers
+    )
+    model = Scripted(config)
     prompts = task.dataset(tokenizer, "held_out")["prompt"]
     model.script = {
         tuple(tokenizer(prompt)["input_ids"]): tokenizer(text)["input_ids"]

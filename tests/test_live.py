@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from grpo_kit import live
+from grpo_kit.flags import Flag
 from grpo_kit.live import LiveChart, plot_run
 from grpo_kit.run_folder import RunFolder, RunFolderError
 
@@ -75,6 +76,7 @@ TRAIN = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from tests.test_live import completions, rows
+from grpo_kit.flags import Flag
 from grpo_kit.live import LiveChart
 past = [0.0]  # ten seconds a step go by on this clock
 chart = LiveChart(clock=lambda: time.perf_counter() + past[0])
@@ -86,6 +88,8 @@ for row in rows(30):
     past[0] += 10
     t = chart._clock()
     chart.update([row], completions(row["step"]))
+    if row["step"] == 5:
+        chart.flag(Flag("cut off", 3, "90 % <b>", "why", "first"))
     spent += chart._clock() - t
 share = spent / (chart._clock() - begun)
 during = len(pictures)
@@ -125,8 +129,9 @@ def execute(runner: str, folder: Path) -> list[list]:
 @pytest.mark.parametrize("runner", ["nbclient", "papermill"])
 def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_path):
     train, numbers, plot, table, pyplot = execute(runner, tmp_path)
-    assert [output.output_type for output in train] == ["display_data"] * 3, train
-    progress, chart, three = (output.data for output in train)
+    assert [output.output_type for output in train] == ["display_data"] * 4, train
+    progress, chart, flags, three = (output.data for output in train)
+    assert flags["text/plain"].startswith("1. Red flag: cut off since step 3: 90 %"), "under the chart"
 
     picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(chart["image/png"])))
     assert picture.shape[:2] == (858, 1430) and picture[..., :3].std() > 0.05
@@ -146,10 +151,12 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
 def test_plain_python_prints_a_line_a_step_without_matplotlib():
     code = """
 import sys
+from grpo_kit.flags import Flag
 from grpo_kit.live import LiveChart
 chart = LiveChart()
 chart.start(2, None)
 chart.update([{"step": 1, "reward": 0.25, "reward_std": 0.5, "reward/exact": 0.125, "step_seconds": 65.0}])
+chart.flag(Flag("cut off", 1, "90 %", "Why.", "first"))
 chart.update([{"step": 2, "reward": None, "completion_length": 11.4, "completion_cut_off": 0.02}])
 chart.finish()
 assert "matplotlib" not in sys.modules and "IPython" not in sys.modules
@@ -158,6 +165,7 @@ assert "matplotlib" not in sys.modules and "IPython" not in sys.modules
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert done.stdout.splitlines() == [
         "step 1/2  reward 0.25 ± 0.50  exact 0.12  1 min 5 s left",
+        "Red flag: cut off since step 1: 90 %. Why. First try: first",
         "step 2/2  length 11  cut off 2%  0 s left",
     ]
 
@@ -176,6 +184,33 @@ class Fake:
 
     def update(self, bundle, **options):
         self.shown.append(bundle)
+
+
+def test_flags_are_marked_where_they_began_and_told_under_the_panels():
+    table = pd.DataFrame(rows(20))
+    flags = [
+        Flag("cut off", 3, "90 %", "w", "f"),
+        Flag("KL spike", 3, "2.9", "w", "f"),
+        Flag("x", 9, "y" * 300, "w", "f"),
+    ]
+    bare, marked = live.draw({"run": table}), live.draw({"run": table}, flags={"run": flags})
+    steps = {
+        line.get_xdata()[0] for axes in marked.axes for line in axes.lines if len(set(line.get_xdata())) == 1
+    }
+    assert steps == {3, 9}
+    assert [text.get_text().strip() for text in marked.axes[0].texts] == ["1,2", "3"]
+    words = [text.get_text() for text in marked.texts]
+    assert words[:2] == ["1  cut off since step 3: 90 %", "2  KL spike since step 3: 2.9"]
+    assert words[2].endswith("…") and len(words[2]) <= 170
+    grown = marked.get_figheight() - bare.get_figheight()
+    assert grown == pytest.approx(0.6)
+    panels = [
+        axes.get_position().height * figure.get_figheight()
+        for figure in (bare, marked)
+        for axes in figure.axes[:1]
+    ]
+    assert panels[0] == pytest.approx(panels[1]), "the panels keep their size"
+    assert not live.draw({"run": table}, flags={"run": flags}, words=False).texts
 
 
 def test_trouble_in_drawing_warns_once_and_training_goes_on(monkeypatch, capsys):

@@ -37,6 +37,7 @@ METHODS = {
     "compute_loss": ["self", "model", "inputs"],
     "create_optimizer": ["self", "model"],
     "_save_checkpoint": ["self", "model", "trial"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "prediction_step": ["self", "inputs"],
     "log": ["self", "logs", "start_time"],
 }

@@ -76,7 +76,7 @@ def cancelled_share(
 ) -> float | None:
     """The share of groups, adjacent completions of equal prompts, whose parts vary while the total does not.
 
-    None if no group has two judged completions. What `WeightedSum` logs as "reward/cancelled_groups".
+    None if no group has two judged completions. What `WeightedSum` logs as "frac_cancelled_groups".
 
     >>> cancelled_share([[1, 0, 1, 0], [0, 1, 1, 0]], [0.5, 0.5, 1, 0], ["a", "a", "b", "b"])
     0.5

@@ -1,0 +1,136 @@
+"""The claims behind "the advice, measured": who says what, and which two arms decide it.
+
+Written down before the runs were looked at: the outcome, its direction, and the smallest difference that matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SOURCES = {
+    "A": "9 Lessons I Learned while Doing RL Post-Training for LLMs (2025-07-08)",
+    "B": "Boosting LLM Post-Training with RL: Tips for Efficiency and Stability",
+    "C": "Some GRPO Training Notes (2025-03-03)",
+    "D": "GRPO: what I've learned (2025-05-15)",
+    "E": "Post-Training LLMs: From RL Intuition to GRPO",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the table.
+
+    arm, against: the two arms compared. outcome: "accuracy" (held out, greedy) or a column of Lab.runs.
+    says: "more" or "less" (of the outcome than against), or "no less". matters: the smallest difference that would
+    matter, in the outcome's unit. needs: what is missing for a row that has not been run.
+    """
+
+    text: str
+    by: str
+    arm: str = ""
+    against: str = ""
+    outcome: str = "accuracy"
+    says: str = "more"
+    matters: float = 0.05
+    needs: str = ""
+
+
+CLAIMS = [
+    Claim("A prefill speeds the start", "C3", "control", "no prefill", "reward_mean"),
+    Claim("Soft rewards beat binary ones", "C4, E3", "no prefill", "no prefill, binary"),
+    Claim("Rewards of at least 0 train better than rewards around 0", "C5", "control", "rewards -1 to 1"),
+    Claim("Annealing the temperature helps", "C6", "linear", "control"),
+    Claim("A group of 2 is enough (equal completions)", "C7", "group of 2", "control", says="no less"),
+    Claim("More generations help (twice the completions)", "A5, E5", "4 x 16", "control"),
+    Claim(
+        "More generations are steadier", "A5", "4 x 16", "control", "reward_roughness", "less", matters=0.02
+    ),
+    Claim(
+        "num_iterations = 2 saves half the rollouts at no loss",
+        "A6",
+        "2 iterations",
+        "control",
+        says="no less",
+    ),
+    Claim(
+        "num_iterations = 2 is smoother",
+        "A6",
+        "2 iterations",
+        "control",
+        "reward_roughness",
+        "less",
+        matters=0.02,
+    ),
+    Claim(
+        "Dr. GRPO keeps wrong answers short",
+        "A7",
+        "longer, Dr. GRPO",
+        "longer, GRPO",
+        "tokens_mean_wrong",
+        "less",
+        matters=1.0,
+    ),
+    Claim("Dropping the KL term costs nothing", "A7 (C8 keeps it)", "control", "beta 0.04", says="no less"),
+    Claim(
+        "Warmup tames early gradients",
+        "C9",
+        "control",
+        "no warmup",
+        "grad_norm_max",
+        "less",
+        matters=0.5,
+    ),
+    Claim("8-bit AdamW learns as well", "C10", "8-bit AdamW", "control", says="no less"),
+    Claim("Full fine-tuning rather than LoRA", "C12", "control", "LoRA"),
+    Claim("SFT first helps", "A2, B2", "no prefill, SFT first", "no prefill"),
+    Claim(
+        "Positives upweighted help at low success",
+        "B10",
+        "binary, positives x 4",
+        "no prefill, binary",
+    ),
+    Claim("Negatives filtered help at low success", "B10", "binary, positives only", "no prefill, binary"),
+    Claim(
+        "Groups without spread resampled help at low success",
+        "B10",
+        "binary, resampled",
+        "no prefill, binary",
+    ),
+    Claim("Rollouts up to 5 steps old do no harm", "B9", "sync 5", "sync 1", says="no less"),
+    Claim("Rollouts up to 10 steps old do no harm", "B9", "sync 10", "sync 1", says="no less"),
+    Claim("Importance weights help with old rollouts", "B9", "sync 10", "sync 10, no weights"),
+    Claim("A buffer that serves newer data first helps", "B9", "newest first", "oldest first"),
+    Claim(
+        "A sequence-level loss is slower", "B14", "GSPO, 2 iterations", "2 iterations", "reward_mean", "less"
+    ),
+    Claim(
+        "A sequence-level loss is steadier",
+        "B14",
+        "GSPO, 2 iterations",
+        "2 iterations",
+        "reward_roughness",
+        "less",
+        matters=0.02,
+    ),
+    Claim(
+        "Sampling at 0.7 in training and 1 in evaluation costs",
+        "B8",
+        "control",
+        "temperature 0.7",
+        "sampled_1.0",
+    ),
+    Claim(
+        "Sampling at 1.3 in training and 1 in evaluation costs",
+        "B8",
+        "control",
+        "temperature 1.3",
+        "sampled_1.0",
+    ),
+    Claim(
+        "Smaller models spend their time on the format",
+        "C1",
+        needs="two sizes of one family; notebook 12 shows their formats before training",
+    ),
+    Claim("Instruct beats base", "C2", needs="a base model's weights, from the hub"),
+    Claim("bfloat16, tf32 and 8-bit AdamW on 1.5B parameters", "C10, C11", needs="the 24 GB card"),
+]

