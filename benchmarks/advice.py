@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from filecmp import cmp
 from pathlib import Path
 
 import pandas as pd
@@ -26,9 +27,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "advice"
 
 
 def collect() -> None:
-    """Copy what is small of every finished run."""
+    """Copy what is small of every finished run that is not there yet."""
     for result in sorted(RUNS.glob("*/seed-*/result.json")):
         target = RESULTS / result.parent.relative_to(RUNS)
+        if (target / "groups.csv").exists() and cmp(result, target / "result.json", shallow=False):
+            continue
         target.mkdir(parents=True, exist_ok=True)
         for name in ("result.json", "metrics.csv"):
             shutil.copyfile(result.parent / name, target / name)

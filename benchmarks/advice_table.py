@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.advice_claims import CLAIMS, SOURCES, Claim
+from benchmarks.main_job import WEIGHTS
 from grpo_kit import lab
 from grpo_kit.lab_statistics import holm
 
@@ -20,7 +21,6 @@ _UNITS = {
     "tokens_mean_wrong": ("tokens", 1),
     "grad_norm_max": ("", 1),
 }
-WEIGHTS = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct, dequantised from Q4_1"}
 
 
 def verdict(claim: Claim, low: float, high: float) -> str:

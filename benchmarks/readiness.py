@@ -22,8 +22,9 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.main_job import WEIGHTS, hardware
+from benchmarks.main_job import WEIGHTS
 from grpo_kit import load_policy, profile, tasks
+from grpo_kit.lab_run import hardware
 from grpo_kit.lengths import length_probe
 from grpo_kit.readiness import readiness
 

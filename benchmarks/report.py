@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.arms import Setup
 from benchmarks.floor import FORMULAS, device_peaks, floor
-from benchmarks.main_job import hardware
 from benchmarks.phases import PHASES, Step
 from benchmarks.workload import FLAT_SHARE
+from grpo_kit.lab_run import hardware
 
 REFERENCES = ("trl-hf", "trl-hf-tuned")
 

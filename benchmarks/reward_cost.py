@@ -22,8 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.main_job import hardware
 from benchmarks.report import as_text, result_path, six_digits
+from grpo_kit.lab_run import hardware
 from grpo_kit.rewards import ExactAnswer, MathAnswer, NumericAnswer, SoftFormat, WeightedSum
 from grpo_kit.rewards.code import CodeFormat
 from grpo_kit.rewards.combine import Clipped, Gated

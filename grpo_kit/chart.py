@@ -50,8 +50,6 @@ def plot_run(folder: str | Path, *, compare: str | Path | Sequence[str | Path] |
     labels = names if len(set(names)) == len(names) else [str(path) for path in folders]
     runs = {label: read_metrics(path) for label, path in zip(labels, folders, strict=True)}
     figure = draw(runs, flags={label: read_flags(path) for label, path in zip(labels, folders, strict=True)})
-    # Without pyplot IPython does not know how to show a figure, and pyplot would show it twice.
-    figure._repr_png_ = lambda: to_png(figure)
     return figure
 
 
@@ -67,9 +65,6 @@ def draw(
     Reward and its parts on top, below them 6 small panels, or 8 where a run has a KL. flags: red flags by label, each
     a numbered line where it began; words: what each of them saw, under the panels.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     kl = any("kl" in table and table["kl"].notna().any() for table in runs.values())
     shares = [(name,) for name in _SHARES] if kl else [_SHARES]
     small = [("completion_length",), *shares, ("entropy",), *([("kl",)] * kl), ("grad_norm",)]
@@ -79,8 +74,7 @@ def draw(
     below = 0.2 * len(marks) * words  # inches for the words
     height = 6.6 + below
     up = lambda y: (6.6 * y + below) / height  # noqa: E731
-    figure = Figure(figsize=(11, height), dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, height, dpi=130, layout=None)
     columns = len(small) // 2
     sides = {"left": 0.045, "right": 0.99, "wspace": 0.06 * columns}
     top = figure.add_gridspec(1, 2, top=up(0.945), bottom=up(0.63), **(sides | {"wspace": 0.1}))
@@ -114,6 +108,22 @@ def _mark(axes: "Axes", marks: Sequence[tuple[str, Flag]], *, numbers: bool) -> 
 
 def _cut(line: str) -> str:
     return line if len(line) <= 170 else line[:169] + "…"
+
+
+def new_figure(
+    width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained"
+) -> "Figure":
+    """An empty white figure of width x height inches that a notebook shows, once, as a small PNG.
+
+    Made without pyplot, which would show it a second time and keep it in memory.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure._repr_png_ = lambda: to_png(figure)
+    return figure
 
 
 def to_png(figure: "Figure") -> bytes:

@@ -67,13 +67,9 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Bars of base and tuned with their intervals; the best constant strategy as a line."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from grpo_kit.chart import new_figure
 
-        from grpo_kit.chart import to_png
-
-        figure = Figure(figsize=(6.5, 3.6), dpi=110, layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
+        figure = new_figure(6.5, 3.6)
         axes = figure.add_subplot()
         for place, (label, evaluation, colour) in enumerate(
             [("base", self.base, "#9aa5b1"), ("tuned", self.tuned, "#1f77b4")]
@@ -91,8 +87,6 @@ class Comparison:
         axes.set_ylabel("share of prompts")
         axes.set_title(f"{self.base.task}: {self.base.n} held-out prompts, 95 % intervals", fontsize=10)
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-        # Without pyplot IPython does not know how to show a figure, and pyplot would show it twice.
-        figure._repr_png_ = lambda: to_png(figure)
         return figure
 
     def examples(self, n: int = 3) -> pd.DataFrame:

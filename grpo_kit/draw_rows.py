@@ -8,6 +8,14 @@ from typing import Any
 from datasets import Dataset
 
 
+def check_can_draw(data: Any, option: str) -> None:
+    """Raises ValueError, naming the option that draws rows, for train data that has no row by number."""
+    if not isinstance(data, Dataset):
+        raise ValueError(
+            f"{option} draws rows, which needs a datasets.Dataset as train_dataset, not {type(data).__name__}"
+        )
+
+
 def draw_rows(data: Dataset, prompts: int, group_size: int, *, seed: int, name: str) -> list[dict[str, Any]]:
     """`prompts` distinct rows of the data set, each group_size times, adjacent: what a trainer samples from.
 

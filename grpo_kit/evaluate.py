@@ -16,6 +16,7 @@ from grpo_kit.decoding import complete
 from grpo_kit.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
 from grpo_kit.prompts import build_prompt
 from grpo_kit.rewards.response import last_number
+from grpo_kit.run_files import write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,12 +75,12 @@ class Evaluation:
         return self.table().to_html(float_format="{:.3f}".format, na_rep="")
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write everything to one JSON file; Evaluation.load reads it."""
+        """Write everything to one JSON file, whole or not at all; Evaluation.load reads it."""
         data = {name: getattr(self, name) for name in ("task", "constant", "settings")}
         data |= {name: asdict(getattr(self, name)) for name in ("strict", "lenient", "formatted")}
         data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
         data["rows"] = self.rows.to_dict("records")
-        Path(path).write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
+        write_whole(Path(path), json.dumps(data, ensure_ascii=False, indent=1).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Evaluation:

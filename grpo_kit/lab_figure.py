@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.chart import COLOURS, to_png
+from grpo_kit.chart import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,15 +17,12 @@ _GREY = "#555555"
 
 def draw_lab(lab: Lab) -> Figure:
     """Curves: mean over seeds, band from the lowest to the highest seed. Dots: seeds; bars: 95 % intervals."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     arms = lab.arms
     colour = {arm: COLOURS[i % len(COLOURS)] for i, arm in enumerate(arms)}
     height = max(3.2, 1.5 + 0.34 * len(arms))
-    figure = Figure(figsize=(13, height), dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, height)
     curves, right, change, cost = figure.subplots(1, 4, gridspec_kw={"width_ratios": [5, 3, 3, 2]})
     summary = lab.summary()
     for i, arm in enumerate(arms):
@@ -71,8 +68,6 @@ def draw_lab(lab: Lab) -> Figure:
     for axes in (curves, right, change, cost):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8, labelcolor=_GREY)
-    # Without pyplot IPython does not know how to show a figure, and pyplot would show it twice.
-    figure._repr_png_ = lambda: to_png(figure)
     return figure
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import platform
 import time
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from peft import load_peft_weights, set_peft_model_state_dict
 from transformers import set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -25,7 +23,7 @@ from grpo_kit.evaluate import Evaluation, evaluate
 from grpo_kit.lab_settings import describe, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.models import load_policy
 from grpo_kit.monitor import read_flags
-from grpo_kit.run_folder import holds_run, read_completions, read_metrics
+from grpo_kit.run_files import holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
 
 RESULT = "result.json"
@@ -47,24 +45,21 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluati
     if settings.prepare is not None:  # before a checkpoint is loaded too: a reference model comes from it
         settings.prepare(model, tokenizer, task, seed)
     prepared = time.perf_counter()
-    if checkpoint is not None and _step(checkpoint) >= args.max_steps:
-        _load_weights(model, checkpoint)  # the trainer would do one step more
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SETTINGS, fingerprint(settings))
-        trainer = settings.trainer(
-            model,
-            task.rewards,
-            args,
-            train_dataset=task.dataset(tokenizer),
-            processing_class=tokenizer,
-            live=False,
-            **settings.options,
-        )
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        if trainer.interrupted:
-            raise KeyboardInterrupt
-        del trainer
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SETTINGS, fingerprint(settings))
+    trainer = settings.trainer(
+        model,
+        task.rewards,
+        args,
+        train_dataset=task.dataset(tokenizer),
+        processing_class=tokenizer,
+        live=False,
+        **settings.options,
+    )
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    del trainer
     trained = time.perf_counter()
     after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
     sampled = {str(t): _sampled(model, tokenizer, task, t, seed) for t in settings.eval_temperatures}
@@ -108,9 +103,7 @@ def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:
     cfg, tuning = settings.profile, "qlora" if settings.tuning == "qlora" else "full"
     model, tokenizer = load_policy(cfg.model, tuning=tuning, dtype=settings.dtype, quiet=True)
     found = evaluate(model, tokenizer, settings.task, batch_size=cfg.eval_batch)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    found.save(hidden)
-    os.replace(hidden, path)
+    found.save(path)
     return found
 
 
@@ -146,19 +139,19 @@ def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Whole or not at all."""
-    hidden = path.with_name(f".{path.name}.tmp")
-    hidden.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(hidden, path)
+    write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def hardware() -> str:
-    """The card, or the CPU's model and the threads torch uses."""
+    """The card, or the CPU's model, its vector instructions and the threads torch uses."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
-    return f"{name or platform.machine()}, {torch.get_num_threads()} thread(s)"
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    return f"{name} ({vector}), {torch.get_num_threads()} thread(s)"
 
 
 def _sampled(model: Any, tokenizer: Any, task: Task, temperature: float, seed: int) -> float:
@@ -183,14 +176,6 @@ def _sampled(model: Any, tokenizer: Any, task: Task, temperature: float, seed: i
 def _step(checkpoint: Path) -> int:
     number = checkpoint.name.rpartition("-")[2]
     return int(number) if number.isdigit() else -1
-
-
-def _load_weights(model: Any, checkpoint: Path) -> None:
-    if hasattr(model, "peft_config"):
-        set_peft_model_state_dict(model, load_peft_weights(str(checkpoint)))
-    else:
-        saved, _ = load_policy(checkpoint, dtype=next(model.parameters()).dtype, quiet=True)
-        model.load_state_dict(saved.state_dict())
 
 
 def _earlier_seconds(metrics: pd.DataFrame, checkpoint: Path | None) -> float:

@@ -25,13 +25,8 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
     data = np.asarray(values, dtype=float)
     if data.ndim != 2 or not data.size:
         raise ValueError(f"values has shape {data.shape}; give one row of equal length for each seed")
-    seeds, rows = data.shape
-    by_row = bootstrap_mean(data.mean(axis=0).tolist(), lowest=-1.0 if data.min() < 0 else 0.0)
-    mean = float(data.mean())
-    spread = _t_half(data.mean(axis=1)) if seeds > 1 else 0.0
-    low, high = math.hypot(mean - by_row.low, spread), math.hypot(by_row.high - mean, spread)
-    least = -1.0 if data.min() < 0 else 0.0
-    return Estimate(mean, max(least, mean - low), min(1.0, mean + high), rows)
+    lowest = -1.0 if data.min() < 0 else 0.0
+    return _with_seeds(data, _over_rows(data, lowest=lowest), lowest=lowest)
 
 
 def difference_over_seeds(
@@ -47,15 +42,13 @@ def difference_over_seeds(
     if one.shape != two.shape:
         raise ValueError(f"first has shape {one.shape}, second {two.shape}; give the same seeds and rows")
     change = two - one
-    mean, (seeds, rows) = float(change.mean()), change.shape
-    by_row = bootstrap_mean(change.mean(axis=0).tolist(), lowest=-1.0)
-    spread = _t_half(change.mean(axis=1)) if seeds > 1 else 0.0
-    low, high = math.hypot(mean - by_row.low, spread), math.hypot(by_row.high - mean, spread)
-    estimate = Estimate(mean, max(-1.0, mean - low), min(1.0, mean + high), rows)
-    if seeds < 2:
+    by_row = _over_rows(change, lowest=-1.0)
+    estimate = _with_seeds(change, by_row, lowest=-1.0)
+    if len(change) < 2:
         return estimate, None
+    mean = estimate.value
     by_rows = (mean - by_row.low if mean > 0 else by_row.high - mean) / -float(ndtri(0.025))
-    return estimate, _p_of_both(abs(mean), _standard_error(change.mean(axis=1)), by_rows, seeds)
+    return estimate, _p_of_both(abs(mean), _standard_error(change.mean(axis=1)), by_rows, len(change))
 
 
 def paired_scalars(
@@ -93,6 +86,18 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, p * (len(known) - place)))
         adjusted[i] = highest
     return adjusted
+
+
+def _over_rows(values: np.ndarray, *, lowest: float) -> Estimate:
+    return bootstrap_mean(values.mean(axis=0).tolist(), lowest=lowest)
+
+
+def _with_seeds(values: np.ndarray, by_row: Estimate, *, lowest: float) -> Estimate:
+    """The rows' interval widened by that of the seeds; values (S, R)."""
+    mean = float(values.mean())
+    spread = _t_half(values.mean(axis=1)) if len(values) > 1 else 0.0
+    low, high = math.hypot(mean - by_row.low, spread), math.hypot(by_row.high - mean, spread)
+    return Estimate(mean, max(lowest, mean - low), min(1.0, mean + high), values.shape[1])
 
 
 def _standard_error(values: np.ndarray) -> float:

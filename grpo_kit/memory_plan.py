@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -67,12 +66,10 @@ class MemoryPlan:
 
     def plot(self) -> Figure:
         """Stacked bars, one a moment, against the card's memory."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from grpo_kit.chart import new_figure
 
         table = self.table().drop("total")
-        figure = Figure(figsize=(9.5, 3.6), dpi=130, facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(9.5, 3.6, dpi=130)
         axes = figure.add_subplot()
         left = pd.Series(0.0, index=table.columns)
         for part, row in table.iterrows():
@@ -104,7 +101,6 @@ class MemoryPlan:
         axes.set_title(self.title, fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8.5)
-        figure._repr_png_ = lambda: _png(figure)  # without pyplot IPython does not know how to show it
         return figure
 
     def _verdict(self) -> str:
@@ -124,9 +120,3 @@ class MemoryPlan:
         table = self.table().to_html(float_format=lambda v: f"{v:.2f}" if v else "-")
         advice = "".join(f"<li>{line}</li>" for line in self.advice)
         return f"<p><b>{self.title}</b> (GiB)</p>{table}<p>{self._verdict()}</p><ul>{advice}</ul>"
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

@@ -30,7 +30,7 @@ COLUMNS = (
     "rollout/age", "update/share_that_moves", "diversity/", "script/", "groups/", "eval/",
 )  # fmt: skip
 """What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
-_PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
+PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
 
 
 def red_flags(
@@ -188,4 +188,4 @@ class Monitor:
 
 
 def _slim(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if k in COLUMNS or k.startswith(_PREFIXES)}
+    return {k: v for k, v in row.items() if k in COLUMNS or k.startswith(PREFIXES)}

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 
-from grpo_kit.draw_rows import draw_rows
+from grpo_kit.draw_rows import check_can_draw, draw_rows
 from grpo_kit.restore import get_random_state
 from grpo_kit.trainer import GRPOTrainer
 
@@ -106,11 +105,8 @@ class OffPolicyTrainer(GRPOTrainer):
                 f"{self.accelerator.num_processes} processes (or sharded weights): off-policy rollouts are made by "
                 "one process that holds all weights; start one"
             )
-        if self.buffer and not isinstance(self.train_dataset, Dataset):
-            raise ValueError(
-                f"buffer={self.buffer!r} draws rows ahead, which needs a datasets.Dataset as train_dataset, "
-                f"not {type(self.train_dataset).__name__}"
-            )
+        if self.buffer:
+            check_can_draw(self.train_dataset, f"buffer={self.buffer!r}")
 
     # ---- the sampler's weights --------------------------------------------------------------------------------
 

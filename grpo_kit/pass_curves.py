@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from grpo_kit.chart import COLOURS, to_png
+from grpo_kit.chart import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,13 +26,9 @@ def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str =
 
     >>> plot_pass_at_k({"before": before, "after": after})  # doctest: +SKIP
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not curves:
         raise ValueError("curves is empty; give at least one evaluation")
-    figure = Figure(figsize=(6.5, 3.6), dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6.5, 3.6)
     axes = figure.add_subplot()
     ks: set[int] = set()
     for (name, result), colour in zip(curves.items(), COLOURS * len(curves), strict=False):
@@ -50,6 +46,4 @@ def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str =
     axes.set_xticks(sorted(ks), [str(k) for k in sorted(ks)])
     axes.set(xlabel="k, samples a prompt", ylabel="pass@k", ylim=(0, 1.02), title=title)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    # Without pyplot IPython does not know how to show a figure, and pyplot would show it twice.
-    figure._repr_png_ = lambda: to_png(figure)
     return figure

@@ -10,9 +10,8 @@ import math
 from typing import Any
 
 import torch
-from datasets import Dataset
 
-from grpo_kit.draw_rows import draw_rows
+from grpo_kit.draw_rows import check_can_draw, draw_rows
 from grpo_kit.trainer import GRPOTrainer
 
 _EXTRA = "rollout/extra_completions"
@@ -80,11 +79,7 @@ class PositivesTrainer(GRPOTrainer):
                 f"resample={self.resample} with {self.accelerator.num_processes} processes, which would stop after "
                 "different rounds; start one"
             )
-        if not isinstance(self.train_dataset, Dataset):
-            raise ValueError(
-                f"resample={self.resample} draws rows, which needs a datasets.Dataset as train_dataset, "
-                f"not {type(self.train_dataset).__name__}"
-            )
+        check_can_draw(self.train_dataset, f"resample={self.resample}")
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)

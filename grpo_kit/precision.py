@@ -148,14 +148,10 @@ def survival_plot(table: pd.DataFrame) -> Figure:
 
     The black tick on a bar is the part already in the stored weights, where it differs. Noise is `error`, where large.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from grpo_kit.chart import COLOURS, to_png
+    from grpo_kit.chart import COLOURS, new_figure
 
     names, rates = list(dict.fromkeys(table.optimizer)), sorted(set(table.learning_rate))
-    figure = Figure(figsize=(8, 0.9 + 0.62 * len(names)), dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 0.9 + 0.62 * len(names))
     axes = figure.add_subplot()
     height, floor, ticked = 0.8 / len(rates), 0.1, False
     for j, rate in enumerate(rates):
@@ -180,6 +176,4 @@ def survival_plot(table: pd.DataFrame) -> Figure:
     axes.set_xlabel("share of the float32 run's weight change that is kept")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(title="learning rate", loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    # Without pyplot IPython does not know how to show a figure, and pyplot would show it twice.
-    figure._repr_png_ = lambda: to_png(figure)
     return figure

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def next_run_folder(root: str | Path, name: str) -> Path:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return path
         number += 1
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """Write under a hidden name, then rename: a reader sees the whole file or none, a second writer is no trouble."""
+    hidden = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        hidden.write_bytes(data)
+        os.replace(hidden, target)
+    except OSError:
+        hidden.unlink(missing_ok=True)
+        raise
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:

@@ -27,6 +27,7 @@ from grpo_kit.run_files import (
     next_run_folder,
     read_completions,
     read_metrics,
+    write_whole,
 )
 
 __all__ = [
@@ -167,7 +168,7 @@ class RunFolder:
             buffer = io.BytesIO()
             pq.write_table(table, buffer)
             folder.mkdir(exist_ok=True)
-            _write_whole(folder / name, buffer.getvalue())
+            write_whole(folder / name, buffer.getvalue())
             self._tables.pop(0)
 
 
@@ -196,18 +197,7 @@ def _save_config(path: Path, config: dict) -> None:
             return
         number += 1
         target = path / f"config-resumed-{number}.json"
-    _write_whole(target, text.encode("utf-8"))
-
-
-def _write_whole(target: Path, data: bytes) -> None:
-    """Write under a hidden name, then rename: a reader sees the whole file or none."""
-    hidden = target.with_name(f".{target.name}.tmp")
-    try:
-        hidden.write_bytes(data)
-        os.replace(hidden, target)
-    except OSError:
-        hidden.unlink(missing_ok=True)
-        raise
+    write_whole(target, text.encode("utf-8"))
 
 
 def _plain(value: object) -> object:

@@ -236,11 +236,20 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._random_state = None
         self._began_at = state.global_step
         self._recorder.begin()
+        if state.global_step >= state.max_steps:
+            self._recorder.say(f"All {state.max_steps} steps are done already; raise max_steps to train on.")
 
     def _begin_epoch(self, state: Any) -> None:
         """Opening the data draws a random number, and a step that an epoch begins with is redone with it."""
         if state.global_step != self._began_at:
             self._random_state = (state.global_step, get_random_state())
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """Where a finished run is resumed nothing is left to do; transformers would train one step more."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**kwargs)
+        else:
+            self.control.should_training_stop = True
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)

@@ -23,7 +23,6 @@ from grpo_kit.update_memory import UpdateMemory
 if TYPE_CHECKING:
     from grpo_kit.trainer import GRPOTrainer
 
-LOGPROB_GAP_WARNING = 0.05  # nats a token, mean; bfloat16 rounding gives about 0.01
 
 MicroBatch = dict[str, Any]
 
@@ -40,7 +39,6 @@ class PackedUpdate:
         self.skip_zero_advantage = skip_zero_advantage
         self.memory = UpdateMemory(trainer)
         self.skipped = 0.0
-        self._warned = False
 
     # ---- what can be packed -----------------------------------------------------------------------------------
 
@@ -219,13 +217,6 @@ class PackedUpdate:
         metrics["update/skipped"].append(self.skipped)
         if tokens:
             metrics["rollout/logprob_gap"].append(gap / tokens)
-            fresh = not any(metrics.get("rollout/age", [])[-1:])  # older weights differ without any error
-            if gap / tokens > LOGPROB_GAP_WARNING and fresh and not self._warned:
-                self._warned = True
-                print(
-                    f"Warning: sampler and trainer differ by {gap / tokens:.3f} nats a token (above "
-                    f"{LOGPROB_GAP_WARNING}): the gradient is biased; look at dropout, dtype and adapters"
-                )
 
     @property
     def _reused(self) -> bool:

@@ -491,7 +491,7 @@ MOMENTS = [
     ("saving", 1, "half a checkpoint: set aside"),
     ("row", 3, "step 3 was done, but the checkpoint is of step 2: step 3 is done again"),
     ("evaluated", 1, "gone on with from step 2, the tuned model evaluated, the result not written"),
-    ("json", 1, "from the last step's checkpoint to the result"),
+    ("json", 2, "from the last step's checkpoint to the result"),
 ]
 
 

@@ -39,6 +39,7 @@ METHODS = {
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "prediction_step": ["self", "inputs"],
+    "_run_epoch": ["self"],
     "log": ["self", "logs", "start_time"],
 }
 ATTRIBUTES = [

@@ -30,6 +30,19 @@ def test_interrupt_then_train_equals_never_stopping(where, tuning, tmp_path):
     assert read_metrics(tmp_path / "b")["step"].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("rows", [8, 32], ids=["ends with an epoch", "ends inside one"])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_finished_run_resumed_is_left_as_it_is(tuning, rows, tmp_path, capsys):
+    first = make("kit", tmp_path / "a", tuning=tuning, dataset=data(rows))
+    first.train()
+    first._save_checkpoint(first.model, trial=None)
+    again = make("kit", tmp_path / "a", tuning=tuning, dataset=data(rows))
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4 and same(weights(first), weights(again))
+    assert read_metrics(tmp_path / "a")["step"].tolist() == [1, 2, 3, 4]
+    assert "All 4 steps are done already" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("where", ["rollout", "backward", "optimizer"])
 def test_plain_trl_does_not_go_on_after_an_interrupt(where, tmp_path):
     untouched = make("plain", tmp_path / "a")
