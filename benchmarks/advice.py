@@ -5,7 +5,8 @@
     python -m benchmarks.advice --only main      # one family of arms; several processes may share the work
 
 Runs go to runs/advice/<arm>/seed-<n>/. What the table and the figures need of them (metrics.csv, result.json,
-groups.csv) is copied to benchmarks/results/advice/; the table itself is benchmarks/results/advice.md.
+groups.csv) is copied to benchmarks/results/advice/; the table itself is benchmarks/results/advice.md, its picture
+advice.png.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import pandas as pd
 
 from benchmarks import advice_table
 from benchmarks.advice_arms import BASE, FAMILIES
+from benchmarks.advice_figure import draw_table
 from grpo_kit import lab, read_completions
+from grpo_kit.chart import to_png
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "advice"
@@ -63,7 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--table", action="store_true", help="train nothing")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     options = parser.parse_args()
     if not options.table:
@@ -72,6 +75,7 @@ def main() -> None:
                 lab.compare(FAMILIES[family], [seed], BASE, folder=RUNS)
     collect()
     advice_table.write(RESULTS, RESULTS.with_suffix(".md"))
+    RESULTS.with_suffix(".png").write_bytes(to_png(draw_table(advice_table.table(RESULTS))))
 
 
 if __name__ == "__main__":

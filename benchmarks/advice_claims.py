@@ -1,6 +1,7 @@
 """The claims behind "the advice, measured": who says what, and which two arms decide it.
 
-Written down before the runs were looked at: the outcome, its direction, and the smallest difference that matters.
+The outcome, its direction (the advice's own) and the smallest difference that matters were written down when 3 of the
+runs had been seen; `reward_roughness` was redefined later, because at first an even rise counted as rough.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import grpo_kit as kit
 from benchmarks.advice import RESULTS, groups
 from benchmarks.advice_arms import BASE, FAMILIES, NEGATIVE, cold_start
 from benchmarks.advice_claims import CLAIMS, SOURCES, Claim
+from benchmarks.advice_figure import draw_table, scaled
 from benchmarks.advice_table import _UNITS, anchor, effect_text, markdown, table, verdict, write
 from grpo_kit import lab
 from grpo_kit.lab_settings import resolve
@@ -128,6 +129,29 @@ def test_table_from_run_folders(tmp_path):
     ]
     text = markdown(made)
     assert text.count("\n") == 6 and "[Cold helps](#cold-helps)" in text and effect_text(made.loc[0]) in text
+
+
+@pytest.mark.parametrize(
+    "says, matters, expected, why",
+    [
+        ("more", 0.05, (2.0, -2.0, 8.0), "in units of what matters"),
+        ("less", 0.05, (-2.0, -8.0, 2.0), "mirrored, low and high change places"),
+        ("no less", 0.1, (1.0, -1.0, 4.0), "as more"),
+    ],
+)
+def test_effects_on_one_scale(says, matters, expected, why):
+    row = pd.Series({"effect": 0.1, "low": -0.1, "high": 0.4, "matters": matters, "says": says})
+    assert scaled(row) == pytest.approx(expected), why
+
+
+def test_picture_has_a_line_for_every_claim_that_was_run():
+    made = table(RESULTS)
+    run = made[made["seeds"] > 0]
+    axes = draw_table(made).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == run["claim"].tolist()
+    assert [text.get_text() for text in axes.texts] == run["verdict"].tolist()
+    with pytest.raises(ValueError, match="no row with an effect"):
+        draw_table(made[made["seeds"] == 0])
 
 
 def test_committed_table_is_what_the_committed_runs_say(tmp_path):
