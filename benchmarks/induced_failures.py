@@ -34,6 +34,11 @@ def words_written(completions: Sequence[str], **columns: Any) -> list[float]:
     return [min(len(text.split()) / 40, 1.0) for text in completions]
 
 
+def hard_countdown() -> Task:
+    """Four numbers, which the model hardly ever solves."""
+    return tasks.countdown(n_train=64, n_held_out=8, numbers=(4, 4))
+
+
 def wrong(completions: Sequence[str], **columns: Any) -> list[float]:
     """The opposite of the exact answer: added to it with equal weight, every completion earns the same."""
     return [1.0 - score for score in ExactAnswer()(completions, **columns)]
@@ -154,7 +159,9 @@ FAILURES = {
         "countdown with four numbers, nothing but the exact answer counts",
         {"sparse reward": 5},
         steps=8,
-        task=lambda: tasks.countdown(n_train=64, n_held_out=8, numbers=(4, 4)),
+        task=hard_countdown,
+        rewards=lambda: hard_countdown().rewards[:1],
+        weights=[1.0],
     ),
     "cut_off": Failure(
         "4 tokens where an answer takes 6", {"cut off": 3}, steps=6, changes={"max_completion_length": 4}
@@ -170,10 +177,7 @@ def run(name: str, folder: Path) -> None:
     model, tokenizer = load_policy(cfg.model, dtype="float32", quiet=True)
     task = failure.task()
     rewards = failure.rewards() if failure.rewards else task.rewards
-    if name == "sparse":
-        rewards, weights = rewards[:1], [1.0]
-    else:
-        weights = failure.weights or task.reward_weights
+    weights = failure.weights or task.reward_weights
     changes = {"max_completion_length": task.max_completion_tokens, **failure.changes}
     trainer = GRPOTrainer(
         model=model,

@@ -62,6 +62,7 @@ class Setup:
 
 
 def kl_spike(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """A step's KL above 0.5 nats a token and 5 times the usual, the median of up to 8 steps before it."""
     kl = _column(table, "kl")
     usual = _usual(kl)
     at = _first(kl > np.maximum(5 * usual, 0.5))
@@ -77,6 +78,7 @@ def kl_spike(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def gradient_spike(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient are not usual."""
     norm = _column(table, "grad_norm")
     usual = _usual(np.where(norm > 0, norm, np.nan))  # groups without spread have none
     at = _first(norm > 5 * usual)
@@ -92,6 +94,7 @@ def gradient_spike(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def mode_collapse(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 5 steps: nearly equal completions (self-BLEU above 0.9), equal rewards, and the task not solved."""
     same, equal = _mean(table, "diversity/self_bleu"), _mean(table, "groups/equal_rewards")
     at = _first((same > 0.9) & (equal > 0.8) & _unsolved(table, setup))
     if at is None:
@@ -108,6 +111,7 @@ def mode_collapse(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def entropy_collapse(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 5 steps: entropy below 0.05 nats a token, and the task not solved."""
     entropy = _mean(table, "entropy")
     at = _first((entropy < 0.05) & _unsolved(table, setup))
     if at is None:
@@ -122,6 +126,7 @@ def entropy_collapse(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def sparse_reward(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 5 steps: equal rewards in 4 groups of 5 though completions differ, and the task not solved."""
     equal, same = _mean(table, "groups/equal_rewards"), _mean(table, "diversity/self_bleu")
     at = _first((equal > 0.8) & ~(same > 0.9) & _unsolved(table, setup))
     if at is None:
@@ -137,6 +142,7 @@ def sparse_reward(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 5 steps: in half of the groups parts of the reward differ and their sum does not."""
     share = _mean(table, "frac_cancelled_groups")
     at = _first(share > 0.5)
     if at is None:
@@ -197,6 +203,7 @@ def _left_behind(table: pd.DataFrame, setup: Setup, name: str) -> Flag | None:
 
 
 def length_explosion(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 3 steps: 4 times the tokens of the first steps, or twice with 30 points more cut off."""
     raw = _column(table, "completion_length")
     length, start = _trailing(raw, 3), _start(raw)
     cut = _trailing(_column(table, "completion_cut_off"), 3)
@@ -215,6 +222,7 @@ def length_explosion(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def cut_off(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 3 steps: more than half of the completions cut off."""
     share = _trailing(_column(table, "completion_cut_off"), 3)
     at = _first(share > 0.5)
     if at is None:
@@ -239,6 +247,7 @@ def _that_would_do(table: pd.DataFrame, setup: Setup, at: int) -> str:
 
 
 def language_switch(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 3 steps: a fifth fewer letters in the script of the first rollout, where that had at least 60 %."""
     scripts = [str(name) for name in table if str(name).startswith("script/")]
     if not scripts:
         return None
@@ -266,6 +275,7 @@ def language_switch(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def sampler_gap(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 3 steps: 0.05 nats a token between sampler and trainer on fresh rollouts; bfloat16 rounds by about 0.01."""
     fresh = ~(_column(table, "rollout/age") > 0)  # older weights give other probabilities without any error
     gap = _trailing(np.where(fresh, _column(table, "rollout/logprob_gap"), np.nan), 3)
     at = _first(gap > 0.05)
@@ -281,6 +291,7 @@ def sampler_gap(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """Over 3 steps: more than a fifth of the tokens of rollouts that are not fresh are clipped."""
     age = _column(table, "rollout/age")
     age = np.where(np.isnan(age), setup.age, age)
     clipped = _trailing(_column(table, "clip_ratio"), 3)
@@ -297,6 +308,7 @@ def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Flag | None:
 
 
 def lost_updates(table: pd.DataFrame, setup: Setup) -> Flag | None:
+    """A step of the learning rate moves fewer than half of the weights; the rest round back."""
     share = _column(table, "update/share_that_moves")
     at = _first(share < 0.5)
     if at is None:
