@@ -1,9 +1,10 @@
 """grpo_kit: GRPO fine-tuning of small language models on one card, in notebooks.
 
-The names below are the public interface; tasks and rewards live in `grpo_kit.tasks` and `grpo_kit.rewards`.
+The names below are the public interface; tasks and rewards live in `grpo_kit.tasks` and `grpo_kit.rewards`, the losses
+by hand in `grpo_kit.objectives`.
 """
 
-from grpo_kit import lab, rewards, tasks
+from grpo_kit import lab, objectives, rewards, tasks
 from grpo_kit.evaluate import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k, wilson_interval
 from grpo_kit.flags import Flag
 from grpo_kit.lengths import cost_of_maximum, length_probe
@@ -61,6 +62,7 @@ __all__ = [
     "load_policy",
     "make_optimizer",
     "next_run_folder",
+    "objectives",
     "pass_at_k",
     "plan_memory",
     "plot_pass_at_k",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from grpo_kit.draw_rows import check_can_draw, draw_rows
+from grpo_kit.objectives import weigh_advantages
 from grpo_kit.trainer import GRPOTrainer
 
 _EXTRA = "rollout/extra_completions"
@@ -88,7 +89,9 @@ class PositivesTrainer(GRPOTrainer):
         if self.resample:
             output = self._with_spread(inputs, output)
         if (self.positive_weight, self.negative_weight) != (1, 1):
-            output["advantages"] = weigh(output["advantages"], self.positive_weight, self.negative_weight)
+            output["advantages"] = weigh_advantages(
+                output["advantages"], self.positive_weight, self.negative_weight
+            )
         return output
 
     def _with_spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
@@ -111,15 +114,6 @@ class PositivesTrainer(GRPOTrainer):
         # Too few even so: the first batch's own groups fill up, with their advantages of 0.
         chosen += [(0, g) for g in range(need) if (0, g) not in chosen]
         return join_groups(rounds, chosen[:need], size, pad_id=self._tokenizer.pad_token_id)
-
-
-def weigh(advantages: torch.Tensor, positive: float, negative: float) -> torch.Tensor:
-    """Advantages of any shape, those above 0 times `positive`, those below times `negative`.
-
-    >>> weigh(torch.tensor([1.5, 0.0, -0.5, -1.0]), 2, 0.5).tolist()
-    [3.0, 0.0, -0.25, -0.5]
-    """
-    return torch.where(advantages > 0, advantages * positive, advantages * negative)
 
 
 def groups_with_spread(advantages: torch.Tensor, group_size: int) -> list[int]:

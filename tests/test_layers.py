@@ -37,6 +37,7 @@ FILES = (
     + sorted((ROOT / "tasks").glob("*.py"))
     + sorted((ROOT / "rollout").glob("*.py"))
     + sorted((ROOT / "sandbox").glob("*.py"))
+    + sorted((ROOT / "objectives").glob("*.py"))
 )
 
 
@@ -52,6 +53,12 @@ def imported(path):
 def test_knows_nothing_of_trl_or_the_trainer(path):
     forbidden = ("trl", "grpo_kit.trainer", "grpo_kit.recorder", "grpo_kit.live")
     assert not [name for name in imported(path) if name.split(".")[0] == "trl" or name in forbidden]
+
+
+def test_objectives_know_torch_and_themselves_alone():
+    names = {name for path in (ROOT / "objectives").glob("*.py") for name in imported(path)}
+    allowed = {"__future__", "typing", "torch", "torch.nn.functional"}
+    assert not [n for n in names if n not in allowed and not n.startswith("grpo_kit.objectives")]
 
 
 def test_only_one_file_touches_trl_internals():

@@ -7,7 +7,8 @@ from datasets import IterableDataset
 from tiny_run import BOTH, data, interrupted_once, same, weights
 
 from grpo_kit.draw_rows import draw_rows
-from grpo_kit.positives import PositivesTrainer, groups_with_spread, join_groups, weigh
+from grpo_kit.objectives import weigh_advantages
+from grpo_kit.positives import PositivesTrainer, groups_with_spread, join_groups
 from grpo_kit.run_folder import read_completions, read_metrics
 
 
@@ -157,10 +158,10 @@ def test_stopped_and_gone_on_is_as_if_never_stopped(tmp_path):
     assert same(weights(untouched), weights(trainer))
 
 
-def test_weigh_and_groups_with_spread_by_hand():
+def test_weights_and_groups_with_spread_by_hand():
     advantages = torch.tensor([1.5, -0.5, 0.0, 0.0, 0.0, -2.0])
-    assert weigh(advantages, 2, 0.5).tolist() == [3.0, -0.25, 0.0, 0.0, 0.0, -1.0]
-    assert weigh(advantages, 1, 1).tolist() == advantages.tolist()
+    assert weigh_advantages(advantages, 2, 0.5).tolist() == [3.0, -0.25, 0.0, 0.0, 0.0, -1.0]
+    assert weigh_advantages(advantages, 1, 1).tolist() == advantages.tolist()
     assert groups_with_spread(advantages, 2) == [0, 2]
 
 

@@ -1,0 +1,92 @@
+"""Every loss in textbook form: for teaching, and the oracle of the tests. Pure functions on tensors, nothing but torch.
+
+Shapes: R = B * G completions, those of one prompt adjacent, by T tokens; P preference pairs. Every loss is to be
+minimised. Each docstring has the equation, its paper, and where TRL 1.16 differs.
+
+logprobs            what a model thinks of tokens, and means over them
+advantages          rewards -> advantages: a group's mean, leave-one-out, GAE, weights on positives
+policy_gradient     REINFORCE, RLOO, PPO
+group_losses        GRPO and its relatives, one signature
+kl                  k1, k2, k3: which estimates, and which has the right gradient
+preference          Bradley-Terry, DPO, IPO, KTO, ORPO, SimPO
+"""
+
+from grpo_kit.objectives.advantages import (
+    gae,
+    group_advantages,
+    rloo_advantages,
+    soft_overlong_punishment,
+    token_rewards,
+    weigh_advantages,
+)
+from grpo_kit.objectives.group_losses import (
+    bnpo,
+    cispo,
+    dapo,
+    dr_grpo,
+    grpo,
+    gspo,
+    gspo_token,
+    overlong_filter,
+    positives_grpo,
+)
+from grpo_kit.objectives.kl import k1, k2, k3
+from grpo_kit.objectives.logprobs import masked_mean, sequence_logprobs, token_logprobs
+from grpo_kit.objectives.policy_gradient import (
+    clip_fraction,
+    ppo_policy,
+    ppo_value,
+    reinforce,
+    rloo,
+    sequence_ratio,
+    token_ratio,
+)
+from grpo_kit.objectives.preference import (
+    bradley_terry,
+    dpo,
+    implicit_reward,
+    ipo,
+    kto,
+    kto_reference_point,
+    orpo,
+    simpo,
+)
+
+__all__ = [
+    "bnpo",
+    "bradley_terry",
+    "cispo",
+    "clip_fraction",
+    "dapo",
+    "dpo",
+    "dr_grpo",
+    "gae",
+    "group_advantages",
+    "grpo",
+    "gspo",
+    "gspo_token",
+    "implicit_reward",
+    "ipo",
+    "k1",
+    "k2",
+    "k3",
+    "kto",
+    "kto_reference_point",
+    "masked_mean",
+    "orpo",
+    "overlong_filter",
+    "positives_grpo",
+    "ppo_policy",
+    "ppo_value",
+    "reinforce",
+    "rloo",
+    "rloo_advantages",
+    "sequence_logprobs",
+    "sequence_ratio",
+    "simpo",
+    "soft_overlong_punishment",
+    "token_logprobs",
+    "token_ratio",
+    "token_rewards",
+    "weigh_advantages",
+]

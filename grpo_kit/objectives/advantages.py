@@ -1,0 +1,155 @@
+"""Rewards -> advantages: how much better than expected each completion, or token, did. No gradient flows through."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grpo_kit.objectives.logprobs import require_same_shape
+
+
+def group_advantages(
+    rewards: Tensor,
+    group_size: int,
+    *,
+    scale: Literal["group", "batch", "none"] = "group",
+    eps: float = 1e-4,
+) -> Tensor:
+    """How much better each completion did than its siblings: A_i = (r_i - mean(r)) / (std(r) + eps).
+
+    rewards: (B*G,), the completions of one prompt adjacent. Returns (B*G,); equal rewards give zeros, no gradient.
+    scale: whose std divides: "group" as in GRPO; "batch" the whole batch's, so that a group with little spread is not
+    blown up; "none" as Dr. GRPO, where A_i = (G-1)/G times RLOO's. std has ddof=1 and eps is 1e-4, as in TRL
+    (the paper states neither): with ddof=0 and G=2 advantages would be larger by sqrt(2).
+    Raises ValueError for a group_size below 2 or no divisor of len(rewards), a NaN reward (TRL leaves such rows out),
+    or an unknown scale.
+    Sources: DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783; batch, arXiv:2508.08221.
+
+    >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4, eps=0).tolist()
+    [1.5, -0.5, -0.5, -0.5]
+    """
+    groups = _groups(rewards, group_size)
+    centred = groups - groups.mean(1, keepdim=True)
+    if scale == "group":
+        centred = centred / (groups.std(1, keepdim=True) + eps)
+    elif scale == "batch":
+        centred = centred / (groups.std() + eps)
+    elif scale != "none":
+        raise ValueError(f"scale={scale!r} is not known; use 'group', 'batch' or 'none'")
+    return centred.flatten()
+
+
+def rloo_advantages(rewards: Tensor, group_size: int) -> Tensor:
+    """Leave-one-out: A_i = r_i - mean of the G - 1 other rewards = G/(G-1) (r_i - mean(r)).
+
+    rewards: (B*G,), the completions of one prompt adjacent. Returns (B*G,). A baseline that does not depend on its own
+    completion leaves the expected gradient as it is; the group's mean, which does, shrinks it by (G-1)/G.
+    Raises ValueError for a group_size below 2 or no divisor of len(rewards), or a NaN reward.
+    Sources: Kool et al. (2019), Buy 4 REINFORCE Samples; Ahmadian et al., arXiv:2402.14740, section 3.3.
+
+    >>> rloo_advantages(torch.tensor([1.0, 0.0, 0.5]), 3).tolist()
+    [0.75, -0.75, 0.0]
+    """
+    groups = _groups(rewards, group_size)
+    others = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
+    return (groups - others).flatten()
+
+
+def weigh_advantages(advantages: Tensor, positive: float, negative: float) -> Tensor:
+    """Advantages of any shape, those above 0 times `positive`, those below times `negative`.
+
+    For low success rates: (4, 1) makes the few right completions count more, (1, 0) filters the wrong ones out.
+    With rewards of 0 and 1, success rate p and scale="none" the positives give the share 1 - p of the expected
+    gradient, the negatives p, and both point along the gradient of p. So weights change how far a prompt pulls, and
+    the noise, not where to. That needs completions weighed as wholes (`dr_grpo`, `reinforce`): 1/|o| bends it.
+    Sources: RAFT and Reinforce-Rej, arXiv:2504.11343 (positives alone); arXiv:2506.01347 (negatives alone).
+
+    >>> weigh_advantages(torch.tensor([1.5, 0.0, -0.5, -1.0]), 2, 0.5).tolist()
+    [3.0, 0.0, -0.25, -0.5]
+    """
+    return torch.where(advantages > 0, advantages * positive, advantages * negative)
+
+
+def soft_overlong_punishment(lengths: Tensor, *, max_length: int, cache: int) -> Tensor:
+    """DAPO's length reward, in [-1, 0]: 0 up to max_length - cache, then straight down to -1 at max_length.
+
+    R(y) = clip((max_length - cache - |y|) / cache, -1, 0). lengths: (R,) tokens. To be added to the reward.
+    `grpo_kit.rewards.RightSize` is 1 + this, for training in [0, 1].
+    Raises ValueError unless 0 < cache <= max_length.
+    Source: DAPO, arXiv:2503.14476, eq. 13.
+
+    >>> soft_overlong_punishment(torch.tensor([70, 80, 95, 200]), max_length=100, cache=20).tolist()
+    [0.0, 0.0, -0.75, -1.0]
+    """
+    if not 0 < cache <= max_length:
+        raise ValueError(
+            f"cache={cache!r} must lie in 1..max_length={max_length!r}: the tokens over which it falls"
+        )
+    return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)
+
+
+def token_rewards(rewards: Tensor, kl: Tensor, completion_mask: Tensor, *, beta: float) -> Tensor:
+    """The reward of each token in RLHF: r_t = -beta kl_t, and the completion's reward on its last token.
+
+    rewards: (R,). kl: (R, T), `k1` of each token. Returns (R, T), 0 behind the end, without a gradient; its sum(1) is
+    the reward of the whole completion, r - beta sum_t kl_t, that RLOO takes.
+    Raises ValueError for other shapes, or a completion without tokens, whose reward would have no place.
+    Sources: Ziegler et al., arXiv:1909.08593, eq. 2; InstructGPT, arXiv:2203.02155, eq. 2.
+
+    >>> kl, mask = torch.tensor([[0.5, 0.25, 9.0]]), torch.tensor([[1, 1, 0]])
+    >>> token_rewards(torch.tensor([1.0]), kl, mask, beta=0.5).tolist()
+    [[-0.25, 0.875, 0.0]]
+    """
+    require_same_shape(kl=kl, completion_mask=completion_mask)
+    require_same_shape(rows=kl[:, 0], rewards=rewards)
+    inside = completion_mask != 0
+    if not inside.any(1).all():
+        raise ValueError(
+            "completion_mask has a row without tokens, so its reward has no place; leave the row out"
+        )
+    last = inside & (inside.cumsum(1) == inside.sum(1, keepdim=True))
+    return torch.where(last, rewards.unsqueeze(1), 0.0) - beta * kl.detach().masked_fill(~inside, 0.0)
+
+
+def gae(
+    rewards: Tensor, values: Tensor, completion_mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+) -> Tensor:
+    """Generalised advantage estimation: A_t = sum_l (gamma lam)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t.
+
+    rewards: (R, T), as from `token_rewards`. values: (R, T), V of the state before token t. completion_mask: (R, T);
+    a completion is over behind its last token, where V is 0. Returns (R, T), 0 behind the end, without a gradient.
+    A + V is the target of the value function (`ppo_value`). lam=1 is the return less V: unbiased, noisy; lam=0 the TD
+    error: steady, and as wrong as V. gamma=1 is usual for language.
+    Raises ValueError for shapes that differ.
+    Source: Schulman et al., arXiv:1506.02438, eq. 16.
+
+    >>> r, V, mask = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.ones(1, 2)
+    >>> gae(r, V, mask, lam=1.0).tolist(), gae(r, V, mask, lam=0.0).tolist()
+    ([[0.5, 0.5]], [[0.0, 0.5]])
+    """
+    require_same_shape(values=values, rewards=rewards, completion_mask=completion_mask)
+    rewards, values, inside = rewards.detach(), values.detach(), (completion_mask != 0).to(values.dtype)
+    advantages = torch.zeros_like(values)
+    next_advantage = next_value = torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.size(1))):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = inside[:, t] * (delta + gamma * lam * next_advantage)
+        next_value = inside[:, t] * values[:, t]
+        advantages[:, t] = next_advantage
+    return advantages
+
+
+def _groups(rewards: Tensor, group_size: int) -> Tensor:
+    """Rewards as (B, G)."""
+    if group_size < 2 or rewards.ndim != 1 or len(rewards) % group_size:
+        raise ValueError(
+            f"group_size={group_size!r} must be at least 2 and divide the number of rewards, which are (B*G,); "
+            f"rewards has shape {tuple(rewards.shape)}"
+        )
+    if rewards.isnan().any():
+        raise ValueError(
+            "rewards holds a NaN, which would spoil its group; leave that completion's group out"
+        )
+    return rewards.view(-1, group_size)

@@ -1,0 +1,294 @@
+"""GRPO and its relatives, all with one signature: they differ in the ratio, the clip and what they divide by.
+
+             ratio      clipped                      divided by
+grpo         token      rho A, at 1 +- epsilon       each completion's own length, then R
+dr_grpo      token      the same                     R x a constant
+bnpo         token      the same                     tokens of the micro-batch
+dapo         token      higher above than below      tokens of the whole step
+gspo         sequence   s A                          R
+cispo        token      rho alone, as a weight       tokens of the whole step
+
+Arguments of all: logprobs (with gradient), old_logprobs, completion_mask: (R, T). advantages: (R,), or (R, T) for one
+a token. epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high]; None is epsilon. beta: weight
+of the KL to the reference, by `k3` of ref_logprobs (R, T), added to each token's loss before the mean. A row without
+tokens adds 0 and is counted in R. Returns a scalar.
+Raises ValueError for shapes that do not fit, or beta without ref_logprobs.
+At old_logprobs = logprobs every ratio is 1 and only the last column of the table matters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo_kit.objectives.advantages import weigh_advantages
+from grpo_kit.objectives.kl import k3
+from grpo_kit.objectives.logprobs import masked_mean, require_same_shape
+from grpo_kit.objectives.policy_gradient import clipped_surrogate, column, sequence_ratio, token_ratio
+
+
+def grpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """L = mean_i 1/|o_i| sum_t [-min(rho A, clip(rho) A) + beta k3].
+
+    A token of a short completion weighs more than one of a long one: right answers are pulled towards brevity, wrong
+    ones are punished less for being long.
+    Source: DeepSeekMath, arXiv:2402.03300, eq. 3; TRL's loss_type="grpo".
+
+    >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
+    >>> grpo(p, p, A, mask).item()  # (-1 + 1) / 2
+    0.0
+    """
+    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    return masked_mean(loss, completion_mask, dim=1).mean()
+
+
+def dr_grpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    max_completion_length: int,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """L = 1/(R L_max) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3]: GRPO without its length bias.
+
+    Use with group_advantages(scale="none"). Then at old = now its expected gradient is the policy gradient, times
+    (G-1)/G for the group's mean and 1/L_max. max_completion_length: any constant; it only scales the learning rate.
+    Source: Dr. GRPO, arXiv:2503.20783, figure 1 and its appendix's code; TRL's loss_type="dr_grpo".
+
+    >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
+    >>> dr_grpo(p, p, A, mask, max_completion_length=4).item()  # (-2 + 1) / (2 * 4)
+    -0.125
+    """
+    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    return loss.masked_fill(completion_mask == 0, 0.0).sum() / (len(loss) * max_completion_length)
+
+
+def bnpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """L = 1/(sum_i |o_i|) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3], the tokens of these rows.
+
+    Every token weighs the same, within one micro-batch; over several the mean of the means depends on the cut, which
+    `dapo` mends. With one row a micro-batch it is `grpo`.
+    Source: TRL's loss_type="bnpo", where the name stands for this mean alone; the paper of that name, arXiv:2506.02864,
+    is about scaling rewards by a Beta distribution, which is not here.
+
+    >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
+    >>> round(bnpo(p, p, A, mask).item(), 4)  # (-2 + 1) / 3
+    -0.3333
+    """
+    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    return masked_mean(loss, completion_mask)
+
+
+def dapo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    num_tokens: int | Tensor | None = None,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = 0.28,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """L = 1/N sum_i sum_t -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), N the tokens of the whole step.
+
+    Clip-higher: an unlikely token (say 1 %) may grow by 28 % where GRPO stops it at 20, so exploration lives longer.
+    num_tokens: N where these rows are a micro-batch, so that their losses add up to the step's; None counts these.
+    Long completions weigh more. The rest of DAPO: `overlong_filter`, `soft_overlong_punishment`, and dynamic sampling
+    (grpo_kit.PositivesTrainer). The paper has no KL; beta > 0 adds TRL's.
+    Source: DAPO, arXiv:2503.14476, eq. 8; TRL's loss_type="dapo", its default, with epsilon_high=epsilon unless set,
+    and N = num_items_in_batch, scaled to one optimizer step and to each process.
+
+    >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
+    >>> dapo(p, p, A, mask, num_tokens=8).item()  # (-2 + 1) / 8
+    -0.125
+    """
+    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    return _token_mean(loss, completion_mask, num_tokens)
+
+
+def cispo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    max_ratio: float = 5.0,
+    num_tokens: int | Tensor | None = None,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """L = -1/N sum_i sum_t sg[min(rho, max_ratio)] A log pi: the ratio is a weight, and no token loses its gradient.
+
+    sg: stop-gradient. Rare tokens ("however", "wait") that PPO's clip would drop after their first step keep teaching.
+    max_ratio: the paper's 1 + epsilon_high; TRL's `epsilon_high` is this number itself (5 by ScaleRL). Below there is
+    no bound, as in the paper's runs. num_tokens: N, see `dapo`. The value means nothing; the gradient does.
+    Source: MiniMax-M1, arXiv:2506.13585, section 3.1; 5, arXiv:2510.13786; TRL's loss_type="cispo".
+
+    >>> p, old = torch.tensor([[1.0, 1.0]], requires_grad=True), torch.tensor([[1.0, -9.0]])
+    >>> cispo(p, old, torch.tensor([1.0]), torch.ones(1, 2)).backward(); p.grad.tolist()  # -[1, 5] / 2
+    [[-0.5, -2.5]]
+    """
+    require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
+    weight = token_ratio(logprobs, old_logprobs).clamp(max=max_ratio).detach()
+    loss = -weight * column(advantages, logprobs) * logprobs + _kl_term(logprobs, ref_logprobs, beta)
+    return _token_mean(loss, completion_mask, num_tokens)
+
+
+def gspo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    epsilon: float = 3e-4,
+    epsilon_high: float | None = 4e-4,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """L = -mean_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|): whole completions are clipped.
+
+    advantages: (R,). s averages the tokens' log-ratios, so it stays far nearer to 1 than they do: epsilons are a
+    thousand times smaller. At old = now the gradient is `grpo`'s, its 1/|o| included.
+    Source: GSPO, arXiv:2507.18071, eq. 5; TRL's importance_sampling_level="sequence" with loss_type="grpo", where a KL,
+    which the paper does without, is the mean over the completion's tokens.
+
+    >>> p, old = torch.tensor([[4.0, 1.0]]).log(), torch.zeros(1, 2)
+    >>> gspo(p, old, torch.tensor([-1.0]), torch.ones(1, 2)).item()  # s = 2, not clipped as A < 0
+    2.0
+    """
+    ratio = sequence_ratio(logprobs, old_logprobs, completion_mask)
+    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
+    loss = loss.expand_as(logprobs) + _kl_term(logprobs, ref_logprobs, beta)
+    return masked_mean(loss, completion_mask, dim=1).mean()
+
+
+def gspo_token(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    epsilon: float = 3e-4,
+    epsilon_high: float | None = 4e-4,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """GSPO with s_it = sg[s_i] pi_t / sg[pi_t]: the value is s_i's, the gradient each token's own.
+
+    advantages: (R, T), such as several turns need; with (R,) value and gradient are `gspo`'s.
+    Source: GSPO, arXiv:2507.18071, eq. 13 and 14. TRL has it as an experiment only.
+
+    >>> p, old = torch.tensor([[4.0, 1.0]]).log(), torch.zeros(1, 2)
+    >>> gspo_token(p, old, torch.tensor([[-1.0, 0.0]]), torch.ones(1, 2)).item()  # s = 2 for the first token alone
+    1.0
+    """
+    ratio = sequence_ratio(logprobs, old_logprobs, completion_mask).detach()
+    ratio = ratio * torch.exp(logprobs - logprobs.detach())
+    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    return masked_mean(loss, completion_mask, dim=1).mean()
+
+
+def positives_grpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    positive_weight: float = 1.0,
+    negative_weight: float = 0.0,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """GRPO with A > 0 times positive_weight and A < 0 times negative_weight; 0, the default, filters negatives out.
+
+    For success rates of a few per cent. What is filtered still counts in the mean. `weigh_advantages` goes before any
+    other loss just so; grpo_kit.PositivesTrainer trains with it.
+    Source: RAFT and Reinforce-Rej, arXiv:2504.11343; no TRL trainer has it.
+
+    >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
+    >>> positives_grpo(p, p, A, mask, positive_weight=3.0).item()  # (-3 + 0) / 2
+    -1.5
+    """
+    weighed = weigh_advantages(advantages, positive_weight, negative_weight)
+    options = dict(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, ref_logprobs=ref_logprobs)
+    return grpo(logprobs, old_logprobs, weighed, completion_mask, **options)
+
+
+def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
+    """The mask with the rows of truncated completions emptied: neither rewarded nor punished, as they never ended.
+
+    completion_mask: (R, T). truncated: bool (R,). Returns (R, T). Advantages are of the whole group all the same.
+    Source: DAPO, arXiv:2503.14476, section 3.4; TRL's mask_truncated_completions.
+
+    >>> overlong_filter(torch.tensor([[1, 0], [1, 1]]), torch.tensor([False, True])).tolist()
+    [[1, 0], [0, 0]]
+    """
+    require_same_shape(rows=completion_mask[:, 0], truncated=truncated)
+    return completion_mask.masked_fill(truncated.unsqueeze(1), 0)
+
+
+def _clipped_tokens(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    epsilon: float,
+    epsilon_high: float | None,
+) -> Tensor:
+    """-min(rho A, clip(rho) A) of each token, (R, T)."""
+    require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
+    ratio = token_ratio(logprobs, old_logprobs)
+    return clipped_surrogate(ratio, column(advantages, logprobs), epsilon, epsilon_high)
+
+
+def _kl_term(logprobs: Tensor, ref_logprobs: Tensor | None, beta: float) -> Tensor | float:
+    """beta k3 of each token, (R, T)."""
+    if beta == 0.0:
+        return 0.0
+    if ref_logprobs is None:
+        raise ValueError(
+            f"beta={beta!r} needs ref_logprobs, the reference's log-probabilities; or use beta=0"
+        )
+    require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    return beta * k3(logprobs, ref_logprobs)
+
+
+def _token_mean(loss: Tensor, completion_mask: Tensor, num_tokens: int | Tensor | None) -> Tensor:
+    """The sum over tokens, divided by num_tokens or their own number."""
+    if num_tokens is None:
+        return masked_mean(loss, completion_mask)
+    return loss.masked_fill(completion_mask == 0, 0.0).sum() / num_tokens

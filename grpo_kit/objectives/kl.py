@@ -1,0 +1,65 @@
+"""The distance to the reference, from samples: three estimators, of which each has its own gradient.
+
+With d = log pi(y) - log pi_ref(y) and y drawn from pi, the policy of now. "As loss" is what autograd makes of the
+estimator when the sample is held fixed; "in reward" is the score function's gradient with the detached estimator as a
+cost. Both in expectation; KL(pi|ref) is the reverse KL, which RLHF means, KL(ref|pi) the forward one.
+
+     value                       as loss                 in reward
+k1   KL(pi|ref), may be < 0      0: no gradient at all   grad KL(pi|ref): right
+k2   KL(pi|ref) + O(d^3)         grad KL(pi|ref): right  not a KL's
+k3   KL(pi|ref), never < 0       grad KL(ref|pi)         grad KL(pi|ref) - grad KL(ref|pi)
+
+So the estimator with the best value, k3, does not have the gradient of what it estimates. Near the reference the two
+KLs agree to second order, so there k3 as a loss (GRPO, and TRL's `beta`) pulls as k2 does; far from it where the policy
+has lost tokens of the reference, ref/pi explodes. Times pi/pi_old, differentiated too, k3 has the reverse KL's gradient
+(TRL: use_bias_correction_kl=True).
+
+All this holds where y is one draw: a whole completion with its summed log-probabilities, or one token. Added up over
+the tokens of a completion, k2 and k3 as losses give each state's gradient with the states held fixed: what earlier
+tokens do to the KL of later ones is missing. k1 in the reward has it.
+Sources: Schulman, Approximating KL Divergence, joschu.net/blog/kl-approx.html; Tang and Munos, arXiv:2506.09477;
+Liu et al., arXiv:2510.01555 (k1 in reward = k2 as loss).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """k1 = log pi - log ref: unbiased, either sign, much variance; as a loss it has no gradient in expectation.
+
+    Any shape: tokens, or completions. PPO and RLOO put it into the reward (`token_rewards`), where it is right.
+    Source: Schulman, joschu.net/blog/kl-approx.html; in the reward, Ziegler et al., arXiv:1909.08593, eq. 2.
+
+    >>> k1(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])).tolist()
+    [0.5, -1.0]
+    """
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """k2 = (log pi - log ref)^2 / 2: biased, at least 0; as a loss its gradient is the reverse KL's.
+
+    Any shape. d (k2) = (log pi - log ref) d log pi, which is the gradient that k1 has in the reward.
+    Source: Schulman, joschu.net/blog/kl-approx.html; the gradient, arXiv:2510.01555.
+
+    >>> k2(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])).tolist()
+    [0.125, 0.5]
+    """
+    return 0.5 * (logprobs - ref_logprobs) ** 2
+
+
+def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """k3 = ref/pi - 1 - log(ref/pi): unbiased, at least 0, less variance; as a loss it has the forward KL's gradient.
+
+    Any shape. d (k3) = (1 - ref/pi) d log pi. Unbiased only where pi gives a chance to all that the reference does.
+    Its ratio is ref over pi, as samples come from pi: with pi over ref it estimates nothing.
+    Source: Schulman, joschu.net/blog/kl-approx.html; in the loss, DeepSeekMath, arXiv:2402.03300, eq. 4.
+
+    >>> round(k3(torch.tensor(0.25).log(), torch.tensor(0.5).log()).item(), 4)  # 2 - 1 - log 2
+    0.3069
+    """
+    log_ratio = ref_logprobs - logprobs
+    return torch.exp(log_ratio) - 1 - log_ratio
