@@ -283,7 +283,6 @@ def _kl_term(logprobs: Tensor, ref_logprobs: Tensor | None, beta: float) -> Tens
         raise ValueError(
             f"beta={beta!r} needs ref_logprobs, the reference's log-probabilities; or use beta=0"
         )
-    require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     return beta * k3(logprobs, ref_logprobs)
 
 

@@ -1,18 +1,18 @@
 """The distance to the reference, from samples: three estimators, of which each has its own gradient.
 
-With d = log pi(y) - log pi_ref(y) and y drawn from pi, the policy of now. "As loss" is what autograd makes of the
-estimator when the sample is held fixed; "in reward" is the score function's gradient with the detached estimator as a
-cost. Both in expectation; KL(pi|ref) is the reverse KL, which RLHF means, KL(ref|pi) the forward one.
+With d = log pi(y) - log ref(y) and y drawn from pi, the policy of now. KL(pi|ref) = E[d] is the reverse KL, which RLHF
+means, KL(ref|pi) the forward one. "As loss": autograd through the estimator, the sample held fixed. "In reward": the
+detached estimator as a cost in the score function's gradient. In expectation:
 
-     value                       as loss                 in reward
-k1   KL(pi|ref), may be < 0      0: no gradient at all   grad KL(pi|ref): right
-k2   KL(pi|ref) + O(d^3)         grad KL(pi|ref): right  not a KL's
-k3   KL(pi|ref), never < 0       grad KL(ref|pi)         grad KL(pi|ref) - grad KL(ref|pi)
+     value                        as loss                  in reward
+k1   KL(pi|ref), may be < 0       0: nothing is learned    grad KL(pi|ref): right
+k2   E[d^2] / 2, near KL(pi|ref)  grad KL(pi|ref): right   grad E[d^2] / 2 - grad KL(pi|ref)
+k3   KL(pi|ref), never < 0        grad KL(ref|pi)          grad KL(pi|ref) - grad KL(ref|pi)
 
-So the estimator with the best value, k3, does not have the gradient of what it estimates. Near the reference the two
-KLs agree to second order, so there k3 as a loss (GRPO, and TRL's `beta`) pulls as k2 does; far from it where the policy
-has lost tokens of the reference, ref/pi explodes. Times pi/pi_old, differentiated too, k3 has the reverse KL's gradient
-(TRL: use_bias_correction_kl=True).
+The last two columns add up to the gradient of the first. So the best estimate, k3, has the gradient of what it
+estimates in neither place. Near the reference the two KLs agree to second order: there k3 as a loss (GRPO, and TRL's
+`beta`) pulls as k2 does. Where the policy has lost what the reference says, ref/pi explodes. k3 times pi/pi_old, the
+ratio differentiated too, has the reverse KL's gradient, on old samples as well (TRL's use_bias_correction_kl=True).
 
 All this holds where y is one draw: a whole completion with its summed log-probabilities, or one token. Added up over
 the tokens of a completion, k2 and k3 as losses give each state's gradient with the states held fixed: what earlier
@@ -26,6 +26,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpo_kit.objectives.logprobs import require_same_shape
+
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """k1 = log pi - log ref: unbiased, either sign, much variance; as a loss it has no gradient in expectation.
@@ -36,6 +38,7 @@ def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     >>> k1(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])).tolist()
     [0.5, -1.0]
     """
+    require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     return logprobs - ref_logprobs
 
 
@@ -48,18 +51,19 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     >>> k2(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])).tolist()
     [0.125, 0.5]
     """
-    return 0.5 * (logprobs - ref_logprobs) ** 2
+    return 0.5 * k1(logprobs, ref_logprobs) ** 2
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """k3 = ref/pi - 1 - log(ref/pi): unbiased, at least 0, less variance; as a loss it has the forward KL's gradient.
+    """k3 = ref/pi - 1 - log(ref/pi): unbiased, at least 0; as a loss its gradient is the forward KL's.
 
-    Any shape. d (k3) = (1 - ref/pi) d log pi. Unbiased only where pi gives a chance to all that the reference does.
-    Its ratio is ref over pi, as samples come from pi: with pi over ref it estimates nothing.
+    Any shape. d (k3) = (1 - ref/pi) d log pi. Near the reference it varies far less than k1. Unbiased only where pi
+    gives a chance to all that the reference does. The ratio is ref over pi, as samples come from pi: with pi over ref
+    it estimates nothing.
     Source: Schulman, joschu.net/blog/kl-approx.html; in the loss, DeepSeekMath, arXiv:2402.03300, eq. 4.
 
     >>> round(k3(torch.tensor(0.25).log(), torch.tensor(0.5).log()).item(), 4)  # 2 - 1 - log 2
     0.3069
     """
-    log_ratio = ref_logprobs - logprobs
+    log_ratio = -k1(logprobs, ref_logprobs)
     return torch.exp(log_ratio) - 1 - log_ratio

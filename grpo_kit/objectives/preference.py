@@ -95,9 +95,10 @@ def ipo(
     >>> ipo(*torch.tensor([[-1.0], [-4.0], [-2.0], [-3.0]]), beta=0.5).item()  # (2 - 1)^2
     1.0
     """
-    gap = implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta=1.0)
-    gap = gap - implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta=1.0)
-    return ((gap - 1 / (2 * beta)) ** 2).mean()
+    chosen = implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta=1.0)
+    rejected = implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta=1.0)
+    require_same_shape(chosen=chosen, rejected=rejected)
+    return ((chosen - rejected - 1 / (2 * beta)) ** 2).mean()
 
 
 def kto(

@@ -1,0 +1,271 @@
+"""GRPO and its relatives: exact expectations over every group, and what sets each of them apart by hand."""
+
+import math
+
+import pytest
+import torch
+from toy_policy import Toy, expected_gradient, gradient, policy_gradient
+from trl.rewards import get_soft_overlong_punishment
+
+from grpo_kit.objectives import (
+    bnpo,
+    cispo,
+    dapo,
+    dr_grpo,
+    group_advantages,
+    grpo,
+    gspo,
+    gspo_token,
+    k3,
+    overlong_filter,
+    positives_grpo,
+    rloo_advantages,
+    sequence_ratio,
+    soft_overlong_punishment,
+    weigh_advantages,
+)
+from grpo_kit.rewards import RightSize
+
+FAMILY = {
+    "grpo": grpo,
+    "dr_grpo": lambda *a, **k: dr_grpo(*a, max_completion_length=3, **k),
+    "bnpo": bnpo,
+    "dapo": dapo,
+    "gspo": gspo,
+    "gspo_token": gspo_token,
+    "cispo": cispo,
+    "positives_grpo": positives_grpo,
+}
+every_loss = pytest.mark.parametrize("loss", FAMILY.values(), ids=FAMILY)
+
+
+def close(a, b, tolerance=1e-10):
+    return torch.allclose(a, b, atol=tolerance, rtol=0)
+
+
+def on_policy(toy, logits, loss, advantages, size=2, **options):
+    """The expected gradient over all groups, rewards turned into advantages group by group."""
+    logprobs = toy.logprobs(logits)
+
+    def of_group(rows):
+        return loss(logprobs[rows], logprobs[rows].detach(), advantages(rows), toy.mask[rows], **options)
+
+    return expected_gradient(toy, logits, size, of_group)
+
+
+# ---- what each divides by -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILY if n != "positives_grpo"])
+def test_on_fresh_samples_of_one_length_all_are_the_policy_gradient(name):
+    toy = Toy()
+    logits, rewards = toy.logits(0), toy.rewards()
+    got = on_policy(toy, logits, FAMILY[name], lambda rows: rloo_advantages(rewards[rows], 2))
+    assert close(got, -policy_gradient(toy, logits, rewards) / 3)
+    without_std = on_policy(
+        toy, logits, FAMILY[name], lambda rows: group_advantages(rewards[rows], 2, scale="none")
+    )
+    assert close(without_std, got / 2)  # (G - 1) / G
+
+
+def test_where_lengths_differ_only_dr_grpo_follows_the_expected_reward():
+    toy = Toy(end=2)
+    logits, rewards = toy.logits(1), toy.rewards()
+    exact = -policy_gradient(toy, logits, rewards)
+
+    def angle(loss):
+        got = on_policy(toy, logits, loss, lambda rows: rloo_advantages(rewards[rows], 2))
+        return (got * exact).sum() / got.norm() / exact.norm()
+
+    got = on_policy(toy, logits, FAMILY["dr_grpo"], lambda rows: rloo_advantages(rewards[rows], 2))
+    assert close(got, exact / 3)
+    for name in ("grpo", "bnpo", "gspo"):
+        assert angle(FAMILY[name]) < 0.999, name
+
+
+def test_grpo_follows_the_reward_per_token_of_length():
+    """At old = now its gradient is E[1/|o| A grad log pi], for grpo and gspo alike."""
+    toy = Toy(end=2)
+    logits, rewards = toy.logits(1), toy.rewards()
+    p, logprobs = toy.probabilities(logits).detach(), toy.logprobs(logits)
+    # leave-one-out over a group of two: A_1 = r_1 - r_2, in expectation r_1 - E[r]
+    centred = rewards - (p * rewards).sum()
+    wanted = -gradient((p * centred / toy.lengths * logprobs.sum(1)).sum(), logits)
+    for loss in (grpo, gspo, gspo_token):
+        got = on_policy(toy, logits, loss, lambda rows: rloo_advantages(rewards[rows], 2))
+        assert close(got, wanted)
+
+
+@pytest.fixture
+def batch():
+    """Two completions of 3 and 1 tokens, rubbish behind the end; ratios on all sides of the clip."""
+    ratio = torch.tensor([[0.5, 1.25, 2.0], [1.5, 99.0, 99.0]], dtype=torch.float64)
+    old = torch.log(torch.tensor([[0.1, 0.3, 0.2], [0.4, 1.0, 1.0]], dtype=torch.float64))
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    return (ratio.log() + old).requires_grad_(), old, torch.tensor([1.0, -2.0], dtype=torch.float64), mask
+
+
+# min(rho A, clip(rho) A) with epsilon 0.2: [0.5, 1.2, 1.2] and [-3]; with 0.28 above: [0.5, 1.25, 1.28]
+BY_HAND = {
+    "grpo": -((0.5 + 1.2 + 1.2) / 3 - 3) / 2,
+    "dr_grpo": -(2.9 - 3) / (2 * 3),
+    "bnpo": -(2.9 - 3) / 4,
+    "dapo": -(0.5 + 1.25 + 1.28 - 3) / 4,
+    "gspo": -((1 + 4e-4) - 2 * 1.5) / 2,  # s = 1.25^(1/3) > 1.0004; A < 0 is not clipped above
+    "gspo_token": -((1 + 4e-4) - 2 * 1.5) / 2,
+    "positives_grpo": -(0.5 + 1.2 + 1.2) / 3 / 2,
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_by_hand(name, batch):
+    assert FAMILY[name](*batch).item() == pytest.approx(BY_HAND[name], abs=1e-12)
+
+
+SLOPES = {  # d loss / d log pi; 0 where clipped, and behind the end
+    "grpo": [[-0.5 / 6, 0, 0], [3 / 2, 0, 0]],
+    "dr_grpo": [[-0.5 / 6, 0, 0], [3 / 6, 0, 0]],
+    "bnpo": [[-0.5 / 4, 0, 0], [3 / 4, 0, 0]],
+    "dapo": [[-0.5 / 4, -1.25 / 4, 0], [3 / 4, 0, 0]],
+    "gspo": [[0, 0, 0], [3 / 2, 0, 0]],
+    "gspo_token": [[0, 0, 0], [3 / 2, 0, 0]],
+    "cispo": [[-0.5 / 4, -1.25 / 4, -2 / 4], [3 / 4, 0, 0]],
+    "positives_grpo": [[-0.5 / 6, 0, 0], [0, 0, 0]],
+}
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_which_tokens_keep_their_gradient(name, batch):
+    got = gradient(FAMILY[name](*batch), batch[0])
+    assert close(got, torch.tensor(SLOPES[name], dtype=torch.float64))
+
+
+def test_cispo_bounds_the_weight_and_drops_no_token(batch):
+    got = gradient(cispo(*batch, max_ratio=1.3), batch[0])
+    assert close(got, torch.tensor([[-0.5, -1.25, -1.3], [2.6, 0, 0]], dtype=torch.float64) / 4)
+
+
+def test_gspo_gradient_is_that_of_the_sequences_ratio(batch):
+    """Unclipped: d/d log pi_t of -s A is -s A / |o|, the same for each token; gspo_token alike, token by token."""
+    logprobs, old, A, mask = batch
+    s = sequence_ratio(logprobs, old, mask).detach()
+    for loss, advantages in ((gspo, A), (gspo_token, A), (gspo_token, A[:, None].expand(2, 3))):
+        got = gradient(loss(logprobs, old, advantages, mask, epsilon=9, epsilon_high=99), logprobs)
+        wanted = -s * A[:, None] / mask.sum(1, keepdim=True) * mask / 2
+        assert close(got, wanted)
+    own = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    got = gradient(gspo_token(logprobs, old, own, mask, epsilon=9, epsilon_high=99), logprobs)
+    assert close(got, -s * own / 3 / 2)
+
+
+def test_dapo_micro_batches_add_up_to_the_step_and_bnpo_ones_do_not(batch):
+    whole = dapo(*batch)
+    parts = [
+        dapo(*(x[i : i + 1] for x in batch), num_tokens=torch.tensor(4)) for i in (0, 1)
+    ]  # 4 in the step
+    assert close(sum(parts), whole)
+    cispos = [cispo(*(x[i : i + 1] for x in batch), num_tokens=4) for i in (0, 1)]
+    assert close(sum(cispos), cispo(*batch))
+    halves = [bnpo(*(x[i : i + 1] for x in batch)) for i in (0, 1)]
+    assert close(sum(halves) / 2, grpo(*batch)) and not close(sum(halves) / 2, bnpo(*batch), 1e-3)
+
+
+@every_loss
+def test_an_advantage_a_token_may_be_given(loss, batch):
+    logprobs, old, A, mask = batch
+    assert close(
+        loss(logprobs, old, A, mask), loss(logprobs, old, A[:, None].expand(2, 3).contiguous(), mask)
+    )
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_kl_is_added_to_each_token(name, batch):
+    logprobs, old, _, mask = batch
+    ref = old + torch.tensor([[0.3, -0.2, 0.1], [0.5, 7.0, 7.0]])
+    with_kl = FAMILY[name](*batch, beta=0.5, ref_logprobs=ref) - FAMILY[name](*batch)
+    kl = k3(logprobs, ref) * mask
+    over_tokens = {"dr_grpo": kl.sum() / 6, "bnpo": kl.sum() / 4, "dapo": kl.sum() / 4, "cispo": kl.sum() / 4}
+    by_row = (kl.sum(1) / mask.sum(1)).mean()
+    assert close(with_kl, 0.5 * over_tokens.get(name, by_row)) and with_kl.item() > 1e-3
+
+
+# ---- few successes --------------------------------------------------------------------------------------------
+
+
+def test_weights_on_positives_change_the_pull_of_a_prompt_and_not_where_to():
+    """Rewards 0 and 1, success rate p: the expected gradient is (w+ (1 - p) + w- p) (G-1)/G times that of p."""
+    toy = Toy(end=2)
+    logits = toy.logits(3)
+    rewards = torch.zeros(toy.n, dtype=torch.float64)
+    rewards[[2, 7]] = 1.0
+    p = (toy.probabilities(logits) * rewards).sum().item()
+    exact = -policy_gradient(toy, logits, rewards) / 3  # dr_grpo's constant
+    assert 0.01 < p < 0.3
+    for positive, negative in ((1.0, 1.0), (4.0, 1.0), (1.0, 0.0), (0.0, 1.0)):
+
+        def advantages(rows, positive=positive, negative=negative):
+            return weigh_advantages(group_advantages(rewards[rows], 2, scale="none"), positive, negative)
+
+        got = on_policy(toy, logits, FAMILY["dr_grpo"], advantages)
+        assert close(got, (positive * (1 - p) + negative * p) / 2 * exact), (positive, negative)
+
+
+def test_positives_grpo_is_grpo_on_weighed_advantages(batch):
+    logprobs, old, A, mask = batch
+    options = dict(epsilon=0.1, epsilon_high=0.4, beta=0.2, ref_logprobs=old)
+    got = positives_grpo(*batch, positive_weight=3.0, negative_weight=0.5, **options)
+    assert close(got, grpo(logprobs, old, torch.tensor([3.0, -1.0]).double(), mask, **options))
+
+
+# ---- overlong -------------------------------------------------------------------------------------------------
+
+
+def test_filtered_completions_add_nothing_and_still_count_as_rows(batch):
+    logprobs, old, A, mask = batch
+    filtered = overlong_filter(mask, torch.tensor([True, False]))
+    assert filtered.tolist() == [[0, 0, 0], [1, 0, 0]]
+    for name, loss in FAMILY.items():
+        got = gradient(loss(logprobs, old, A, filtered), logprobs)
+        assert got[0].abs().sum() == 0 and not got.isnan().any(), name
+    assert grpo(logprobs, old, A, filtered).item() == pytest.approx(3 / 2)
+    assert bnpo(logprobs, old, A, filtered).item() == pytest.approx(3)
+    assert bnpo(logprobs, old, A, torch.zeros(2, 3)).item() == 0
+
+
+@pytest.mark.parametrize(("max_length", "cache"), [(100, 20), (10, 10), (7, 3)])
+def test_soft_overlong_punishment_is_trls_and_right_size_less_one(max_length, cache):
+    lengths = list(range(1, 2 * max_length))
+    got = soft_overlong_punishment(torch.tensor(lengths), max_length=max_length, cache=cache).tolist()
+    ids = [[0] * n for n in lengths]
+    theirs = get_soft_overlong_punishment(max_completion_len=max_length, soft_punish_cache=cache)(ids)
+    assert got == pytest.approx(theirs, abs=1e-6)
+    if cache < max_length:
+        ours = RightSize(max_length - cache, max_length, unit="tokens")(["x"] * len(ids), completion_ids=ids)
+        assert got == pytest.approx([score - 1 for score in ours], abs=1e-6)
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------
+
+
+@every_loss
+def test_shapes_that_would_be_stretched_are_refused(loss):
+    T = torch.zeros(3, 3)  # square: (3,) would stretch without an error
+    good = [T, T, torch.zeros(3), torch.ones(3, 3)]
+    for place, name in enumerate(("logprobs", "old_logprobs", "advantages", "completion_mask")):
+        for wrong in (torch.zeros(1, 3), torch.zeros(3, 1), torch.zeros(2)):
+            if name == "advantages" and wrong.shape == (3, 1):
+                continue  # one a row
+            with pytest.raises(ValueError, match="has shape"):
+                loss(*good[:place], wrong, *good[place + 1 :])
+    with pytest.raises(ValueError, match="beta=0.1 needs ref_logprobs"):
+        loss(*good, beta=0.1)
+    with pytest.raises(ValueError, match="ref_logprobs has shape"):
+        loss(*good, beta=0.1, ref_logprobs=torch.zeros(3, 1))
+
+
+def test_cache_must_fit():
+    with pytest.raises(ValueError, match="cache=0"):
+        soft_overlong_punishment(torch.tensor([1]), max_length=10, cache=0)
+    with pytest.raises(ValueError, match="truncated has shape"):
+        overlong_filter(torch.ones(2, 3), torch.tensor([True]))
+    assert math.isfinite(grpo(*[torch.zeros(1, 2)] * 2, torch.zeros(1), torch.ones(1, 2)).item())
