@@ -178,12 +178,18 @@ def test_an_advantage_a_token_may_be_given(loss, batch):
     )
 
 
+@pytest.mark.parametrize("correct_kl", [False, True])
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_kl_is_added_to_each_token(name, batch):
+def test_the_kl_is_added_to_each_token(name, correct_kl, batch):
     logprobs, old, _, mask = batch
     ref = old + torch.tensor([[0.3, -0.2, 0.1], [0.5, 7.0, 7.0]])
-    with_kl = FAMILY[name](*batch, beta=0.5, ref_logprobs=ref) - FAMILY[name](*batch)
+    options = dict(beta=0.5, ref_logprobs=ref, correct_kl=correct_kl)
+    with_kl = FAMILY[name](*batch, **options) - FAMILY[name](*batch)
     kl = k3(logprobs, ref) * mask
+    if correct_kl:
+        kl = kl * (
+            sequence_ratio(logprobs, old, mask) if name.startswith("gspo") else torch.exp(logprobs - old)
+        )
     over_tokens = {"dr_grpo": kl.sum() / 6, "bnpo": kl.sum() / 4, "dapo": kl.sum() / 4, "cispo": kl.sum() / 4}
     by_row = (kl.sum(1) / mask.sum(1)).mean()
     assert close(with_kl, 0.5 * over_tokens.get(name, by_row)) and with_kl.item() > 1e-3

@@ -157,22 +157,22 @@ def test_k1_in_the_reward_has_the_whole_gradient_and_the_known_optimum(toy):
         assert (got.abs().max() < 1e-10) == at_optimum
 
 
-def test_grpos_beta_pulls_by_the_forward_kl_of_each_state():
+@pytest.mark.parametrize("correct_kl", [False, True])
+@pytest.mark.parametrize("old_seed", [0, 5], ids=["fresh samples", "old samples"])
+def test_grpos_beta_pulls_by_the_forward_kl_of_each_state_and_corrected_by_the_reverse(correct_kl, old_seed):
+    """On old samples the corrected one has the old policy's states; the other is no gradient of a KL."""
     toy = Toy()
-    pair = Pair(toy)
-    logprobs, ref, zero = (
-        toy.logprobs(pair.logits),
-        toy.logprobs(pair.ref_logits).detach(),
-        torch.zeros(1).double(),
-    )
+    pair, zero = Pair(toy), torch.zeros(1, dtype=torch.float64)
+    old, ref = toy.logprobs(toy.logits(old_seed)).detach(), toy.logprobs(pair.ref_logits).detach()
+    pair.p = old.sum(1).exp()
     total = 0.0
     for i in range(toy.n):
         row = slice(i, i + 1)
-        loss = grpo(
-            logprobs[row], logprobs[row].detach(), zero, toy.mask[row], beta=0.2, ref_logprobs=ref[row]
-        )
+        kl = dict(beta=0.2, ref_logprobs=ref[row], correct_kl=correct_kl)
+        loss = grpo(toy.logprobs(pair.logits)[row], old[row], zero, toy.mask[row], **kl)
         total = total + pair.p[i] * loss
-    assert close(pair.grad(total), 0.2 * pair.grad(states_kl(pair, forward=True)) / 3)
+    wanted = 0.2 * pair.grad(states_kl(pair, forward=not correct_kl)) / 3
+    assert close(pair.grad(total), wanted) == (correct_kl or old_seed == 0)
 
 
 def test_shapes_that_differ_are_refused():

@@ -31,7 +31,7 @@ from grpo_kit.objectives.group_losses import (
     positives_grpo,
 )
 from grpo_kit.objectives.kl import k1, k2, k3
-from grpo_kit.objectives.logprobs import masked_mean, sequence_logprobs, token_logprobs
+from grpo_kit.objectives.logprobs import masked_mean, masked_sum, sequence_logprobs, token_logprobs
 from grpo_kit.objectives.policy_gradient import (
     clip_fraction,
     ppo_policy,
@@ -73,6 +73,7 @@ __all__ = [
     "kto",
     "kto_reference_point",
     "masked_mean",
+    "masked_sum",
     "orpo",
     "overlong_filter",
     "positives_grpo",

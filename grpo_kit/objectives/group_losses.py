@@ -10,8 +10,9 @@ cispo        token      rho alone, as a weight       tokens of the whole step
 
 Arguments of all: logprobs (with gradient), old_logprobs, completion_mask: (R, T). advantages: (R,), or (R, T) for one
 a token. epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high]; None is epsilon. beta: weight
-of the KL to the reference, by `k3` of ref_logprobs (R, T), added to each token's loss before the mean. A row without
-tokens adds 0 and is counted in R. Returns a scalar.
+of the KL to the reference, by `k3` of ref_logprobs (R, T), added to each token's loss before the mean. correct_kl: k3
+times the ratio, for the reverse KL's gradient (see `kl`): TRL 1.16's default, use_bias_correction_kl=True, and not in
+the papers below. A row without tokens adds 0 and is counted in R. Returns a scalar.
 Raises ValueError for shapes that do not fit, or beta without ref_logprobs.
 At old_logprobs = logprobs every ratio is 1 and only the last column of the table matters.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from grpo_kit.objectives.advantages import weigh_advantages
 from grpo_kit.objectives.kl import k3
-from grpo_kit.objectives.logprobs import masked_mean, require_same_shape
+from grpo_kit.objectives.logprobs import masked_mean, masked_sum, require_same_shape
 from grpo_kit.objectives.policy_gradient import clipped_surrogate, column, sequence_ratio, token_ratio
 
 
@@ -37,6 +38,7 @@ def grpo(
     epsilon_high: float | None = None,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """L = mean_i 1/|o_i| sum_t [-min(rho A, clip(rho) A) + beta k3].
 
@@ -48,8 +50,9 @@ def grpo(
     >>> grpo(p, p, A, mask).item()  # (-1 + 1) / 2
     0.0
     """
-    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
+    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
     return masked_mean(loss, completion_mask, dim=1).mean()
 
 
@@ -64,6 +67,7 @@ def dr_grpo(
     epsilon_high: float | None = None,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """L = 1/(R L_max) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3]: GRPO without its length bias.
 
@@ -75,9 +79,10 @@ def dr_grpo(
     >>> dr_grpo(p, p, A, mask, max_completion_length=4).item()  # (-2 + 1) / (2 * 4)
     -0.125
     """
-    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
-    return loss.masked_fill(completion_mask == 0, 0.0).sum() / (len(loss) * max_completion_length)
+    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
+    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    return masked_sum(loss, completion_mask) / (len(loss) * max_completion_length)
 
 
 def bnpo(
@@ -90,6 +95,7 @@ def bnpo(
     epsilon_high: float | None = None,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """L = 1/(sum_i |o_i|) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3], the tokens of these rows.
 
@@ -102,8 +108,9 @@ def bnpo(
     >>> round(bnpo(p, p, A, mask).item(), 4)  # (-2 + 1) / 3
     -0.3333
     """
-    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
+    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
     return masked_mean(loss, completion_mask)
 
 
@@ -118,6 +125,7 @@ def dapo(
     epsilon_high: float | None = 0.28,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """L = 1/N sum_i sum_t -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), N the tokens of the whole step.
 
@@ -132,8 +140,9 @@ def dapo(
     >>> dapo(p, p, A, mask, num_tokens=8).item()  # (-2 + 1) / 8
     -0.125
     """
-    loss = _clipped_tokens(logprobs, old_logprobs, advantages, completion_mask, epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
+    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
+    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
     return _token_mean(loss, completion_mask, num_tokens)
 
 
@@ -147,6 +156,7 @@ def cispo(
     num_tokens: int | Tensor | None = None,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """L = -1/N sum_i sum_t sg[min(rho, max_ratio)] A log pi: the ratio is a weight, and no token loses its gradient.
 
@@ -159,9 +169,9 @@ def cispo(
     >>> cispo(p, old, torch.tensor([1.0]), torch.ones(1, 2)).backward(); p.grad.tolist()  # -[1, 5] / 2
     [[-0.5, -2.5]]
     """
-    require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
-    weight = token_ratio(logprobs, old_logprobs).clamp(max=max_ratio).detach()
-    loss = -weight * column(advantages, logprobs) * logprobs + _kl_term(logprobs, ref_logprobs, beta)
+    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
+    loss = -ratio.clamp(max=max_ratio).detach() * column(advantages, ratio) * logprobs
+    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
     return _token_mean(loss, completion_mask, num_tokens)
 
 
@@ -175,6 +185,7 @@ def gspo(
     epsilon_high: float | None = 4e-4,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """L = -mean_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|): whole completions are clipped.
 
@@ -189,7 +200,7 @@ def gspo(
     """
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask)
     loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss.expand_as(logprobs) + _kl_term(logprobs, ref_logprobs, beta)
+    loss = loss.expand_as(logprobs) + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
     return masked_mean(loss, completion_mask, dim=1).mean()
 
 
@@ -203,11 +214,12 @@ def gspo_token(
     epsilon_high: float | None = 4e-4,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """GSPO with s_it = sg[s_i] pi_t / sg[pi_t]: the value is s_i's, the gradient each token's own.
 
     advantages: (R, T), such as several turns need; with (R,) value and gradient are `gspo`'s.
-    Source: GSPO, arXiv:2507.18071, eq. 13 and 14. TRL has it as an experiment only.
+    Source: GSPO, arXiv:2507.18071, eq. 13 and 14; TRL 1.16 has none.
 
     >>> p, old = torch.tensor([[4.0, 1.0]]).log(), torch.zeros(1, 2)
     >>> gspo_token(p, old, torch.tensor([[-1.0, 0.0]]), torch.ones(1, 2)).item()  # s = 2 for the first token alone
@@ -216,7 +228,7 @@ def gspo_token(
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask).detach()
     ratio = ratio * torch.exp(logprobs - logprobs.detach())
     loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ref_logprobs, beta)
+    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
     return masked_mean(loss, completion_mask, dim=1).mean()
 
 
@@ -232,6 +244,7 @@ def positives_grpo(
     epsilon_high: float | None = None,
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
 ) -> Tensor:
     """GRPO with A > 0 times positive_weight and A < 0 times negative_weight; 0, the default, filters negatives out.
 
@@ -244,8 +257,9 @@ def positives_grpo(
     -1.5
     """
     weighed = weigh_advantages(advantages, positive_weight, negative_weight)
-    options = dict(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, ref_logprobs=ref_logprobs)
-    return grpo(logprobs, old_logprobs, weighed, completion_mask, **options)
+    kl = dict(beta=beta, ref_logprobs=ref_logprobs, correct_kl=correct_kl)
+    clip = dict(epsilon=epsilon, epsilon_high=epsilon_high)
+    return grpo(logprobs, old_logprobs, weighed, completion_mask, **clip, **kl)
 
 
 def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
@@ -261,33 +275,28 @@ def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
     return completion_mask.masked_fill(truncated.unsqueeze(1), 0)
 
 
-def _clipped_tokens(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    completion_mask: Tensor,
-    epsilon: float,
-    epsilon_high: float | None,
-) -> Tensor:
-    """-min(rho A, clip(rho) A) of each token, (R, T)."""
+def _token_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
+    """token_ratio, and a look at the mask's shape."""
     require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
-    ratio = token_ratio(logprobs, old_logprobs)
-    return clipped_surrogate(ratio, column(advantages, logprobs), epsilon, epsilon_high)
+    return token_ratio(logprobs, old_logprobs)
 
 
-def _kl_term(logprobs: Tensor, ref_logprobs: Tensor | None, beta: float) -> Tensor | float:
-    """beta k3 of each token, (R, T)."""
+def _kl_term(
+    logprobs: Tensor, ratio: Tensor, beta: float, ref_logprobs: Tensor | None, correct_kl: bool
+) -> Tensor | float:
+    """beta k3 of each token, (R, T), or with correct_kl beta ratio k3."""
     if beta == 0.0:
         return 0.0
     if ref_logprobs is None:
         raise ValueError(
             f"beta={beta!r} needs ref_logprobs, the reference's log-probabilities; or use beta=0"
         )
-    return beta * k3(logprobs, ref_logprobs)
+    kl = k3(logprobs, ref_logprobs)
+    return beta * (ratio * kl if correct_kl else kl)
 
 
 def _token_mean(loss: Tensor, completion_mask: Tensor, num_tokens: int | Tensor | None) -> Tensor:
     """The sum over tokens, divided by num_tokens or their own number."""
     if num_tokens is None:
         return masked_mean(loss, completion_mask)
-    return loss.masked_fill(completion_mask == 0, 0.0).sum() / num_tokens
+    return masked_sum(loss, completion_mask) / num_tokens

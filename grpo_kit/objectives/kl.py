@@ -10,9 +10,10 @@ k2   E[d^2] / 2, near KL(pi|ref)  grad KL(pi|ref): right   grad E[d^2] / 2 - gra
 k3   KL(pi|ref), never < 0        grad KL(ref|pi)          grad KL(pi|ref) - grad KL(ref|pi)
 
 The last two columns add up to the gradient of the first. So the best estimate, k3, has the gradient of what it
-estimates in neither place. Near the reference the two KLs agree to second order: there k3 as a loss (GRPO, and TRL's
-`beta`) pulls as k2 does. Where the policy has lost what the reference says, ref/pi explodes. k3 times pi/pi_old, the
-ratio differentiated too, has the reverse KL's gradient, on old samples as well (TRL's use_bias_correction_kl=True).
+estimates in neither place. Near the reference the two KLs agree to second order: there k3 as a loss (GRPO's paper)
+pulls as k2 does. Where the policy has lost what the reference says, ref/pi explodes. k3 times pi/pi_old, the ratio
+differentiated too, has the reverse KL's gradient, on old samples as well: correct_kl in the group losses, and the
+default of TRL 1.16 (use_bias_correction_kl=True, after DeepSeek-V3.2, arXiv:2512.02556).
 
 All this holds where y is one draw: a whole completion with its summed log-probabilities, or one token. Added up over
 the tokens of a completion, k2 and k3 as losses give each state's gradient with the states held fixed: what earlier

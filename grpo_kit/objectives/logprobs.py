@@ -40,7 +40,17 @@ def sequence_logprobs(logprobs: Tensor, completion_mask: Tensor, *, average: boo
     require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
     if average:
         return masked_mean(logprobs, completion_mask, dim=1)
-    return logprobs.masked_fill(completion_mask == 0, 0.0).sum(1)
+    return masked_sum(logprobs, completion_mask, dim=1)
+
+
+def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """The sum of `values` where `mask` is not 0, over all or over `dim`. What stands elsewhere, NaN too, is no part.
+
+    >>> masked_sum(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1, 1], [1, 0]]), dim=1).tolist()
+    [4.0, 5.0]
+    """
+    require_same_shape(values=values, mask=mask)
+    return values.masked_fill(mask == 0, 0.0).sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -49,9 +59,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     >>> masked_mean(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1, 1], [1, 0]]), dim=1).tolist()
     [2.0, 5.0]
     """
-    kept = values.masked_fill(mask == 0, 0.0)
-    counted = (mask != 0).expand_as(kept)
-    return kept.sum(dim) / counted.sum(dim).clamp(min=1)
+    return masked_sum(values, mask, dim) / (mask != 0).sum(dim).clamp(min=1)
 
 
 def require_same_shape(**tensors: Tensor) -> None:

@@ -116,7 +116,7 @@ def kto(
     logprobs, ref_logprobs: (R,), sums over tokens, unpaired. desirable: bool (R,). reference_point: z0, from
     `kto_reference_point`. Weights: keep desirable_weight x desirable to undesirable_weight x undesirable between 1:1
     and 4:3. Where sigma saturates the gradient dies: completions that are far too good or bad are given up as noise.
-    Source: Ethayarajh et al., arXiv:2402.01306, section 4.1; trl.KTOTrainer.
+    Source: Ethayarajh et al., arXiv:2402.01306, eq. 7, weights eq. 8; trl.KTOTrainer.
 
     >>> kto(torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([True]), 0.0).item()
     0.5
@@ -130,8 +130,8 @@ def kto(
 def kto_reference_point(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """z0 = max(0, mean (log pi - log ref)) of completions that answer another prompt of the batch; no gradient.
 
-    logprobs, ref_logprobs: (R,) of log pi(y_j | x_i), j = i + 1: a biased but cheap stand-in for KL(pi|ref).
-    Returns a scalar. A gain counts as one only above it.
+    logprobs, ref_logprobs: (R,) of y_(i-1) after the prompt x_i: a biased but cheap stand-in for KL(pi|ref). Returns a
+    scalar. A gain counts as one only above it.
     Source: Ethayarajh et al., arXiv:2402.01306, section 4.1; trl.KTOTrainer.
 
     >>> kto_reference_point(torch.tensor([-1.0, -5.0]), torch.tensor([-2.0, -7.0])).item()
