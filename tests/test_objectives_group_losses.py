@@ -158,6 +158,23 @@ def test_gspo_gradient_is_that_of_the_sequences_ratio(batch):
     assert close(got, -s * own / 3 / 2)
 
 
+def test_unclipped_cispo_and_dapo_have_one_gradient(batch):
+    """rho A grad log pi = A grad rho."""
+    got = gradient(cispo(*batch, max_ratio=1e9), batch[0])
+    assert close(got, gradient(dapo(*batch, epsilon=1.0, epsilon_high=1e9), batch[0]))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_present_log_probabilities_may_stand_for_the_old(name, batch):
+    """Where they carry a gradient it goes nowhere, or the ratio's would vanish."""
+    logprobs, _, A, mask = batch
+    loss = FAMILY[name]
+    got = gradient(loss(logprobs, logprobs, A, mask), logprobs)
+    assert (
+        close(got, gradient(loss(logprobs, logprobs.detach(), A, mask), logprobs)) and got.abs().max() > 0.01
+    )
+
+
 def test_dapo_micro_batches_add_up_to_the_step_and_bnpo_ones_do_not(batch):
     whole = dapo(*batch)
     parts = [

@@ -14,7 +14,8 @@ of the KL to the reference, by `k3` of ref_logprobs (R, T), added to each token'
 times the ratio, for the reverse KL's gradient (see `kl`): TRL 1.16's default, use_bias_correction_kl=True, and not in
 the papers below. A row without tokens adds 0 and is counted in R. Returns a scalar.
 Raises ValueError for shapes that do not fit, or beta without ref_logprobs.
-At old_logprobs = logprobs every ratio is 1 and only the last column of the table matters.
+At old_logprobs = logprobs every ratio is 1, and only the last column of the table matters; no gradient goes through
+old_logprobs.
 """
 
 from __future__ import annotations

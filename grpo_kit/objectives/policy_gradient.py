@@ -48,7 +48,7 @@ def rloo(
     -1.2
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, completion_mask=completion_mask)
-    ratio = torch.exp(sequence_logprobs(logprobs - old_logprobs, completion_mask))
+    ratio = torch.exp(sequence_logprobs(logprobs - old_logprobs.detach(), completion_mask))
     require_same_shape(rows=ratio, advantages=advantages)
     return clipped_surrogate(ratio, advantages, epsilon, epsilon_high).mean()
 
@@ -98,13 +98,14 @@ def ppo_value(
 def token_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     """rho_t = pi(y_t) / pi_old(y_t), how much likelier each token became since it was sampled. Any shape.
 
+    No gradient goes through old_logprobs: at the first step the present ones may be given for them.
     Raises ValueError for shapes that differ.
 
     >>> token_ratio(torch.tensor([0.0]), torch.tensor([0.0])).item()
     1.0
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs)
-    return torch.exp(logprobs - old_logprobs)
+    return torch.exp(logprobs - old_logprobs.detach())
 
 
 def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
@@ -117,7 +118,7 @@ def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tens
     2.0
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, completion_mask=completion_mask)
-    return torch.exp(masked_mean(logprobs - old_logprobs, completion_mask, dim=1)).unsqueeze(1)
+    return torch.exp(masked_mean(logprobs - old_logprobs.detach(), completion_mask, dim=1)).unsqueeze(1)
 
 
 def clipped_surrogate(

@@ -114,8 +114,8 @@ def kto(
     """L = mean_i w_i (1 - sigma(+-beta (log pi - log ref - z0))), + where desirable, - where not.
 
     logprobs, ref_logprobs: (R,), sums over tokens, unpaired. desirable: bool (R,). reference_point: z0, from
-    `kto_reference_point`. Weights: keep desirable_weight x desirable to undesirable_weight x undesirable between 1:1
-    and 4:3. Where sigma saturates the gradient dies: completions that are far too good or bad are given up as noise.
+    `kto_reference_point`. Weights: desirable_weight x their number should be 1 to 4/3 times that of the undesirable.
+    Where sigma saturates the gradient dies: completions that are far too good or bad are given up as noise.
     Source: Ethayarajh et al., arXiv:2402.01306, eq. 7, weights eq. 8; trl.KTOTrainer.
 
     >>> kto(torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([True]), 0.0).item()
