@@ -10,6 +10,7 @@ from trl.rewards import get_soft_overlong_punishment
 from grpo_kit.objectives import (
     bnpo,
     cispo,
+    clip_fraction,
     dapo,
     dr_grpo,
     group_advantages,
@@ -156,6 +157,19 @@ def test_gspo_gradient_is_that_of_the_sequences_ratio(batch):
     own = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     got = gradient(gspo_token(logprobs, old, own, mask, epsilon=9, epsilon_high=99), logprobs)
     assert close(got, -s * own / 3 / 2)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_clip_higher_is_the_upper_bound_alone(sign):
+    """With epsilon 0.1 and epsilon_high 0.4; clip_fraction counts what has lost its gradient."""
+    ratios = torch.tensor([[0.3, 0.7, 0.89, 0.91, 1.0, 1.11, 1.3, 1.39, 1.41, 2.0]], dtype=torch.float64)
+    logprobs = ratios.log().requires_grad_()
+    A, mask, clip = torch.tensor([sign]).double(), torch.ones(1, 10), dict(epsilon=0.1, epsilon_high=0.4)
+    slope = gradient(dapo(logprobs, torch.zeros_like(ratios), A, mask, **clip), logprobs) * 10
+    free = ratios < 1.4 if sign > 0 else ratios > 0.9
+    assert close(slope, torch.where(free, -ratios * sign, 0.0))
+    low, high = clip_fraction(ratios, A, mask, **clip)
+    assert (low.item(), high.item()) == pytest.approx((0, 0.2) if sign > 0 else (0.3, 0))
 
 
 def test_unclipped_cispo_and_dapo_have_one_gradient(batch):

@@ -134,6 +134,14 @@ def test_orpo(tmp_path):
         return orpo(chosen, rejected, beta=0.4, nll=-masked_mean(everything, attention[:4, 1:]))
 
     assert_parity(trainer.model, lambda: trainer.compute_loss(trainer.model, batch), ours)
+    # A random model's tokens have p near 0, where odds are probabilities; so trl's own function on likelier ones.
+    chosen, rejected = (torch.tensor(p).log().requires_grad_() for p in ([0.1, 0.5, 0.99], [0.9, 0.5, 0.2]))
+    theirs = -trainer.odds_ratio_loss(chosen, rejected)[0].mean()
+    odds_alone = orpo(chosen, rejected, beta=0.4, nll=torch.tensor(0.0))
+    assert odds_alone.item() == pytest.approx(theirs.item(), rel=1e-5)
+    gradients = [torch.autograd.grad(loss, (chosen, rejected)) for loss in (theirs, odds_alone)]
+    for wanted, got in zip(*gradients, strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["simpo", "dpo with smoothed labels, no reference"])
