@@ -4,6 +4,7 @@ The names below are the public interface; tasks and rewards live in `grpo_kit.ta
 by hand in `grpo_kit.objectives`.
 """
 
+import grpo_kit.quiet  # noqa: F401
 from grpo_kit import lab, objectives, rewards, tasks
 from grpo_kit.evaluate import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k, wilson_interval
 from grpo_kit.flags import Flag
