@@ -18,6 +18,7 @@ from grpo_kit.optim import OPTIMIZERS, make_optimizer
 from grpo_kit.pass_curves import plot_pass_at_k
 from grpo_kit.positives import PositivesTrainer
 from grpo_kit.precision import survival_plot, update_survival
+from grpo_kit.preferences import Samples, sample
 from grpo_kit.profiles import Profile, profile
 from grpo_kit.prompts import PromptError, audit_tags, build_dataset, build_prompt, roundtrip_drift
 from grpo_kit.readiness import Readiness, readiness
@@ -45,6 +46,7 @@ __all__ = [
     "RolloutEngine",
     "Rollouts",
     "RunFolderError",
+    "Samples",
     "audit_tags",
     "browse",
     "build_dataset",
@@ -76,6 +78,7 @@ __all__ = [
     "red_flags",
     "rewards",
     "roundtrip_drift",
+    "sample",
     "stepwise",
     "survival_plot",
     "tasks",

@@ -31,11 +31,12 @@ _SHORTEST_PREFIX = 16  # common tokens from which a forward of their own pays
 
 
 class Completion(NamedTuple):
-    """text without special tokens; tokens written, the end included; cut_off at the limit?"""
+    """text without special tokens; tokens written, the end included; cut_off at the limit?; ids of these tokens."""
 
     text: str
     tokens: int
     cut_off: bool
+    ids: tuple[int, ...] = ()
 
 
 def complete(
@@ -79,14 +80,14 @@ def complete(
     if not prompts:
         return []
     ids = tokenizer(list(prompts))["input_ids"]  # with the default special tokens
-    _check_room(model, ids, max_new_tokens)
+    check_room(model, ids, max_new_tokens)
     ids = [prompt for prompt in ids for _ in range(samples)]  # (B * samples)
     how = (
         {"do_sample": True, "temperature": float(temperature), "top_k": 0}
         if temperature
         else {"do_sample": False}
     )
-    ends = _end_ids(model, tokenizer)
+    ends = end_ids(model, tokenizer)
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         eos_token_id=ends,
@@ -110,7 +111,7 @@ def complete(
     for tokens in written:
         tokens = up_to_end(tokens, ends)
         text = tokenizer.decode(tokens, skip_special_tokens=True)
-        made.append(Completion(text, len(tokens), tokens[-1] not in ends))
+        made.append(Completion(text, len(tokens), tokens[-1] not in ends, tuple(tokens)))
     return made
 
 
@@ -263,7 +264,7 @@ def row_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[list[
     return [batch for batch in batches if batch]
 
 
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends a completion: the tokenizer's and all that the model declares."""
     declared = base_model(model).generation_config.eos_token_id
     declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
@@ -290,7 +291,8 @@ def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
                 module.training = training
 
 
-def _check_room(model: PreTrainedModel, ids: Sequence[Sequence[int]], limit: int) -> None:
+def check_room(model: PreTrainedModel, ids: Sequence[Sequence[int]], limit: int) -> None:
+    """Raises ValueError for prompts without tokens, or with too many to write `limit` more into the model's context."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for place, prompt in enumerate(ids):
         if not prompt:

@@ -139,7 +139,7 @@ def evaluate(
         else []
     )
 
-    table = pd.DataFrame([_judge(task, row, *made) for row, made in zip(rows, greedy, strict=True)])
+    table = pd.DataFrame([_judge(task, row, *made[:3]) for row, made in zip(rows, greedy, strict=True)])
     if samples:
         right = [strictly_right(task, rows[i // samples], text) for i, (text, *_) in enumerate(sampled)]
         table["n_right"] = [sum(right[i * samples : (i + 1) * samples]) for i in range(len(rows))]

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from grpo_kit.aha import count_words, word_table
-from grpo_kit.decoding import complete
+from grpo_kit.decoding import Completion, complete
 from grpo_kit.evaluate import leniently_right, render, strictly_right
 from grpo_kit.intervals import Estimate, bootstrap_mean, pass_at_k
 from grpo_kit.lengths import Lengths
+from grpo_kit.trainer_checks import part_scores, weighted_score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -226,7 +227,8 @@ def readiness(
     if not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
     how = {"max_new_tokens": limit, "samples": samples, "temperature": temperature, "seed": seed}
-    made = complete(model, tokenizer, render(tokenizer, task, rows), batch_size=batch_size, **how)
+    prompts = render(tokenizer, task, rows)
+    made = complete(model, tokenizer, prompts, batch_size=batch_size, **how)
     texts = [completion.text for completion in made]
     asked = [row for row in rows for _ in range(samples)]
     strict = [strictly_right(task, row, text) for row, text in zip(asked, texts, strict=True)]
@@ -238,6 +240,7 @@ def readiness(
     def by_prompt(values: Sequence) -> list[list]:
         return [list(values[i : i + samples]) for i in range(0, len(values), samples)]
 
+    earned = _rewards(task, asked, prompts, made)
     return Readiness(
         task=task.name,
         samples=samples,
@@ -246,7 +249,7 @@ def readiness(
         right=[sum(part) for part in by_prompt(strict)],
         lenient=[sum(part) for part in by_prompt(lenient)],
         formatted=[sum(part) for part in by_prompt([task.answer_of(text) is not None for text in texts])],
-        rewards=[dict(sorted(Counter(part).items())) for part in by_prompt(_rewards(task, asked, texts))],
+        rewards=[dict(sorted(Counter(part).items())) for part in by_prompt(earned)],
         lengths=Lengths.of(made, limit),
         words=count_words(texts),
         constant=task.best_constant(rows) if task.strategies else None,
@@ -260,11 +263,14 @@ def _share(value: float, threshold: float) -> str:
     return f"{value:.1%}" if short == f"{threshold:.0%}" and value != threshold else short
 
 
-def _rewards(task: Task, rows: Sequence[dict], texts: list[str]) -> list[float]:
-    """Weighted sums as in training, rounded so that equal ones are equal; a part that cannot judge adds nothing."""
+def _rewards(task: Task, rows: list[dict], prompts: Sequence[str], made: Sequence[Completion]) -> list[float]:
+    """Weighted sums as in training, a part that cannot judge adding nothing. rows: one a completion."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    parts = [reward(texts, prefill=task.prefill, **columns) for reward in task.rewards]
-    return [
-        round(math.fsum(w * (r or 0.0) for w, r in zip(task.reward_weights, row, strict=True)), 6)
-        for row in zip(*parts, strict=True)
-    ]
+    parts = part_scores(
+        task.rewards,
+        prompts=[prompt for prompt in prompts for _ in range(len(made) // len(prompts))],
+        completions=[completion.text for completion in made],
+        completion_ids=[completion.ids for completion in made],
+        columns=columns | {"prefill": [task.prefill] * len(rows)},
+    )
+    return [weighted_score(task.reward_weights, [r or 0.0 for r in row]) for row in zip(*parts, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -83,6 +83,41 @@ class CheckedReward:
             except Exception:
                 return row, completions[row]
         return "unknown (each passes alone)", completions[0] if completions else ""
+
+
+def part_scores(
+    rewards: Sequence[Callable],
+    *,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
+    columns: Mapping[str, Sequence[Any]],
+) -> list[list[float | None]]:
+    """Each reward's scores, asked outside training as the trainer asks: by keyword, its output verified.
+
+    All arguments have one entry a completion; columns: those of the data set, `prefill` too. Returns a list a reward.
+    Raises RewardError.
+
+    >>> def brief(completions, **columns):
+    ...     return [1 / len(ids) for ids in columns["completion_ids"]]
+    >>> part_scores([brief], prompts=["2 + 2?"], completions=["4"], completion_ids=[[52, 2]], columns={})
+    [[0.5]]
+    """
+    given = {name: list(values) for name, values in columns.items()}
+    given |= {"completion_ids": [list(ids) for ids in completion_ids]}
+    return [
+        CheckedReward(reward)(prompts=list(prompts), completions=list(completions), **given)
+        for reward in rewards
+    ]
+
+
+def weighted_score(weights: Sequence[float], scores: Sequence[float]) -> float:
+    """Sum of weight x score, rounded to 6 digits so that equal sums are equal.
+
+    >>> weighted_score([0.8, 0.2], [0.1, 0.6]) == weighted_score([0.8, 0.2], [0.2, 0.2])
+    True
+    """
+    return round(math.fsum(w * s for w, s in zip(weights, scores, strict=True)), 6)
 
 
 def reward_name(reward: Callable) -> str:

@@ -1,0 +1,300 @@
+"""Training sets made by rewards: preference pairs (DPO, IPO, ORPO, SimPO), labelled (KTO) and accepted (SFT) samples.
+
+The model's own samples, judged by the task's rewards, become data sets of texts for TRL's trainers. Those tokenize the
+texts anew and write an end behind every completion, so a sample goes into a set only if what they train on is token by
+token what was sampled (`exact`), and by default only if it ended by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from datasets import Dataset
+
+from grpo_kit.evaluate import strictly_right
+from grpo_kit.prompts import build_dataset
+from grpo_kit.sample_files import sample_chunks
+from grpo_kit.trainer_checks import check_training_data, part_scores, weighted_score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_kit.tasks import Task
+
+_MORE = "sample more completions a prompt, hotter, or take easier rows or a softer reward (see summary())"
+
+
+@dataclass(frozen=True, repr=False)
+class Samples:
+    """Scored completions of a task's prompts, and the training sets made of them. Made by sample().
+
+    table: one row a completion, a prompt's adjacent, in the order they were sampled: prompt, completion, ids (tokens
+    as sampled, the end included), cut_off (at the length limit), prompt_tokens, exact (would TRL train on these
+    tokens?), score (weighted sum of the rewards; NaN where one cannot judge), right (as evaluate's strict reading),
+    and reward/<name> of each reward.
+    repeated: rows whose prompt had come before; a prompt is sampled once. settings: what the samples depend on.
+
+    Of a prompt's equal completions the first counts. All sets hold exact and judged completions only, chosen and
+    accepted ones have ended by themselves; ties go to the first sampled. All sets raise ValueError where they would be
+    empty. Give trainers a max_length of at least summary()'s longest sequence (TRL's default is 1024): they cut off
+    what is longer.
+    """
+
+    task: str
+    table: pd.DataFrame
+    repeated: int
+    settings: dict[str, Any]
+
+    def pairs(self, *, margin: float = 0.1, cut_off: bool = False) -> Dataset:
+        """Best against worst of each prompt, where their scores differ by more than the margin.
+
+        For DPOTrainer, ORPOTrainer and CPOTrainer: prompt, chosen, rejected, score_chosen, score_rejected.
+        margin: at least 0; 0 takes any difference.
+        cut_off: may a completion cut off at the length limit be the rejected one? TRL writes an end behind it that was
+        not sampled, so the model is also trained not to end there.
+        Raises ValueError for a margin below 0 and fewer than 2 samples a prompt.
+
+        >>> table = pd.DataFrame({"prompt": "2 + 2 =", "completion": [" 5", " 4"], "score": [0.25, 1.0]})
+        >>> samples = Samples("sum", table.assign(exact=True, cut_off=False), 0, {"samples": 2})
+        >>> samples.pairs()[0]["chosen"]
+        ' 4'
+        """
+        _check_number("margin", margin, 0)
+        if self.settings["samples"] < 2:
+            raise ValueError("samples=1 a prompt leaves nothing to compare; sample at least 2, such as 4")
+        rows = self._pairs(margin, cut_off)
+        if not rows:
+            raise ValueError(f"margin={margin!r}: no prompt has two completions so far apart; {_MORE}")
+        return Dataset.from_list(rows)
+
+    def unpaired(self, *, threshold: float = 0.5, cut_off: bool = False) -> Dataset:
+        """Every distinct completion with its label: is its score at least the threshold?
+
+        For KTOTrainer: prompt, completion, label, score. Source: KTO, arXiv:2402.01306.
+        cut_off: as in pairs(); such a completion can only be labelled False.
+        Neighbours are of different prompts: for KTO's KL term TRL gives each prompt its neighbour's completion.
+        """
+        _check_number("threshold", threshold)
+        rows = [
+            {"prompt": c["prompt"], "completion": c["completion"], "label": label, "score": c["score"]}
+            for c in _by_turns(self._candidates(cut_off))
+            if not ((label := c["score"] >= threshold) and c["cut_off"])
+        ]
+        return _data_set(rows)
+
+    def best_of_n(self, *, threshold: float | None = None) -> Dataset:
+        """The best completion of each prompt, where its score is at least the threshold, if there is one.
+
+        For SFTTrainer: prompt, completion, score. Source: RAFT, arXiv:2304.06767.
+        """
+        least = -math.inf if threshold is None else _check_number("threshold", threshold)
+        best = [max(group, key=_score) for group in self._candidates()]
+        return _data_set([_target(c) for c in best if c["score"] >= least])
+
+    def accepted(self, *, threshold: float = 0.5) -> Dataset:
+        """Every distinct completion with a score of at least the threshold: rejection sampling.
+
+        For SFTTrainer: prompt, completion, score. Source: RFT, arXiv:2308.01825.
+        """
+        _check_number("threshold", threshold)
+        return _data_set(
+            [_target(c) for group in self._candidates() for c in group if c["score"] >= threshold]
+        )
+
+    def summary(self, *, margin: float = 0.1) -> pd.DataFrame:
+        """What was sampled and what became of it: value; and where it is a part, `of` how many and the share."""
+        table = self.table
+        prompts, n = table["prompt"].nunique(), len(table)
+        pairs = self._pairs(margin, False)
+        ended = ~table["cut_off"].astype(bool)
+        counts = {
+            "prompts": (prompts, None),
+            "rows left out, their prompt came before": (self.repeated, prompts + self.repeated),
+            "prompts never right": (prompts - table.loc[table["right"], "prompt"].nunique(), prompts),
+            "prompts that give a pair": (len(pairs), prompts),
+            "completions": (n, None),
+            "equal to an earlier one of its prompt": (
+                int(table.duplicated(["prompt", "completion"]).sum()),
+                n,
+            ),
+            "cut off at the length limit": (int((~ended).sum()), n),
+            "ended, but trained as other tokens": (int((ended & ~table["exact"].astype(bool)).sum()), n),
+            "without a score": (int(table["score"].isna().sum()), n),
+        }
+        gaps = [pair["score_chosen"] - pair["score_rejected"] for pair in pairs]
+        values = {
+            "mean gap of the pairs": sum(gaps) / len(gaps) if gaps else math.nan,
+            "longest prompt + completion, tokens": (table["prompt_tokens"] + table["ids"].map(len)).max(),
+        }
+        rows = [(name, count, of, count / of if of else None) for name, (count, of) in counts.items()]
+        rows += [(name, value, None, None) for name, value in values.items()]
+        found = pd.DataFrame(rows, columns=[self.task, "value", "of", "share"]).set_index(self.task)
+        return found.astype({"value": float, "of": "Int64", "share": float})
+
+    def _pairs(self, margin: float, cut_off: bool) -> list[dict[str, Any]]:
+        rows = []
+        for group in self._candidates(cut_off):
+            ended = [c for c in group if not c["cut_off"]]
+            if not ended:
+                continue
+            best, worst = max(ended, key=_score), min(group, key=_score)  # the first of equals
+            if round(best["score"] - worst["score"], 6) > margin:  # 0.9 - 0.8 is above 0.1 by rounding alone
+                rows.append(
+                    {
+                        "prompt": best["prompt"],
+                        "chosen": best["completion"],
+                        "rejected": worst["completion"],
+                        "score_chosen": best["score"],
+                        "score_rejected": worst["score"],
+                    }
+                )
+        return rows
+
+    def _candidates(self, cut_off: bool = False) -> list[list[dict[str, Any]]]:
+        """By prompt, its distinct completions that a set may hold; prompts without any are left out."""
+        columns = ["prompt", "completion", "score", "exact", "cut_off"]
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in self.table[columns].to_dict("records"):
+            if row["exact"] and not math.isnan(row["score"]) and (cut_off or not row["cut_off"]):
+                group = found.setdefault(row["prompt"], {})
+                same = group.setdefault(row["completion"], row)
+                if same["cut_off"] and not row["cut_off"]:
+                    group[row["completion"]] = row
+        return [list(group.values()) for group in found.values()]
+
+    def __repr__(self) -> str:
+        prompts = self.table["prompt"].nunique()
+        return f"Samples({self.task!r}, {prompts} prompts x {self.settings['samples']} samples)"
+
+    def _repr_html_(self) -> str:
+        return self.summary().to_html(float_format="{:.4g}".format, na_rep="")
+
+
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    *,
+    rows: Sequence[dict] | None = None,
+    samples: int = 4,
+    temperature: float = 0.9,
+    max_new_tokens: int | None = None,
+    batch_size: int = 64,
+    chunk: int = 16,
+    seed: int = 0,
+    folder: str | os.PathLike,
+) -> Samples:
+    """Sample completions of the rows (default: the task's train rows) and score them with the task's rewards.
+
+    samples: completions a prompt. max_new_tokens: None means the task's. chunk: prompts that are sampled and written
+    together; the draws depend on it and on seed, not on batch_size. The model is left as it was.
+    folder: keeps the samples. Killed and called again, it goes on with the chunks that are missing, and the result is
+    the same; called with other settings, other prompts or changed weights it refuses.
+    Scores are not kept, but computed by every call: rewards are cheap beside sampling, and a reward that was changed
+    can then never be confused with the old one. Change a reward, call again: nothing is sampled anew.
+    A completion that one of the rewards cannot judge has no score. (TRL would add up the others, as if it had given 0.)
+    Raises ValueError for empty rows, a temperature that is not above 0, and what complete() refuses; RewardError for a
+    reward that fails; RunFolderError (a ValueError) for a folder with samples of other settings.
+
+    >>> samples = sample(model, tokenizer, largest(), folder="runs/samples")  # doctest: +SKIP
+    >>> samples.pairs(margin=0.1).column_names  # doctest: +SKIP
+    ['prompt', 'chosen', 'rejected', 'score_chosen', 'score_rejected']
+    """
+    rows = list(task.train if rows is None else rows)
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
+    data = build_dataset(
+        tokenizer, rows, system=task.system, prefill=task.prefill, examples=task.examples
+    )  # what task.dataset() gives the trainer
+    check_training_data(data, task.rewards, 1)
+    first = {prompt: place for place, prompt in reversed(list(enumerate(data["prompt"])))}
+    places = sorted(first.values())
+    prompts = [data["prompt"][place] for place in places]
+    table, settings = sample_chunks(
+        model,
+        tokenizer,
+        prompts,
+        folder,
+        chunk=chunk,
+        seed=seed,
+        batch_size=batch_size,
+        samples=samples,
+        temperature=float(temperature),
+        max_new_tokens=task.max_completion_tokens if max_new_tokens is None else max_new_tokens,
+    )
+    asked = [place for place in places for _ in range(samples)]
+    table["prompt_tokens"] = [n for ids in tokenizer(prompts)["input_ids"] for n in [len(ids)] * samples]
+    table["exact"] = trained_as_sampled(tokenizer, table)
+    parts = part_scores(
+        task.rewards,
+        prompts=table["prompt"],
+        completions=table["completion"],
+        completion_ids=table["ids"],
+        columns={name: data.select(asked)[name] for name in data.column_names if name != "prompt"},
+    )
+    table["score"] = [
+        math.nan if None in row else weighted_score(task.reward_weights, row)
+        for row in zip(*parts, strict=True)
+    ]
+    table["right"] = [
+        strictly_right(task, rows[p], text) for p, text in zip(asked, table["completion"], strict=True)
+    ]
+    for reward, scores in zip(task.rewards, parts, strict=True):
+        table[f"reward/{reward.__name__}"] = pd.Series(scores, dtype=float)
+    return Samples(task.name, table, len(rows) - len(prompts), settings)
+
+
+def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) -> list[bool]:
+    """For each row (prompt, completion, ids, cut_off): does TRL's tokenization of the texts give these ids?
+
+    TRL 1.16's DPO, KTO and SFT trainers tokenize prompt + completion as one text, the tokenizer's end token written
+    behind it unless it is there; ORPO and CPO append the end's id, and put a BOS in front if the tokenizer knows one
+    and the prompt does not begin with it. False for a text that the tokenizer would cut into other tokens, special
+    tokens inside, another end than the tokenizer's, bytes that are no text, and a completion that merges with its
+    prompt. A completion that was cut off is compared without the end that TRL adds.
+    """
+    end, prompts, completions = tokenizer.eos_token, table["prompt"], table["completion"]
+    texts = [p + c if c.endswith(end) else p + c + end for p, c in zip(prompts, completions, strict=True)]
+    trained = tokenizer(texts)["input_ids"]
+    before = tokenizer(list(prompts))["input_ids"]
+    stop = [[tokenizer.eos_token_id] if cut_off else [] for cut_off in table["cut_off"]]
+    return [t == [*b, *ids, *s] for t, b, ids, s in zip(trained, before, table["ids"], stop, strict=True)]
+
+
+def _by_turns(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The first of every group, then the second of every group that has one, ...
+
+    >>> _by_turns([[1, 2, 3], [4], [5, 6]])
+    [1, 4, 5, 2, 6, 3]
+    """
+    longest = max(map(len, groups), default=0)
+    return [group[turn] for turn in range(longest) for group in groups if turn < len(group)]
+
+
+def _score(candidate: dict[str, Any]) -> float:
+    return candidate["score"]
+
+
+def _target(candidate: dict[str, Any]) -> dict[str, Any]:
+    return {name: candidate[name] for name in ("prompt", "completion", "score")}
+
+
+def _data_set(rows: list[dict[str, Any]]) -> Dataset:
+    if not rows:
+        raise ValueError(f"no completion qualifies: lower the threshold, or {_MORE}")
+    return Dataset.from_list(rows)
+
+
+def _check_number(name: str, value: float, least: float = -math.inf) -> float:
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
+        raise ValueError(
+            f"{name}={value!r} must be a number" + (f" of at least {least}" if least == 0 else "")
+        )
+    return float(value)
