@@ -77,12 +77,13 @@ class Samples:
 
         For KTOTrainer: prompt, completion, label, score. Source: KTO, arXiv:2402.01306.
         cut_off: as in pairs(); such a completion can only be labelled False.
-        Neighbours are of different prompts: for KTO's KL term TRL gives each prompt its neighbour's completion.
+        A prompt's completions are spread over the set, whose order TRL keeps: for KTO's KL term it gives each prompt
+        the completion of its neighbour in the batch, which has to be another prompt's.
         """
         _check_number("threshold", threshold)
         rows = [
             {"prompt": c["prompt"], "completion": c["completion"], "label": label, "score": c["score"]}
-            for c in _by_turns(self._candidates(cut_off))
+            for c in _spread(self._candidates(cut_off))
             if not ((label := c["score"] >= threshold) and c["cut_off"])
         ]
         return _data_set(rows)
@@ -268,14 +269,14 @@ def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) 
     return [t == [*b, *ids, *s] for t, b, ids, s in zip(trained, before, table["ids"], stop, strict=True)]
 
 
-def _by_turns(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The first of every group, then the second of every group that has one, ...
+def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """All of them, those of one group as far from each other as they can be.
 
-    >>> _by_turns([[1, 2, 3], [4], [5, 6]])
-    [1, 4, 5, 2, 6, 3]
+    >>> _spread([[1, 2, 3], [4], [5, 6]])
+    [1, 5, 2, 4, 6, 3]
     """
-    longest = max(map(len, groups), default=0)
-    return [group[turn] for turn in range(longest) for group in groups if turn < len(group)]
+    placed = [((i + 0.5) / len(group), c) for group in groups for i, c in enumerate(group)]
+    return [c for _, c in sorted(placed, key=lambda pair: pair[0])]  # of equals the earlier group first
 
 
 def _score(candidate: dict[str, Any]) -> float:

@@ -115,7 +115,7 @@ def _settings(
 ) -> dict[str, Any]:
     asked = json.dumps([list(prompts), tokenizer(list(prompts))["input_ids"]])
     # Adapters may be there and switched off: the weights alone would not tell.
-    layers = [module for module in model.modules() if hasattr(module, "disable_adapters")]
+    layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
     return {
         "model": type(base_model(model)).__name__,
         "weights": weights_digest(model),
