@@ -89,7 +89,7 @@ class Samples:
         return _data_set(rows)
 
     def best_of_n(self, *, threshold: float | None = None) -> Dataset:
-        """The best completion of each prompt, where its score is at least the threshold, if there is one.
+        """The best completion of each prompt; with a threshold, only where its score is at least that.
 
         For SFTTrainer: prompt, completion, score. Source: RAFT, arXiv:2304.06767.
         """
@@ -119,13 +119,10 @@ class Samples:
             "prompts never right": (prompts - table.loc[table["right"], "prompt"].nunique(), prompts),
             "prompts that give a pair": (len(pairs), prompts),
             "completions": (n, None),
-            "equal to an earlier one of its prompt": (
-                int(table.duplicated(["prompt", "completion"]).sum()),
-                n,
-            ),
-            "cut off at the length limit": (int((~ended).sum()), n),
-            "ended, but trained as other tokens": (int((ended & ~table["exact"].astype(bool)).sum()), n),
-            "without a score": (int(table["score"].isna().sum()), n),
+            "equal to an earlier one of its prompt": (table.duplicated(["prompt", "completion"]).sum(), n),
+            "cut off at the length limit": ((~ended).sum(), n),
+            "ended, but trained as other tokens": ((ended & ~table["exact"].astype(bool)).sum(), n),
+            "without a score": (table["score"].isna().sum(), n),
         }
         gaps = [pair["score_chosen"] - pair["score_rejected"] for pair in pairs]
         values = {

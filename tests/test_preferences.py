@@ -643,17 +643,17 @@ def sampled_tokens(samples, tokenizer):
     }
 
 
-def check_tokens(samples, tokenizer, folder, names=NAMES):
-    expected = sampled_tokens(samples, tokenizer)
-    for name in names:
-        data = set_for(name, samples)
-        found = trained_tokens(trainer_of(name, data, tokenizer, folder), name)
-        assert len(found) >= len(data) >= 4
-        for key, (context, target) in found.items():
-            assert (context, target) == expected[key], name
-            assert target.count(tokenizer.eos_token_id) == 1 and target[-1] == tokenizer.eos_token_id
-            bos = tokenizer.bos_token_id
-            assert bos is None or context[0] == bos != context[1]
+def check_tokens(samples, tokenizer, folder, name):
+    """The trainer of this name on its set, once what it prepared is what was sampled."""
+    expected, data = sampled_tokens(samples, tokenizer), set_for(name, samples)
+    trainer = trainer_of(name, data, tokenizer, folder)
+    found = trained_tokens(trainer, name)
+    assert len(found) >= len(data) >= 4
+    for key, (context, target) in found.items():
+        assert (context, target) == expected[key]
+        assert target.count(tokenizer.eos_token_id) == 1 and target[-1] == tokenizer.eos_token_id
+        assert context[0] == tokenizer.bos_token_id != context[1]
+    return trainer
 
 
 @pytest.fixture(scope="module")
@@ -708,8 +708,7 @@ def test_exact_is_what_trl_tokenizes_to_what_was_sampled(odd, name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_sets_train_what_was_sampled_and_a_step_runs(odd, name, tmp_path):
     samples, tokenizer = odd
-    check_tokens(samples, tokenizer, tmp_path, [name])
-    trainer = trainer_of(name, set_for(name, samples), tokenizer, tmp_path)
+    trainer = check_tokens(samples, tokenizer, tmp_path, name)
     before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
     result = trainer.train()
     assert result.global_step == 1 and math.isfinite(result.training_loss)
@@ -755,7 +754,8 @@ def test_a_tokenizer_that_writes_its_own_bos(tmp_path):
     assert tokenizer("a").input_ids == [0, 81]
     samples = sample(model, tokenizer, nines_task(), samples=8, folder=tmp_path / "s")
     assert not samples.table["prompt"].str.startswith(bos).any() and samples.table["exact"].mean() > 0.5
-    check_tokens(samples, tokenizer, tmp_path, ["dpo", "sft", "orpo"])
+    for name in ("dpo", "sft", "orpo"):
+        check_tokens(samples, tokenizer, tmp_path, name)
 
 
 def test_a_completion_that_merges_with_its_prompt(smol_tokenizer):
@@ -784,4 +784,5 @@ def test_smollm2(smol, tmp_path):
     assert all(row["score_chosen"] - row["score_rejected"] > 0.1 for row in samples.pairs())
     right = {(r["prompt"], r["completion"]) for r in table[table["right"]].to_dict("records")}
     assert {(r["prompt"], r["completion"]) for r in samples.accepted(threshold=1.0)} <= right
-    check_tokens(samples, tokenizer, tmp_path)
+    for name in NAMES:
+        check_tokens(samples, tokenizer, tmp_path, name)
