@@ -19,14 +19,13 @@ from datasets import Dataset
 from grpo_kit.evaluate import strictly_right
 from grpo_kit.prompts import build_dataset
 from grpo_kit.sample_files import sample_chunks
+from grpo_kit.trained_tokens import trained_as_sampled
 from grpo_kit.trainer_checks import check_training_data, part_scores, weighted_score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_kit.tasks import Task
-
-_MORE = "sample more completions a prompt, hotter, or take easier rows or a softer reward (see summary())"
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +68,7 @@ class Samples:
             raise ValueError("samples=1 a prompt leaves nothing to compare; sample at least 2, such as 4")
         rows = self._pairs(margin, cut_off)
         if not rows:
-            raise ValueError(f"margin={margin!r}: no prompt has two completions so far apart; {_MORE}")
+            raise self._empty(f"margin={margin!r}: no prompt has two usable completions so far apart")
         return Dataset.from_list(rows)
 
     def unpaired(self, *, threshold: float = 0.5, cut_off: bool = False) -> Dataset:
@@ -86,7 +85,7 @@ class Samples:
             for c in _spread(self._candidates(cut_off))
             if not ((label := c["score"] >= threshold) and c["cut_off"])
         ]
-        return _data_set(rows)
+        return self._data_set(rows, threshold)
 
     def best_of_n(self, *, threshold: float | None = None) -> Dataset:
         """The best completion of each prompt; with a threshold, only where its score is at least that.
@@ -95,7 +94,7 @@ class Samples:
         """
         least = -math.inf if threshold is None else _check_number("threshold", threshold)
         best = [max(group, key=_score) for group in self._candidates()]
-        return _data_set([_target(c) for c in best if c["score"] >= least])
+        return self._data_set([_target(c) for c in best if c["score"] >= least], threshold)
 
     def accepted(self, *, threshold: float = 0.5) -> Dataset:
         """Every distinct completion with a score of at least the threshold: rejection sampling.
@@ -103,16 +102,14 @@ class Samples:
         For SFTTrainer: prompt, completion, score. Source: RFT, arXiv:2308.01825.
         """
         _check_number("threshold", threshold)
-        return _data_set(
-            [_target(c) for group in self._candidates() for c in group if c["score"] >= threshold]
-        )
+        rows = [_target(c) for group in self._candidates() for c in group if c["score"] >= threshold]
+        return self._data_set(rows, threshold)
 
     def summary(self, *, margin: float = 0.1) -> pd.DataFrame:
         """What was sampled and what became of it: value; and where it is a part, `of` how many and the share."""
         table = self.table
         prompts, n = table["prompt"].nunique(), len(table)
         pairs = self._pairs(margin, False)
-        ended = ~table["cut_off"].astype(bool)
         counts = {
             "prompts": (prompts, None),
             "rows left out, their prompt came before": (self.repeated, prompts + self.repeated),
@@ -120,10 +117,8 @@ class Samples:
             "prompts that give a pair": (len(pairs), prompts),
             "completions": (n, None),
             "equal to an earlier one of its prompt": (table.duplicated(["prompt", "completion"]).sum(), n),
-            "cut off at the length limit": ((~ended).sum(), n),
-            "ended, but trained as other tokens": ((ended & ~table["exact"].astype(bool)).sum(), n),
-            "without a score": (table["score"].isna().sum(), n),
         }
+        counts |= {name: (count, n) for name, count in self._left_out().items()}
         gaps = [pair["score_chosen"] - pair["score_rejected"] for pair in pairs]
         values = {
             "mean gap of the pairs": sum(gaps) / len(gaps) if gaps else math.nan,
@@ -134,6 +129,27 @@ class Samples:
         found = pd.DataFrame(rows, columns=[self.task, "value", "of", "share"]).set_index(self.task)
         return found.astype({"value": float, "of": "Int64", "share": float})
 
+    def _left_out(self) -> dict[str, int]:
+        """What no set takes, by reason; a completion may have several."""
+        cut_off, exact = self.table["cut_off"].astype(bool), self.table["exact"].astype(bool)
+        return {
+            "cut off at the length limit": int(cut_off.sum()),
+            "ended, but trained as other tokens": int((~cut_off & ~exact).sum()),
+            "without a score": int(self.table["score"].isna().sum()),
+        }
+
+    def _empty(self, what: str) -> ValueError:
+        reasons = "; ".join(f"{name}: {count}" for name, count in self._left_out().items())
+        return ValueError(
+            f"{what} (of {len(self.table)} completions, {reasons}); sample more a prompt, hotter or longer, or take "
+            "easier rows or a softer reward"
+        )
+
+    def _data_set(self, rows: list[dict[str, Any]], threshold: float | None) -> Dataset:
+        if not rows:
+            raise self._empty(f"threshold={threshold!r}: no usable completion is left")
+        return Dataset.from_list(rows)
+
     def _pairs(self, margin: float, cut_off: bool) -> list[dict[str, Any]]:
         rows = []
         for group in self._candidates(cut_off):
@@ -141,7 +157,7 @@ class Samples:
             if not ended:
                 continue
             best, worst = max(ended, key=_score), min(group, key=_score)  # the first of equals
-            if round(best["score"] - worst["score"], 6) > margin:  # 0.9 - 0.8 is above 0.1 by rounding alone
+            if round(best["score"] - worst["score"], 6) > margin:  # 0.8 - 0.7 is above 0.1 by rounding alone
                 rows.append(
                     {
                         "prompt": best["prompt"],
@@ -249,23 +265,6 @@ def sample(
     return Samples(task.name, table, len(rows) - len(prompts), settings)
 
 
-def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) -> list[bool]:
-    """For each row (prompt, completion, ids, cut_off): does TRL's tokenization of the texts give these ids?
-
-    TRL 1.16's DPO, KTO and SFT trainers tokenize prompt + completion as one text, the tokenizer's end token written
-    behind it unless it is there; ORPO and CPO append the end's id, and put a BOS in front if the tokenizer knows one
-    and the prompt does not begin with it. False for a text that the tokenizer would cut into other tokens, special
-    tokens inside, another end than the tokenizer's, bytes that are no text, and a completion that merges with its
-    prompt. A completion that was cut off is compared without the end that TRL adds.
-    """
-    end, prompts, completions = tokenizer.eos_token, table["prompt"], table["completion"]
-    texts = [p + c if c.endswith(end) else p + c + end for p, c in zip(prompts, completions, strict=True)]
-    trained = tokenizer(texts)["input_ids"]
-    before = tokenizer(list(prompts))["input_ids"]
-    stop = [[tokenizer.eos_token_id] if cut_off else [] for cut_off in table["cut_off"]]
-    return [t == [*b, *ids, *s] for t, b, ids, s in zip(trained, before, table["ids"], stop, strict=True)]
-
-
 def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """All of them, those of one group as far from each other as they can be.
 
@@ -282,12 +281,6 @@ def _score(candidate: dict[str, Any]) -> float:
 
 def _target(candidate: dict[str, Any]) -> dict[str, Any]:
     return {name: candidate[name] for name in ("prompt", "completion", "score")}
-
-
-def _data_set(rows: list[dict[str, Any]]) -> Dataset:
-    if not rows:
-        raise ValueError(f"no completion qualifies: lower the threshold, or {_MORE}")
-    return Dataset.from_list(rows)
 
 
 def _check_number(name: str, value: float, least: float = -math.inf) -> float:

@@ -17,6 +17,7 @@ FREE_OF_TRL = [
     "readiness.py",
     "preferences.py",
     "sample_files.py",
+    "trained_tokens.py",
     "trainer_checks.py",
     "lengths.py",
     "aha.py",

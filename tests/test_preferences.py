@@ -25,11 +25,11 @@ from grpo_kit import Samples, sample, sample_files
 from grpo_kit.decoding import complete
 from grpo_kit.evaluate import render, strictly_right
 from grpo_kit.models import load_policy
-from grpo_kit.preferences import trained_as_sampled
 from grpo_kit.rewards import ExactAnswer, RightSize, SoftFormat
 from grpo_kit.run_folder import RunFolderError
 from grpo_kit.sample_files import weights_digest
 from grpo_kit.tasks import from_rows, largest
+from grpo_kit.trained_tokens import trained_as_sampled
 from grpo_kit.trainer_checks import RewardError
 
 # ---- selection, by hand -----------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ PAIRS = [
     ([("b", 0.2, ""), ("a", 0.9, ""), ("c", 0.1, "")], ("a", "c"), "best against worst, wherever they stand"),
     ([("a", 0.9, ""), ("b", 0.9, ""), ("c", 0.1, ""), ("d", 0.1, "")], ("a", "c"), "ties: the first sampled"),
     ([("a", 0.35, ""), ("b", 0.25, "")], None, "a gap of the margin itself is too small"),
-    ([("a", 0.9, ""), ("b", 0.8, "")], None, "0.9 - 0.8 is above 0.1 in floating point only"),
+    ([("a", 0.8, ""), ("b", 0.7, "")], None, "0.8 - 0.7 is above 0.1 in floating point only"),
     ([("a", 0.351, ""), ("b", 0.25, "")], ("a", "b"), "just above the margin"),
     ([("a", 0.5, ""), ("a", 0.5, "")], None, "one text twice is one candidate"),
     ([("a", 0.5, ""), ("b", 0.5, "")], None, "nothing to prefer"),
@@ -197,7 +197,7 @@ def test_summary_by_hand():
         (lambda s: s.pairs(margin=math.nan), "margin=nan must be"),
         (
             lambda s: s.pairs(margin=1.0),
-            "margin=1.0: no prompt has two completions so far apart; sample more",
+            "margin=1.0: no prompt has two usable completions so far apart",
         ),
         (
             lambda s: replace(s, settings={"samples": 1}).pairs(),
@@ -205,10 +205,13 @@ def test_summary_by_hand():
         ),
         (lambda s: s.unpaired(threshold=math.nan), "threshold=nan must be a number"),
         (lambda s: s.best_of_n(threshold="0.5"), "threshold='0.5' must be a number"),
-        (lambda s: s.best_of_n(threshold=1.1), "no completion qualifies: lower the threshold"),
+        (lambda s: s.best_of_n(threshold=1.1), "threshold=1.1: no usable completion is left"),
         (lambda s: s.accepted(threshold=math.inf), "threshold=inf must be a number"),
-        (lambda s: s.accepted(threshold=2), "no completion qualifies"),
-        (lambda s: made(("p", "a", 1.0, "c")).unpaired(), "no completion qualifies"),
+        (
+            lambda s: s.accepted(threshold=2),
+            "11 completions, cut off at the length limit: 1; ended, but trained as other tokens: 1; without a score: 1",
+        ),
+        (lambda s: made(("p", "a", 1.0, "c")).unpaired(), "threshold=0.5: no usable completion"),
     ],
 )
 def test_sets_refuse(ask, message):
@@ -270,7 +273,10 @@ def drawn(monkeypatch):
 
 
 def test_rows_belong_together(spelling, tmp_path):
-    task = nines_task()
+    task = nines_task(
+        read_answer=lambda completion, prefill: completion,
+        is_correct=lambda text, row: len(text) == len(row["numbers"]) - 3,  # of three to five
+    )
     samples = sample(*spelling, task, samples=3, chunk=5, folder=tmp_path)
     table, tokenizer = samples.table, spelling[1]
     assert table["prompt"].tolist() == [p for p in render(tokenizer, task, task.train) for _ in range(3)]
@@ -280,7 +286,7 @@ def test_rows_belong_together(spelling, tmp_path):
         assert row["completion"] == tokenizer.decode(ids, skip_special_tokens=True)
         assert row["prompt_tokens"] == len(tokenizer(row["prompt"]).input_ids)
         assert row["right"] == strictly_right(task, task.train[i // 3], row["completion"])
-    assert len(set(table["completion"])) > 8 and table["cut_off"].nunique() == 2
+    assert len(set(table["completion"])) > 8 and table["cut_off"].nunique() == table["right"].nunique() == 2
     assert samples.task == "largest" and samples.repeated == 0
     # written so that others can read it
     kept = pd.read_parquet(tmp_path / "samples.parquet")
@@ -317,7 +323,15 @@ def test_a_prompt_counts_once(spelling, tmp_path):
     task = nines_task()
     one, two, three = task.train[:3]
     other = one | {"answer": "0", "numbers": [0]}  # same question; its first row counts
-    samples = sample(*spelling, task, rows=[one, two, other, two, three], folder=tmp_path)
+    seen = []
+
+    def look(completions, *, answer, **columns):
+        seen.extend(answer)
+        return [0.0] * len(completions)
+
+    task = replace(task, rewards=[look], reward_weights=[1.0])
+    samples = sample(*spelling, task, rows=[one, two, other, two, three], samples=2, folder=tmp_path)
+    assert seen == [row["answer"] for row in (one, two, three) for _ in range(2)]
     assert samples.repeated == 2 and samples.table["prompt"].nunique() == 3
     assert samples.table["prompt"].unique().tolist() == render(spelling[1], task, [one, two, three])
     assert samples.summary().loc["rows left out, their prompt came before", "of"] == 5
