@@ -58,13 +58,12 @@ def sample_chunks(
     for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
         if name != "temperature" and value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1")
-    check_room(
-        model, tokenizer(list(prompts))["input_ids"], how["max_new_tokens"]
-    )  # before the first is drawn
+    ids = tokenizer(list(prompts))["input_ids"]
+    check_room(model, ids, how["max_new_tokens"])  # of all prompts, before the first is sampled
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")
-    settings = _settings(model, tokenizer, prompts) | how | {"chunk": chunk, "seed": seed}
+    settings = _settings(model, tokenizer, prompts, ids) | how | {"chunk": chunk, "seed": seed}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(folder / ".lock").acquire(blocking=False)
@@ -111,9 +110,12 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def _settings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    ids: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    asked = json.dumps([list(prompts), tokenizer(list(prompts))["input_ids"]])
+    asked = json.dumps([list(prompts), list(ids)])
     # Adapters may be there and switched off: the weights alone would not tell.
     layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
     return {
