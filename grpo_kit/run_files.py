@@ -88,17 +88,6 @@ def read_completions(folder: str | Path) -> pd.DataFrame:
     return table.sort_values("step", kind="stable", ignore_index=True)
 
 
-def write_whole(target: Path, data: bytes) -> None:
-    """Write under a hidden name, then rename: a reader sees the whole file or none."""
-    hidden = target.with_name(f".{target.name}.tmp")
-    try:
-        hidden.write_bytes(data)
-        os.replace(hidden, target)
-    except OSError:
-        hidden.unlink(missing_ok=True)
-        raise
-
-
 def _existing(folder: str | Path) -> Path:
     if not Path(folder).is_dir():
         raise RunFolderError(f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'.")
