@@ -155,6 +155,7 @@ def test_models_in_memory_are_those_the_losses_and_the_advice_count():
             p.startswith("ref") for p in inspect.signature(getattr(objectives, loss)).parameters
         )
         assert METHODS[name].frozen == takes_reference
+    assert METHODS["GRPO"].models == METHODS["SFT"].models == "1 trained, 0 frozen"
     assert METHODS["Harder rows, or stop"].models == "none"
     assert all(
         method.trained == 1 for name, method in METHODS.items() if "PPO" not in name and "stop" not in name
