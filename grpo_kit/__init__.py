@@ -27,6 +27,7 @@ from grpo_kit.run_folder import RunFolderError, next_run_folder, read_completion
 from grpo_kit.schedules import constant, cosine, exponential, linear, stepwise
 from grpo_kit.trainer import GRPOTrainer
 from grpo_kit.trainer_checks import RewardError
+from grpo_kit.which_method import which_method
 
 __all__ = [
     "OPTIMIZERS",
@@ -83,5 +84,6 @@ __all__ = [
     "survival_plot",
     "tasks",
     "update_survival",
+    "which_method",
     "wilson_interval",
 ]

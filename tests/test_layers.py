@@ -25,6 +25,8 @@ FREE_OF_TRL = [
     "diversity.py",
     "flags.py",
     "monitor.py",
+    "method_tree.py",
+    "which_method.py",
     "lab_statistics.py",
     "comparison.py",
     "packing.py",
