@@ -3,7 +3,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?=
 KIT_PROFILE ?= auto
-# Two processes: one takes nearly twice as long on two cores.
+# Two processes, for two cores.
 PYTEST_ARGS ?= -n 2
 PIP := $(PY) -m pip install -qq --prefer-binary --disable-pip-version-check
 
