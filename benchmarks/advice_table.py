@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from benchmarks.advice_claims import CLAIMS, SOURCES, Claim
 from benchmarks.main_job import WEIGHTS
 from grpo_kit import lab
 from grpo_kit.lab_statistics import holm
+from grpo_kit.which_method import anchor
 
 _UNITS = {
     "accuracy": ("points", 100),
@@ -84,15 +84,6 @@ def effect_text(row: pd.Series) -> str:
     unit, scale = _UNITS[row["outcome"]]
     values = [scale * row[name] for name in ("effect", "low", "high")]
     return f"{values[0]:+.1f} [{values[1]:.1f}, {values[2]:.1f}] {unit}".strip()
-
-
-def anchor(claim: str) -> str:
-    """What the claim's cell in notebook 15 is linked by.
-
-    >>> anchor("num_iterations = 2 is smoother")
-    'num-iterations-2-is-smoother'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", claim.lower()).strip("-")
 
 
 def markdown(made: pd.DataFrame, *, notebook: str = "") -> str:

@@ -5,7 +5,9 @@ import io
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -50,6 +52,17 @@ def write_whole(target: Path, data: bytes) -> None:
     except OSError:
         hidden.unlink(missing_ok=True)
         raise
+
+
+def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
+    """What the JSON file holds; if there is none, what make() returns, written first. An interrupt leaves no file.
+
+    Both times it is read from the file: keys are texts, tuples are lists.
+    """
+    path = Path(path)
+    if not path.exists():
+        write_whole(path, json.dumps(make()).encode())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:

@@ -145,13 +145,22 @@ def method_html(name: str) -> str:
     rows["see"] = _link(method.see, method.see)
     if method.measured:
         rows[_MEASURED] = "; ".join(
-            _link(f"15_the_advice_measured.ipynb#{_anchor(claim)}", claim) for claim in method.measured
+            _link(f"15_the_advice_measured.ipynb#{anchor(claim)}", claim) for claim in method.measured
         )
     left = "text-align:left;vertical-align:top;"
     cells = [
         f'<tr><td style="{left}">{key}</td><td style="{left}">{text}</td></tr>' for key, text in rows.items()
     ]
     return f"<p><b>{html.escape(name)}</b></p><table><tbody>{''.join(cells)}</tbody></table>"
+
+
+def anchor(claim: str) -> str:
+    """What the cell of a claim in notebook 15 is linked by.
+
+    >>> anchor("num_iterations = 2 is smoother")
+    'num-iterations-2-is-smoother'
+    """
+    return re.sub("[^a-z0-9]+", "-", claim.lower()).strip("-")
 
 
 def _walk(answers: dict[str, str]) -> Choice:
@@ -221,7 +230,3 @@ def _answer_html(name: str, value: str) -> str:
 
 def _link(target: str, text: str) -> str:
     return f'<a href="{target}">{html.escape(text)}</a>'
-
-
-def _anchor(claim: str) -> str:
-    return re.sub("[^a-z0-9]+", "-", claim.lower()).strip("-")

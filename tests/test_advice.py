@@ -13,9 +13,10 @@ from benchmarks.advice import RESULTS, groups
 from benchmarks.advice_arms import BASE, FAMILIES, NEGATIVE, cold_start
 from benchmarks.advice_claims import CLAIMS, SOURCES, Claim
 from benchmarks.advice_figure import draw_table, scaled
-from benchmarks.advice_table import _UNITS, anchor, effect_text, markdown, table, verdict, write
+from benchmarks.advice_table import _UNITS, effect_text, markdown, table, verdict, write
 from grpo_kit import lab
 from grpo_kit.lab_settings import resolve
+from grpo_kit.which_method import anchor
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "notebooks" / "15_the_advice_measured.ipynb"

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from grpo_kit.run_files import cached_json
 from grpo_kit.run_folder import (
     METRIC_COLUMNS,
     RunFolder,
@@ -300,3 +301,20 @@ def test_an_interrupt_in_a_write_leaves_whole_rows(tmp_path, monkeypatch):
         warnings.simplefilter("error")
         run.write_step({"step": 3})
     assert read_metrics(tmp_path / "run").step.tolist() == [1, 2, 3]
+
+
+def test_what_is_cached_is_made_once_and_never_half_written(tmp_path):
+    path, made = tmp_path / "found.json", []
+
+    def make(result):
+        made.append(result)
+        if result is None:
+            raise KeyboardInterrupt
+        return result
+
+    with pytest.raises(KeyboardInterrupt):
+        cached_json(path, lambda: make(None))
+    assert not list(tmp_path.iterdir())
+    assert cached_json(path, lambda: make({"a": (1, 2)})) == {"a": [1, 2]}
+    assert cached_json(path, lambda: make({"a": "other"})) == {"a": [1, 2]}
+    assert len(made) == 2 and [file.name for file in tmp_path.iterdir()] == ["found.json"]
