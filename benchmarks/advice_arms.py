@@ -1,8 +1,12 @@
-"""The arms behind "the advice, measured": what each changes, and nothing else.
+"""The arms behind "the advice, measured": what each changes.
 
 All on SmolLM2-135M-Instruct, full fine-tuning, `largest` (which of three to five two-digit numbers is the largest?),
 10 steps of 4 prompts x 8 completions: small enough that the whole table reruns in a night on 2 cores. The learning
 rate is twice the main job's, because there are a third of its steps; LoRA has the profile's own (adapters start at 0).
+
+In the runs recorded so far the arms with a task of their own (NO_PREFILL, BINARY, LONGER, NEGATIVE) had other train
+questions than the arms without; the held-out questions are the same. Only arms of one kind can be compared; the two
+claims that compared across are withdrawn (advice_claims.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from grpo_kit.chart import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = {"holds": "#2a7f3f", "does not": "#c44e52", "cannot tell": "#8c8c8c"}
+COLOURS = {"holds": "#2a7f3f", "does not": "#c44e52", "cannot tell": "#8c8c8c", "withdrawn": "#c0c0c0"}
 _WIDEST = 6.0  # in units of what matters; longer bars end in an arrow
 
 
@@ -20,6 +20,7 @@ def draw_table(made: pd.DataFrame) -> Figure:
 
     x: the effect in the direction that the claim names, divided by the smallest difference that matters (5 points of
     accuracy, ...): 0 is no difference, 1 is one that matters. The dashed line at -1 is what "no less" must stay above.
+    A withdrawn row is pale and dotted, its name too.
     Raises ValueError if no row has an effect.
     """
     rows = made[made["seeds"] > 0].reset_index(drop=True)
@@ -31,7 +32,8 @@ def draw_table(made: pd.DataFrame) -> Figure:
         value, low, high = scaled(row)
         word = next((word for word in COLOURS if row["verdict"].endswith(word)), "cannot tell")
         seen = [max(low, -_WIDEST), min(high, _WIDEST)]
-        axes.plot(seen, [place, place], color=COLOURS[word], linewidth=2.2, solid_capstyle="butt")
+        style = ":" if word == "withdrawn" else "-"
+        axes.plot(seen, [place, place], style, color=COLOURS[word], linewidth=2.2, solid_capstyle="butt")
         for end, marker, beyond in ((-_WIDEST, "<", low < -_WIDEST), (_WIDEST, ">", high > _WIDEST)):
             if beyond:
                 axes.plot([end], [place], marker, color=COLOURS[word], markersize=5)
@@ -41,7 +43,8 @@ def draw_table(made: pd.DataFrame) -> Figure:
             1.02,
             place,
             row["verdict"],
-            color=COLOURS[word],
+            color=COLOURS["cannot tell"] if word == "withdrawn" else COLOURS[word],
+            style="italic" if word == "withdrawn" else "normal",
             va="center",
             fontsize=8.5,
             transform=axes.get_yaxis_transform(),
@@ -50,6 +53,8 @@ def draw_table(made: pd.DataFrame) -> Figure:
     for side in (-1, 1):
         axes.axvline(side, color="#999999", linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(rows)), rows["claim"], fontsize=8.5)
+    for label, word in zip(axes.get_yticklabels(), rows["verdict"], strict=True):
+        label.set_color(COLOURS["cannot tell"] if word == "withdrawn" else "black")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(-_WIDEST * 1.04, _WIDEST * 1.04)
     axes.set_xlabel(

@@ -40,7 +40,11 @@ def verdict(claim: Claim, low: float, high: float) -> str:
 
 
 def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFrame:
-    """The claims with what the runs in `folder` say about them; p corrected for their number (Holm)."""
+    """The claims with what the runs in `folder` say about them; p corrected for their number (Holm).
+
+    A withdrawn claim keeps its effect; its verdict is "withdrawn", and it has no p. The others' p stay corrected for
+    its look as well: withdrawing a row must not make another row surer.
+    """
     found = lab.load(folder)
     rows: list[dict[str, Any]] = []
     for claim in CLAIMS if claims is None else claims:
@@ -49,6 +53,7 @@ def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFr
             "by": claim.by,
             "arm": claim.arm,
             "against": claim.against,
+            "withdrawn": claim.withdrawn,
         }
         ready = {claim.arm, claim.against} <= set(found.arms) and found.seeds(claim.arm, claim.against)
         if claim.needs or not ready:
@@ -69,12 +74,21 @@ def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFr
             | {"seeds": d["seeds"], "effect": d["mean"], "low": d["low"], "high": d["high"], "p": d["p"]}
             | {"model": ", ".join(WEIGHTS.get(m, m) for m in sorted(set(runs["model"])))}
             | {"hardware": ", ".join(sorted(set(runs["hardware"])))}
-            | {"verdict": verdict(claim, d["low"], d["high"]) if d["seeds"] > 1 else "one seed: cannot tell"}
+            | {"verdict": _word(claim, d)}
         )
     made = pd.DataFrame(rows)
     if "p" in made:
         made["p_holm"] = holm([None if pd.isna(p) else p for p in made["p"]])
+        made.loc[made["withdrawn"] != "", ["p", "p_holm"]] = float("nan")
     return made
+
+
+def _word(claim: Claim, difference: dict[str, Any]) -> str:
+    if claim.withdrawn:
+        return "withdrawn"
+    if difference["seeds"] < 2:
+        return "one seed: cannot tell"
+    return verdict(claim, difference["low"], difference["high"])
 
 
 def effect_text(row: pd.Series) -> str:
@@ -99,9 +113,25 @@ def markdown(made: pd.DataFrame, *, notebook: str = "") -> str:
         what = f"{row['outcome']}, {row['says']}: {effect}" if effect else ""
         link = f"[{row['claim']}]({notebook}#{anchor(row['claim'])})"
         p_text = "" if p is None or pd.isna(p) else format(p, ".2g")
-        cells = [link, row["by"], arms, row["seeds"] or "", what, p_text, f"**{row['verdict']}**"]
+        word = f"**{row['verdict']}**"
+        if row["verdict"] == "withdrawn":
+            word += f": {row['withdrawn']}"
+        cells = [link, row["by"], arms, row["seeds"] or "", what, p_text, word]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def counts_text(made: pd.DataFrame) -> str:
+    """How many of the rows with an effect have which verdict."""
+    counts = made.loc[made["seeds"] > 0, "verdict"].str.removeprefix("one seed: ").value_counts()
+    words = {
+        "holds": "hold",
+        "does not": "do not",
+        "cannot tell": "cannot be told",
+        "withdrawn": "are withdrawn",
+    }
+    said = ", ".join(f"{counts.get(word, 0)} {plural}" for word, plural in words.items())
+    return f"Of {counts.sum()} rows with an effect: {said}. A withdrawn row decides nothing, either way."
 
 
 def write(folder: Path, target: Path) -> None:
@@ -109,6 +139,14 @@ def write(folder: Path, target: Path) -> None:
     made = table(folder)
     runs = lab.load(folder).runs
     weights = ", ".join(WEIGHTS.get(name, name) for name in sorted(set(runs["model"])))
+    gone = (made["verdict"] == "withdrawn").sum()
+    standing = made["p"].notna().sum() if "p" in made else 0
+    looks = f"all {standing} rows that have one"
+    if gone:
+        looks = (
+            f"{standing + gone} looks: the {standing} rows that have one and the {gone} that are withdrawn "
+            "(withdrawing a row makes no other row surer)"
+        )
     text = [
         "# The advice, measured",
         "",
@@ -120,9 +158,11 @@ def write(folder: Path, target: Path) -> None:
         markdown(made, notebook="../../notebooks/15_the_advice_measured.ipynb"),
         "",
         "A verdict goes by its row's own 95 % interval: of twenty rows without any effect one is expected to leave 0 "
-        f"out. p (Holm) is corrected for all {made['p'].notna().sum() if 'p' in made else 0} rows that have one; a row "
+        f"out. p (Holm) is corrected for {looks}; a row "
         "that holds with a p (Holm) above 0.05 is a hint, not a finding. Accuracy is held out and greedy, and its "
         "interval counts seeds and rows; that of other outcomes counts seeds alone.",
+        "",
+        counts_text(made),
         "",
         "Who says it: " + "; ".join(f"**{key}** {name}" for key, name in SOURCES.items()) + ".",
         "",

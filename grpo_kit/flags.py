@@ -2,7 +2,9 @@
 
 Each takes the table of the steps so far and the run's Setup and returns a Flag or None. A flag raised once stays: more
 steps never take it back. The thresholds lie between induced failures and healthy runs (tests/fixtures/flags); where
-both look alike, as entropy does, a flag also asks whether the task is solved.
+both look alike, as entropy does, a flag also asks whether the task is solved, which is whether the reward is above
+SOLVED. So a run that has collapsed onto a shortcut raises no flag if the shortcut pays more than that. The fixture
+healthy/events is such a run: one answer on every day, and no flag.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 WINDOW = 5  # steps that a state must last; spikes are seen at once
-SOLVED = 0.6  # of the highest reward: above it equal groups are right, not stuck
+SOLVED = 0.6  # of the highest reward: above it equal groups are taken to be right; they may be a shortcut that pays
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""pass@k against k, before and after training: is a skill elicited, or new?"""
+"""pass@k against k, before and after training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str =
 
     curves: name -> whatever has pass_at, an Evaluation with samples or a Readiness.
     A trained curve that starts higher and meets the old one at large k says: the answers were there, training made them
-    likely. One that stays above at every k says: new prompts are solved.
+    likely. One that stays above at every k says: new prompts are solved. Neither can be said where a blind guess is
+    right in k tries, as on `largest` at 64: there the old curve ends near 1 with or without the skill.
     Source of the reading: Yue et al., Does Reinforcement Learning Really Incentivize Reasoning Capacity in LLMs Beyond
     the Base Model?, arXiv:2504.13837.
     Raises ValueError for no curves, or one without pass_at.

@@ -1,6 +1,8 @@
 """The table of claims: verdicts by rule, every claim with arms and a cell, the committed table as the runs have it."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import lab_runs
@@ -13,7 +15,7 @@ from benchmarks.advice import RESULTS, groups
 from benchmarks.advice_arms import BASE, FAMILIES, NEGATIVE, cold_start
 from benchmarks.advice_claims import CLAIMS, SOURCES, Claim
 from benchmarks.advice_figure import draw_table, scaled
-from benchmarks.advice_table import _UNITS, effect_text, markdown, table, verdict, write
+from benchmarks.advice_table import _UNITS, counts_text, effect_text, markdown, table, verdict, write
 from grpo_kit import lab
 from grpo_kit.lab_settings import resolve
 from grpo_kit.which_method import anchor
@@ -66,7 +68,7 @@ def test_every_arm_is_one_that_the_trainer_takes(arm):
 
 
 def test_rescaled_rewards_have_the_same_advantages():
-    """(r - mean) / std does not see 2 r - 1: what the arm tests is rounding."""
+    """(r - mean) / std does not see 2 r - 1: on equal questions the arm would test rounding alone."""
     row = NEGATIVE.train[0]
     texts = [f"{row['answer']}</answer>", "1</answer>", "nothing", f"{row['answer']}</answer>"]
     columns = {"answer": [row["answer"]] * 4, "prefill": ["<answer>"] * 4}
@@ -130,6 +132,41 @@ def test_table_from_run_folders(tmp_path):
     ]
     text = markdown(made)
     assert text.count("\n") == 6 and "[Cold helps](#cold-helps)" in text and effect_text(made.loc[0]) in text
+
+
+def test_a_withdrawn_claim_gets_no_verdict_and_makes_no_other_surer(tmp_path):
+    runs = tmp_path / "runs"
+    lab_runs.compare(runs)
+    claims = [Claim("Cold helps", "A1", "cold", "control"), Claim("Again", "B1", "again", "control")]
+    before = table(runs, claims=claims)
+    claims[0] = replace(claims[0], withdrawn="the arms differ in more")
+    made = table(runs, claims=claims)
+    assert made["verdict"].tolist() == ["withdrawn", before.loc[1, "verdict"]]
+    assert made.loc[0, "effect"] == before.loc[0, "effect"], "what was measured is still shown"
+    assert made[["p", "p_holm"]].isna().values.tolist() == [[True, True], [False, False]]
+    assert made.loc[1, "p_holm"] == before.loc[1, "p_holm"]
+    first = markdown(made).splitlines()[2]
+    assert first.endswith("|  | **withdrawn**: the arms differ in more |")
+    counts = {"holds": "hold", "does not": "do not", "cannot tell": "cannot be told"}
+    said = counts_text(made)
+    assert "Of 2 rows" in said and "1 are withdrawn" in said
+    assert sum(int(re.search(rf"(\d+) {word}", said)[1]) for word in counts.values()) == 1
+    label = draw_table(made).axes[0].texts[0]
+    assert label.get_text() == "withdrawn" and label.get_style() == "italic"
+
+
+def test_the_two_withdrawn_rows_say_so_in_the_committed_table():
+    text = RESULTS.with_suffix(".md").read_text()
+    rows = [line for line in text.splitlines() if "**withdrawn**" in line]
+    assert [line.split("]")[0] for line in rows] == [
+        "| [A prefill speeds the start",
+        "| [Rewards of at least 0 train better than rewards around 0",
+    ]
+    assert all(
+        "different questions; to be measured again" in line and "**holds**" not in line for line in rows
+    )
+    assert "corrected for 26 looks: the 24 rows that have one and the 2 that are withdrawn" in text
+    assert "5 hold, 4 do not, 15 cannot be told, 2 are withdrawn" in text
 
 
 @pytest.mark.parametrize(
