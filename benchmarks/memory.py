@@ -1,4 +1,4 @@
-"""Memory that a packed update takes, measured beside what grpo_kit.memory predicts.
+"""Memory that a packed update takes, measured beside what grpo_kit.memory.plan predicts.
 
     python -m benchmarks.memory
 
@@ -40,10 +40,10 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.main_job import ROOT
 from grpo_kit import load_policy, profile
-from grpo_kit.activations import chunk_bytes
-from grpo_kit.lab_run import hardware
-from grpo_kit.memory import _config, plan_memory
-from grpo_kit.optim import OPTIMIZERS
+from grpo_kit.memory.activations import chunk_bytes
+from grpo_kit.memory.plan import _config, plan_memory
+from grpo_kit.models import hardware
+from grpo_kit.optim.choose import OPTIMIZERS
 
 GIB = 2**30
 

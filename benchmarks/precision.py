@@ -23,8 +23,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which othe
 import torch
 
 from benchmarks.main_job import ROOT, WEIGHTS
-from grpo_kit.lab_run import hardware
-from grpo_kit.precision import ARMS, update_survival
+from grpo_kit.models import hardware
+from grpo_kit.optim.survival import ARMS, update_survival
 
 MODEL = "smollm2-135m-instruct"
 MATRICES = (

@@ -7,7 +7,7 @@
 
 Each task is sampled at temperature 1 with the task's own maximum, then 4 times a prompt with 8 times that maximum, to
 see where completions end (not gsm8k, which has long ones already). Writes benchmarks/results/readiness_<name>.json, for
-grpo_kit.readiness.Readiness.from_dict and grpo_kit.lengths.Lengths. Tasks asked for are measured again, the others in
+Readiness.from_dict and Lengths (grpo_kit.evaluation). Tasks asked for are measured again, the others in
 the file stay; each names its own command and date, the file those of the last run.
 """
 
@@ -24,9 +24,9 @@ from pathlib import Path
 
 from benchmarks.main_job import WEIGHTS
 from grpo_kit import load_policy, profile, tasks
-from grpo_kit.lab_run import hardware
-from grpo_kit.lengths import length_probe
-from grpo_kit.readiness import readiness
+from grpo_kit.evaluation.lengths import length_probe
+from grpo_kit.evaluation.readiness import readiness
+from grpo_kit.models import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGER = 8  # times a task's maximum, in the length probe

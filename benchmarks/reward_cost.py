@@ -22,14 +22,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.report import as_text, result_path, six_digits
-from grpo_kit.lab_run import hardware
+from benchmarks.step.report import as_text, result_path, six_digits
+from grpo_kit.models import hardware
 from grpo_kit.rewards import ExactAnswer, MathAnswer, NumericAnswer, SoftFormat, WeightedSum
+from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
 from grpo_kit.rewards.code import CodeFormat
 from grpo_kit.rewards.combine import Clipped, Gated
 from grpo_kit.rewards.language import Language
 from grpo_kit.rewards.length import Repetition, RightSize
-from grpo_kit.rewards.structure import CallAccuracy, CallEfficiency, CallShape, CallValidity
 from grpo_kit.rewards.text import Bleu, Rouge
 from grpo_kit.tasks.countdown import CountdownAnswer
 from grpo_kit.tasks.events import ScheduleShare

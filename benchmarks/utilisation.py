@@ -36,7 +36,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from grpo_kit.run_folder import read_metrics
+from grpo_kit.record.files import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
 INTERVALS = (1, 5, 10, 20)

@@ -1,89 +1,71 @@
 """grpo_kit: GRPO fine-tuning of small language models on one card, in notebooks.
 
-The names below are the public interface; tasks and rewards live in `grpo_kit.tasks` and `grpo_kit.rewards`, the losses
-by hand in `grpo_kit.objectives`.
+What a notebook calls stands here, one line each. Result and error classes, and what is needed once in a while, live in
+the packages: `grpo_kit.tasks`, `grpo_kit.rewards`, `grpo_kit.objectives`, `grpo_kit.lab`, `grpo_kit.evaluation`, ...
 """
 
-import grpo_kit.quiet  # noqa: F401
-from grpo_kit import lab, objectives, rewards, tasks
-from grpo_kit.evaluate import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k, wilson_interval
-from grpo_kit.flags import Flag
-from grpo_kit.lengths import cost_of_maximum, length_probe
-from grpo_kit.live import browse, config_panel, plot_run
-from grpo_kit.memory import MemoryPlan, plan_memory
-from grpo_kit.models import PolicyLoadError, describe, load_policy
-from grpo_kit.monitor import read_flags, red_flags
-from grpo_kit.off_policy import OffPolicyTrainer
-from grpo_kit.optim import OPTIMIZERS, make_optimizer
-from grpo_kit.pass_curves import plot_pass_at_k
-from grpo_kit.positives import PositivesTrainer
-from grpo_kit.precision import survival_plot, update_survival
-from grpo_kit.preferences import Samples, sample
-from grpo_kit.profiles import Profile, profile
-from grpo_kit.prompts import PromptError, audit_tags, build_dataset, build_prompt, roundtrip_drift
-from grpo_kit.readiness import Readiness, readiness
-from grpo_kit.rollout import RolloutEngine, Rollouts
-from grpo_kit.run_folder import RunFolderError, next_run_folder, read_completions, read_metrics
+import logging
+
+# bitsandbytes would say at every start that its 4-bit CPU kernels are missing; the kit uses 4 bits on CUDA only.
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: "gemm_4bit_forward" not in str(record.msg)
+)
+
+# ruff: noqa: E402, I001  the order is the reader's: prompts, rewards, schedules first
+
+# Prompts: what the model sees.
+from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
+from grpo_kit.prompts import build_dataset  # rows as TRL wants them: prompt, prefill, and the row's columns
+from grpo_kit.prompts import audit_tags  # which tags are one token, and how often the model writes them
+from grpo_kit.prompts import roundtrip_drift  # how often text made from tokens becomes other tokens
+
+# Rewards: what a completion is worth.
+from grpo_kit import rewards  # rewards.ExactAnswer(), rewards.SoftFormat(), rewards.check_rewards(...), ...
+
+# Schedules: a number as a function of progress.
 from grpo_kit.schedules import constant, cosine, exponential, linear, stepwise
-from grpo_kit.trainer import GRPOTrainer
-from grpo_kit.trainer_checks import RewardError
-from grpo_kit.which_method import which_method
+
+# A task: data, prompt and rewards of one problem.
+from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
+from grpo_kit.profiles import profile  # the numbers of a run that fit this machine
+from grpo_kit.memory.plan import plan_memory  # does it fit the card?
+from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
+from grpo_kit.guide.which_method import which_method  # which method for which data and reward
+
+# Before training.
+from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
+from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
+
+# Training.
+from grpo_kit.training.trainer import GRPOTrainer  # trl.GRPOTrainer made safe, fast and visible
+from grpo_kit.training.off_policy import OffPolicyTrainer  # rollouts by older weights, as on a cluster
+from grpo_kit.training.positives import PositivesTrainer  # where nearly every completion is wrong
+from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
+from grpo_kit.optim.survival import survival_plot, update_survival  # how much of an update rounding leaves
+from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
+
+# Watching.
+from grpo_kit.watch.chart import plot_run  # the chart of a run folder
+from grpo_kit.watch.browse import browse  # its completions
+from grpo_kit.watch.monitor import read_flags  # its red flags
+from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
+
+# After training.
+from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
+from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
+from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
+from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
+from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
+from grpo_kit import objectives  # every loss by hand
 
 __all__ = [
-    "OPTIMIZERS",
-    "Comparison",
-    "Estimate",
-    "Evaluation",
-    "Flag",
-    "GRPOTrainer",
-    "MemoryPlan",
-    "OffPolicyTrainer",
-    "PolicyLoadError",
-    "PositivesTrainer",
-    "Profile",
-    "PromptError",
-    "Readiness",
-    "RewardError",
-    "RolloutEngine",
-    "Rollouts",
-    "RunFolderError",
-    "Samples",
-    "audit_tags",
-    "browse",
-    "build_dataset",
-    "build_prompt",
-    "compare",
-    "config_panel",
-    "constant",
-    "cosine",
-    "cost_of_maximum",
-    "describe",
-    "evaluate",
-    "exponential",
-    "lab",
-    "length_probe",
-    "linear",
-    "load_policy",
-    "make_optimizer",
-    "next_run_folder",
-    "objectives",
-    "pass_at_k",
-    "plan_memory",
-    "plot_pass_at_k",
-    "plot_run",
-    "profile",
-    "read_completions",
-    "read_flags",
-    "read_metrics",
-    "readiness",
-    "red_flags",
+    "build_prompt", "build_dataset", "audit_tags", "roundtrip_drift",
     "rewards",
-    "roundtrip_drift",
-    "sample",
-    "stepwise",
-    "survival_plot",
-    "tasks",
-    "update_survival",
-    "which_method",
-    "wilson_interval",
-]
+    "constant", "cosine", "exponential", "linear", "stepwise",
+    "tasks", "profile", "plan_memory", "describe", "load_policy", "which_method",
+    "readiness", "length_probe",
+    "GRPOTrainer", "OffPolicyTrainer", "PositivesTrainer", "make_optimizer", "survival_plot", "update_survival",
+    "RolloutEngine",
+    "plot_run", "browse", "read_flags", "next_run_folder", "read_completions", "read_metrics",
+    "evaluate", "compare", "plot_pass_at_k", "sample", "lab", "objectives",
+]  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 import tempfile
 import warnings
@@ -203,6 +204,24 @@ def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTr
                 f"or use {EMBEDDED!r}, which needs no network"
             )
         raise PolicyLoadError(f"name_or_path={name!r}: {advice}") from error
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Does a forward pass in training mode draw random numbers? (LoRA dropout, attention dropout)"""
+    attention = getattr(base_model(model).config, "attention_dropout", 0.0)
+    return bool(attention) or any(isinstance(m, torch.nn.Dropout) and m.p for m in model.modules())
+
+
+def hardware() -> str:
+    """The card, or the CPU's model, its vector instructions and the threads torch uses."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    return f"{name} ({vector}), {torch.get_num_threads()} thread(s)"
 
 
 def _load_gguf(path: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from datasets import Dataset
 
-from grpo_kit.evaluate import strictly_right
+from grpo_kit.evaluation.accuracy import strictly_right
+from grpo_kit.evaluation.chunks import sample_chunks, trained_as_sampled
 from grpo_kit.prompts import build_dataset
-from grpo_kit.sample_files import sample_chunks
-from grpo_kit.trained_tokens import trained_as_sampled
-from grpo_kit.trainer_checks import check_training_data, part_scores, weighted_score
+from grpo_kit.training.checks import check_training_data, part_scores, weighted_score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

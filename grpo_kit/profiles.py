@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
-from grpo_kit.optim import OPTIMIZERS
+from grpo_kit.optim.choose import OPTIMIZERS
 
 if TYPE_CHECKING:
     from trl import GRPOConfig

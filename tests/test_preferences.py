@@ -21,16 +21,17 @@ from filelock import FileLock
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from grpo_kit import Samples, sample, sample_files
-from grpo_kit.decoding import complete
-from grpo_kit.evaluate import render, strictly_right
+from grpo_kit import sample
+from grpo_kit.evaluation import chunks
+from grpo_kit.evaluation.accuracy import render, strictly_right
+from grpo_kit.evaluation.chunks import trained_as_sampled, weights_digest
 from grpo_kit.models import load_policy
+from grpo_kit.preferences import Samples
+from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards import ExactAnswer, RightSize, SoftFormat
-from grpo_kit.run_folder import RunFolderError
-from grpo_kit.sample_files import weights_digest
+from grpo_kit.rollout.complete import complete
 from grpo_kit.tasks import from_rows, largest
-from grpo_kit.trained_tokens import trained_as_sampled
-from grpo_kit.trainer_checks import RewardError
+from grpo_kit.training.checks import RewardError
 
 # ---- selection, by hand -----------------------------------------------------------------------------------------
 
@@ -268,7 +269,7 @@ def drawn(monkeypatch):
         calls.append(list(prompts))
         return complete(model, tokenizer, prompts, **how)
 
-    monkeypatch.setattr(sample_files, "complete", counting)
+    monkeypatch.setattr(chunks, "complete", counting)
     return calls
 
 
@@ -515,7 +516,7 @@ def test_digest_sees_every_bit_and_not_the_place(tiny, tmp_path):
 
 def test_what_failed_before_a_chunk_was_there_does_not_bind(spelling, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(sample_files, "complete", lambda *_, **__: 1 / 0)
+        patch.setattr(chunks, "complete", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             sample(*spelling, nines_task(), temperature=2.0, folder=tmp_path)
     sample(*spelling, nines_task(), temperature=1.0, folder=tmp_path)
@@ -560,13 +561,14 @@ KILLED = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from test_preferences import nines_task, speller, WORDS
-from grpo_kit import sample, sample_files
-draw = sample_files.complete
+from grpo_kit import sample
+from grpo_kit.evaluation import chunks
+draw = chunks.complete
 def slow(*args, **how):
     made = draw(*args, **how)
     time.sleep(0.2)
     return made
-sample_files.complete = slow
+chunks.complete = slow
 sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 """
 
@@ -574,7 +576,7 @@ sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 def test_killed_and_called_again(spelling, tmp_path, drawn):
     folder = tmp_path / "killed"
     code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
-    root = str(Path(sample_files.__file__).parent.parent)
+    root = str(Path(chunks.__file__).parents[2])
     child = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
     parts = folder / "samples.parquet"
     try:

@@ -9,7 +9,7 @@ import torch
 
 from grpo_kit import tasks
 from grpo_kit.models import load_policy
-from grpo_kit.optim import make_optimizer
+from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.profiles import _TASKS, PROFILES, UNITS, Profile, profile
 
 

@@ -10,7 +10,7 @@ from trl import GRPOConfig
 from trl import GRPOTrainer as PlainTrainer
 
 from grpo_kit.models import load_policy
-from grpo_kit.trainer import GRPOTrainer
+from grpo_kit.training.trainer import GRPOTrainer
 
 BOTH = {"plain": PlainTrainer, "kit": GRPOTrainer}
 
@@ -139,3 +139,34 @@ def interrupted_once(trainer, where, at_step):
 
         trainer.create_optimizer = create_optimizer
     return pressed
+
+
+def ragged_batch(prompts=3, group=4, width=7, *, with_old=False, with_ref=False, seed=0):
+    """Prompts of several lengths, completions of 0 (masked) to 7 tokens, rows shuffled as TRL does."""
+    g = torch.Generator().manual_seed(seed)
+    longest = 9
+    rows = []
+    for p in range(prompts):
+        prompt = torch.randint(20, 4000, (4 + 2 * p,), generator=g)
+        for i in range(group):
+            n = 0 if (p, i) == (1, 2) else int(torch.randint(1, width + 1, (1,), generator=g))
+            rows.append((prompt, torch.randint(20, 4000, (n,), generator=g)))
+    rows = [rows[i] for i in torch.randperm(len(rows), generator=g)]
+    batch = {
+        "prompt_ids": torch.stack([torch.nn.functional.pad(p, (longest - len(p), 0)) for p, _ in rows]),
+        "prompt_mask": torch.stack(
+            [torch.nn.functional.pad(torch.ones_like(p), (longest - len(p), 0)) for p, _ in rows]
+        ),
+        "completion_ids": torch.stack([torch.nn.functional.pad(c, (0, width - len(c))) for _, c in rows]),
+        "completion_mask": torch.stack(
+            [torch.nn.functional.pad(torch.ones_like(c), (0, width - len(c))) for _, c in rows]
+        ),
+        "advantages": torch.randn(len(rows), generator=g),
+    }
+    batch["num_items_in_batch"] = batch["completion_mask"].sum()
+    noise = lambda: -10.8 + 0.3 * torch.randn(len(rows), width, generator=g)  # noqa: E731
+    if with_old:
+        batch["old_per_token_logps"] = noise()
+    if with_ref:
+        batch["ref_per_token_logps"] = noise()
+    return batch

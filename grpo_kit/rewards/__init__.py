@@ -1,8 +1,10 @@
 """Rewards: completions -> list of float in [0, 1], or None for "cannot judge"."""
 
 from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
+from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 from grpo_kit.rewards.cancel import cancelled_groups
-from grpo_kit.rewards.check import Case, RewardCheckError, check_rewards, crafted_cases
+from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
+from grpo_kit.rewards.check import check_rewards
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code
 from grpo_kit.rewards.code_tests import CodeRunner
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
@@ -10,7 +12,6 @@ from grpo_kit.rewards.format import SoftFormat
 from grpo_kit.rewards.language import Language
 from grpo_kit.rewards.length import Repetition, RightSize
 from grpo_kit.rewards.response import Reward, extract_answer, last_number, on_response
-from grpo_kit.rewards.structure import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 from grpo_kit.rewards.text import Bleu, Rouge
 
 __all__ = [

@@ -1,110 +1,241 @@
-"""Sequences of calls out of text, read by ast and never run, and how far two of them are apart."""
+"""Structure rewards: is the answer a sequence of calls, of known operations, the right ones, and not too many?
+
+A sequence is one call a line, or several with ; between them: `add(2, 3); mul(x, 4)`. It is read by ast and never
+run. Every reward here looks at one side only; `call_reward` puts them together.
+"""
 
 from __future__ import annotations
 
-import ast
-import re
-import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-_MAX_TEXT = 4000  # characters; longer is nobody's answer, and comparing costs calls x gold calls
-# What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
-_WARNS = re.compile(r"\\|(?:[0-9.jJ]|(?<!\w)0\w*)(?:and|else|for|if|in|is|not|or)")
-
-
-class Call(NamedTuple):
-    """One call: its operation, and its arguments as comparable values; keywords sorted by name."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    keywords: tuple[tuple[str, Any], ...] = ()
+from grpo_kit.rewards.call_syntax import Call, call_distance, parse_calls
+from grpo_kit.rewards.cases import Case, answer_cases
+from grpo_kit.rewards.combine import WeightedSum
+from grpo_kit.rewards.response import column as get_column
+from grpo_kit.rewards.response import own_answer, pair_prefill
 
 
-def parse_calls(text: str) -> list[Call] | None:
-    """The calls of a text, one a line or with ; between them; None if it is anything else. A comment is no call.
+class _CallReward:
+    """Scores the calls in the answer tags of prefill + completion; 0.0 where they are no sequence of calls."""
 
-    Arguments are numbers, texts, True, False, None, plain names, and lists or tuples of these; 2 and 2.0 are the
-    same, "x" and x are not. No calls in calls, attributes, assignments or operators; at most 4,000 characters.
+    columns: tuple[str, ...] = ()
 
-    >>> parse_calls("add(2, 3)\\nlamp('hall', on=True)")[1]
-    Call(name='lamp', arguments=(('text', 'hall'),), keywords=(('on', ('constant', True)),))
+    def __init__(self, name: str, tag: str, column: str | None = None) -> None:
+        if not tag or column == "":
+            raise ValueError(f"tag={tag!r}, column={column!r}: name the answer tag and the gold column")
+        self.tag, self.column = tag, column
+        self.columns = (column,) if column else ()
+        self.__name__ = name
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        pairs = pair_prefill(completions, prefill)
+        golds: Sequence[Any] = [None] * len(pairs)
+        if self.column:
+            golds = get_column(columns, self.column, reward=self.__name__, rows=len(pairs))
+        answers = [own_answer(text, start, self.tag) for text, start in pairs]
+        return [self._judge(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
+
+    def _judge(self, answer: str | None, gold: Any) -> float | None:
+        wanted = _gold_calls(gold) if self.column else []
+        if wanted is None:
+            return None
+        calls = None if answer is None else parse_calls(answer)
+        return self._score(calls, wanted) if calls else 0.0
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        raise NotImplementedError
+
+
+class CallValidity(_CallReward):
+    """1.0 if the answer is a sequence of calls of known operations, with as many arguments as they take, else 0.0.
+
+    operations: {name: number of arguments}; None for any number. Keyword arguments count. Never None.
+    Raises ValueError if operations is empty, has a name that no call can have, or a negative number.
+
+    >>> valid = CallValidity({"add": 2, "neg": 1})
+    >>> valid(["<answer>add(2, 3); neg(x)</answer>", "<answer>add(2)</answer>", "<answer>rm(2)</answer>"])
+    [1.0, 0.0, 0.0]
     """
-    if len(text) > _MAX_TEXT:
-        return None
-    try:
-        body = _parse("\n".join(line.strip() for line in text.split("\n")))
-        return [_call(statement) for statement in body]
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # ValueError: NUL, lone surrogates, no call
-        return None
+
+    def __init__(self, operations: Mapping[str, int | None], *, tag: str = "answer") -> None:
+        super().__init__("call_validity", tag)
+        if not operations:
+            raise ValueError(f"operations={operations!r} is empty; give {{name: number of arguments}}")
+        for name, count in operations.items():
+            fits = count is None or (isinstance(count, int) and count >= 0)
+            if parse_calls(f"{name}()") != [Call(name, ())] or not fits:
+                raise ValueError(
+                    f"operations has {name!r}: {count!r}; use a Python name and a whole number >= 0 or None"
+                )
+        self.operations = dict(operations)
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Texts that only look like calls, or call what is not there."""
+        name, count = next(iter(self.operations.items()))
+        inside = ", ".join("1" * (count or 0))
+        texts = {
+            "unknown operation": "no_such_operation(1)",
+            "import": "__import__('os').system('true')",
+            "operation's name alone": name,
+            "attribute": f"self.{name}({inside})",
+            "assigned": f"x = {name}({inside})",
+            "nested": f"{name}({name}({inside}))",
+            "starred": f"{name}(*[{inside}])",
+            "calls in a comment": f"# {name}({inside})",
+            "call in a text": f"'{name}({inside})'",
+        }
+        if count is not None:
+            texts["one argument too many"] = f"{name}({', '.join('1' * (count + 1))})"
+        return answer_cases(honest, texts, tag=self.tag)
+
+    def __repr__(self) -> str:
+        return f"CallValidity({self.operations!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        return float(all(self._known(call) for call in calls))
+
+    def _known(self, call: Call) -> bool:
+        given = len(call.arguments) + len(call.keywords)
+        return call.name in self.operations and self.operations[call.name] in (None, given)
 
 
-def call_distance(calls: Sequence[Call], wanted: Sequence[Call]) -> float:
-    """Edit distance between two sequences of calls, over the longer one's length: in [0, 1], 0 if they are equal.
+class CallAccuracy(_CallReward):
+    """exp(-alpha * distance) to the gold calls, in [exp(-alpha), 1]; 0.0 if the answer is no sequence of calls.
 
-    A call left out or added costs 1, one of another name 1, one of the right name half the share of its arguments
-    that differ: by place, or by keyword. Symmetric. Two empty sequences have distance 0.
+    distance: call_distance, in [0, 1]; at alpha = 2 calls that have nothing in common still earn 0.135.
+    column: the gold calls, a list of texts or one text. None if it is None, empty, or no sequence of calls.
+    Raises ValueError if alpha is not positive and finite.
 
-    >>> call_distance(parse_calls("add(2, 3)"), parse_calls("add(2, 4); neg(1)"))  # (0.25 + 1) / 2
-    0.625
+    >>> reward, gold = CallAccuracy(), ["add(2, 3)", "mul(x, 4)"]
+    >>> scores = reward(["<answer>add(2, 3); mul(x, 4)</answer>", "<answer>add(2, 3)</answer>"], calls=[gold] * 2)
+    >>> [round(score, 3) for score in scores]  # the second has distance 1/2
+    [1.0, 0.368]
     """
-    row = [float(place) for place in range(len(wanted) + 1)]
-    for done, call in enumerate(calls, 1):
-        above, row = row, [float(done)]
-        for place, gold in enumerate(wanted):
-            row.append(min(above[place] + _difference(call, gold), above[place + 1] + 1, row[place] + 1))
-    return row[-1] / max(len(calls), len(wanted), 1)
+
+    def __init__(self, *, alpha: float = 2.0, column: str = "calls", tag: str = "answer") -> None:
+        super().__init__("call_accuracy", tag, column)
+        if not 0 < alpha < math.inf:
+            raise ValueError(f"alpha={alpha!r} must be a positive number, such as 2.0")
+        self.alpha = alpha
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Sequences near the gold that are not it; none without a gold."""
+        gold = _gold_texts(honest.columns[self.column])
+        wanted = _gold_calls(gold)
+        if wanted is None:
+            return []
+        texts = {
+            "all calls twice": "; ".join(gold * 2),
+            "every call twice": "; ".join(text for text in gold for _ in range(2)),
+            "one call, many times": "; ".join(gold[:1] * (len(gold) + 20)),
+            "arguments dropped": "; ".join(f"{text.partition('(')[0]}()" for text in gold),
+            "names alone": "; ".join(text.partition("(")[0] for text in gold),
+            "calls as one list": f"[{', '.join(gold)}]",
+            "calls as one text": repr("; ".join(gold)),
+            "calls after words": f"The calls are {'; '.join(gold)}",
+            "calls commented out": "\n".join(f"# {text}" for text in gold),
+            "two sequences with or": f"{'; '.join(gold)} or {gold[0]}",
+        }
+        if len(gold) > 1:
+            texts["a call dropped"] = "; ".join(gold[1:])
+            texts["last call dropped"] = "; ".join(gold[:-1])
+            texts["order turned round"] = "; ".join(gold[::-1])
+        differ = {name: text for name, text in texts.items() if parse_calls(text) != wanted}
+        return answer_cases(honest, differ, tag=self.tag)
+
+    def __repr__(self) -> str:
+        return f"CallAccuracy(alpha={self.alpha!r}, column={self.column!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        return math.exp(-self.alpha * call_distance(calls, wanted))
 
 
-def _difference(a: Call, b: Call) -> float:
-    if a == b:
-        return 0.0
-    if a.name != b.name:
-        return 1.0
-    given, gold = (dict([*enumerate(call.arguments), *call.keywords]) for call in (a, b))
-    places = given.keys() | gold.keys()
-    missing = object()
-    return sum(given.get(place, missing) != gold.get(place, missing) for place in places) / len(places) / 2
+class CallShape(_CallReward):
+    """How far the operations are called as often as in the gold: 1 - (sum of differences) / (sum of both), in [0, 1].
+
+    Blind to order and arguments, hence a part of a reward and none by itself. 0.0 if the answer is no sequence of
+    calls. column and None: as in CallAccuracy.
+
+    >>> CallShape()(["<answer>add(1, 1); neg(2)</answer>"], calls=["add(2, 3); mul(x, 4)"])
+    [0.5]
+    """
+
+    only_a_part = True  # of what makes an answer good; see check_rewards
+
+    def __init__(self, *, column: str = "calls", tag: str = "answer") -> None:
+        super().__init__("call_shape", tag, column)
+
+    def __repr__(self) -> str:
+        return f"CallShape(column={self.column!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        shared = Counter(call.name for call in calls) & Counter(call.name for call in wanted)
+        return 2 * shared.total() / (len(calls) + len(wanted))
 
 
-def _parse(text: str) -> list[ast.stmt]:
-    if not _WARNS.search(text):
-        return ast.parse(text).body
-    with warnings.catch_warnings():  # what a model writes is no reason to warn
-        warnings.simplefilter("ignore")
-        return ast.parse(text).body
+class CallEfficiency(_CallReward):
+    """max(0, 1 - n / n_max) for a sequence of n calls, in [0, 1): fewer calls earn more.
+
+    No call at all earns 0.0, like an answer that is no sequence of calls: doing nothing is not efficient. One call
+    earns the most whatever is asked for, hence a small part of a reward and none by itself. Never None.
+    Raises ValueError if n_max is below 1.
+
+    >>> CallEfficiency(n_max=4)(["<answer>a()</answer>", "<answer>a(); b()</answer>", "<answer># none</answer>"])
+    [0.75, 0.5, 0.0]
+    """
+
+    only_a_part = True  # of what makes an answer good; see check_rewards
+
+    def __init__(self, *, n_max: int = 50, tag: str = "answer") -> None:
+        super().__init__("call_efficiency", tag)
+        if n_max < 1:
+            raise ValueError(f"n_max={n_max!r} must be at least 1, the number of calls that earns nothing")
+        self.n_max = n_max
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Sequences of nothing."""
+        return answer_cases(
+            honest, {"nothing, commented": "# nothing to do", "a semicolon": ";"}, tag=self.tag
+        )
+
+    def __repr__(self) -> str:
+        return f"CallEfficiency(n_max={self.n_max!r}, tag={self.tag!r})"
+
+    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+        return max(0.0, 1 - len(calls) / self.n_max)
 
 
-def _call(statement: ast.stmt) -> Call:
-    node = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError("no call of a plain name")
-    keywords = {keyword.arg: _value(keyword.value) for keyword in node.keywords}
-    if None in keywords or len(keywords) < len(node.keywords):
-        raise ValueError("** or a keyword twice")
-    return Call(node.func.id, tuple(map(_value, node.args)), tuple(sorted(keywords.items())))
+def call_reward(
+    operations: Mapping[str, int | None],
+    *,
+    weights: tuple[float, float, float] = (0.375, 0.5, 0.125),
+    column: str = "calls",
+    tag: str = "answer",
+) -> WeightedSum:
+    """A worked example: validity, accuracy (the quality) and efficiency as one reward, in [0, 1).
+
+    weights: of the three; the default is exact in binary, (0.4, 0.5, 0.1) is what is commonly advised. Both are
+    generous: any one valid call, right in nothing, earns 0.566 of the advised sum (0.4 + 0.5 * 0.135 + 0.1 * 0.98)
+    and 0.565 of the default. Raise accuracy's weight, or alpha, where a model settles for that.
+
+    >>> reward = call_reward({"add": 2}, weights=(0.4, 0.5, 0.1))
+    >>> [round(s, 3) for s in reward(["<answer>add(1, 2)</answer>", "<answer>add(</answer>"], calls=["add(1, 2)"] * 2)]
+    [0.998, 0.0]
+    """
+    if len(weights) != 3:
+        raise ValueError(f"weights={weights!r}: give three, of validity, accuracy and efficiency")
+    parts = [CallValidity(operations, tag=tag), CallAccuracy(column=column, tag=tag), CallEfficiency(tag=tag)]
+    return WeightedSum(list(zip(parts, weights, strict=True)))
 
 
-def _value(node: ast.expr) -> tuple[str, Any]:
-    sign = 1
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        sign, node = (-1 if isinstance(node.op, ast.USub) else 1), node.operand
-        if not isinstance(node, ast.Constant) or type(node.value) not in (int, float):
-            raise ValueError("a sign before something that is no number")
-    match node:
-        case ast.Constant(value=bool() | None):
-            return "constant", node.value
-        case ast.Constant(value=int() | float()):
-            return "number", sign * node.value
-        case ast.Constant(value=str()):
-            return "text", node.value
-        case ast.Name():
-            return "name", node.id
-        case ast.List() | ast.Tuple():
-            return "list", tuple(map(_value, node.elts))
-    raise ValueError("no plain value")
+def _gold_texts(gold: Any) -> list[str]:
+    return [] if gold is None else [gold] if isinstance(gold, str) else [str(text) for text in gold]
+
+
+def _gold_calls(gold: Any) -> list[Call] | None:
+    return parse_calls("\n".join(_gold_texts(gold))) or None

@@ -2,134 +2,40 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Protocol
 
 import pandas as pd
 
-from grpo_kit.rewards.combine import all_parts, checked_scores, reward_name
-from grpo_kit.rewards.response import Reward, answer_span
+from grpo_kit.rewards.cases import Case, RewardCheckError
+from grpo_kit.rewards.combine import checked_scores, reward_name
+from grpo_kit.rewards.response import Reward
 
-if TYPE_CHECKING:
-    from grpo_kit.tasks.task import Task
-
-Tie = Literal["never", "format", "always"]
 _PAYS = 1e-9
 
 
-class RewardCheckError(ValueError):
-    """A cheat earns as much as an honest answer; the message names the reward, the cheat and both scores."""
+class HasCases(Protocol):
+    """What check_rewards needs of a task."""
 
+    held_out: list[dict]
+    reward_weights: list[float]
 
-@dataclass(frozen=True)
-class Case:
-    """One crafted completion.
-
-    tie: where it may earn as much as the honest one: "never"; "format": in rewards that look at no column (a
-    format reward cannot know that the answer is wrong); "always". It may outrank the honest one nowhere.
-    columns: this row's data set columns. honest: the completion the cheats are compared with.
-    """
-
-    name: str
-    completion: str
-    honest: bool = False
-    tie: Tie = "never"
-    prefill: str = ""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-
-
-def crafted_cases(
-    right: str,
-    wrong: str,
-    *,
-    prefill: str = "",
-    tag: str = "answer",
-    think: str | None = None,
-    columns: Mapping[str, Any] | None = None,
-) -> list[Case]:
-    """The honest completion and the cheats for one row.
-
-    right, wrong: a right and a wrong answer text. think: the reasoning tag the format asks for, if any.
-    Raises ValueError if the prefill has a tag that the honest response has not.
-
-    >>> [case.completion for case in crafted_cases("82", "47", prefill="<answer>")][:3]
-    ['82</answer>', '', '82']
-    """
-    columns = {"answer": right} if columns is None else columns
-    reasoning = f"<{think}>\nReasoning.\n</{think}>\n" if think else ""
-    honest = f"{reasoning}<{tag}>{right}</{tag}>"
-    body = honest
-    for opened in re.findall(r"</?\w+>", prefill):
-        if opened not in body:
-            raise ValueError(
-                f"prefill={prefill!r} does not begin {honest!r}; give think and tag as it has them"
-            )
-        body = body.partition(opened)[2]
-    body = body.lstrip() if prefill.endswith("\n") else body
-    wrong_body = body.replace(f"{right}</{tag}>", f"{wrong}</{tag}>")
-    opening, closing = f"<{tag}>", f"</{tag}>"
-
-    def case(
-        name: str, completion: str, tie: Tie = "never", *, given: str = prefill, honest: bool = False
-    ) -> Case:
-        return Case(name, completion, honest, tie, given, columns)
-
-    return [
-        case("honest", body, honest=True),
-        case("empty", ""),
-        case("truncated", body[: -len(closing)]),
-        case("tag spam", (f"<{think}></{think}>" if think else "") + f"{opening}{closing}" * 8),
-        case("tag spam, right answer", f"{opening}{right}{closing}" * 8),
-        case("answer twice, right first", f"{body}{opening}{wrong}{closing}"),
-        case("answer twice, right last", f"{wrong_body}{opening}{right}{closing}"),
-        case(
-            "both answers in one block",
-            body.replace(f"{right}{closing}", f"{wrong}, {right}{closing}"),
-            "format",
-        ),
-        case("answer in the prefill", "", given=prefill + body),
-        case("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
-        case("right answer, wrong format", f" The answer is {right}.", "always"),
-        case("wrong answer, right format", wrong_body, "format"),
-    ]
-
-
-def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "answer") -> list[Case]:
-    """The texts {name: text}, each in the place of the honest completion's answer, as cheats; the rest stays.
-
-    What a reward's `cheats` returns: a format reward may tie. tag: None replaces the whole completion. None at all
-    where the answer is not the model's own.
-
-    >>> honest = Case("honest", "82</answer>", honest=True, prefill="<answer>")
-    >>> [case.completion for case in answer_cases(honest, {"a list": "1, 82"})]
-    ['1, 82</answer>']
-    """
-    before = after = ""
-    if tag is not None:
-        span, given = answer_span(honest.prefill + honest.completion, tag), len(honest.prefill)
-        if span is None or honest.prefill[span[0] :].strip():
-            return []
-        before, after = honest.completion[: max(span[0] - given, 0)], honest.completion[span[1] - given :]
-    return [
-        replace(honest, name=name, completion=before + text + after, honest=False, tie="format")
-        for name, text in texts.items()
-    ]
+    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
+        """The honest completion of a row and the cheats to try, at least one with honest=True."""
+        ...
 
 
 def check_rewards(
     rewards: Reward | Sequence[Reward],
-    cases: Task | Sequence[Case],
+    cases: HasCases | Sequence[Case],
     *,
     weights: Sequence[float] | None = None,
     rows: int = 4,
 ) -> pd.DataFrame:
     """A table of every reward and their weighted total on crafted completions; raises where cheating pays.
 
-    cases: a task, whose first `rows` held-out rows are turned into cases: task.cases(row), or crafted ones (its
-    prefill and answer tag; reasoning tags if a SoftFormat asks for them); then what each reward's
-    `cheats(honest)` and task.cheats(row, honest) add. Or a list of Case with at least one honest one.
+    cases: a task, whose first `rows` held-out rows are turned into cases (Task.cases_for). Or a list of Case with at
+    least one honest one.
     weights: of the total; default the task's if they fit, else equal.
     A reward with `only_a_part = True` (length, repetition, ...) judges nothing by itself: beside others it is held to
     account in the total alone.
@@ -158,7 +64,7 @@ def check_rewards(
     if not isinstance(cases, Sequence):
         if weights is None and len(cases.reward_weights) == len(rewards):
             weights = cases.reward_weights
-        groups = [_task_cases(cases, row, rewards) for row in cases.held_out[:rows]]
+        groups = [cases.cases_for(row, rewards) for row in cases.held_out[:rows]]
     else:
         groups = [list(cases)]
     weights = [1 / len(rewards)] * len(rewards) if weights is None else list(weights)
@@ -238,40 +144,3 @@ def _faults(rewards: Sequence[Reward], cases: Sequence[Case], table: pd.DataFram
 
 def _needs_answer(reward: Reward) -> bool:
     return bool(getattr(reward, "columns", True))
-
-
-def _task_cases(task: Task, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-    made = list(task.cases(row)) if task.cases else _crafted_from(task, row, rewards)
-    honest = next((case for case in made if case.honest), None)
-    if honest is None:
-        raise ValueError(
-            f"task {task.name!r}: cases has no case with honest=True for {row['question']!r:.300}"
-        )
-    for reward in rewards:
-        made += getattr(reward, "cheats", _no_cheats)(honest)
-    made += task.cheats(row, honest) if task.cheats else []
-    distinct: dict[tuple[str, str], Case] = {}
-    for case in made:
-        distinct.setdefault((case.prefill, case.completion), case)  # a cheat that comes out honest is none
-    return list(distinct.values())
-
-
-def _no_cheats(honest: Case) -> list[Case]:
-    return []
-
-
-def _crafted_from(task: Task, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-    right = str(row["answer"])
-    others = [str(other["answer"]) for other in task.train] + [f"{right}1", "0"]
-    wrong = next((text for text in others if not task.is_correct(text, row)), None)
-    if not right or not task.is_correct(right, row):
-        raise ValueError(
-            f"task {task.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
-        )
-    if wrong is None:
-        raise RewardCheckError(
-            f"task {task.name!r}: is_correct takes any answer for {row['question']!r:.300}"
-        )
-    parts = [part for reward in rewards for part in [reward, *all_parts(reward)]]
-    think = next((part.think for part in parts if getattr(part, "think", None)), None)
-    return crafted_cases(right, wrong, prefill=task.prefill, tag=task.answer_tag, think=think, columns=row)

@@ -20,7 +20,7 @@ from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, Test, passes,
 from grpo_kit.rewards.response import column, pair_prefill
 
 if TYPE_CHECKING:
-    from grpo_kit.rewards.check import Case
+    from grpo_kit.rewards.cases import Case
 
 _FENCE = "```"
 _OPENING = ("```python", "```py", "```python3")
@@ -311,7 +311,7 @@ def _block(honest: Case, name: str, code: str, tie: str = "never") -> Case:
 def _case(
     honest: Case, name: str, completion: str, *, tie: str = "never", prefill: str | None = None
 ) -> Case:
-    from grpo_kit.rewards.check import Case
+    from grpo_kit.rewards.cases import Case
 
     given = honest.prefill if prefill is None else prefill
     return Case(name, completion, tie=tie, prefill=given, columns=honest.columns)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_kit.rewards.cancel import cancelled_share
+from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.response import Reward
-
-if TYPE_CHECKING:
-    from grpo_kit.rewards.check import Case
 
 
 class _Composite:

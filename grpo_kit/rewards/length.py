@@ -12,7 +12,7 @@ from grpo_kit.rewards.response import pair_prefill
 from grpo_kit.rewards.words import WORD, ngrams
 
 if TYPE_CHECKING:
-    from grpo_kit.rewards.check import Case
+    from grpo_kit.rewards.cases import Case
 
 _LONGEST_WORD = 30  # letters; what is longer is no word, but text without spaces
 _PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]|_")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards.check import Case, answer_cases
+from grpo_kit.rewards.cases import Case, answer_cases
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import own_answer, pair_prefill
 from grpo_kit.rewards.words import common_subsequence, ngrams, normalize, words

@@ -9,8 +9,7 @@ from grpo_kit.tasks.largest import largest
 from grpo_kit.tasks.own import from_rows
 from grpo_kit.tasks.reasoning_gym import from_reasoning_gym
 from grpo_kit.tasks.science import science
-from grpo_kit.tasks.settling import strategy_rewards
-from grpo_kit.tasks.task import Task
+from grpo_kit.tasks.task import Task, strategy_rewards
 from grpo_kit.tasks.tools import tools
 
 __all__ = [

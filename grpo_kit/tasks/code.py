@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_kit.rewards.check import Case
+from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, own_code
 from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, StdinTest, passes, read_tests
 from grpo_kit.tasks.code_files import load_problems, to_text

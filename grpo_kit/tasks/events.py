@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.rewards.check import Case, answer_cases
+from grpo_kit.rewards.cases import Case, answer_cases
 from grpo_kit.rewards.response import column, own_answer, pair_prefill
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
+from grpo_kit.rewards.combine import all_parts
 from grpo_kit.rewards.response import Reward, own_answer
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from grpo_kit.rewards.check import Case
 
 Strategy = Callable[[dict], str | None]
 
@@ -98,6 +99,48 @@ class Task:
             return self.read_answer(completion, self.prefill)
         return own_answer(completion, self.prefill, self.answer_tag)
 
+    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
+        """What check_rewards tries on a row: the honest completion and the cheats, no two alike.
+
+        They are self.cases(row), or crafted ones (prefill and answer tag; reasoning tags if a SoftFormat among the
+        rewards asks for them); then what each reward's `cheats(honest)` and self.cheats(row, honest) add.
+        Raises ValueError where no case is honest, or the row's own answer does not count as correct; RewardCheckError
+        where any answer does.
+        """
+        made = list(self.cases(row)) if self.cases else self._crafted(row, rewards)
+        honest = next((case for case in made if case.honest), None)
+        if honest is None:
+            raise ValueError(
+                f"task {self.name!r}: cases has no case with honest=True for {row['question']!r:.300}"
+            )
+        for reward in rewards:
+            made += reward.cheats(honest) if hasattr(reward, "cheats") else []
+        made += self.cheats(row, honest) if self.cheats else []
+        distinct: dict[tuple[str, str], Case] = {}
+        for case in made:
+            distinct.setdefault(
+                (case.prefill, case.completion), case
+            )  # a cheat that comes out honest is none
+        return list(distinct.values())
+
+    def _crafted(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
+        right = str(row["answer"])
+        others = [str(other["answer"]) for other in self.train] + [f"{right}1", "0"]
+        wrong = next((text for text in others if not self.is_correct(text, row)), None)
+        if not right or not self.is_correct(right, row):
+            raise ValueError(
+                f"task {self.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
+            )
+        if wrong is None:
+            raise RewardCheckError(
+                f"task {self.name!r}: is_correct takes any answer for {row['question']!r:.300}"
+            )
+        parts = [part for reward in rewards for part in [reward, *all_parts(reward)]]
+        think = next((part.think for part in parts if getattr(part, "think", None)), None)
+        return crafted_cases(
+            right, wrong, prefill=self.prefill, tag=self.answer_tag, think=think, columns=row
+        )
+
     def constant_accuracies(self, rows: Sequence[dict] | None = None) -> dict[str, float]:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
         rows = self.held_out if rows is None else rows
@@ -121,6 +164,36 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
+
+
+def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
+    """Mean weighted reward, in [0, 1], of every strategy on the rows (default held_out), best first; ties by name.
+
+    A strategy's answer is closed as the prefill opens it; where it has none, the tags stay empty. Accuracy
+    (Task.constant_accuracies) says how often a shortcut is right, this how well a soft reward pays for it.
+    A reward that cannot judge a row adds nothing to it, as in TRL's sum.
+    Raises ValueError if rows is empty, and for a task whose answers do not stand in tags (code).
+
+    >>> from grpo_kit.tasks import largest
+    >>> strategy_rewards(largest())["always the last number"] > 0.25  # the format alone
+    True
+    """
+    rows = task.held_out if rows is None else rows
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    if task.read_answer is not None:
+        raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
+    columns = {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(k for row in rows for k in row)
+    }
+    opening = "" if f"<{task.answer_tag}>" in task.prefill else f"<{task.answer_tag}>"
+    means = {}
+    for name, strategy in task.strategies.items():
+        completions = [f"{opening}{strategy(row) or ''}</{task.answer_tag}>" for row in rows]
+        scores = [reward(completions, prefill=task.prefill, **columns) for reward in task.rewards]
+        weighted = [w * (s or 0.0) for w, part in zip(task.reward_weights, scores, strict=True) for s in part]
+        means[name] = sum(weighted) / len(rows)
+    return dict(sorted(means.items(), key=lambda item: (-item[1], item[0])))
 
 
 def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strategy]:

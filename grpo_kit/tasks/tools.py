@@ -21,8 +21,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.rewards.calls import parse_calls
-from grpo_kit.rewards.structure import call_reward
+from grpo_kit.rewards.call_syntax import parse_calls
+from grpo_kit.rewards.calls import call_reward
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer, split_distinct
 
 OPERATIONS: dict[str, int | None] = {"lamp": 2, "door": 2, "heating": 2, "blinds": 2, "oven": 1, "timer": 1}

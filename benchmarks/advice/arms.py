@@ -1,0 +1,128 @@
+"""The arms behind "the advice, measured": what each changes.
+
+All on SmolLM2-135M-Instruct, full fine-tuning, `largest` (which of three to five two-digit numbers is the largest?),
+10 steps of 4 prompts x 8 completions: small enough that the whole table reruns in a night on 2 cores. The learning
+rate is twice the main job's, because there are a third of its steps; LoRA has the profile's own (adapters start at 0).
+
+In the runs recorded so far the arms with a task of their own (NO_PREFILL, BINARY, LONGER, NEGATIVE) had other train
+questions than the arms without; the held-out questions are the same. Only arms of one kind can be compared; the two
+claims that compared across are withdrawn (claims.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from grpo_kit import cosine, exponential, linear, tasks
+from grpo_kit.prompts import build_prompt
+from grpo_kit.rewards import ExactAnswer
+from grpo_kit.tasks import Task
+from grpo_kit.training.off_policy import OffPolicyTrainer
+from grpo_kit.training.positives import PositivesTrainer
+
+BASE: dict[str, Any] = {"profile": "cpu", "steps": 10, "learning_rate": 2e-5, "held_out": 128}
+_TASK = tasks.largest()
+# Without the prefill a model of this size keeps the format in one completion of four and is right in one of thirty.
+NO_PREFILL = replace(_TASK, prefill="", max_completion_tokens=16)
+BINARY = replace(NO_PREFILL, rewards=[ExactAnswer()], reward_weights=[1.0])
+LONGER = replace(NO_PREFILL, max_completion_tokens=32)
+
+
+class Rescaled:
+    """A reward in [0, 1] as one in [-1, 1]: what is right still earns as much more than what is wrong, doubled."""
+
+    def __init__(self, reward: Any) -> None:
+        self.reward, self.columns = reward, tuple(getattr(reward, "columns", ()))
+        self.__name__ = f"{reward.__name__}_rescaled"
+
+    def __repr__(self) -> str:
+        return f"Rescaled({self.reward!r})"
+
+    def __call__(self, completions: list, **columns: Any) -> list[float | None]:
+        """2 r - 1 of each reward; None stays None."""
+        return [None if r is None else 2 * r - 1 for r in self.reward(completions=completions, **columns)]
+
+
+NEGATIVE = replace(_TASK, rewards=[Rescaled(r) for r in _TASK.rewards])
+
+
+def cold_start(model: Any, tokenizer: Any, task: Task, seed: int, *, rows: int = 32, batch: int = 4) -> None:
+    """A brief SFT before GRPO: one pass over a few right responses (the last train rows), 8 steps at 1e-5."""
+    examples = [
+        (
+            build_prompt(tokenizer, row["question"], system=task.system, prefill="", examples=task.examples),
+            f"<{task.answer_tag}>{row['answer']}</{task.answer_tag}>{tokenizer.eos_token}",
+        )
+        for row in task.train[-rows:]
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    model.train()
+    for first in range(0, rows, batch):
+        pairs = [[tokenizer(text)["input_ids"] for text in pair] for pair in examples[first : first + batch]]
+        for prompt, response in pairs:
+            ids = torch.tensor([prompt + response], device=model.device)
+            labels = torch.tensor([[-100] * len(prompt) + response], device=model.device)
+            (model(input_ids=ids, labels=labels).loss / batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+# Long enough for rollouts to grow old; the main job's learning rate. With sync 20 the untrained model makes them all.
+OLD: dict[str, Any] = {"trainer": OffPolicyTrainer, "steps": 20, "learning_rate": 1e-5}
+
+# family -> arm -> what it changes; what is compared with what stands in claims.py
+FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+    "main": {
+        "control": {"eval_temperatures": (0.7, 1.0, 1.3)},
+        "temperature 0.7": {"temperature": 0.7, "eval_temperatures": (0.7, 1.0, 1.3)},
+        "temperature 1.3": {"temperature": 1.3, "eval_temperatures": (0.7, 1.0, 1.3)},
+        "linear": {"temperature": linear(1.3, 0.7)},
+        "group of 2": {"prompts_per_step": 16, "group_size": 2},
+        "group of 16": {"prompts_per_step": 2, "group_size": 16},
+        "4 x 16": {"group_size": 16},
+        "2 iterations": {"num_iterations": 2},
+        "beta 0.04": {"beta": 0.04},
+        "no warmup": {"lr_scheduler_type": "constant", "warmup_steps": 0, "warmup": 0.0},
+        "8-bit AdamW": {"optimizer": "adamw-8bit"},
+        "rewards -1 to 1": {"task": NEGATIVE},
+        "LoRA": {"tuning": "lora"},
+        "GSPO, 2 iterations": {
+            "importance_sampling_level": "sequence",
+            "loss_type": "grpo",
+            "num_iterations": 2,
+        },
+        "cosine": {"temperature": cosine(1.3, 0.7)},
+        "exponential": {"temperature": exponential(1.3, 0.7)},
+        "top-p 0.9": {"top_p": 0.9},
+        "group of 4": {"prompts_per_step": 8, "group_size": 4},
+        "4 iterations": {"num_iterations": 4},
+    },
+    "no prefill": {
+        "no prefill": {"task": NO_PREFILL},
+        "no prefill, binary": {"task": BINARY},
+        "no prefill, SFT first": {"task": NO_PREFILL, "prepare": cold_start},
+    },
+    # against "no prefill, binary": right once in thirty
+    "low success": {
+        "binary, positives x 4": {"task": BINARY, "trainer": PositivesTrainer, "positive_weight": 4.0},
+        "binary, positives only": {"task": BINARY, "trainer": PositivesTrainer, "negative_weight": 0.0},
+        "binary, resampled": {"task": BINARY, "trainer": PositivesTrainer, "resample": 3},
+    },
+    "longer": {
+        "longer, GRPO": {"task": LONGER, "loss_type": "grpo"},
+        "longer, Dr. GRPO": {"task": LONGER, "loss_type": "dr_grpo"},
+        "longer, DAPO": {"task": LONGER},
+    },
+    "off-policy": {
+        "sync 1": OLD | {"sync_every": 1},
+        "sync 5": OLD | {"sync_every": 5},
+        "sync 10": OLD | {"sync_every": 10},
+        "sync 10, no weights": OLD | {"sync_every": 10, "importance_weights": False},
+        "oldest first": OLD | {"buffer": "fifo", "lead": 5},
+        "newest first": OLD | {"buffer": "newest", "lead": 5},
+        "sync 20": OLD | {"sync_every": 20},
+    },
+}

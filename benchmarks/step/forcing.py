@@ -1,0 +1,158 @@
+"""The same completions in every arm, whatever engine writes them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList
+
+from benchmarks.step.phases import StepWatch
+from benchmarks.step.workload import Workload
+from grpo_kit.rollout import RolloutEngine
+
+
+class ForcedCompletions:
+    """A logits processor that leaves each row nothing but its next token, so every sampler writes the same.
+
+    ids: R rows of token ids; past its end a row gets eos for ever. Called with (input_ids, scores (R', V), rows):
+    rows, long (R',), says which of the R rows these are; None means all of them in order. Each row counts its own
+    calls: `reset()` before each rollout.
+
+    >>> forced = ForcedCompletions([[5, 2], [7]], eos=2)
+    >>> forced(None, torch.zeros(2, 9)).argmax(-1).tolist(), forced(None, torch.zeros(2, 9)).argmax(-1).tolist()
+    ([5, 7], [2, 2])
+    """
+
+    def __init__(self, ids: list[list[int]], eos: int) -> None:
+        self._width = max(map(len, ids)) + 1
+        self._ids = torch.tensor([row + [eos] * (self._width - len(row)) for row in ids])  # (R, T + 1)
+        self.reset()
+
+    def reset(self) -> None:
+        """Every row begins again at its first token."""
+        self._step = torch.zeros(len(self._ids), dtype=torch.long, device=self._ids.device)
+
+    def __call__(
+        self, input_ids: torch.Tensor | None, scores: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self._ids.device != scores.device:
+            self._ids, self._step = self._ids.to(scores.device), self._step.to(scores.device)
+        if rows is None:
+            rows = torch.arange(len(self._ids), device=scores.device)
+        if len(rows) != len(scores):
+            raise ValueError(f"rows: {len(rows)} row numbers for {len(scores)} rows of scores")
+        token = self._ids[rows, self._step[rows].clamp(max=self._width - 1)][:, None]  # (R', 1)
+        self._step[rows] += 1
+        return torch.full_like(scores, -math.inf).scatter(1, token, scores.gather(1, token))
+
+
+@contextmanager
+def forced_completions(arm: str, trainer: Any, work: Workload, watch: StepWatch) -> Iterator[None]:
+    """Every arm writes work.completion_ids: forced token by token where the engine takes a logits processor.
+
+    The others (continuous batching, vLLM) write as many tokens in each row, of their own choice, and the update is
+    then given the work's tokens in their place.
+    """
+    if arm in ("trl-cb", "vllm"):
+        watch.step.engine = "vLLM" if arm == "vllm" else "continuous batching"
+        with _lengths_forced(arm, trainer, work):
+            yield
+        return
+    forced = ForcedCompletions(work.completion_ids, work.eos)
+    _force_generate(trainer.accelerator.unwrap_model(trainer.model), forced, watch)
+    with _engine_forced(forced, watch):
+        yield
+
+
+def _force_generate(model: Any, forced: ForcedCompletions, watch: StepWatch) -> None:
+    """Into transformers' generate, which TRL calls on the unwrapped model and which takes two arguments only."""
+    inner = model.generate
+    processors = LogitsProcessorList([lambda input_ids, scores: forced(input_ids, scores)])
+
+    @wraps(inner)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        forced.reset()
+        watch.step.engine = "transformers.generate"
+        return inner(*args, **kwargs, logits_processor=processors)
+
+    model.generate = generate
+
+
+@contextmanager
+def _engine_forced(forced: ForcedCompletions, watch: StepWatch) -> Iterator[None]:
+    """Into the kit's RolloutEngine, which the trainer makes at its first rollout and which times its own prefill."""
+    inner = RolloutEngine.generate
+
+    @wraps(inner)
+    def generate(self: Any, *args: Any, processors: tuple = (), **kwargs: Any) -> Any:
+        forced.reset()
+        rollouts = inner(self, *args, processors=(*processors, forced), **kwargs)
+        watch.clock.move(rollouts.seconds["prefill"], "decode", "prefill")
+        watch.step.engine = "RolloutEngine"
+        return rollouts
+
+    RolloutEngine.generate = generate
+    try:
+        yield
+    finally:
+        RolloutEngine.generate = inner
+
+
+@contextmanager
+def _lengths_forced(arm: str, trainer: Any, work: Workload) -> Iterator[None]:
+    lengths = [len(ids) for ids in work.completion_ids]
+    inner = trainer._generate_single_turn
+
+    @wraps(inner)
+    def swapped(*args: Any, **kwargs: Any) -> Any:
+        written, _ = inner(*args, **kwargs)
+        if [len(ids) for ids in written] != lengths:
+            raise RuntimeError(f"{arm} wrote rows of {[len(i) for i in written]} tokens, not of {lengths}")
+        return [list(ids) for ids in work.completion_ids], None
+
+    trainer._generate_single_turn = swapped
+    with _request_lengths(lengths) if arm == "trl-cb" else _sampling_lengths(trainer, lengths):
+        yield
+
+
+@contextmanager
+def _request_lengths(lengths: list[int]) -> Iterator[None]:
+    """Continuous batching takes a length and an end token a request; TRL passes one for all."""
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+    inner = ContinuousBatchingManager.add_request
+
+    @wraps(inner)
+    def add_request(self: Any, *args: Any, request_id: str, **kwargs: Any) -> Any:
+        row = int(request_id.removeprefix("req_"))  # a fresh manager counts its requests from 0
+        kwargs |= {"max_new_tokens": lengths[row], "eos_token_id": -1}
+        return inner(self, *args, request_id=request_id, **kwargs)
+
+    ContinuousBatchingManager.add_request = add_request
+    try:
+        yield
+    finally:
+        ContinuousBatchingManager.add_request = inner
+
+
+@contextmanager
+def _sampling_lengths(trainer: Any, lengths: list[int]) -> Iterator[None]:
+    """vLLM takes sampling parameters a request; TRL passes one for all."""
+    engine = trainer.vllm_generation.llm
+    inner = engine.generate
+
+    def generate(prompts: list, *, sampling_params: Any, **kwargs: Any) -> Any:
+        each = [copy.copy(sampling_params) for _ in lengths]
+        for parameters, n in zip(each, lengths, strict=True):
+            parameters.max_tokens = parameters.min_tokens = n
+            parameters.ignore_eos = True
+        return inner(prompts, sampling_params=each, **kwargs)
+
+    engine.generate = generate
+    yield

@@ -1,0 +1,59 @@
+"""What every picture and every notebook page is made with: colours, figures, harmless HTML."""
+
+from __future__ import annotations
+
+import html
+import sys
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart with any colour vision: jfly.uni-koeln.de/color
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+GREY, RED = "#555555", "#B00020"
+
+
+def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
+    """An empty white figure of width x height inches that a notebook shows, once, as a small PNG.
+
+    Made without pyplot, which would show it a second time and keep it in memory.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure._repr_png_ = lambda: to_png(figure)
+    return figure
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG of 1430 pixels width, with 128 colours: a third of the size in a saved notebook."""
+    from PIL import Image
+
+    figure.canvas.draw()
+    picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+    buffer = BytesIO()
+    picture.quantize(128, dither=Image.Dither.NONE).save(buffer, format="png")
+    return buffer.getvalue()
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this: Lab, VS Code, Colab, nbclient, papermill; not terminal IPython."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
+    """Text as harmless HTML, at most `limit` characters of its start (or its end)."""
+    text = "" if text is None or text != text else str(text)
+    if len(text) > limit:
+        text = f"… {text[-limit:]}" if end else f"{text[:limit]} …"
+    safe = html.escape(text)
+    # A tag between the delimiters keeps MathJax from typesetting what the model wrote.
+    return safe.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")

@@ -1,0 +1,198 @@
+"""Accuracy on held-out rows, strict and lenient, with intervals; base beside tuned with a paired test."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k, wilson_interval
+from grpo_kit.prompts import build_prompt
+from grpo_kit.record.files import write_whole
+from grpo_kit.rewards.response import last_number
+from grpo_kit.rollout.complete import complete
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_kit.tasks import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model scored on a task's rows. Made by evaluate().
+
+    strict: right inside the answer tags. lenient: right there, behind an unclosed tag, or as the last number.
+    formatted: exactly one well-formed answer in the tags. pass_at: k -> pass@k (strict, sampled).
+    constant: name and accuracy of the best answer given without reading the question, None if the task has none.
+    rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, and n_right
+    of `samples` where there were samples. settings: how it was decoded.
+    """
+
+    task: str
+    strict: Estimate
+    lenient: Estimate
+    formatted: Estimate
+    constant: tuple[str, float] | None
+    pass_at: dict[int, Estimate]
+    rows: pd.DataFrame = field(repr=False)
+    settings: dict[str, Any]
+
+    @property
+    def n(self) -> int:
+        """Number of prompts."""
+        return len(self.rows)
+
+    def table(self) -> pd.DataFrame:
+        """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
+        named = {"strict": self.strict, "lenient": self.lenient, "formatted": self.formatted}
+        named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
+        rows = {name: asdict(estimate) for name, estimate in named.items()}
+        if self.constant is not None:
+            rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
+        return table.astype({"value": float, "low": float, "high": float, "n": int})
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html(float_format="{:.3f}".format, na_rep="")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write everything to one JSON file, whole or not at all; Evaluation.load reads it."""
+        data = {name: getattr(self, name) for name in ("task", "constant", "settings")}
+        data |= {name: asdict(getattr(self, name)) for name in ("strict", "lenient", "formatted")}
+        data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
+        data["rows"] = self.rows.to_dict("records")
+        write_whole(Path(path), json.dumps(data, ensure_ascii=False, indent=1).encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Evaluation:
+        """What save() wrote."""
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data |= {name: Estimate(**data[name]) for name in ("strict", "lenient", "formatted")}
+        data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
+        data["constant"] = tuple(data["constant"]) if data["constant"] else None
+        return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    *,
+    rows: Sequence[dict] | None = None,
+    samples: int = 0,
+    k: Sequence[int] = (1, 4, 8),
+    temperature: float = 1.0,
+    max_new_tokens: int | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> Evaluation:
+    """Greedy accuracy of the model on rows (default: the task's held-out rows), each with a 95 % interval.
+
+    samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
+    max_new_tokens: None means the task's. batch_size: sequences generated at once.
+    seed: of the sampling alone. The model's mode, random state and settings are as before afterwards.
+    Rates have Wilson's interval, pass@k a bootstrap over prompts.
+    Raises ValueError naming the argument for empty rows, sizes below 1, a temperature of 0, no k <= samples, and
+    a prompt that leaves no room in the model's context.
+
+    >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
+    """
+    rows = list(task.held_out if rows is None else rows)
+    limit = task.max_completion_tokens if max_new_tokens is None else max_new_tokens
+    ks = sorted({size for size in k if size <= samples})
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    if samples < 0:
+        raise ValueError(f"samples={samples!r} must be at least 0")
+    if samples and (not ks or ks[0] < 1):
+        raise ValueError(
+            f"k={tuple(k)!r} has no number in 1..samples={samples}; ask for fewer or draw more samples"
+        )
+    if samples and not temperature > 0:
+        raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are the greedy one")
+
+    prompts = render(tokenizer, task, rows)
+    how = {"max_new_tokens": limit, "batch_size": batch_size, "seed": seed}
+    greedy = complete(model, tokenizer, prompts, **how)
+    sampled = (
+        complete(model, tokenizer, prompts, samples=samples, temperature=temperature, **how)
+        if samples
+        else []
+    )
+
+    table = pd.DataFrame([_judge(task, row, *made[:3]) for row, made in zip(rows, greedy, strict=True)])
+    if samples:
+        right = [strictly_right(task, rows[i // samples], text) for i, (text, *_) in enumerate(sampled)]
+        table["n_right"] = [sum(right[i * samples : (i + 1) * samples]) for i in range(len(rows))]
+    n = len(rows)
+    rates = {name: int(table[name].sum()) for name in ("strict", "lenient", "formatted")}
+    return Evaluation(
+        task=task.name,
+        **{name: Estimate(count / n, *wilson_interval(count, n), n) for name, count in rates.items()},
+        constant=task.best_constant(rows) if task.strategies else None,
+        pass_at={
+            size: bootstrap_mean([pass_at_k(samples, c, size) for c in table["n_right"]]) for size in ks
+        },
+        rows=table,
+        settings={
+            "decoding": "greedy",
+            "max_new_tokens": limit,
+            "samples": samples,
+            "temperature": float(temperature) if samples else None,
+            "seed": seed if samples else None,
+        },
+    )
+
+
+def render(tokenizer: PreTrainedTokenizerBase, task: Task, rows: Sequence[dict]) -> list[str]:
+    """The rows' prompts as training renders them."""
+    return [
+        build_prompt(
+            tokenizer, row["question"], system=task.system, prefill=task.prefill, examples=task.examples
+        )
+        for row in rows
+    ]
+
+
+def _judge(task: Task, row: dict, text: str, tokens: int, cut_off: bool) -> dict[str, Any]:
+    strict = strictly_right(task, row, text)
+    return {
+        "question": row["question"],
+        "answer": row["answer"],
+        "completion": text,
+        "strict": strict,
+        "lenient": strict or leniently_right(task, row, text),
+        "formatted": task.answer_of(text) is not None,
+        "tokens": tokens,
+        "cut_off": cut_off,
+    }
+
+
+def strictly_right(task: Task, row: dict, text: str) -> bool:
+    """Is the one answer in the completion's tags right?"""
+    answer = task.answer_of(text)
+    return answer is not None and bool(task.is_correct(answer, row))
+
+
+def leniently_right(task: Task, row: dict, text: str) -> bool:
+    """Right as the last number the model wrote, or from the last opening tag to a closing one or the line's end.
+
+    A task that reads its answers in its own way has no lenient reading.
+    """
+    if task.read_answer is not None:
+        return False
+    opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
+    response = task.prefill + text
+    start = response.rfind(opening)
+    # A prefill that goes on after the tag would lend its own words to the answer.
+    open_block = (
+        response[start + len(opening) :] if start + len(opening) >= len(task.prefill) and start >= 0 else ""
+    )
+    candidates = [open_block.split(closing)[0].strip().split("\n")[0].strip(), last_number(text)]
+    return any(bool(task.is_correct(answer, row)) for answer in candidates if answer)

@@ -1,0 +1,171 @@
+"""Samples on disk, a chunk of prompts a file: there whole or not at all, and never drawn twice.
+
+folder/samples.json       what the samples depend on
+       samples.parquet/   a parquet data set: part-00000.parquet, part-00001.parquet, ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from filelock import FileLock, Timeout
+
+from grpo_kit.models import base_model
+from grpo_kit.record.files import RunFolderError, write_whole
+from grpo_kit.rollout.complete import check_room, complete, end_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SETTINGS, _PARTS = "samples.json", "samples.parquet"
+_SCHEMA = pa.schema(
+    [
+        ("prompt", pa.string()),
+        ("completion", pa.string()),
+        ("ids", pa.list_(pa.int32())),
+        ("cut_off", pa.bool_()),
+    ]
+)
+
+
+def sample_chunks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    folder: str | Path,
+    *,
+    chunk: int,
+    seed: int,
+    batch_size: int,
+    **how: Any,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Samples of rendered prompts, drawn or read back: one row a completion, a prompt's adjacent; and their settings.
+
+    chunk: prompts a file, so what a kill loses at most. how: samples, temperature, max_new_tokens of complete().
+    Columns: prompt, completion, ids (tokens as drawn, the end included), cut_off.
+    Raises ValueError for sizes below 1 and what check_room refuses, before anything is written; RunFolderError where
+    the folder holds samples of other settings, or another process is at it.
+    """
+    for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
+        if name != "temperature" and value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    ids = tokenizer(list(prompts))["input_ids"]
+    check_room(model, ids, how["max_new_tokens"])  # of all prompts, before the first is sampled
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")
+    settings = _settings(model, tokenizer, prompts, ids) | how | {"chunk": chunk, "seed": seed}
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(folder / ".lock").acquire(blocking=False)
+    except Timeout as error:
+        raise RunFolderError(
+            f"another process is sampling into folder={str(folder)!r}; wait for it, or name another folder"
+        ) from error
+    with lock:  # releases it, whatever happens
+        _claim(folder, settings)
+        frames = []
+        for number, first in enumerate(range(0, len(prompts), chunk)):
+            path = folder / _PARTS / f"part-{number:05d}.parquet"
+            if not path.exists():
+                asked = prompts[first : first + chunk]
+                # With one seed for all, the first prompts of two chunks would be sampled with the same random numbers.
+                own = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
+                made = complete(model, tokenizer, asked, batch_size=batch_size, seed=own, **how)
+                rows = {
+                    "prompt": [prompt for prompt in asked for _ in range(how["samples"])],
+                    "completion": [completion.text for completion in made],
+                    "ids": [completion.ids for completion in made],
+                    "cut_off": [completion.cut_off for completion in made],
+                }
+                buffer = io.BytesIO()
+                pq.write_table(pa.table(rows, schema=_SCHEMA), buffer)
+                write_whole(path, buffer.getvalue())
+            # Read back even what was just drawn, so that both are the same to the last type.
+            frames.append(pq.ParquetFile(path).read().to_pandas())
+    table = pd.concat(frames, ignore_index=True)
+    table["ids"] = [ids.tolist() for ids in table["ids"]]
+    return table, settings
+
+
+def weights_digest(model: PreTrainedModel) -> str:
+    """Of every weight's name, type, shape and bytes: equal for equal models, wherever they lie.
+
+    Reads all of them: about 1 s for 135 M parameters in float32 on a CPU.
+    """
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def _settings(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    ids: Sequence[Sequence[int]],
+) -> dict[str, Any]:
+    asked = json.dumps([list(prompts), list(ids)])
+    # Adapters may be there and switched off: the weights alone would not tell.
+    layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
+    return {
+        "model": type(base_model(model)).__name__,
+        "weights": weights_digest(model),
+        "adapters": sorted({"off" if a.disable_adapters else str(a.active_adapters) for a in layers}),
+        "ends": end_ids(model, tokenizer),
+        "prompts": f"{len(prompts)}, digest {hashlib.sha256(asked.encode()).hexdigest()[:16]}",
+    }
+
+
+def _claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Write the settings into a folder without samples; raises RunFolderError where samples of others are."""
+    path, parts = folder / _SETTINGS, folder / _PARTS
+    if not any(parts.glob("part-*.parquet")):
+        write_whole(path, (json.dumps(settings, indent=1) + "\n").encode())
+        parts.mkdir(exist_ok=True)
+        return
+    if not path.exists():
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds {_PARTS} but no {_SETTINGS}, so nobody knows of which settings its samples "
+            "are; name another folder"
+        )
+    was = json.loads(path.read_text(encoding="utf-8"))
+    differ = [key for key in settings | was if was.get(key) != settings.get(key)]
+    if differ:
+        told = "; ".join(f"{key}: {was.get(key)!r} there, {settings.get(key)!r} now" for key in differ)
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds samples of other settings, and none are overwritten ({told}); "
+            "name another folder, or ask for what is there"
+        )
+
+
+def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) -> list[bool]:
+    """For each row (prompt, completion, ids, cut_off): does TRL's tokenization of the texts give these ids?
+
+    TRL 1.16's DPO, KTO and SFT trainers tokenize prompt + completion as one text, the tokenizer's end token written
+    behind it unless it is there; ORPO and CPO append the end's id, and put a BOS in front if the tokenizer knows one
+    and the prompt does not begin with it. False for a text that the tokenizer would cut into other tokens, special
+    tokens inside, another end than the tokenizer's, bytes that are no text, and a completion that merges with its
+    prompt. A completion that was cut off is compared without the end that TRL adds.
+
+    >>> ids = [[36, 2]] * 2  # "4" and SmolLM2's end; the second one was cut off, but holds an end
+    >>> table = pd.DataFrame({"prompt": "2 + 2 =", "completion": "4", "ids": ids, "cut_off": [False, True]})
+    >>> trained_as_sampled(tokenizer, table)  # doctest: +SKIP
+    [True, False]
+    """
+    end, prompts, completions = tokenizer.eos_token, table["prompt"], table["completion"]
+    texts = [p + c if c.endswith(end) else p + c + end for p, c in zip(prompts, completions, strict=True)]
+    trained = tokenizer(texts)["input_ids"]
+    before = tokenizer(list(prompts))["input_ids"]
+    stop = [[tokenizer.eos_token_id] if cut_off else [] for cut_off in table["cut_off"]]
+    return [t == [*b, *ids, *s] for t, b, ids, s in zip(trained, before, table["ids"], stop, strict=True)]

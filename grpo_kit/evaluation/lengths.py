@@ -1,0 +1,166 @@
+"""How long must a completion be? A probe with room to spare, what each maximum would cut off, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from grpo_kit.evaluation.accuracy import render
+from grpo_kit.evaluation.intervals import Estimate, wilson_interval
+from grpo_kit.memory.plan import plan_memory
+from grpo_kit.memory.table import GIB
+from grpo_kit.rollout.complete import Completion, complete
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_kit.profiles import Profile
+    from grpo_kit.tasks import Task
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens until the end, of n completions that were allowed `limit`.
+
+    ended: tokens, the end included -> how many completions ended with so many. cut_off: how many had not ended.
+    """
+
+    ended: dict[int, int]
+    cut_off: int
+    limit: int
+
+    @classmethod
+    def of(cls, completions: Sequence[Completion], limit: int) -> Lengths:
+        """Of completions made with max_new_tokens=limit."""
+        ended = Counter(c.tokens for c in completions if not c.cut_off)
+        return cls(dict(sorted(ended.items())), sum(c.cut_off for c in completions), limit)
+
+    @property
+    def n(self) -> int:
+        """Number of completions."""
+        return sum(self.ended.values()) + self.cut_off
+
+    def within(self, tokens: int) -> float:
+        """Share that ended within so many tokens. Beyond `limit`, where nobody looked, nothing more is taken to end."""
+        return sum(count for length, count in self.ended.items() if length <= tokens) / self.n
+
+    def share_cut_off(self, maximum: int) -> Estimate:
+        """Share that a maximum would cut off, with Wilson's interval; n counts completions.
+
+        Completions of one prompt are alike, so the interval is too narrow where a prompt was sampled several times.
+        Raises ValueError for a maximum above `limit`: the probe does not know.
+        """
+        if not 1 <= maximum <= self.limit:
+            raise ValueError(f"maximum={maximum!r} must lie in 1..{self.limit}, what the probe allowed")
+        longer = self.cut_off + sum(count for length, count in self.ended.items() if length > maximum)
+        return Estimate(longer / self.n, *wilson_interval(longer, self.n), self.n)
+
+    def quantile(self, q: float) -> int | None:
+        """The fewest tokens within which a share q had ended; None if fewer had at the probe's limit.
+
+        >>> Lengths({5: 6, 6: 3}, cut_off=1, limit=64).quantile(0.9)
+        6
+        """
+        if not 0 < q <= 1:
+            raise ValueError(f"q={q!r} must lie above 0 and be at most 1")
+        return next((length for length in sorted(self.ended) if self.within(length) >= q - 1e-12), None)
+
+    def table(self) -> pd.DataFrame:
+        """Tokens by quantile, as text where the probe's limit hides them, and the share that had not ended."""
+        known = {f"{q:.0%} end within": self.quantile(q) for q in QUANTILES}
+        rows = {name: f"more than {self.limit}" if m is None else str(m) for name, m in known.items()}
+        rows[f"not ended at {self.limit}"] = f"{self.cut_off / self.n:.1%}"
+        return pd.DataFrame({"tokens": rows}).rename_axis(f"{self.n} completions")
+
+
+def length_probe(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    *,
+    max_new_tokens: int,
+    rows: Sequence[dict] | None = None,
+    samples: int = 4,
+    temperature: float = 1.0,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Lengths:
+    """Sample with room to spare and see where completions end. rows: default, the task's held-out rows.
+
+    max_new_tokens: several times what you expect to need.
+
+    >>> length_probe(model, tokenizer, task, max_new_tokens=128).quantile(0.99)  # doctest: +SKIP
+    """
+    rows = list(task.held_out if rows is None else rows)
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    made = complete(
+        model,
+        tokenizer,
+        render(tokenizer, task, rows),
+        max_new_tokens=max_new_tokens,
+        samples=samples,
+        temperature=temperature,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    return Lengths.of(made, max_new_tokens)
+
+
+def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:
+    """Expected decoding steps of a batch of `rows` independent completions: it goes on until the last one ends.
+
+    E[longest] = sum over t = 1..maximum of 1 - P(one ends before t) ** rows. What had not ended at the probe's limit is
+    taken never to end: a row that runs away.
+
+    >>> decode_steps(Lengths({1: 1, 3: 1}, 0, 8), maximum=8, rows=2)
+    2.5
+    """
+    if maximum < 1 or rows < 1:
+        raise ValueError(f"maximum={maximum!r} and rows={rows!r} must be at least 1")
+    return math.fsum(1 - lengths.within(t - 1) ** rows for t in range(1, maximum + 1))
+
+
+def cost_of_maximum(
+    lengths: Lengths,
+    maxima: Sequence[int],
+    profile: Profile,
+    *,
+    config: PretrainedConfig | None = None,
+    prompt_tokens: int = 256,
+    seconds_a_step: float | None = None,
+) -> pd.DataFrame:
+    """What a rollout of the profile's batch costs at each maximum; one row a maximum.
+
+    cut off: share of completions (nothing for a maximum beyond the probe). batches with a runaway: chance that at least
+    one row of the batch is still writing at the maximum. steps: decode_steps. padded: tokens computed where ended rows
+    are not dropped (rows x steps). written: expected tokens that are really written. keys and values: GiB that the
+    rollout reserves on a card, from plan_memory (16 bit). seconds: steps x seconds_a_step, where that is given.
+    config: of the model, where plan_memory does not know its name.
+    """
+    count = profile.completions_per_step
+    rows = {}
+    for maximum in maxima:
+        steps = decode_steps(lengths, maximum, count)
+        plan = plan_memory(
+            replace(profile, max_completion_tokens=maximum), config=config, prompt_tokens=prompt_tokens
+        )
+        written = math.fsum(1 - lengths.within(t - 1) for t in range(1, maximum + 1))
+        rows[maximum] = {
+            "cut off": lengths.share_cut_off(maximum).value if maximum <= lengths.limit else math.nan,
+            "batches with a runaway": 1 - lengths.within(maximum) ** count,
+            "steps": steps,
+            "padded": steps * count,
+            "written": written * count,
+            "keys and values": plan.parts["rollout"]["keys and values"] / GIB,
+        }
+        if seconds_a_step is not None:
+            rows[maximum]["seconds"] = steps * seconds_a_step
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("maximum")

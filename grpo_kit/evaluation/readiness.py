@@ -1,0 +1,276 @@
+"""Is a model ready for GRPO on a task? Counted before any training, from samples at the training temperature.
+
+GRPO learns from groups whose completions differ in reward, and mostly makes likelier what the model already says now
+and then. So: how often it is right in 1 to 64 tries, how many groups would carry a signal, and what stands in the way.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from grpo_kit.evaluation.accuracy import leniently_right, render, strictly_right
+from grpo_kit.evaluation.aha import count_words, word_table
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k
+from grpo_kit.evaluation.lengths import Lengths
+from grpo_kit.rollout.complete import Completion, complete
+from grpo_kit.training.checks import part_scores, weighted_score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_kit.tasks import Task
+
+# The verdicts' thresholds: choices, stated in each verdict and not tuned to any result.
+FORMATTED = 0.5  # at least so many samples give an answer that can be read
+EVER = 0.1  # at least so many prompts are right once in all their samples
+ALWAYS = 0.9  # at most so many samples are right
+MIXED = 0.2  # at least so many groups hold right and wrong
+
+VERDICTS = {
+    "format first": "most samples give no readable answer: show a worked example, prefill the tag, or warm up with SFT",
+    "never succeeds": "there is nothing to make likelier: do SFT first, or take easier rows or a stronger model",
+    "too easy": "little is left to learn: take harder rows",
+    "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, easier rows, or SFT first",
+    "ready": "train",
+}
+
+
+def mixed_share(counts: Sequence[int], group_size: int) -> float:
+    """The chance that a group drawn from one prompt's samples, without replacement, is not all alike.
+
+    counts: how many samples had each value (right and wrong, or each reward). Unbiased for 1 - sum of p ** group_size
+    over the values, as pass_at_k is for its own.
+    Raises ValueError unless 2 <= group_size <= the number of samples.
+
+    >>> round(mixed_share([1, 3], 2), 3)
+    0.5
+    """
+    n = sum(counts)
+    if min(counts, default=0) < 0 or not 2 <= group_size <= n:
+        raise ValueError(f"group_size={group_size!r} must lie in 2..{n}, the samples of a prompt")
+    return 1 - sum(math.comb(count, group_size) for count in counts) / math.comb(n, group_size)
+
+
+@dataclass(frozen=True, repr=False)
+class Readiness:
+    """What a model does on a task before training. Made by readiness().
+
+    right, lenient, formatted: of `samples`, by prompt: right in the tags, right as evaluate's lenient reading has it,
+    with a readable answer. rewards: by prompt, reward (weighted sum) -> samples that earned it.
+    lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
+    """
+
+    task: str
+    samples: int
+    group_size: int
+    questions: list[str]
+    right: list[int]
+    lenient: list[int]
+    formatted: list[int]
+    rewards: list[dict[float, int]]
+    lengths: Lengths
+    words: dict[str, int]
+    constant: tuple[str, float] | None
+    settings: dict[str, Any]
+
+    @property
+    def n(self) -> int:
+        """Number of prompts."""
+        return len(self.right)
+
+    @property
+    def pass_at(self) -> dict[int, Estimate]:
+        """k -> pass@k, for 1, 2, 4, ... and all samples."""
+        return self._pass_at(self.right)
+
+    @property
+    def lenient_pass_at(self) -> dict[int, Estimate]:
+        """The same with the lenient reading: what the model may know but does not put into the tags."""
+        return self._pass_at(self.lenient)
+
+    def _pass_at(self, right: Sequence[int]) -> dict[int, Estimate]:
+        ks = sorted({*(1 << i for i in range(self.samples.bit_length())), self.samples})
+        return {k: bootstrap_mean([pass_at_k(self.samples, c, k) for c in right]) for k in ks}
+
+    @property
+    def format_rate(self) -> Estimate:
+        """Share of samples with a readable answer."""
+        return bootstrap_mean([count / self.samples for count in self.formatted])
+
+    def mixed_right(self, group_size: int | None = None) -> Estimate:
+        """Expected share of groups that hold right and wrong completions. group_size: None means the one asked for."""
+        size = self.group_size if group_size is None else group_size
+        return bootstrap_mean([mixed_share([c, self.samples - c], size) for c in self.right])
+
+    def mixed_reward(self, group_size: int | None = None) -> Estimate:
+        """Expected share of groups whose rewards are not all equal: format and soft parts carry a signal too."""
+        size = self.group_size if group_size is None else group_size
+        return bootstrap_mean([mixed_share(list(rewards.values()), size) for rewards in self.rewards])
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS; the first that holds, in their order."""
+        passes = self.pass_at
+        if self.format_rate.value < FORMATTED:
+            return "format first"
+        if passes[self.samples].value < EVER:
+            return "never succeeds"
+        if passes[1].value > ALWAYS:
+            return "too easy"
+        return "ready" if self.mixed_right().value >= MIXED else "rarely succeeds"
+
+    @property
+    def reason(self) -> str:
+        """The numbers behind the verdict and what to do, in a sentence each."""
+        once, ever = self.pass_at[1].value, self.pass_at[self.samples].value
+        shown, guessed = self.format_rate.value, self.lenient_pass_at[1].value
+        mixed, unequal = self.mixed_right().value, self.mixed_reward().value
+        in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
+        groups = f"{_share(mixed, MIXED)} of groups of {self.group_size} would hold right and wrong"
+        why = {
+            "format first": f"{_share(shown, FORMATTED)} of samples have a readable answer, below {FORMATTED:.0%} "
+            f"(read leniently, {guessed:.0%} are right)",
+            "never succeeds": f"{in_any}, below {EVER:.0%}",
+            "too easy": f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}",
+            "rarely succeeds": f"{groups}, below {MIXED:.0%}",
+            "ready": f"{once:.0%} of samples are right, {in_any}, and {groups}",
+        }[self.verdict]
+        told = f"{self.verdict}: {why}. So: {VERDICTS[self.verdict]}."
+        if self.verdict != "ready" and unequal >= MIXED:
+            told += (
+                f" (In {unequal:.0%} of groups rewards would differ all the same, by format or soft parts.)"
+            )
+        return told
+
+    def __repr__(self) -> str:
+        return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})"
+
+    def table(self) -> pd.DataFrame:
+        """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
+        size = self.group_size
+        named = {"readable answer": self.format_rate}
+        named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
+        named["right, read leniently"] = self.lenient_pass_at[1]
+        named[f"groups of {size} with right and wrong"] = self.mixed_right()
+        named[f"groups of {size} with unequal rewards"] = self.mixed_reward()
+        rows = {name: asdict(estimate) for name, estimate in named.items()}
+        if self.constant is not None:
+            rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
+        return table.astype({"value": float, "low": float, "high": float, "n": int})
+
+    def aha(self) -> pd.DataFrame:
+        """Words of self-reflection in the samples; see grpo_kit.evaluation.aha."""
+        return word_table(self.words, self.n * self.samples)
+
+    def _repr_html_(self) -> str:
+        table = self.table().to_html(float_format="{:.3f}".format, na_rep="")
+        return f"<p><b>{html.escape(self.reason)}</b></p>{table}"
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write everything to one JSON file; Readiness.load reads it."""
+        Path(path).write_text(json.dumps(asdict(self), ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Readiness:
+        """What save() wrote."""
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Readiness:
+        """Of asdict(), also after a trip through JSON, whose keys are texts."""
+        lengths = data["lengths"]
+        ended = {int(tokens): count for tokens, count in lengths["ended"].items()}
+        rewards = [{float(r): count for r, count in one.items()} for one in data["rewards"]]
+        constant = tuple(data["constant"]) if data["constant"] else None
+        changed = {"lengths": Lengths(ended, lengths["cut_off"], lengths["limit"]), "rewards": rewards}
+        return cls(**{**data, **changed, "constant": constant})
+
+
+def readiness(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    *,
+    rows: Sequence[dict] | None = None,
+    samples: int = 64,
+    group_size: int = 8,
+    temperature: float = 1.0,
+    max_new_tokens: int | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Readiness:
+    """Sample each of the rows (default: the task's held-out rows) and count; nothing is trained.
+
+    samples: completions a prompt. group_size, temperature: those of the training to come.
+    max_new_tokens: None means the task's. The model is left as it was.
+    Raises ValueError naming the argument for empty rows, a group_size outside 2..samples, and what complete refuses.
+
+    >>> print(readiness(model, tokenizer, largest()).reason)  # doctest: +SKIP
+    """
+    rows = list(task.held_out if rows is None else rows)
+    limit = task.max_completion_tokens if max_new_tokens is None else max_new_tokens
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    if not 2 <= group_size <= samples:
+        raise ValueError(f"group_size={group_size!r} must lie in 2..samples={samples!r}")
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
+    how = {"max_new_tokens": limit, "samples": samples, "temperature": temperature, "seed": seed}
+    prompts = render(tokenizer, task, rows)
+    made = complete(model, tokenizer, prompts, batch_size=batch_size, **how)
+    texts = [completion.text for completion in made]
+    asked = [row for row in rows for _ in range(samples)]
+    strict = [strictly_right(task, row, text) for row, text in zip(asked, texts, strict=True)]
+    lenient = [
+        right or leniently_right(task, row, text)
+        for right, row, text in zip(strict, asked, texts, strict=True)
+    ]
+
+    def by_prompt(values: Sequence) -> list[list]:
+        return [list(values[i : i + samples]) for i in range(0, len(values), samples)]
+
+    earned = _rewards(task, asked, prompts, made)
+    return Readiness(
+        task=task.name,
+        samples=samples,
+        group_size=group_size,
+        questions=[row["question"] for row in rows],
+        right=[sum(part) for part in by_prompt(strict)],
+        lenient=[sum(part) for part in by_prompt(lenient)],
+        formatted=[sum(part) for part in by_prompt([task.answer_of(text) is not None for text in texts])],
+        rewards=[dict(sorted(Counter(part).items())) for part in by_prompt(earned)],
+        lengths=Lengths.of(made, limit),
+        words=count_words(texts),
+        constant=task.best_constant(rows) if task.strategies else None,
+        settings=how | {"temperature": float(temperature)},
+    )
+
+
+def _share(value: float, threshold: float) -> str:
+    """In per cent; with a digit more where it would read as the threshold that it is not."""
+    short = f"{value:.0%}"
+    return f"{value:.1%}" if short == f"{threshold:.0%}" and value != threshold else short
+
+
+def _rewards(task: Task, rows: list[dict], prompts: Sequence[str], made: Sequence[Completion]) -> list[float]:
+    """Weighted sums as in training, a part that cannot judge adding nothing. rows: one a completion."""
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    parts = part_scores(
+        task.rewards,
+        prompts=[prompt for prompt in prompts for _ in range(len(made) // len(prompts))],
+        completions=[completion.text for completion in made],
+        completion_ids=[completion.ids for completion in made],
+        columns=columns | {"prefill": [task.prefill] * len(rows)},
+    )
+    return [weighted_score(task.reward_weights, [r or 0.0 for r in row]) for row in zip(*parts, strict=True)]

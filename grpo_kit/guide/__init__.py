@@ -1,0 +1,1 @@
+"""Which method for which data and reward?"""

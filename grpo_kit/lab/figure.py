@@ -1,0 +1,73 @@
+"""The laboratory's one figure: reward curves, final accuracy, differences to the first arm, cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grpo_kit.display import COLOURS, GREY, new_figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *, against: str) -> Figure:
+    """A Lab's tables as a picture.
+
+    Curves: mean over seeds, band from the lowest to the highest seed. Dots: seeds; bars: 95 % intervals.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    arms = list(summary.index)
+    colour = {arm: COLOURS[i % len(COLOURS)] for i, arm in enumerate(arms)}
+    height = max(3.2, 1.5 + 0.34 * len(arms))
+    figure = new_figure(13, height)
+    lines, right, change, cost = figure.subplots(1, 4, gridspec_kw={"width_ratios": [5, 3, 3, 2]})
+    for i, arm in enumerate(arms):
+        own = curves[(curves["arm"] == arm) & curves["reward"].notna()]  # reused rollouts have none
+        by_step = own.groupby("step")["reward"]
+        steps = sorted(own["step"].unique())
+        style = ("-", "--", ":", "-.")[i // len(COLOURS) % 4]
+        lines.plot(steps, by_step.mean(), color=colour[arm], linestyle=style, linewidth=1.8, label=arm)
+        if own["seed"].nunique() > 1:
+            lines.fill_between(
+                steps, by_step.min(), by_step.max(), color=colour[arm], alpha=0.10, linewidth=0
+            )
+        row = summary.loc[arm]
+        own_runs = runs[runs["arm"] == arm]
+        each = own_runs["accuracy"]
+        _interval(right, i, row["accuracy"], row["low"], row["high"], colour[arm])
+        right.plot(each, [i] * len(each), ".", color=colour[arm], alpha=0.55, markersize=5)
+        right.plot([own_runs["before"].mean()], [i], "|", color=GREY, markersize=12)
+        if arm != against:
+            _interval(change, i, row["difference"], row["d_low"], row["d_high"], colour[arm])
+        cost.barh(i, row["tokens"] / 1000, color=colour[arm], height=0.6)
+    constant = runs["best_constant"].dropna()
+    if len(constant):
+        right.axvline(constant.max(), color="#c44e52", linestyle="--", linewidth=1)
+    change.axvline(0, color=GREY, linewidth=0.8)
+    lines.set_title("reward in training (band: seeds)", loc="left", fontsize=9.5)
+    lines.set_xlabel("step", fontsize=8, color=GREY)
+    right.set_title("held-out accuracy, greedy", loc="left", fontsize=9.5)
+    right.set_xlabel("| before training   -- best constant answer", fontsize=8, color=GREY)
+    change.set_title(f"difference to {against}", loc="left", fontsize=9.5)
+    change.set_xlabel("95 % intervals over seeds and rows", fontsize=8, color=GREY)
+    cost.set_title("thousand tokens", loc="left", fontsize=9.5)
+    if len(arms) <= 8:
+        lines.legend(fontsize=8, frameon=False, loc="best")
+    lines.set_ylim(min(0.0, curves["reward"].min()) - 0.02, max(1.0, curves["reward"].max()) + 0.02)
+    lines.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.set_xlim(0, 1.02)
+    for axes in (right, change, cost):
+        axes.set_yticks(range(len(arms)), arms if axes is right else [""] * len(arms), fontsize=8)
+        axes.set_ylim(len(arms) - 0.4, -0.6)
+    for axes in (lines, right, change, cost):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8, labelcolor=GREY)
+    return figure
+
+
+def _interval(axes: Axes, place: int, value: float, low: float, high: float, colour: str) -> None:
+    axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+    axes.plot([value], [place], "o", color=colour, markersize=5.5)

@@ -1,0 +1,173 @@
+"""One run of the laboratory: flat settings -> a trained and evaluated model -> a run folder with result.json."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from transformers import set_seed
+from transformers.trainer import TRAINER_STATE_NAME
+
+from grpo_kit.evaluation.accuracy import Evaluation, evaluate
+from grpo_kit.lab.settings import describe, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.models import hardware, load_policy
+from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole
+from grpo_kit.rollout.complete import complete
+from grpo_kit.tasks import Task
+from grpo_kit.watch.monitor import read_flags
+
+RESULT = "result.json"
+SETTINGS = "settings.json"
+_SAMPLED_ROWS, _SAMPLES = 64, 4  # of an evaluation at a temperature
+
+
+def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluation) -> dict[str, Any]:
+    """Train and evaluate; returns what result.json then holds. A whole checkpoint in the folder is gone on from.
+
+    Raises KeyboardInterrupt after the stop button, once the trainer has saved.
+    """
+    settings = resolve(changes)
+    cfg, task, args = settings.profile, settings.task, settings.args(folder, seed)
+    checkpoint = last_checkpoint(folder)
+    set_seed(seed)
+    model, tokenizer = load_policy(cfg.model, tuning=settings.tuning, dtype=settings.dtype, quiet=True)
+    start = time.perf_counter()
+    if settings.prepare is not None:  # before a checkpoint is loaded too: a reference model comes from it
+        settings.prepare(model, tokenizer, task, seed)
+    prepared = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SETTINGS, fingerprint(settings))
+    trainer = settings.trainer(
+        model,
+        task.rewards,
+        args,
+        train_dataset=task.dataset(tokenizer),
+        processing_class=tokenizer,
+        live=False,
+        **settings.options,
+    )
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    del trainer
+    trained = time.perf_counter()
+    after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
+    sampled = {str(t): _sampled(model, tokenizer, task, t, seed) for t in settings.eval_temperatures}
+    metrics, completions = read_metrics(folder), read_completions(folder)
+    wrong = after.rows[~after.rows["strict"].astype(bool)]
+    result = {
+        "settings": describe(changes),
+        "seed": seed,
+        "accuracy": asdict(after.strict),
+        "right": "".join("1" if right else "0" for right in after.rows["strict"]),
+        "formatted": after.formatted.value,
+        "tokens_mean": float(after.rows["tokens"].mean()),
+        "tokens_mean_wrong": float(wrong["tokens"].mean()) if len(wrong) else None,
+        "sampled": sampled,
+        "before": asdict(before.strict),
+        "before_formatted": before.formatted.value,
+        "constant": list(before.constant) if before.constant else None,
+        "steps": int(metrics["step"].max()) if len(metrics) else 0,
+        "completions": len(completions),  # all that were sampled, used or not
+        "tokens": float(metrics["num_tokens"].max()) if len(metrics) else 0.0,
+        "prepare_seconds": round(prepared - start, 1),
+        "train_seconds": round(trained - prepared + _earlier_seconds(metrics, checkpoint), 1),
+        "evaluate_seconds": round(time.perf_counter() - trained, 1),
+        "model": cfg.model,
+        "hardware": hardware(),
+        "date": date.today().isoformat(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
+    }
+    write_json(folder / RESULT, result)
+    del model
+    gc.collect()
+    return result
+
+
+def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:
+    """The untrained model on the task's held-out rows: one file in `folder` for each model, prompt and rows."""
+    settings = resolve(changes)
+    path = folder / f"before-{prompt_fingerprint(settings)}.json"
+    if path.exists():
+        return Evaluation.load(path)
+    cfg, tuning = settings.profile, "qlora" if settings.tuning == "qlora" else "full"
+    model, tokenizer = load_policy(cfg.model, tuning=tuning, dtype=settings.dtype, quiet=True)
+    found = evaluate(model, tokenizer, settings.task, batch_size=cfg.eval_batch)
+    found.save(path)
+    return found
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end; a run killed while it saved leaves a part of one."""
+    for path in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
+        try:
+            json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))  # written last
+        except (OSError, ValueError):
+            continue
+        return path
+    return None
+
+
+def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
+    """An unfinished run that cannot be gone on with keeps its files under another name, which is returned.
+
+    It can be gone on with from a whole checkpoint, under the same settings, unless a red flag has ended it
+    (on_flag="stop": trained on, it would not end there again).
+    """
+    if not holds_run(folder):
+        return None
+    settings, file = resolve(changes), folder / SETTINGS
+    same = file.exists() and json.loads(file.read_text(encoding="utf-8")) == fingerprint(settings)
+    flagged = settings.options.get("on_flag") == "stop" and read_flags(folder)
+    if same and not flagged and last_checkpoint(folder) is not None:
+        return None
+    number = 1
+    while (target := folder.with_name(f"{folder.name}.unfinished-{number}")).exists():
+        number += 1
+    return folder.rename(target)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+def _sampled(model: Any, tokenizer: Any, task: Task, temperature: float, seed: int) -> float:
+    """Share of right samples at a temperature, over the first held-out rows."""
+    rows = task.held_out[:_SAMPLED_ROWS]
+    part = replace(task, held_out=rows)
+    made = complete(
+        model,
+        tokenizer,
+        list(part.dataset(tokenizer, "held_out")["prompt"]),
+        max_new_tokens=task.max_completion_tokens,
+        samples=_SAMPLES,
+        temperature=temperature,
+        batch_size=_SAMPLED_ROWS,
+        seed=seed,
+    )
+    answers = [(task.answer_of(c.text), rows[i // _SAMPLES]) for i, c in enumerate(made)]
+    right = [answer is not None and bool(task.is_correct(answer, row)) for answer, row in answers]
+    return sum(right) / len(right)
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _earlier_seconds(metrics: pd.DataFrame, checkpoint: Path | None) -> float:
+    """Of the steps up to the checkpoint that a run went on from."""
+    return (
+        0.0
+        if checkpoint is None
+        else float(metrics["step_seconds"][metrics["step"] <= _step(checkpoint)].sum())
+    )

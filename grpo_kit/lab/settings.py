@@ -1,0 +1,243 @@
+"""What one run of the laboratory is made of: flat settings -> its parts, and what tells two settings apart."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from trl import GRPOConfig
+
+from grpo_kit.profiles import Profile, profile
+from grpo_kit.rewards.combine import all_parts
+from grpo_kit.tasks import Task
+from grpo_kit.training.trainer import GRPOTrainer
+
+_OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures")
+_PROFILE = {f.name for f in fields(Profile)} - {"name", "picked", "seed"}
+_CONFIG = {f.name for f in fields(GRPOConfig)} - {"seed", "output_dir"}
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_CONSTANT = (str, bytes, int, float, complex, bool, type(None))
+
+Prepare = Callable[[Any, Any, Task, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything one run is made of, but its seed. Made by resolve()."""
+
+    profile: Profile
+    task: Task
+    tuning: str
+    trainer: type[GRPOTrainer]
+    options: dict[str, Any]
+    config: dict[str, Any]
+    prepare: Prepare | None
+    eval_temperatures: tuple[float, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights that are loaded."""
+        return self.profile.dtype if self.tuning == "full" else self.profile.lora_dtype
+
+    def args(self, folder: Path, seed: int = 0) -> GRPOConfig:
+        """The trainer's; raises ValueError for what trl refuses."""
+        given = {"reward_weights": self.task.reward_weights, **self.config}
+        return replace(self.profile, seed=seed).grpo_config(folder, tuning=self.tuning, **given)
+
+
+def resolve(changes: Mapping[str, Any]) -> Settings:
+    """Flat settings by name: fields of Profile, of trl.GRPOConfig, options of the trainer, and a few of its own.
+
+    profile: its name, default "auto". task: a name, or a Task, of which the first held_out rows are judged.
+    tuning: "full", "lora" or "qlora"; with adapters lora_learning_rate and lora_dtype count, and learning_rate and
+    dtype do not. trainer: GRPOTrainer or a subclass. prepare: f(model, tokenizer, task, seed), called before training,
+    and again before a run goes on from a checkpoint. eval_temperatures: the tuned model's samples are judged at each
+    of them too. temperature: a number, or a schedule.
+    Raises ValueError for a name that nobody knows, with the nearest known one, and for values of the wrong kind.
+
+    >>> resolve({"profile": "smoke", "steps": 3, "loss_type": "dr_grpo"}).config
+    {'loss_type': 'dr_grpo'}
+    """
+    changes = dict(changes)
+    trainer = changes.pop("trainer", GRPOTrainer)
+    if not (isinstance(trainer, type) and issubclass(trainer, GRPOTrainer)):
+        raise ValueError(f"trainer={trainer!r} must be GRPOTrainer or a subclass of it")
+    known = {name for name in _options(trainer) if name != "live"}
+    unknown = sorted(set(changes) - set(_OWN) - _PROFILE - _CONFIG - known)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [*_OWN, *_PROFILE, *_CONFIG, *known], 1)
+        raise ValueError(
+            f"{', '.join(unknown)}: no field of a profile or of trl.GRPOConfig and no option of {trainer.__name__}"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    task, tuning = changes.pop("task", None), changes.pop("tuning", "full")
+    prepare, name = changes.pop("prepare", None), changes.pop("profile", "auto")
+    if prepare is not None and not callable(prepare):
+        raise ValueError(f"prepare={prepare!r} must be a function f(model, tokenizer, task, seed)")
+    temperatures = _temperatures(changes.pop("eval_temperatures", ()))
+    options = {}
+    if callable(changes.get("temperature")):
+        options["temperature"] = changes.pop("temperature")
+    numbers = {key: changes.pop(key) for key in list(changes) if key in _PROFILE}
+    if isinstance(task, str):
+        numbers["task"] = task
+    chosen = profile(name, **numbers)
+    if isinstance(task, Task):
+        if "max_completion_tokens" not in numbers:
+            chosen = replace(chosen, max_completion_tokens=task.max_completion_tokens)
+        task = replace(
+            task,
+            held_out=task.held_out[: chosen.held_out],
+            max_completion_tokens=chosen.max_completion_tokens,
+        )
+    elif task is None or isinstance(task, str):
+        task = chosen.make_task()
+    else:
+        raise ValueError(f"task={task!r} must be a Task, or the name of one")
+    options |= {key: changes.pop(key) for key in list(changes) if key in known and key not in _CONFIG}
+    if tuning == "full" or "optimizer" in numbers:
+        options.setdefault("optimizer", chosen.optimizer)
+    return Settings(chosen, task, tuning, trainer, options, changes, prepare, temperatures)
+
+
+def describe(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as they were given, as JSON values, the same in every process: for a reader of result.json."""
+    return json.loads(json.dumps({key: _plain(changes[key]) for key in sorted(changes)}))
+
+
+def fingerprint(settings: Settings) -> dict[str, Any]:
+    """What tells two settings apart, whichever way they were given: every number, all data, the code of functions.
+
+    JSON values, the same in every process of one Python version. Of the kit's own functions and classes the name, of
+    others the code too; not the code of what they call, nor of an object more than its repr shows.
+    """
+    numbers = {k: v for k, v in asdict(settings.profile).items() if k in _PROFILE - {"task", "task_options"}}
+    task = settings.task
+    parts = {
+        "profile": numbers,
+        "task": {**_prompt(task), "train": _digest(task.train), "reward_weights": task.reward_weights}
+        | {"rewards": [[reward, *all_parts(reward)] for reward in task.rewards]},
+        "run": {"tuning": settings.tuning, "trainer": settings.trainer, "prepare": settings.prepare}
+        | {"eval_temperatures": settings.eval_temperatures},
+        "options": settings.options,
+        "config": settings.config,
+    }
+    flat = {f"{part}.{key}": _exact(value) for part, values in parts.items() for key, value in values.items()}
+    return json.loads(json.dumps(flat, sort_keys=True))
+
+
+def prompt_fingerprint(settings: Settings) -> str:
+    """Of all that the untrained model's answers and their judging come from: equal where `before` may be shared."""
+    loaded = [settings.profile.model, settings.dtype, settings.tuning == "qlora"]
+    return _digest([loaded, _exact(_prompt(settings.task))])
+
+
+def _prompt(task: Task) -> dict[str, Any]:
+    names = ("name", "is_correct", "strategies", "system", "prefill", "examples", "max_completion_tokens")
+    given = {name: getattr(task, name) for name in (*names, "answer_tag", "read_answer")}
+    return {**given, "held_out": _digest(task.held_out)}
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=lambda other: _plain(other))
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _temperatures(given: Any) -> tuple[float, ...]:
+    try:
+        values = tuple(map(float, given))
+    except (TypeError, ValueError):
+        values = (0.0,)
+    if not all(value > 0 for value in values):
+        raise ValueError(f"eval_temperatures={given!r} must be a list of numbers above 0, such as (0.7, 1.0)")
+    return values
+
+
+def _options(trainer: type) -> set[str]:
+    """Keyword-only options of the trainer and of the classes it comes from, down to the kit's."""
+    classes = [c for c in trainer.__mro__ if issubclass(c, GRPOTrainer)]
+    parameters = [p for c in classes for p in inspect.signature(c.__init__).parameters.values()]
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _plain(value: Any) -> Any:
+    """JSON, or a text that names the value the same way in every process (a repr may hold an address)."""
+    if isinstance(value, Task):
+        rewards = dict(zip([_plain(r) for r in value.rewards], value.reward_weights, strict=True))
+        return {
+            "task": value.name,
+            "train": len(value.train),
+            "held_out": len(value.held_out),
+            "first": value.train[0]["question"],
+            "rewards": rewards,
+            "system": value.system,
+            "prefill": value.prefill,
+            "examples": [list(pair) for pair in value.examples],
+            "max_completion_tokens": value.max_completion_tokens,
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, type) or inspect.isroutine(value):
+        return value.__qualname__  # without its module: a notebook's is __main__
+    text = repr(value)
+    if " at 0x" in text and not is_dataclass(value):
+        return type(value).__qualname__
+    return _ADDRESS.sub("", text)
+
+
+def _exact(value: Any) -> Any:
+    """As _plain, with the code of functions and classes that are not the kit's."""
+    if isinstance(value, Mapping):
+        return {str(key): _exact(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exact(entry) for entry in value]
+    if isinstance(value, functools.partial):
+        return {"partial": _exact([value.func, value.args, value.keywords])}
+    if inspect.ismethod(value):
+        return {"method": _exact([value.__self__, value.__func__])}
+    if isinstance(value, _CONSTANT):
+        return _plain(value)
+    if isinstance(value, type):
+        own = {name: _code(f) for name, f in vars(value).items() if inspect.isfunction(f)}
+        return [value.__qualname__, "" if _is_the_kits(value) else _digest(own)]
+    if inspect.isroutine(value):
+        code = _code(value) if inspect.isfunction(value) and not _is_the_kits(value) else ""
+        return [value.__qualname__, code]
+    bare = type(value).__repr__ is object.__repr__
+    return ["" if bare else _ADDRESS.sub("", repr(value)), _exact(type(value))]
+
+
+def _is_the_kits(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or ""
+    return module.split(".")[0] == __name__.split(".")[0]
+
+
+def _code(function: Callable) -> str:
+    """A digest of what a function does, with the constants and functions it closes over; comments do not count."""
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    plain = [repr(value) for value in held if isinstance(value, _CONSTANT)]
+    inner = [_instructions(value.__code__) for value in held if inspect.isfunction(value)]
+    return _digest([_instructions(function.__code__, function.__doc__), plain, inner])
+
+
+def _instructions(code: CodeType, doc: str | None = None) -> list[Any]:
+    constants = [
+        _instructions(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
+        for c in code.co_consts
+        if c is None or c != doc
+    ]  # fmt: skip
+    return [code.co_code.hex(), constants, list(code.co_names)]

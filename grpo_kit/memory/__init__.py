@@ -1,0 +1,1 @@
+"""What fits on a card: weights, moments, activations, keys and values."""

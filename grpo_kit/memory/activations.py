@@ -1,0 +1,293 @@
+"""What an update keeps in memory: bytes of llama, qwen2 and qwen3 decoders' activations, in closed form.
+
+Counted from what autograd saves in transformers' own layers (tests/memory/test_memory.py measures it again), and
+from the order in which the backward pass allocates and frees. A chunk is some packed tokens that go forward and
+backward at once; its layers either keep their activations or are checkpointed: keep their input and are computed again.
+
+Simplifications: dense text-only decoders; no dropout; bytes that do not grow with tokens, parameters or vocabulary
+are left out. CUDA kernels' own workspaces are not modelled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from transformers import PretrainedConfig
+
+Trainable = Literal["full", "lora"]
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+PREFERRED_TOKENS = 4096  # of a chunk: large enough for matrix products to keep a card busy
+USED_OF_FREE = 0.9  # the rest: the allocator's fragmentation and kernels' workspaces
+_TILE_TOKENS, _TILE_VOCABULARY = 4096, 32768  # of trl 1.16's chunked LM head
+_CPU_COPIES = {"cuda": 0, "cpu": 7.25}  # of a tile in float32, made where there is no Triton
+_FLOAT = 4  # bytes of a float32
+
+
+class ChunkBytes(NamedTuple):
+    """The fullest moment of one chunk, without weights, gradients and optimizer.
+
+    kept: activations waiting for the backward pass. working: what the moment itself needs. gradients: whether the
+    gradients of all weights exist at that moment. moment: forward, head, layer, recomputed layer or embedding.
+    """
+
+    kept: float
+    working: float
+    gradients: bool
+    moment: str
+
+
+class _Sizes:
+    """The numbers of an architecture that bytes depend on."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        config = config.get_text_config()
+        if config.model_type not in MODEL_TYPES:
+            raise ValueError(
+                f"config.model_type={config.model_type!r} is not known; use one of {', '.join(MODEL_TYPES)}"
+            )
+        self.hidden, self.mlp = config.hidden_size, config.intermediate_size
+        self.layers, self.vocabulary = config.num_hidden_layers, config.vocab_size
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or self.hidden // self.heads
+        self.query, self.key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.tied, self.query_key_norm = bool(config.tie_word_embeddings), config.model_type == "qwen3"
+
+    @property
+    def layer_weights(self) -> int:
+        """Of the linear layers of one decoder layer, without biases."""
+        return 2 * self.hidden * (self.query + self.key) + 3 * self.hidden * self.mlp
+
+
+def layer_bytes(
+    config: PretrainedConfig,
+    itemsize: int,
+    *,
+    trainable: Trainable = "full",
+    compute_itemsize: int | None = None,
+    mask_keys: int = 0,
+    rank: int = 16,
+) -> float:
+    """Bytes a token that one decoder layer keeps for the backward pass when it is not checkpointed.
+
+    itemsize: bytes of a (frozen or trained) weight, hence of the residual stream.
+    compute_itemsize: bytes of autocast's dtype; None means no autocast. With float32 weights autocast keeps a cast
+    copy of the input for every linear layer. Cast weights are not counted here.
+    mask_keys: keys of a dense mask (columns); PyTorch's SDPA keeps a converted copy of it in every layer.
+    0 means no dense mask (FlexAttention).
+    trainable "lora": adapters of `rank` in float32 on every linear layer; weights are frozen.
+    Raises ValueError for an unknown architecture or size.
+
+    >>> from transformers import Qwen2Config
+    >>> qwen = Qwen2Config(hidden_size=1536, intermediate_size=8960, num_attention_heads=12, num_key_value_heads=2)
+    >>> layer_bytes(qwen, 2) / 1024  # KiB a token: 0.43 GiB for 4,096 tokens
+    106.0546875
+    """
+    sizes = _Sizes(config)
+    w, c = _itemsizes(itemsize, compute_itemsize)
+    h, full = sizes.hidden, _is_full(trainable)
+    adapters_cast = not full and (compute_itemsize or itemsize) != _FLOAT  # each adapter casts its own input
+    copy = compute_itemsize or _FLOAT  # the dtype an adapter computes in
+
+    norms = 2 * (
+        _FLOAT * h + _FLOAT + (w * h if full else 0)
+    )  # input, 1/rms; normalised, for the norm's weight
+    if full:
+        linear_inputs = 2 * w * h if w == c else 5 * c * h  # q, k, v share one; gate, up share one
+    else:
+        linear_inputs = 5 * copy * h if adapters_cast or w != c else 2 * w * h
+    repeated = mask_keys or sizes.heads & (sizes.heads - 1)  # transformers repeats keys for all query heads
+    key = sizes.query if repeated else sizes.key
+    attention = c * (2 * sizes.query + 2 * key) + _FLOAT * sizes.heads + c * mask_keys
+    mlp = 4 * c * sizes.mlp
+    if adapters_cast:
+        attention += copy * sizes.query
+        mlp += (copy - c) * sizes.mlp
+    if sizes.query_key_norm:
+        both = sizes.query + sizes.key
+        attention += _FLOAT * both + _FLOAT * (sizes.heads + sizes.kv_heads) + (c * both if full else 0)
+    adapters = 0 if full else 7 * rank * (copy if adapters_cast else _FLOAT)
+    return float(norms + linear_inputs + attention + mlp + adapters)
+
+
+def checkpoint_bytes(config: PretrainedConfig, itemsize: int) -> float:
+    """Bytes a token that a checkpointed decoder layer keeps: its input.
+
+    >>> from transformers import Qwen2Config
+    >>> checkpoint_bytes(Qwen2Config(hidden_size=1536), 2)
+    3072.0
+    """
+    return float(itemsize * _Sizes(config).hidden)
+
+
+def head_bytes(
+    config: PretrainedConfig,
+    itemsize: int,
+    *,
+    scored_tokens: int,
+    trainable: Trainable = "full",
+    compute_itemsize: int | None = None,
+    device: str = "cuda",
+) -> float:
+    """Bytes that the fused LM head needs at the fullest moment of its backward pass, in all.
+
+    scored_tokens: positions with a label. Bytes: the scored hidden states and their gradients, one tile of logits
+    (4,096 tokens x 32,768 of the vocabulary), and, training the head, its gradient in float32 and in its own dtype.
+    device "cpu": without Triton the tile is copied several times.
+    """
+    sizes = _Sizes(config)
+    w, c = _itemsizes(itemsize, compute_itemsize)
+    columns = min(_TILE_VOCABULARY, sizes.vocabulary)
+    cast = w if w != _FLOAT else 0  # accumulated in float32, then converted
+    hidden = scored_tokens * sizes.hidden * (w + _FLOAT + cast)
+    tile = min(scored_tokens, _TILE_TOKENS) * (_TILE_VOCABULARY * c + _CPU_COPIES[device] * columns * _FLOAT)
+    weight = sizes.vocabulary * sizes.hidden * (_FLOAT + cast) if _is_full(trainable) else 0
+    cast_weight = columns * sizes.hidden * c if w != c else 0
+    return float(hidden + tile + weight + cast_weight)
+
+
+def chunk_bytes(
+    config: PretrainedConfig,
+    itemsize: int,
+    *,
+    tokens: int,
+    checkpointed_layers: int,
+    scored_tokens: int | None = None,
+    gradients: bool = True,
+    trainable: Trainable = "full",
+    compute_itemsize: int | None = None,
+    mask_keys: int = 0,
+    rank: int = 16,
+    gradient_bytes: float = 0.0,
+    device: str = "cuda",
+) -> ChunkBytes:
+    """The fullest moment of a chunk's forward and backward pass: the largest of the moments named in ChunkBytes.
+
+    tokens: packed positions; scored_tokens of them have a label (None: all).
+    checkpointed_layers: the first so many layers are computed again in the backward pass.
+    gradients: whether an earlier chunk of the step has left gradients; else they (gradient_bytes) exist only
+    where the backward pass ends, which decides the fullest moment.
+    """
+    sizes = _Sizes(config)
+    k = checkpointed_layers
+    if not 0 <= k <= sizes.layers:
+        raise ValueError(f"checkpointed_layers={k} must lie in 0..{sizes.layers}, the model's layers")
+    scored = tokens if scored_tokens is None else scored_tokens
+    full = _is_full(trainable)
+    w, c = _itemsizes(itemsize, compute_itemsize)
+    layer = tokens * layer_bytes(
+        config,
+        itemsize,
+        trainable=trainable,
+        compute_itemsize=compute_itemsize,
+        mask_keys=mask_keys,
+        rank=rank,
+    )
+    inputs = tokens * checkpoint_bytes(config, itemsize)
+    stem = tokens * (2 * sizes.head_dim * w + mask_keys)  # rotary cosines and sines, the mask
+    last = tokens * sizes.hidden * (_FLOAT + (2 * w if full else w))  # the final norm
+    layers = (sizes.layers - k) * layer + k * inputs
+    weights = sizes.layer_weights * c if w != c else 0  # one layer's, cast; kept as long as its graph
+    cast = {"forward": sizes.layers * weights, "head": (sizes.layers - k) * weights}
+
+    columns = min(_TILE_VOCABULARY, sizes.vocabulary)
+    tile = min(scored, _TILE_TOKENS) * (_TILE_VOCABULARY * c + _CPU_COPIES[device] / 2 * columns * _FLOAT)
+    tile += columns * sizes.hidden * c if w != c else 0
+    head = head_bytes(
+        config,
+        itemsize,
+        scored_tokens=scored,
+        trainable=trainable,
+        compute_itemsize=compute_itemsize,
+        device=device,
+    )
+    embedding = sizes.vocabulary * sizes.hidden * w if full else 0
+    held = embedding if sizes.tied else 0  # the head's gradient waits for the embedding's
+    adapters_cast = not full and c != _FLOAT
+    weight_gradient = sizes.mlp * sizes.hidden * (w if w == c else w + c) if full else 0
+    mlp = tokens * sizes.mlp * (6 if adapters_cast else 2 * c)
+    mlp = max(mlp, weight_gradient + tokens * sizes.mlp * c)
+    thick = tokens * sizes.hidden * c
+    moments = [
+        (stem + last + layers, scored * sizes.hidden * w + tile + cast["forward"], False, "forward"),
+        (stem + last + layers, head + cast["head"], False, "head"),
+    ]
+    if k < sizes.layers:
+        moments.append(
+            (stem + layers, held + mlp + (5 if adapters_cast else 3) * thick + cast["head"], False, "layer")
+        )
+    if k:
+        working = held + layer + mlp + (12 if adapters_cast else 7) * thick + weights
+        moments.append((stem + k * inputs, working, False, "recomputed layer"))
+        moments.append((stem + inputs, working, True, "recomputed layer"))
+    embedding *= gradients  # the first gradient of a step is kept as it is, later ones are added to it
+    moments.append((stem, 2 * held + embedding + thick, True, "embedding"))  # if tied: two and their sum
+    if gradients:
+        moments = [(kept, working, True, name) for kept, working, _, name in moments]
+    return max(
+        (ChunkBytes(*moment) for moment in moments),
+        key=lambda m: m.kept + m.working + m.gradients * gradient_bytes,
+    )
+
+
+def update_budget(
+    free_bytes: float,
+    config: PretrainedConfig,
+    itemsize: int,
+    *,
+    longest: int = 1,
+    total: int | None = None,
+    preferred: int = PREFERRED_TOKENS,
+    **chunk: Any,
+) -> tuple[int, int]:
+    """(tokens of a chunk, checkpointed layers) for the memory that is free once gradients are counted.
+
+    free_bytes: what chunks may use besides weights, gradients and optimizer; nine tenths of it are spent.
+    longest: packed tokens of the longest completion with its prompt, the least a chunk can be.
+    total: packed tokens of the step, the most a chunk can be. preferred: tokens that are enough for good matrix sizes.
+    chunk: trainable, compute_itemsize, mask_keys, rank, device, as chunk_bytes takes them.
+    Rule: the fewest checkpointed layers with which `preferred` tokens (fewer, if `total` is less; more, if `longest`
+    is more) fit, then as many tokens as fit with these; if they do not even fit with every layer checkpointed, as
+    many as do. Never less than `longest`, whether it fits or not. Every position counts as scored.
+    Raises ValueError for sizes below 1.
+
+    >>> from transformers import Qwen2Config
+    >>> qwen = Qwen2Config(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+    ...                    num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
+    >>> update_budget(8 * 2**30, qwen, 2, total=40_000)
+    (4401, 16)
+    """
+    for name, value in (
+        ("longest", longest),
+        ("preferred", preferred),
+        ("total", 1 if total is None else total),
+    ):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1 token")
+    layers = _Sizes(config).layers
+    most = max(longest, total if total is not None else 2**20)
+
+    def fits(tokens: int, checkpointed: int) -> bool:
+        need = chunk_bytes(config, itemsize, tokens=tokens, checkpointed_layers=checkpointed, **chunk)
+        return need.kept + need.working <= USED_OF_FREE * free_bytes
+
+    wanted = max(longest, min(preferred, most))
+    checkpointed = next((k for k in range(layers + 1) if fits(wanted, k)), layers)
+    low, high = longest, most  # low fits, or is what must do
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle, checkpointed) else (low, middle - 1)
+    return low, checkpointed
+
+
+def _itemsizes(itemsize: int, compute_itemsize: int | None) -> tuple[int, int]:
+    for name, value in (("itemsize", itemsize), ("compute_itemsize", compute_itemsize)):
+        if value not in (2, 4) and not (name == "compute_itemsize" and value is None):
+            raise ValueError(f"{name}={value!r} must be 2 (bfloat16, float16) or 4 (float32) bytes")
+    return itemsize, compute_itemsize or itemsize
+
+
+def _is_full(trainable: str) -> bool:
+    if trainable not in ("full", "lora"):
+        raise ValueError(f"trainable={trainable!r} is not known; use 'full' or 'lora'")
+    return trainable == "full"

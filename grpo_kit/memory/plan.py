@@ -1,0 +1,344 @@
+"""What will fit on the card, from a model's config alone: nothing is loaded.
+
+    print(plan_memory("gpu24"))
+
+A step has three moments that may be the fullest: the rollout (keys and values), the update (activations) and the
+optimizer's step. What one moment needs and another does not is not added up: keys and values are freed before the
+update. Activations come from activations.py, which is checked against measurement; the reserve is an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
+
+from grpo_kit.memory.activations import checkpoint_bytes, chunk_bytes, head_bytes, layer_bytes, update_budget
+from grpo_kit.memory.table import GIB, MemoryPlan
+from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.profiles import Profile
+from grpo_kit.profiles import profile as profile_named
+
+__all__ = [
+    "MemoryPlan",
+    "checkpoint_bytes",
+    "chunk_bytes",
+    "head_bytes",
+    "layer_bytes",
+    "plan_memory",
+    "update_budget",
+]
+
+USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
+CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
+FRAGMENTATION = 0.05  # of what is allocated: an estimate
+_COMPUTE = 2  # bytes of bfloat16, in which a card computes
+_DECODE_COPIES = 5  # of a decode step's logits in float32, while sampling: an estimate
+
+# Bytes a parameter that exist only while the optimizer steps: torch's foreach AdamW, and the kit's in parts.
+_FOREACH, _SPLIT_PARTS = 4.0, 0.3 * GIB
+_FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: nf4 with double quantisation
+
+PARTS = ("weights", "reference model", "cast weights", "optimizer", "gradients", "keys and values")
+PARTS += ("logits and sampling", "activations", "head and backward", "optimizer's own")
+
+_QWEN = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True, "num_key_value_heads": 2}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN
+    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN
+    | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "Qwen/Qwen2.5-3B-Instruct": _QWEN
+    | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
+    "smollm2-135m-instruct": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+    "tiny-random": {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def plan_memory(
+    profile: Profile | str,
+    gpu_gb: float = 24.0,
+    *,
+    tuning: str = "full",
+    prompt_tokens: int = 256,
+    config: PretrainedConfig | None = None,
+    attention: str = "flex_attention",
+    chunk_tokens: int | None = None,
+    checkpointed_layers: int | None = None,
+    rank: int = 16,
+) -> MemoryPlan:
+    """What one GRPO step of the profile needs on a CUDA card, before anything is loaded.
+
+    gpu_gb: what the card is sold as; 0.92 of it, in GiB, count as usable (24 -> 22.1).
+    tuning: "full", "lora" or "qlora". prompt_tokens: of the longest prompt, prefill included; completions are
+    taken at their maximum. config: of a model whose name cannot be looked up (no network).
+    attention: of the update; "sdpa" keeps a dense mask in every layer.
+    chunk_tokens, checkpointed_layers: fix how the update is cut; None: as the trainer chooses from free memory.
+    Compute runs in bfloat16; float32 weights are cast by autocast.
+    Unverified: CUDA kernels' workspaces and the allocator's fragmentation, for which the row `reserve` stands.
+    Raises ValueError for an unknown name, optimizer, tuning or size.
+
+    >>> plan = plan_memory("gpu24", tuning="lora")
+    >>> plan.fits, plan.advice
+    (True, [])
+    """
+    cfg = profile_named(profile) if isinstance(profile, str) else profile
+    if tuning not in ("full", "lora", "qlora"):
+        raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+    if attention not in ("flex_attention", "sdpa"):
+        raise ValueError(f"attention={attention!r} is not known; use 'flex_attention' or 'sdpa'")
+    if not (isinstance(gpu_gb, (int, float)) and math.isfinite(gpu_gb) and gpu_gb > 0):
+        raise ValueError(f"gpu_gb={gpu_gb!r} must be a number above 0, e.g. 24")
+    sizes = {
+        "prompt_tokens": prompt_tokens,
+        "rank": rank,
+        "chunk_tokens": 1 if chunk_tokens is None else chunk_tokens,
+    }
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+    if tuning == "full" and cfg.optimizer not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise ValueError(f"optimizer={cfg.optimizer!r} is not known here; use one of {known}")
+    config = config or _config(cfg.model)
+    request = _Request(
+        cfg, config, tuning, prompt_tokens, attention, rank, gpu_gb * USABLE * GIB, _count(config, rank)
+    )
+    plan = request.plan(chunk_tokens, checkpointed_layers)
+    return (
+        plan if plan.fits else replace(plan, advice=_advice(request, plan, chunk_tokens, checkpointed_layers))
+    )
+
+
+class _Counts(NamedTuple):
+    """Parameters: of linear layers but the head; embedding and head; biases and norms; adapters on the first."""
+
+    linear: int
+    ends: int
+    norms: int
+    adapters: int
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked for, in bytes and parameters."""
+
+    cfg: Profile
+    config: PretrainedConfig
+    tuning: str
+    prompt_tokens: int
+    attention: str
+    rank: int
+    usable: float
+    counts: _Counts
+
+    @property
+    def full(self) -> bool:
+        return self.tuning == "full"
+
+    @property
+    def group_tokens(self) -> int:
+        """Packed tokens of one prompt and its completions."""
+        return self.prompt_tokens - 1 + self.cfg.group_size * self.cfg.max_completion_tokens
+
+    def plan(self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None) -> MemoryPlan:
+        """The plan without advice; None: as the trainer would cut the update."""
+        cfg, layers = self.cfg, self.config.get_text_config().num_hidden_layers
+        linear, ends, norms, adapters = self.counts
+        itemsize = getattr(torch, cfg.dtype if self.full else cfg.lora_dtype).itemsize
+        residual = 4 if self.tuning == "qlora" else itemsize  # peft turns what is not 4-bit into float32
+        weights = linear * (_FOUR_BIT if self.tuning == "qlora" else itemsize) + (ends + norms) * residual
+        if self.full:
+            state, during = _optimizer(cfg.optimizer, linear + ends + norms, itemsize)
+            gradients = (linear + ends + norms) * itemsize
+        else:  # adapters in float32, torch's AdamW
+            state, during, gradients = 8 * adapters, 4 * adapters, 4 * adapters
+        static = {
+            "weights": weights + (0 if self.full else 4 * adapters),
+            "reference model": weights if self.full and cfg.beta > 0 else 0.0,
+            "optimizer": state,
+        }
+        cast = linear * _COMPUTE if self.full and itemsize != _COMPUTE else 0.0
+
+        free = self.usable / (1 + FRAGMENTATION) - CONTEXT_GIB * GIB - sum(static.values()) - gradients
+        tokens, checkpointed = self._cut(free, residual)
+        tokens = min(chunk_tokens or tokens, cfg.prompts_per_step * self.group_tokens)
+        checkpointed = checkpointed if checkpointed_layers is None else checkpointed_layers
+        moments = {
+            "rollout": static | self._rollout(cast),
+            "update": static | self._update(tokens, checkpointed, residual, gradients, cast),
+            "optimizer step": static | {"gradients": gradients, "optimizer's own": during},
+        }
+        parts = {m: {name: float(p.get(name, 0.0)) for name in PARTS} for m, p in moments.items()}
+        for p in parts.values():
+            p["reserve"] = CONTEXT_GIB * GIB + FRAGMENTATION * sum(p.values())
+        return MemoryPlan(self._title(), parts, self.usable / GIB, tokens, checkpointed, layers, [])
+
+    def _rollout(self, cast: float) -> dict[str, float]:
+        cfg, config = self.cfg, self.config.get_text_config()
+        rows = cfg.completions_per_step
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        key_value = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * _COMPUTE
+        prompts = cfg.prompts_per_step * self.prompt_tokens
+        logits = rows * config.vocab_size * (_COMPUTE + _DECODE_COPIES * 4)
+        prefill = prompts * (3 * config.intermediate_size + 6 * config.hidden_size) * _COMPUTE
+        return {
+            "cast weights": cast + config.vocab_size * config.hidden_size * _COMPUTE if cast else 0.0,
+            "keys and values": (prompts + rows * cfg.max_completion_tokens) * key_value,
+            "logits and sampling": max(logits, prefill),
+        }
+
+    def _chunk(self) -> dict[str, Any]:
+        return {
+            "trainable": "full" if self.full else "lora",
+            "compute_itemsize": _COMPUTE,
+            "mask_keys": self.group_tokens if self.attention == "sdpa" else 0,
+            "rank": self.rank,
+        }
+
+    def _cut(self, free: float, residual: int) -> tuple[int, int]:
+        return update_budget(
+            max(free, 0.0),
+            self.config,
+            residual,
+            longest=self.prompt_tokens - 1 + self.cfg.max_completion_tokens,
+            total=self.cfg.prompts_per_step * self.group_tokens,
+            **self._chunk(),
+        )
+
+    def _update(
+        self, tokens: int, checkpointed: int, residual: int, gradients: float, cast: float
+    ) -> dict[str, float]:
+        total = self.cfg.prompts_per_step * self.group_tokens
+        scored = self.cfg.completions_per_step * self.cfg.max_completion_tokens
+        peak = chunk_bytes(
+            self.config,
+            residual,
+            tokens=tokens,
+            scored_tokens=math.ceil(tokens * scored / total),
+            checkpointed_layers=checkpointed,
+            gradients=tokens < total,
+            gradient_bytes=gradients,
+            **self._chunk(),
+        )
+        shown_apart = min(cast, peak.working) if peak.moment == "forward" else 0.0
+        return {
+            "cast weights": shown_apart,
+            "gradients": gradients if peak.gradients else 0.0,
+            "activations": peak.kept,
+            "head and backward": peak.working - shown_apart,
+        }
+
+    def _title(self) -> str:
+        cfg = self.cfg
+        how = (
+            f"full, {cfg.dtype}, {cfg.optimizer}"
+            if self.full
+            else f"{self.tuning} r{self.rank}, {cfg.lora_dtype}"
+        )
+        size = f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {cfg.max_completion_tokens})"
+        return f"{cfg.model}, {how}, {size} tokens"
+
+
+def _advice(request: _Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
+    """What would help, by how much it saves; each change alone, the update cut as in the plan."""
+    cfg, full = request.cfg, request.tuning == "full"
+    changes: list[tuple[str, _Request]] = []
+    split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg
+    if split != cfg and (cfg.optimizer, cfg.dtype) != ("flash-adamw", "bfloat16"):
+        changes.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
+    if full and cfg.dtype == "float32" and cfg.optimizer == "adamw":
+        eight = replace(cfg, optimizer="adamw-8bit")
+        changes.append(("optimizer='adamw-8bit'", replace(request, cfg=eight)))
+    if full and cfg.beta > 0:
+        changes.append(("beta=0 (no reference model)", replace(request, cfg=replace(cfg, beta=0.0))))
+    if full:
+        changes.append(("tuning='lora'", replace(request, tuning="lora")))
+    if request.tuning != "qlora":
+        changes.append(("tuning='qlora'", replace(request, tuning="qlora")))
+    if cfg.prompts_per_step > 1:
+        half = cfg.prompts_per_step // 2
+        changes.append(
+            (f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half)))
+        )
+    half = cfg.max_completion_tokens // 2
+    if half:
+        shorter = replace(cfg, max_completion_tokens=half)
+        changes.append((f"max_completion_tokens={half}", replace(request, cfg=shorter)))
+    if request.attention == "sdpa":
+        changes.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
+    smaller = "Qwen/Qwen2.5-0.5B-Instruct"
+    config = _config(smaller)
+    small = replace(
+        request, cfg=replace(cfg, model=smaller), config=config, counts=_count(config, request.rank)
+    )
+    changes.append((f"model={smaller!r}", small))
+
+    found: list[tuple[float, str]] = []
+    for name, change in changes:
+        layers = min(plan.checkpointed_layers, change.config.get_text_config().num_hidden_layers)
+        saved = plan.peak_gib - change.plan(plan.chunk_tokens, layers).peak_gib
+        fits = change.plan(tokens, None if checkpointed is None else layers).fits
+        found.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if fits else ''}"))
+    if tokens is not None or checkpointed is not None:
+        free = request.plan()
+        saved = plan.peak_gib - free.peak_gib
+        name = f"chunk_tokens={free.chunk_tokens} and {free.checkpointed_layers} checkpointed layers"
+        found.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if free.fits else ''}"))
+    return [text for saved, text in sorted(found, reverse=True) if saved >= 0.05]
+
+
+def _count(config: PretrainedConfig, rank: int) -> _Counts:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    linear = sum(layer.weight.numel() for layer in layers)
+    ends = sum({id(p): p.numel() for m in (head, embedding) for p in m.parameters()}.values())
+    adapters = sum(rank * (layer.in_features + layer.out_features) for layer in layers)
+    return _Counts(linear, ends, model.num_parameters() - linear - ends, adapters)
+
+
+def _optimizer(name: str, parameters: int, itemsize: int) -> tuple[float, float]:
+    """Bytes of optimizer state, and bytes needed only while the optimizer steps."""
+    choice = OPTIMIZERS[name]
+    state = choice.state_bytes
+    if choice.weights is torch.bfloat16 and itemsize == 4:
+        state -= 2  # nothing is rounded away, so no correction bits
+    during = {"adamw": _FOREACH * parameters, "adamw-8bit-split": _SPLIT_PARTS}
+    return state * parameters, during.get(name, 0.0)
+
+
+def _config(name: str) -> PretrainedConfig:
+    if name in _SHAPES:
+        shape = dict(_SHAPES[name])
+        kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[shape.pop("model_type")]
+        return kind(**shape)
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model={name!r}: its config could not be had ({type(error).__name__}); give config=, or one of "
+            f"{', '.join(_SHAPES)}"
+        ) from error

@@ -1,0 +1,111 @@
+"""Crafted completions: an honest one and the cheats that must not pay as much."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from grpo_kit.rewards.response import answer_span
+
+Tie = Literal["never", "format", "always"]
+
+
+class RewardCheckError(ValueError):
+    """A cheat earns as much as an honest answer; the message names the reward, the cheat and both scores."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One crafted completion.
+
+    tie: where it may earn as much as the honest one: "never"; "format": in rewards that look at no column (a
+    format reward cannot know that the answer is wrong); "always". It may outrank the honest one nowhere.
+    columns: this row's data set columns. honest: the completion the cheats are compared with.
+    """
+
+    name: str
+    completion: str
+    honest: bool = False
+    tie: Tie = "never"
+    prefill: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def crafted_cases(
+    right: str,
+    wrong: str,
+    *,
+    prefill: str = "",
+    tag: str = "answer",
+    think: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+) -> list[Case]:
+    """The honest completion and the cheats for one row.
+
+    right, wrong: a right and a wrong answer text. think: the reasoning tag the format asks for, if any.
+    Raises ValueError if the prefill has a tag that the honest response has not.
+
+    >>> [case.completion for case in crafted_cases("82", "47", prefill="<answer>")][:3]
+    ['82</answer>', '', '82']
+    """
+    columns = {"answer": right} if columns is None else columns
+    reasoning = f"<{think}>\nReasoning.\n</{think}>\n" if think else ""
+    honest = f"{reasoning}<{tag}>{right}</{tag}>"
+    body = honest
+    for opened in re.findall(r"</?\w+>", prefill):
+        if opened not in body:
+            raise ValueError(
+                f"prefill={prefill!r} does not begin {honest!r}; give think and tag as it has them"
+            )
+        body = body.partition(opened)[2]
+    body = body.lstrip() if prefill.endswith("\n") else body
+    wrong_body = body.replace(f"{right}</{tag}>", f"{wrong}</{tag}>")
+    opening, closing = f"<{tag}>", f"</{tag}>"
+
+    def case(
+        name: str, completion: str, tie: Tie = "never", *, given: str = prefill, honest: bool = False
+    ) -> Case:
+        return Case(name, completion, honest, tie, given, columns)
+
+    return [
+        case("honest", body, honest=True),
+        case("empty", ""),
+        case("truncated", body[: -len(closing)]),
+        case("tag spam", (f"<{think}></{think}>" if think else "") + f"{opening}{closing}" * 8),
+        case("tag spam, right answer", f"{opening}{right}{closing}" * 8),
+        case("answer twice, right first", f"{body}{opening}{wrong}{closing}"),
+        case("answer twice, right last", f"{wrong_body}{opening}{right}{closing}"),
+        case(
+            "both answers in one block",
+            body.replace(f"{right}{closing}", f"{wrong}, {right}{closing}"),
+            "format",
+        ),
+        case("answer in the prefill", "", given=prefill + body),
+        case("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
+        case("right answer, wrong format", f" The answer is {right}.", "always"),
+        case("wrong answer, right format", wrong_body, "format"),
+    ]
+
+
+def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "answer") -> list[Case]:
+    """The texts {name: text}, each in the place of the honest completion's answer, as cheats; the rest stays.
+
+    What a reward's `cheats` returns: a format reward may tie. tag: None replaces the whole completion. None at all
+    where the answer is not the model's own.
+
+    >>> honest = Case("honest", "82</answer>", honest=True, prefill="<answer>")
+    >>> [case.completion for case in answer_cases(honest, {"a list": "1, 82"})]
+    ['1, 82</answer>']
+    """
+    before = after = ""
+    if tag is not None:
+        span, given = answer_span(honest.prefill + honest.completion, tag), len(honest.prefill)
+        if span is None or honest.prefill[span[0] :].strip():
+            return []
+        before, after = honest.completion[: max(span[0] - given, 0)], honest.completion[span[1] - given :]
+    return [
+        replace(honest, name=name, completion=before + text + after, honest=False, tie="format")
+        for name, text in texts.items()
+    ]

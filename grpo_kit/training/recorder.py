@@ -1,0 +1,229 @@
+"""What a running trainer leaves behind: rows, completions and the live chart, in the kit's words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
+from grpo_kit.record.files import read_metrics
+from grpo_kit.record.folder import RunFolder
+from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch.monitor import Monitor, OnFlag
+
+# trl's metric -> ours (DESIGN.md: one word per thing)
+_NAMES = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "temperature": "temperature",
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_ratio/region_mean": "clip_ratio",
+    "completions/mean_length": "completion_length",
+    "completions/clipped_ratio": "completion_cut_off",
+    "num_tokens": "num_tokens",
+    "step_time": "step_seconds",
+}
+_HELD_OUT = ("reward", "reward_std", "entropy", "completion_length", "completion_cut_off")  # of an evaluation
+_DROPPED = {"epoch", "total_flos"}
+_KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 16-bit weights round away
+
+
+class Recorder:
+    """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
+
+    live: False records files only. on_flag: see Monitor.
+    """
+
+    def __init__(self, trainer: Any, *, live: bool, on_flag: OnFlag) -> None:
+        self.trainer = trainer
+        self.folder: RunFolder | None = None
+        self.stopped_by: Flag | None = None
+        self._chart = LiveChart() if live else None
+        self._monitor = Monitor(on_flag)
+        self._row: dict[str, Any] = {}  # of the last step
+        self._once: dict[str, Any] = {}  # for the first row only
+        self._sampled = False  # completions that no row has measured yet
+        self._completions: pd.DataFrame | None = None
+        self._groups = 0, 0  # step, and its groups so far
+        self._begin = 0.0
+
+    def open(self, *, resume: bool) -> None:
+        """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
+        trainer = self.trainer
+        if self.folder is not None:  # a full disk held rows back when the last run stopped
+            self.folder.flush()
+        config = {
+            "reward_parts": _parts(trainer),
+            "reward_weights": trainer.reward_weights.tolist(),
+            "temperature_schedule": repr(trainer._schedule) if trainer._schedule else None,
+            "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
+            "rollout": trainer.rollout,
+            "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
+            "model": getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type,
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "versions": {
+                name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")
+            },
+            "args": trainer.args.to_dict(),
+        }
+        self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
+        self._completions, self._sampled, self._row, self.stopped_by = None, False, {}, None
+        self._groups = 0, 0
+        self._monitor.begin(self.folder.path, config, read_metrics(self.folder.path).to_dict("records"))
+        self._begin = time.monotonic()
+
+    def begin(self) -> None:
+        """The first step is about to start."""
+        share = _share_that_moves(self.trainer)
+        self._once = {} if share is None else {"update/share_that_moves": share}
+        if self._chart is not None:
+            self._chart.start(self.trainer.state.max_steps, self.trainer.args.output_dir)
+
+    def step(self, logs: Mapping[str, float | None]) -> None:
+        """One training step done: a row, and the chart if it is due."""
+        state = self.trainer.state
+        row: dict[str, float | None] = {
+            "step": state.global_step,
+            "progress": state.global_step / max(state.max_steps, 1),
+            "seconds": time.monotonic() - self._begin,
+        }
+        for key, value in logs.items():
+            if key in _NAMES:
+                row[_NAMES[key]] = value
+            elif key.startswith("rewards/") and key.endswith("/mean"):
+                row["reward/" + key.removeprefix("rewards/").removesuffix("/mean")] = value
+            elif key not in _DROPPED:
+                row[key] = value
+        measured = self._monitor.measure(self._completions) if self._sampled else {}
+        self._row = {**measured, **self._once, **row}  # what the run logs itself goes first
+        self._once, self._sampled = {}, False
+        self.folder.write_step(self._row)
+        if self._chart is not None:
+            self._chart.update([self._row], self._completions)
+        self._watch()
+
+    def evaluation(self, logs: Mapping[str, float | None]) -> None:
+        """Held-out measures after a step: its row is written again, with eval/...; of two rows readers take the last.
+
+        eval/reward, eval/reward/<part>, eval/completion_length and the like; before the first step, row 0.
+        """
+        if self.folder is None:  # evaluate() outside train()
+            return
+        step = self.trainer.state.global_step
+        if self._row.get("step") != step:
+            if step:
+                return  # the row of an earlier session is on disk, and not known here
+            self._row = {"step": 0, "progress": 0.0, "seconds": time.monotonic() - self._begin}
+        for key, value in logs.items():
+            name = key.removeprefix("eval_")
+            if _NAMES.get(name) in _HELD_OUT:
+                self._row["eval/" + _NAMES[name]] = value
+            elif name.startswith("rewards/") and name.endswith("/mean"):
+                self._row["eval/reward/" + name.removeprefix("rewards/").removesuffix("/mean")] = value
+        self.folder.write_step(self._row)
+        if self._chart is not None:
+            self._chart.replace(self._row)
+        self._watch()
+
+    def _watch(self) -> None:
+        flags = self._monitor.step(self._row)
+        for flag in flags:
+            if self._chart is not None:
+                self._chart.flag(flag)
+            elif not callable(self._monitor.on_flag):
+                self.say(f"Red flag: {flag}")
+        if flags and self._monitor.on_flag == "stop":
+            self.stopped_by = flags[0]
+
+    def completions(self, inputs: list[dict[str, Any]]) -> None:
+        """The rollouts just scored; written at once, so that a crash in the update does not lose them."""
+        trainer, logs, n = self.trainer, self.trainer._logs, len(inputs)
+        last = lambda values: list(values)[-n:]  # noqa: E731
+        prompts = last(logs["prompt"])
+        step = trainer.state.global_step + 1
+        first = self._groups[1] if self._groups[0] == step else 0  # a step may fill several buffers
+        numbers: dict[str, int] = {}
+        parts = {f"reward/{name}": last(logs["rewards"][name]) for name in trainer.reward_func_names}
+        judged = pd.DataFrame(parts)
+        total = (judged * trainer.reward_weights.tolist()).sum(axis=1, min_count=1)
+        table = {
+            "step": [step] * n,
+            "group": [first + numbers.setdefault(str(p), len(numbers)) for p in prompts],
+            "prompt": [str(p) for p in prompts],
+            "prefill": [row.get("prefill") or "" for row in inputs],
+            "completion": [_text(c) for c in last(logs["completion"])],
+            **parts,
+            "reward": total.tolist(),
+            "advantage": last(logs["advantages"]),
+            "temperature": [trainer.temperature] * n,
+            **{name: last(values) for name, values in logs["extra"].items() if len(values) >= n},
+        }
+        self._groups = step, first + len(numbers)
+        self._completions, self._sampled = pd.DataFrame(table), True
+        self.folder.write_completions(table)
+
+    def say(self, message: str) -> None:
+        """A line for the person who watches."""
+        print(message, flush=True)
+
+    def close(self) -> None:
+        """The last picture; rows that a full disk holds back stay for the next train(); no step leaves no trace."""
+        if self.folder is None:
+            return
+        if self._chart is not None:
+            self._chart.finish()
+        if not self.folder.flush():
+            self.say(
+                f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
+            )
+            return
+        _discard_if_nothing_happened(Path(self.folder.path))
+        self.folder = None
+
+
+def _discard_if_nothing_happened(path: Path) -> None:
+    """Else a run that failed before its first rollout would block its own name."""
+    written = any((path / "completions.parquet").glob("*")) or (path / "metrics.csv").exists()
+    if written or any(path.glob("checkpoint-*")):
+        return
+    (path / "config.json").unlink(missing_ok=True)
+    (path / "completions.parquet").rmdir()
+    if not any(path.iterdir()):
+        path.rmdir()
+
+
+def _share_that_moves(trainer: Any) -> float | None:
+    """Of 16-bit weights under an optimizer that has nothing but them; None where no update can be rounded away."""
+    rate = trainer.args.learning_rate
+    narrow = [p for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize == 2]
+    own = OPTIMIZERS.get(trainer._optimizer_name or "")
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    kept = own is not None and own.weights != torch.float32 or type(optimizer).__name__ in _KEEP_LOW_BITS
+    return None if kept or not narrow or not rate else share_that_moves(narrow, rate)
+
+
+def _parts(trainer: Any) -> list[str]:
+    """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
+    sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
+    inside = [name for reward in sums for name in getattr(reward, "names", [])]
+    return list(dict.fromkeys([*trainer.reward_func_names, *inside]))
+
+
+def _text(completion: Any) -> str:
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(message.get("content", "")) for message in completion)

@@ -1,0 +1,90 @@
+"""What the kit reaches into trl for, beyond the methods its trainer overrides; all of it named in the tests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import trl.trainer.grpo_trainer as trl_grpo
+import trl.trainer.utils as trl_utils
+from peft import PeftModel
+from trl.trainer.grpo_trainer import is_async_callable
+
+
+def is_plain_function(reward: Any) -> bool:
+    """Neither a reward model nor asynchronous: trl calls it with lists, in this thread."""
+    return not isinstance(reward, (str, torch.nn.Module)) and not is_async_callable(reward)
+
+
+@contextmanager
+def reference_is_a_copy_of(model: Any) -> Iterator[None]:
+    """trl reloads the reference from the config's path, which is wrong for a model changed in memory."""
+    if not isinstance(model, torch.nn.Module) or isinstance(model, PeftModel):
+        yield
+        return
+    original = trl_grpo.create_model_from_path
+
+    def copy_instead(*args: Any, **kwargs: Any) -> Any:
+        reference = copy.deepcopy(model)
+        return reference.requires_grad_(False).eval()
+
+    trl_grpo.create_model_from_path = copy_instead
+    try:
+        yield
+    finally:
+        trl_grpo.create_model_from_path = original
+
+
+def fused_head(model: Any) -> Any:
+    """The closure cell in which trl's fused LM head keeps its temperature."""
+    forward = getattr(model, "_original_forward", None) or model.forward  # accelerate may have wrapped it
+    function = forward.__func__
+    return function.__closure__[function.__code__.co_freevars.index("temperature")]
+
+
+@contextmanager
+def score_only_labelled_positions() -> Iterator[None]:
+    """On a CPU trl's head scores every position; only the labelled ones are needed."""
+    original = trl_utils._use_triton
+    trl_utils._use_triton = lambda device: True
+    try:
+        yield
+    finally:
+        trl_utils._use_triton = original
+
+
+def label_scores(
+    trainer: Any,
+    model: Any,
+    input_ids: torch.Tensor,
+    mask: Any,
+    position_ids: torch.Tensor,
+    labels: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies (P, L) of shifted labels by trl's head, 0 where the label is -100."""
+    with trainer.accelerator.autocast(), score_only_labelled_positions():
+        out = model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=position_ids,
+            shift_labels=labels,
+            fused_lm_head=True,
+        )
+    entropy = out.entropy if out.entropy is not None else torch.zeros_like(out.log_probs)
+    return out.log_probs, entropy  # the reference has no entropy
+
+
+def follow_epochs(sampler: Any) -> Any:
+    """trl's sampler draws each epoch's order from where the last epoch stopped; a resumed run must stand there too."""
+
+    def set_epoch(epoch: int) -> None:
+        if sampler.shuffle and sampler.seed is not None:
+            sampler.generator.manual_seed(sampler.seed)
+            for _ in range(epoch):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+    sampler.set_epoch = set_epoch  # accelerate calls it as an epoch begins
+    return sampler

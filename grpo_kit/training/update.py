@@ -1,0 +1,291 @@
+"""One optimizer step, in chunks of packed completions sized by memory: TRL's loss and gradient, less work.
+
+TRL's loss sums over completions; its normalisers are constants of the step. So the step's completions may be
+regrouped: whole groups together (a prompt is computed once), as many tokens at once as memory allows. Completions
+whose advantage is zero are left out where they add exactly nothing. Losses that need all completions of a micro-batch
+at once (an entropy bonus, the high-entropy token mask) are differentiated by their scores first, then by the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from grpo_kit.memory.activations import MODEL_TYPES
+from grpo_kit.models import base_model, has_dropout
+from grpo_kit.training.packing import Row, make_chunks, pack_rows, rows_of
+from grpo_kit.training.restore import get_random_state, set_random_state
+from grpo_kit.training.trl_internals import label_scores
+from grpo_kit.training.update_memory import UpdateMemory
+
+MicroBatch = dict[str, Any]
+
+
+class PackedUpdate:
+    """Scores and gradients of packed completions, for one trainer.
+
+    loss(model, micro_batch, logprobs, entropies, log=False, last=True): trl's loss of scores that are known.
+    skip_zero_advantage: leave out completions whose advantage is 0, where that is exact.
+    memory: how much at once. skipped: share of the last step's completions that were left out.
+    """
+
+    def __init__(
+        self, trainer: GRPOTrainer, loss: Callable[..., torch.Tensor], *, skip_zero_advantage: bool
+    ) -> None:
+        self.trainer, self.loss = trainer, loss
+        self._label_scores = partial(label_scores, trainer)
+        self.skip_zero_advantage = skip_zero_advantage
+        self.memory = UpdateMemory(
+            trainer.model,
+            trainer.accelerator.device,
+            compute_itemsize=2 if trainer.args.bf16 or trainer.args.fp16 else None,
+        )
+        self.skipped = 0.0
+
+    # ---- what can be packed -----------------------------------------------------------------------------------
+
+    def supports(self, inputs: MicroBatch) -> bool:
+        """Text only, a known decoder, no auxiliary loss, one process and all of its weights here."""
+        trainer = self.trainer
+        config = base_model(trainer.model).config
+        return (
+            config.model_type in MODEL_TYPES
+            and config._attn_implementation in ("sdpa", "eager", "flex_attention", "flash_attention_2")
+            and all(t == "full_attention" for t in getattr(config, "layer_types", None) or [])
+            and not trainer.aux_loss_enabled
+            and trainer.accelerator.num_processes == 1
+            and not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
+            and not any(
+                key.startswith(("pixel", "image", "num_images", "num_tiles", "token_type")) for key in inputs
+            )
+        )
+
+    def _needs_whole_micro_batches(self) -> bool:
+        return self.trainer.top_entropy_quantile < 1.0 or self.trainer._entropy_bonus_enabled
+
+    def _may_skip(self) -> bool:
+        return self.skip_zero_advantage and self.trainer.beta == 0.0 and not self._needs_whole_micro_batches()
+
+    # ---- scores -----------------------------------------------------------------------------------------------
+
+    def scores(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int):
+        """Log-probabilities and entropies (R, width) of the last `width` columns, chunk by chunk, as one forward."""
+        rows = rows_of(input_ids, attention_mask, width)
+        if torch.is_grad_enabled():  # the caller differentiates: everything at once
+            with self._attention_of(model):
+                return self._forward(model, rows, width)
+        return self.memory.run(lambda limit: self._score_chunks(model, rows, width, limit), rows)
+
+    def _score_chunks(self, model: Any, rows: list[Row], width: int, limit: int):
+        device = self.trainer.accelerator.device
+        logps = torch.zeros(len(rows), width, device=device)
+        entropies = torch.zeros(len(rows), width, device=device)
+        with self._attention_of(model), torch.no_grad():
+            for chunk in make_chunks(rows, limit):
+                logps[chunk], entropies[chunk] = self._forward(model, [rows[i] for i in chunk], width)
+        return logps, entropies
+
+    def _forward(self, model: Any, rows: list[Row], width: int):
+        flex = self.memory.attention == "flex_attention"
+        packed = pack_rows(rows, self.trainer.accelerator.device, one_row=flex)
+        mask = packed.block_mask() if flex else packed.dense_mask()
+        logps, entropies = self._label_scores(
+            model, packed.input_ids, mask, packed.position_ids, packed.labels
+        )
+        return packed.unpack(logps, width), packed.unpack(entropies, width)
+
+    # ---- the step ---------------------------------------------------------------------------------------------
+
+    def step(self, model: Any, window: list[MicroBatch]) -> torch.Tensor:
+        """Gradients of one optimizer step's micro-batches into .grad; returns TRL's loss (a scalar, no graph)."""
+        rows, where = [], []  # where: (micro-batch, its row)
+        for m, micro in enumerate(window):
+            ids = torch.cat([micro["prompt_ids"], micro["completion_ids"]], dim=1)
+            mask = torch.cat([micro["prompt_mask"], micro["completion_mask"]], dim=1)
+            rows += rows_of(ids, mask, micro["completion_ids"].size(1))
+            where += [(m, i) for i in range(len(ids))]
+        keep = list(range(len(rows)))
+        if self._may_skip():
+            advantages = [a for micro in window for a in _any_nonzero(micro["advantages"])]
+            keep = [i for i, counts in enumerate(advantages) if counts]
+        self.skipped = 1 - len(keep) / len(rows)
+        job = _Job(model, window, rows, where, keep)
+        run = self._two_passes if self._needs_whole_micro_batches() else self._one_pass
+        loss = self.memory.run(lambda limit: run(job, limit), [rows[i] for i in keep])
+        if not keep:  # TRL's gradient is then zero, not missing: momentum and weight decay act
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        self._report(job)
+        return loss
+
+    def _one_pass(self, job: _Job, limit: int) -> torch.Tensor:
+        """Each chunk forward and backward at once, its share of the loss by TRL's own code."""
+        total = torch.zeros((), device=self.trainer.accelerator.device)
+        with self._attention_of(job.model):
+            for chunk in job.chunks(limit):
+                logps, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
+                job.store(chunk, logps, entropies)
+                loss = sum(
+                    self._share_of_loss(job, chunk, members, logps, entropies)
+                    for members in self._parts(job, chunk)
+                )
+                self.trainer.accelerator.backward(loss)
+                total += loss.detach()
+        return total
+
+    def _parts(self, job: _Job, chunk: list[int]) -> list[list[int]]:
+        """Positions in the chunk that one call of TRL's loss may take: one normaliser, one width.
+
+        bnpo divides by the micro-batch's tokens, so its micro-batches stay apart; else those of a buffer go together.
+        """
+        parts: dict[Any, list[int]] = {}
+        for position, i in enumerate(chunk):
+            m = job.where[i][0]
+            bnpo = self.trainer.loss_type == "bnpo"
+            parts.setdefault(m if bnpo else id(job.window[m]["num_items_in_batch"]), []).append(position)
+        return list(parts.values())
+
+    def _share_of_loss(
+        self, job: _Job, chunk: list[int], members: list[int], logps: torch.Tensor, entropies: Any
+    ):
+        """TRL's loss of some rows of a micro-batch, as the share it has in the whole micro-batch's."""
+        trainer, rows = self.trainer, [chunk[p] for p in members]
+        micro = job.window[job.where[rows[0]][0]]
+        part = job.take(rows)
+        width = part["completion_ids"].size(1)
+        loss = self.loss(job.model, part, logps[members, :width], entropies[members, :width])
+        if trainer.loss_type == "bnpo":
+            return loss * _loss_mask(part).sum().clamp(min=1.0) / _loss_mask(micro).sum().clamp(min=1.0)
+        if trainer.loss_type in ("grpo", "sapo", "luspo", "dr_grpo"):  # means over rows
+            return loss * len(rows) / len(micro["advantages"])
+        return loss  # divided by a constant of the step
+
+    def _two_passes(self, job: _Job, limit: int) -> torch.Tensor:
+        """Scores without a graph, TRL's loss differentiated by them, then the chunks again with those gradients."""
+        state = get_random_state()
+        with self._attention_of(job.model):
+            chunks = job.chunks(limit)
+            with torch.no_grad():
+                for chunk in chunks:
+                    job.store(chunk, *self._forward(job.model, [job.rows[i] for i in chunk], job.width))
+            with torch.enable_grad():
+                scores = job.logps.clone().requires_grad_(), job.entropies.clone().requires_grad_()
+                total = sum(self._loss_of_micro_batch(job, m, *scores) for m in range(len(job.window)))
+                by_logps, by_entropies = torch.autograd.grad(total, scores, allow_unused=True)
+            set_random_state(state)  # LoRA dropout draws the same masks again
+            for chunk in chunks:
+                logps, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
+                proxy = (logps * by_logps[chunk]).sum()
+                if by_entropies is not None:
+                    proxy = proxy + (entropies * by_entropies[chunk]).sum()
+                self.trainer.accelerator.backward(proxy)
+        return total.detach()
+
+    def _loss_of_micro_batch(
+        self, job: _Job, m: int, logps: torch.Tensor, entropies: torch.Tensor
+    ) -> torch.Tensor:
+        rows = job.rows_in(m)
+        width = job.window[m]["completion_ids"].size(1)
+        return self.loss(job.model, job.window[m], logps[rows, :width], entropies[rows, :width])
+
+    def _report(self, job: _Job) -> None:
+        """TRL's own metrics of the step, and how far sampler and trainer are apart."""
+        gap, tokens = 0.0, 0.0
+        for m, micro in enumerate(job.window):
+            rows = job.rows_in(m)
+            width = micro["completion_ids"].size(1)
+            sampled, mask = micro.get("sampling_per_token_logps"), _loss_mask(micro).bool()
+            scored = torch.tensor([i in job.kept for i in rows], device=mask.device)
+            logps, entropies = job.logps[rows, :width], job.entropies[rows, :width]
+            if sampled is not None:
+                before = micro.get("old_per_token_logps", logps)
+                inside = mask & scored[:, None] & ~sampled.isnan()
+                gap += (before - sampled)[inside].abs().sum().item()
+                tokens += inside.sum().item()
+            if "old_per_token_logps" not in micro and self._reused:
+                micro["old_per_token_logps"] = logps.clone()  # for the later passes over this buffer
+            entropy, logged = micro.get("sampling_per_token_entropies"), micro
+            if entropy is not None and sampled is not None:  # skipped rows: as they were sampled
+                logps = torch.where(scored[:, None], logps, micro.get("old_per_token_logps", sampled))
+                entropies = torch.where(scored[:, None], entropies, entropy)
+            elif not scored.all():
+                logged = {**micro, "completion_mask": micro["completion_mask"] * scored[:, None]}
+            with torch.no_grad():
+                last = m == len(job.window) - 1
+                self.loss(job.model, logged, logps, entropies, log=True, last=last)
+        metrics = self.trainer._metrics["train"]
+        metrics["update/skipped"].append(self.skipped)
+        if tokens:
+            metrics["rollout/logprob_gap"].append(gap / tokens)
+
+    @property
+    def _reused(self) -> bool:
+        return self.trainer.num_iterations > 1 and not has_dropout(self.trainer.model)
+
+    @contextmanager
+    def _attention_of(self, model: Any) -> Iterator[None]:
+        """The packed mask's attention, also while backward recomputes checkpointed layers."""
+        config = base_model(model).config
+        before = config._attn_implementation
+        if self.memory.attention == "flex_attention" or before not in ("sdpa", "eager"):
+            config._attn_implementation = self.memory.attention
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+
+class _Job:
+    """The rows of one optimizer step and what has been scored of them."""
+
+    def __init__(
+        self, model: Any, window: list[MicroBatch], rows: list[Row], where: list, keep: list[int]
+    ) -> None:
+        self.model, self.window, self.rows, self.where = model, window, rows, where
+        self.keep, self.kept = keep, set(keep)
+        self.width = max(micro["completion_ids"].size(1) for micro in window)
+        device = window[0]["completion_ids"].device
+        self.logps = torch.zeros(len(rows), self.width, device=device)
+        self.entropies = torch.zeros(len(rows), self.width, device=device)
+
+    def rows_in(self, m: int) -> list[int]:
+        """Indices of micro-batch m's rows."""
+        return [i for i, (micro, _) in enumerate(self.where) if micro == m]
+
+    def chunks(self, limit: int) -> list[list[int]]:
+        kept = [self.rows[i] for i in self.keep]
+        return [[self.keep[j] for j in chunk] for chunk in make_chunks(kept, limit)]
+
+    def store(self, rows: list[int], logps: torch.Tensor, entropies: torch.Tensor) -> None:
+        self.logps[rows], self.entropies[rows] = logps.detach().float(), entropies.detach().float()
+
+    def take(self, rows: list[int]) -> MicroBatch:
+        """The rows as one micro-batch; all are of one buffer, so widths agree."""
+        parts: dict[int, list[int]] = {}
+        for i in rows:
+            parts.setdefault(self.where[i][0], []).append(self.where[i][1])
+        micros = [
+            {k: v[r] if _is_per_row(v) else v for k, v in self.window[m].items()} for m, r in parts.items()
+        ]
+        return {
+            k: torch.cat([micro[k] for micro in micros]) if _is_per_row(v) else v
+            for k, v in micros[0].items()
+        }
+
+
+def _is_per_row(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0
+
+
+def _any_nonzero(advantages: torch.Tensor) -> list[bool]:
+    return advantages.reshape(len(advantages), -1).ne(0).any(1).tolist()  # (R,) or (R, T)
+
+
+def _loss_mask(micro: MicroBatch) -> torch.Tensor:
+    mask = micro["completion_mask"]
+    return mask * micro["tool_mask"] if "tool_mask" in micro else mask

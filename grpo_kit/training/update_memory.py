@@ -1,0 +1,135 @@
+"""How much of an optimizer step is computed at once: from free memory, and less when memory runs out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import psutil
+import torch
+from peft import PeftModel
+from torch.utils.checkpoint import checkpoint
+
+from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
+from grpo_kit.models import base_model
+from grpo_kit.training.packing import Row, packed_tokens
+
+CPU_CHUNK_TOKENS = 768  # packed positions of a chunk, whole groups: more at once was slower on a CPU
+
+
+class UpdateMemory:
+    """The chunk size and what is done when it does not fit, for one model.
+
+    chunk_tokens: packed positions at once, None until memory ran out. checkpointed_layers: the first so many layers
+    compute their activations again in the backward pass. attention: "flex_attention" (CUDA) or "sdpa".
+    compute_itemsize: bytes a number under autocast, None without it.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, device: torch.device, *, compute_itemsize: int | None = None
+    ) -> None:
+        self.model, self.device, self.compute_itemsize = model, device, compute_itemsize
+        self.attention = "flex_attention" if self.device.type == "cuda" and find_spec("triton") else "sdpa"
+        self.chunk_tokens: int | None = None
+        self.checkpointed_layers = 0
+        self._checkpoint_all = False
+
+    def run(self, work: Callable[[int], Any], rows: list[Row]) -> Any:
+        """work(packed positions at once), on `rows`; out of memory, it starts over with half.
+
+        Raises torch.OutOfMemoryError, with what to change, when one completion does not fit.
+        """
+        groups: dict[tuple[int, ...], list[list[int]]] = {}
+        for prompt, completion in rows:
+            groups.setdefault(prompt, []).append(completion)
+        sizes = [packed_tokens(prompt, completions) for prompt, completions in groups.items()]
+        longest = max((packed_tokens(prompt, [completion]) for prompt, completion in rows), default=1)
+        total = max(1, sum(sizes))
+        if self.device.type != "cuda":
+            total = min(total, max(CPU_CHUNK_TOKENS, *sizes, 1))
+        while True:
+            limit = self._budget(longest, max(sizes, default=1), total)
+            self._checkpoint_layers()
+            try:
+                return work(limit)
+            except torch.OutOfMemoryError:
+                full = True
+            except Exception as error:
+                if self.attention != "flex_attention":
+                    raise
+                full, self.attention = False, "sdpa"
+                print(
+                    f"FlexAttention failed ({type(error).__name__}: {error}); using SDPA with a dense mask."
+                )
+            self._forget()  # out here the error, and the tensors its frames hold, are gone
+            if full:
+                self._take_less(min(limit, total), longest)
+
+    def _checkpoint_layers(self) -> None:
+        """The first checkpointed_layers layers recompute their activations, the rest keep them."""
+        for i, layer in enumerate(self._layers()):
+            layer.gradient_checkpointing = i < self.checkpointed_layers
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    def _take_less(self, failed: int, longest: int) -> None:
+        if failed > longest:
+            self.chunk_tokens = max(longest, failed // 2)
+            now = f"with {self.chunk_tokens}"
+        elif self.checkpointed_layers < len(self._layers()):
+            self._checkpoint_all = True
+            now = "with every layer checkpointed"
+        else:
+            raise torch.OutOfMemoryError(
+                f"one completion of {longest} tokens does not fit, with every layer checkpointed: shorten "
+                "max_completion_length, or take LoRA, a smaller model or another optimizer (see plan_memory)"
+            )
+        print(f"Out of memory with {failed} tokens at once: the step starts over {now}; nothing is lost")
+
+    def _forget(self) -> None:
+        """Nothing of the failed attempt stays: its gradients are a part of the step's only."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _budget(self, longest: int, group: int, total: int) -> int:
+        """Packed positions of a chunk, whole groups if that fits; also decides how many layers are checkpointed."""
+        base, lora = base_model(self.model), isinstance(self.model, PeftModel)
+        total = max(longest, min(total, self.chunk_tokens or total))
+        tokens, self.checkpointed_layers = update_budget(
+            free_bytes(self.device) - self._missing_gradients(),
+            base.config,
+            base.dtype.itemsize,
+            longest=longest,
+            total=total,
+            preferred=min(total, max(group, PREFERRED_TOKENS)),
+            compute_itemsize=self.compute_itemsize,
+            device=self.device.type,
+            trainable="lora" if lora else "full",
+            rank=getattr(self.model.active_peft_config, "r", 16) if lora else 16,
+            mask_keys=min(group, total) if self.attention == "sdpa" else 0,
+        )
+        if self._checkpoint_all:
+            self.checkpointed_layers = len(self._layers())
+        return tokens
+
+    def _missing_gradients(self) -> int:
+        trained = (p for p in self.model.parameters() if p.requires_grad and p.grad is None)
+        return sum(p.numel() * p.element_size() for p in trained)
+
+    def _layers(self) -> list[Any]:
+        return list(base_model(self.model).model.layers)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What torch can still allocate: on CUDA under its memory fraction, unused cached blocks included."""
+    if device.type != "cuda":
+        return psutil.virtual_memory().available
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    capped = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+    return min(free, capped) + reserved - torch.cuda.memory_allocated(device)

@@ -1,0 +1,1 @@
+"""Watching a run: red flags, diversity, the live chart, completions to read."""

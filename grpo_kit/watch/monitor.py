@@ -1,0 +1,191 @@
+"""Red flags: what is going wrong in a run, since when, why it matters, and what to try first.
+
+`red_flags` is a pure function of the metrics so far; `Monitor` calls it after each step of a running trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from grpo_kit.rewards.cancel import cancelled_groups
+from grpo_kit.rewards.language import SCRIPTS, Language, script_of
+from grpo_kit.watch.diversity import group_diversity
+from grpo_kit.watch.flags import OF_ROLLOUTS, OF_STEPS, Flag, Setup
+
+OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
+
+_GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: what bounds the cost of measuring
+_SAME = 1e-6  # rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
+COLUMNS = (
+    "step", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off", "clip_ratio", "reward", "reward/",
+    "frac_reward_zero_std", "frac_cancelled_groups", "completions/max_terminated_length", "rollout/logprob_gap",
+    "rollout/age", "update/share_that_moves", "diversity/", "script/", "groups/", "eval/",
+)  # fmt: skip
+"""What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
+PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
+
+
+def red_flags(
+    metrics: pd.DataFrame, completions: pd.DataFrame | None = None, config: Mapping[str, Any] | None = None
+) -> list[Flag]:
+    """What went wrong in a run so far, each flag once, in the order in which they began.
+
+    metrics: one row a step, as read_metrics gives them. completions: as read_completions gives them; only measured
+    where metrics lack their columns (diversity/..., script/..., groups/equal_rewards), which the trainer records.
+    config: the run's config.json; without it rewards are taken to end at 1 and no part to have weight 0.
+    What cannot be judged, for want of a column or of steps (spikes take 5, states 3 to 5), raises nothing.
+    Raises ValueError if metrics has no column step.
+
+    >>> rate = {"step": [1], "update/share_that_moves": [0.01]}
+    >>> [flag.name for flag in red_flags(pd.DataFrame(rate))]
+    ['lost updates']
+    """
+    if "step" not in metrics:
+        raise ValueError(f"metrics has the columns {list(metrics)}, but no step; give read_metrics(folder)")
+    setup = Setup.of(config)
+    table = metrics.sort_values("step").reset_index(drop=True)
+    if completions is not None and len(completions):
+        measured = completion_measures(completions, weights=setup.weights).set_index("step")
+        new = [name for name in measured if name not in table]
+        table = table.join(measured[new], on="step")
+    if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
+        table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
+    sampled = table[table["reward"].notna()].reset_index(drop=True) if "reward" in table else table
+    found = [find(sampled, setup) for find in OF_ROLLOUTS] + [find(table, setup) for find in OF_STEPS]
+    return sorted((flag for flag in found if flag is not None), key=lambda flag: flag.step)
+
+
+def completion_measures(
+    completions: pd.DataFrame, *, weights: Mapping[str, float] | None = None
+) -> pd.DataFrame:
+    """Per step, what the flags read in completions; at most 4 groups a step and 1,000 characters of each are read.
+
+    completions: as read_completions gives them. weights: of the reward parts by name; those of weight 0 do not count
+    as cancelling.
+    Returns step; diversity/... (see group_diversity); script/<name>, for each script met the mean share of a
+    completion's letters that are in it (completions of tags and digits only count as the commonest);
+    groups/equal_rewards, the share of groups whose rewards do not differ; frac_cancelled_groups (see
+    cancelled_groups), where there are several parts.
+
+    >>> table = pd.DataFrame({"step": 1, "group": 0, "completion": ["yes", "да"], "reward": [1.0, 0.0]})
+    >>> completion_measures(table)[["script/latin", "script/cyrillic", "groups/equal_rewards"]].iloc[0].tolist()
+    [0.5, 0.5, 0.0]
+    """
+    first = completions[completions.groupby("step")["group"].rank("dense") <= _GROUPS]
+    first = first.assign(completion=first["completion"].fillna("").str[:_LETTERS])
+    table = group_diversity(first)
+    scripts = [{"step": step} | _scripts(texts) for step, texts in first.groupby("step")["completion"]]
+    table = pd.DataFrame(scripts).merge(table, on="step", how="left")
+    if "reward" not in completions:
+        return table
+    by_group = completions.groupby(["step", "group"])["reward"]
+    equal = ((by_group.max() - by_group.min()) <= _SAME).groupby("step").mean().rename("groups/equal_rewards")
+    table = table.merge(equal, on="step", how="left")
+    watched = [f"reward/{name}" for name, weight in (weights or {}).items() if weight == 0]
+    judged = completions.drop(columns=[name for name in watched if name in completions])
+    if sum(str(name).startswith("reward/") for name in judged) > 1:
+        shares = cancelled_groups(judged).set_index("step")["share"].rename("frac_cancelled_groups")
+        table = table.merge(shares, on="step", how="left")
+    return table
+
+
+def _scripts(texts: Sequence[str]) -> dict[str, float]:
+    texts = [text for text in texts if text.strip()]
+    letters: dict[str, int] = {}
+    for letter in "".join(texts):
+        script = script_of(letter)
+        letters[script] = letters.get(script, 0) + 1
+    found = sorted((s for s in letters if s in SCRIPTS), key=lambda s: -letters[s])
+    if not found:
+        return {}
+    scores = {script: Language(script)(texts) for script in found}
+    commonest = found[0]
+    # A completion without letters scores 1.0 for every script.
+    bare = [len(found) > 1 and min(s[i] for s in scores.values()) == 1.0 for i in range(len(texts))]
+    means = {
+        s: np.mean([0.0 if bare[i] and s != commonest else v for i, v in enumerate(scores[s])]) for s in found
+    }
+    return {f"script/{script}": round(float(mean), 4) for script, mean in means.items()}
+
+
+def read_flags(folder: str | Path) -> list[Flag]:
+    """The red flags of a run folder, in the order in which they were raised; also while the run writes.
+
+    >>> read_flags("runs/no-such-run")
+    []
+    """
+    path = Path(folder) / "flags.jsonl"
+    data = path.read_bytes() if path.is_file() else b""
+    lines = data[: data.rfind(b"\n") + 1].decode("utf-8").splitlines()
+    return [Flag(**json.loads(line)) for line in lines]
+
+
+class Monitor:
+    """Watches one run: measures each step's completions, raises each flag once, appends it to flags.jsonl.
+
+    on_flag: "warn" shows it, "stop" also ends training after the step, a callable is called with the flag.
+    Trouble in here never stops training: it is said once as a RuntimeWarning.
+    Raises ValueError for another on_flag.
+    """
+
+    def __init__(self, on_flag: OnFlag) -> None:
+        if on_flag not in ("warn", "stop") and not callable(on_flag):
+            raise ValueError(f"on_flag={on_flag!r} must be 'warn', 'stop' or a callable f(flag)")
+        self.on_flag = on_flag
+        self.begin(Path(), {}, [])
+
+    def begin(self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """A run begins in `folder`, or goes on from `rows`; the flags it raised before are not raised again."""
+        self._folder, self._config = folder, config
+        self._rows = [_slim(row) for row in rows]
+        self._raised = {flag.name for flag in self._guard(lambda: read_flags(folder)) or []}
+        self._weights = Setup.of(config).weights
+
+    def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
+        """What a step's completions add to its row of metrics.csv."""
+        if completions is None or not len(completions):
+            return {}
+        table = self._guard(lambda: completion_measures(completions, weights=self._weights))
+        return {} if table is None else {k: v for k, v in table.iloc[-1].items() if k != "step" and v == v}
+
+    def step(self, row: Mapping[str, Any]) -> list[Flag]:
+        """Take in a finished step's row; returns the flags raised by it, already written to the folder."""
+        self._rows = [
+            *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
+            _slim(row),
+        ]
+        flags = self._guard(lambda: red_flags(pd.DataFrame(self._rows), config=self._config)) or []
+        new = [flag for flag in flags if flag.name not in self._raised]
+        for flag in new:
+            self._raised.add(flag.name)
+            self._guard(lambda flag=flag: self._write(flag))
+            if callable(self.on_flag):
+                self._guard(lambda flag=flag: self.on_flag(flag))
+        return new
+
+    def _write(self, flag: Flag) -> None:
+        with open(self._folder / "flags.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(flag)) + "\n")
+
+    def _guard(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except Exception as error:  # watching must never stop what is watched
+            warnings.warn(
+                f"The red flags stumbled ({type(error).__name__}: {error}); training goes on.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return None
+
+
+def _slim(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if k in COLUMNS or k.startswith(PREFIXES)}

@@ -1,0 +1,138 @@
+"""The house: rooms in order, imports only downwards, no circle; what a reader can learn from without TRL needs none."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+import grpo_kit
+
+ROOT = Path(grpo_kit.__file__).parent
+# A room imports from those before it only.
+ROOMS = [
+    "schedules", "objectives", "prompts", "models", "record", "display", "sandbox", "rewards", "rollout",
+    "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation", "preferences", "lab",
+]  # fmt: skip
+FILES = sorted(ROOT.rglob("*.py"))
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
+}
+FRONT_DOOR = "grpo_kit"
+USE_TRL = {"training", "profiles", "lab"}
+
+
+def imports(path):
+    """Modules that the file imports in any form, inside functions and under TYPE_CHECKING too."""
+    package = [*path.relative_to(ROOT.parent).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield full if full in MODULES else base
+
+
+@functools.cache
+def graph():
+    """module -> modules of the kit that it imports."""
+    return {
+        name: {found for found in imports(path) if found in MODULES and found != name}
+        for name, path in MODULES.items()
+    }
+
+
+def room(module):
+    """The room of a module; a package's __init__ belongs to its own."""
+    return module.split(".")[1] if "." in module else FRONT_DOOR
+
+
+def circle(edges):
+    """One circle as a list of names, [] where there is none."""
+    seen, trail = set(), []
+
+    def visit(name):
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in seen:
+            return []
+        seen.add(name)
+        trail.append(name)
+        found = next((c for c in map(visit, sorted(edges.get(name, ()))) if c), [])
+        trail.pop()
+        return found
+
+    return next((c for c in map(visit, sorted(edges)) if c), [])
+
+
+def test_rooms_are_those_of_the_list():
+    assert {room(name) for name in MODULES} == {FRONT_DOOR, *ROOMS}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_down_only(name):
+    if name == FRONT_DOOR:
+        return
+    order = {r: place for place, r in enumerate(ROOMS)}
+    upwards = [m for m in graph()[name] if room(m) == FRONT_DOOR or order[room(m)] > order[room(name)]]
+    assert not upwards, f"{name} imports {upwards}, which lie above it"
+
+
+def test_there_is_no_circle_and_the_house_in_numbers(capsys):
+    edges = graph()
+    assert not circle(edges)
+    between = {
+        r: {room(m) for n in edges if room(n) == r for m in edges[n]} - {r} for r in [FRONT_DOOR, *ROOMS]
+    }
+    assert not circle(between)
+
+    def floor(r):
+        return 1 + max(map(floor, between[r]), default=0)
+
+    arrows = sum(map(len, between.values()))
+    lines = sum(len(path.read_text().splitlines()) for path in FILES)
+    with capsys.disabled():
+        print(
+            f"\nthe house: {len(between)} rooms, {max(map(floor, between))} floors, {arrows} arrows, none upwards, "
+            f"no circle; {len(FILES)} files, {lines} lines"
+        )
+
+
+def test_the_circle_finder_finds_circles():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_room_is_hidden_by_a_name():
+    """`import grpo_kit.evaluation` gives the package, whatever functions the front door names."""
+    for name in ROOMS:
+        assert type(getattr(grpo_kit, name, None)).__name__ == "module", name
+    hidden = [
+        name
+        for name in MODULES
+        if name.count(".") == 2
+        and room(name) != "tasks"  # a task's file has its function's name, and little else
+        if not isinstance(getattr(getattr(grpo_kit, room(name)), name.split(".")[2], re), type(re))
+    ]
+    assert not hidden
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if room(n) not in {*USE_TRL, FRONT_DOOR}])
+def test_knows_nothing_of_trl(name):
+    assert not [m for m in imports(MODULES[name]) if m.split(".")[0] == "trl"]
+
+
+def test_objectives_know_torch_and_themselves_alone():
+    names = {name for m, path in MODULES.items() if room(m) == "objectives" for name in imports(path)}
+    allowed = {"__future__", "typing", "torch", "torch.nn.functional"}
+    assert not [n for n in names if n not in allowed and not n.startswith("grpo_kit.objectives")]
+
+
+def test_only_one_file_touches_trl_internals():
+    users = {p.name for p in FILES if any(n.startswith("trl.trainer") for n in imports(p))}
+    assert users == {"trl_internals.py"}

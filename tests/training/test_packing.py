@@ -1,0 +1,105 @@
+"""The packed layout: who sees whom, where scores lie, how groups are cut into chunks."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+from transformers.integrations.flex_attention import WrappedFlexAttention
+
+from grpo_kit.models import load_policy
+from grpo_kit.training.packing import make_chunks, pack_rows, packed_tokens, rows_of
+
+CPU = torch.device("cpu")
+ROWS = [((5, 6), [7, 8]), ((4,), [3, 2]), ((5, 6), [9])]
+
+
+def test_rows_lose_padding_and_masked_tokens():
+    ids = torch.tensor([[5, 6, 7, 8], [0, 4, 3, 2], [5, 6, 9, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0]])
+    assert rows_of(ids, mask, 2) == ROWS
+
+
+def test_layout_by_hand():
+    packed = pack_rows(ROWS, CPU)
+    assert packed.input_ids.tolist() == [[5, 6, 7, 6], [4, 3, 0, 0]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 1], [0, 1, 0, 0]]
+    assert packed.labels.tolist() == [[-100, 7, 8, 9], [3, 2, -100, -100]]
+    sees = packed.dense_mask()[0, 0].int().tolist()
+    assert sees == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    scores = torch.tensor([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]])
+    assert packed.unpack(scores, 2).tolist() == [[1, 2], [4, 5], [3, 0]]
+
+
+def test_one_row_holds_all_groups_and_none_sees_another():
+    packed = pack_rows(ROWS, CPU, one_row=True)
+    assert packed.input_ids.shape == (1, 128)
+    assert packed.input_ids[0, :6].tolist() == [5, 6, 7, 6, 4, 3]
+    assert packed.position_ids[0, :6].tolist() == [0, 1, 2, 1, 0, 1]
+    sees = packed.dense_mask()[0, 0, :6, :6].int().tolist()
+    assert sees[4] == [0, 0, 0, 0, 1, 0] and sees[5] == [0, 0, 0, 0, 1, 1]
+    assert packed.unpack(torch.arange(128.0)[None], 2).tolist() == [[1, 2], [4, 5], [3, 0]]
+
+
+def test_the_block_mask_is_the_dense_mask(monkeypatch):
+    """FlexAttention's own reference (not its CUDA kernel) gives the same hidden states and gradients."""
+    rows = [((5, 6, 7), [7, 8, 9, 10]), ((5, 6, 7), [11]), ((4, 20), [3, 2] * 80), ((4, 20), [9] * 9)]
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
+    monkeypatch.setattr(
+        "torch.nn.attention.flex_attention._validate_device", lambda *_: None
+    )  # else no backward on a CPU
+    model = load_policy("tiny-random", quiet=True)[0].train()
+    results = []
+    for attention in ("sdpa", "flex_attention"):
+        packed = pack_rows(rows, CPU, one_row=True)
+        model.config._attn_implementation = attention
+        mask = packed.dense_mask() if attention == "sdpa" else packed.block_mask()
+        model.zero_grad()
+        logits = model(
+            input_ids=packed.input_ids, position_ids=packed.position_ids, attention_mask=mask, use_cache=False
+        ).logits
+        used = logits[packed.labels != -100]
+        used.logsumexp(-1).sum().backward()
+        results.append((used.detach(), model.model.layers[0].self_attn.q_proj.weight.grad.clone()))
+    (dense, dense_grad), (flex, flex_grad) = results
+    assert torch.allclose(dense, flex, atol=1e-5)
+    assert torch.allclose(dense_grad, flex_grad, rtol=1e-4, atol=1e-6)
+
+
+row = st.tuples(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), st.lists(st.integers(1, 9), max_size=6)
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(row, min_size=1, max_size=12), st.integers(1, 30))
+def test_chunks_hold_every_row_once_and_fit(rows, max_tokens):
+    chunks = make_chunks(rows, max_tokens)
+    assert sorted(i for chunk in chunks for i in chunk) == list(range(len(rows)))
+    for chunk in chunks:
+        groups = {}
+        for i in chunk:
+            groups.setdefault(rows[i][0], []).append(rows[i][1])
+        tokens = sum(packed_tokens(prompt, completions) for prompt, completions in groups.items())
+        assert tokens <= max_tokens or len(chunk) == 1
+
+
+def test_groups_stay_whole_where_they_fit():
+    rows = [((1, 2, 3), [4, 5])] * 4 + [((7, 8), [9] * 3)] * 4
+    assert make_chunks(rows, 13) == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert len(make_chunks(rows, 12)) == 3  # the larger group is cut, its prompt repeated
+
+
+def test_prompt_of_one_token_and_empty_completions():
+    packed = pack_rows([((3,), []), ((3,), [4])], CPU)
+    assert packed.input_ids.tolist() == [[3]] and packed.labels.tolist() == [[4]]
+    assert packed.unpack(torch.tensor([[0.5]]), 1).tolist() == [[0.0], [0.5]]
+    only_empty = pack_rows([((3,), [])], CPU)
+    assert only_empty.input_ids.shape == (1, 1)
+    assert only_empty.unpack(torch.ones(1, 1), 2).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_rows_of_any_width(width):
+    ids = torch.tensor([[5, 6]])
+    assert rows_of(ids, torch.ones_like(ids), width) == [((5, 6), []) if width == 0 else ((), [5, 6])]

@@ -1,0 +1,112 @@
+"""Every private name of trl and transformers the kit leans on: an upgrade that moves one fails here, by name."""
+
+import inspect
+
+import pytest
+import torch
+import transformers
+import transformers.models.llama.modeling_llama as llama
+import transformers.models.qwen2.modeling_qwen2 as qwen2
+import transformers.models.qwen3.modeling_qwen3 as qwen3
+import trl.trainer.grpo_trainer as trl_grpo
+import trl.trainer.utils as trl_utils
+from tiny_run import make
+from transformers.generation import RepetitionPenaltyLogitsProcessor
+
+from grpo_kit.training.trl_internals import follow_epochs
+
+METHODS = {
+    "_generate_and_score_completions": ["self", "inputs"],
+    "_generate_single_turn": [
+        "self",
+        "prompt_ids",
+        "images",
+        "multimodal_fields",
+        "num_generations",
+        "has_tool_images",
+    ],
+    "_get_per_token_logps_and_entropies": [
+        "self",
+        "model",
+        "input_ids",
+        "attention_mask",
+        "logits_to_keep",
+        "batch_size",
+    ],
+    "_compute_loss": ["self", "model", "inputs"],
+    "compute_loss": ["self", "model", "inputs"],
+    "create_optimizer": ["self", "model"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+    "prediction_step": ["self", "inputs"],
+    "_run_epoch": ["self"],
+    "log": ["self", "logs", "start_time"],
+}
+ATTRIBUTES = [
+    "_step", "_buffered_inputs", "_metrics", "_logs", "_pending_metrics", "_pending_extra_logs",
+    "_current_train_step_time", "_tokenizer", "generation_config", "generation_kwargs", "use_vllm",
+    "use_transformers_continuous_batching", "reward_func_names", "reward_weights", "max_completion_length",
+    "ref_model", "temperature", "model_wrapped", "loss_type", "beta", "num_iterations", "aux_loss_enabled",
+    "top_entropy_quantile", "_entropy_bonus_enabled", "entropy_coef", "_last_world_entropy", "_entropy_window_stats",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method(name):
+    parameters = list(inspect.signature(getattr(trl_grpo.GRPOTrainer, name)).parameters)
+    wanted = METHODS[name]
+    assert parameters[0] == "self" and set(wanted) <= set(parameters) | {"self"}, parameters
+
+
+def test_attributes(tmp_path):
+    trainer = make("plain", tmp_path)
+    assert not [a for a in ATTRIBUTES if not hasattr(trainer, a)]
+    assert set(trainer._logs) >= {"prompt", "completion", "rewards", "advantages", "extra"}
+
+
+def test_module_functions():
+    assert callable(trl_grpo.create_model_from_path)
+    assert "compact = _use_triton(" in inspect.getsource(trl_utils.add_fused_lm_head)
+    assert "_maybe_log_save_evaluate" in inspect.getsource(transformers.Trainer._run_epoch)
+    assert "on_pre_optimizer_step" in inspect.getsource(transformers.Trainer._run_epoch)
+    assert "_set_sync_gradients" in inspect.getsource(transformers.Trainer._run_epoch)
+    assert "self._gradient_checkpointing_func(" in inspect.getsource(transformers.modeling_layers)
+
+
+def test_what_trls_loss_reads_and_when_it_scores_for_old_log_probabilities():
+    """The packed update calls the loss with scores at hand, and leaves that pass out by num_iterations."""
+    loss = inspect.getsource(trl_grpo.GRPOTrainer._compute_loss)
+    assert loss.count("self._get_per_token_logps_and_entropies(") == 1
+    assert "self.accelerator.sync_gradients" in loss
+    rollout = inspect.getsource(trl_grpo.GRPOTrainer._generate_and_score_completions)
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in rollout
+    assert rollout.count("self.num_iterations") == 1
+
+
+def test_the_samplers_order_is_a_function_of_seed_and_epoch(tmp_path):
+    sampler = make("plain", tmp_path)._get_train_sampler()
+    assert (sampler.shuffle, sampler.seed, sampler.num_samples) == (True, 3, 8)
+    order = list(sampler), list(sampler)
+    followed = follow_epochs(make("plain", tmp_path / "b")._get_train_sampler())
+    followed.set_epoch(1)
+    assert order[0] != order[1] and list(followed) == order[1]
+
+
+def test_fused_head_keeps_its_temperature_in_a_closure(tmp_path):
+    trainer = make("plain", tmp_path, temperature=0.7)
+    function = trainer.model.forward.__func__
+    cell = function.__closure__[function.__code__.co_freevars.index("temperature")]
+    assert cell.cell_contents == 0.7
+
+
+def test_what_the_rollout_engine_reaches_for():
+    """It runs transformers' layers with its own attention and cache, and torch's fused attention on a CPU."""
+    schema = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._schema
+    assert [r.name for r in schema.returns] == ["output", "logsumexp"]
+    for module in (llama, qwen2, qwen3):
+        source = inspect.getsource(module)
+        assert "ALL_ATTENTION_FUNCTIONS.get_interface(" in source and "past_key_values.update(" in source
+        assert (
+            source.count("**kwargs,\n        )") >= 1
+        )  # what the decoder is called with reaches the attention
+    assert "prompt_ignore_length" in inspect.signature(RepetitionPenaltyLogitsProcessor.__init__).parameters

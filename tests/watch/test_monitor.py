@@ -1,0 +1,394 @@
+"""Red flags: raised by induced failures within stated steps, by no healthy run; wired into a real trainer."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from grpo_kit.models import load_policy
+from grpo_kit.record.files import read_completions, read_metrics
+from grpo_kit.watch.chart import plot_run
+from grpo_kit.watch.flags import OF_ROLLOUTS, OF_STEPS, Setup
+from grpo_kit.watch.monitor import Flag, Monitor, completion_measures, read_flags, red_flags
+from tests.tiny_run import data, letters, make, same, weights
+
+RUNS = Path(__file__).parents[1] / "fixtures" / "flags"
+HEALTHY = sorted(p.parent for p in RUNS.glob("healthy/*/metrics.csv"))
+INDUCED = sorted(p.parent for p in RUNS.glob("induced/*/metrics.csv"))
+
+
+def load(folder):
+    return read_metrics(folder), json.loads((folder / "config.json").read_text())
+
+
+def raised(metrics, config=None):
+    """{flag: the step after which it was raised}, from looking again after every step."""
+    out = {}
+    for row, step in enumerate(metrics["step"], 1):
+        for flag in red_flags(metrics[:row], config=config):
+            out.setdefault(flag.name, int(step))
+    return out
+
+
+# ---- real runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", HEALTHY, ids=lambda path: path.name)
+def test_healthy_runs_are_silent(folder):
+    """`events` is a miss: it gives one answer on every day, a shortcut that pays more than SOLVED."""
+    metrics, config = load(folder)
+    assert len(metrics) >= 8
+    assert raised(metrics, config) == {}
+
+
+@pytest.mark.parametrize("folder", INDUCED, ids=lambda path: path.name)
+def test_induced_failures_are_caught_in_time(folder):
+    metrics, config = load(folder)
+    expected = json.loads((folder / "induced.json").read_text())
+    found = raised(metrics, config)
+    assert set(expected["flags"]) <= set(found), found
+    for name, within in expected["flags"].items():
+        assert found[name] <= within, f"{name} after {found[name]} steps"
+
+
+def test_there_are_runs_of_both_kinds():
+    assert len(HEALTHY) >= 20 and len(INDUCED) >= 12
+
+
+def test_a_flag_is_never_taken_back():
+    for folder in [*INDUCED, *HEALTHY[:3]]:
+        metrics, config = load(folder)
+        before = {}
+        for row in range(1, len(metrics) + 1):
+            now = {flag.name: flag for flag in red_flags(metrics[:row], config=config)}
+            assert before.items() <= now.items(), folder.name
+            before = now
+
+
+# ---- each flag by hand ----------------------------------------------------------------------------------------
+
+
+def table(steps=12, **columns):
+    """A quiet run, with the columns given in place of its own."""
+    quiet = {
+        "reward": np.linspace(0.3, 0.5, steps),
+        "entropy": np.full(steps, 0.5),
+        "kl": np.full(steps, 0.02),
+        "grad_norm": np.full(steps, 2.0),
+        "clip_ratio": np.zeros(steps),
+        "completion_length": np.full(steps, 20.0),
+        "completion_cut_off": np.full(steps, 0.05),
+        "groups/equal_rewards": np.full(steps, 0.3),
+        "diversity/self_bleu": np.full(steps, 0.6),
+        "diversity/unique": np.full(steps, 0.9),
+        "diversity/distinct_2": np.full(steps, 0.7),
+        "script/latin": np.ones(steps),
+        "rollout/logprob_gap": np.full(steps, 1e-5),
+    }
+    return pd.DataFrame({"step": range(1, steps + 1), **quiet, **columns})
+
+
+def turned(before, after, at, steps=12):
+    """`before` up to step `at`, `after` from there on."""
+    return np.where(np.arange(1, steps + 1) < at, before, after).astype(float)
+
+
+CASES = {  # name: what it takes, the step the flag names, the step after which it is raised
+    "KL spike": (dict(kl=turned(0.02, 0.02, 1) + np.eye(12)[7]), 8, 8),
+    "gradient spike": (dict(grad_norm=turned(2, 2, 1) + 10 * np.eye(12)[7]), 8, 8),
+    "entropy collapse": (dict(entropy=turned(0.5, 0.01, 4)), 4, 8),
+    "mode collapse": (
+        {"diversity/self_bleu": turned(0.6, 1, 3), "groups/equal_rewards": turned(0.3, 1, 3)}, 2, 6,
+    ),
+    "sparse reward": ({"groups/equal_rewards": turned(0.3, 1, 3)}, 2, 6),
+    "cancelling parts": (dict(frac_cancelled_groups=turned(0, 1, 2)), 1, 5),
+    "length explosion": (
+        dict(completion_length=turned(20, 60, 5), completion_cut_off=turned(0.05, 0.5, 5)), 5, 7,
+    ),
+    "cut off": (dict(completion_cut_off=turned(0.05, 0.9, 5)), 4, 6),
+    "language switch": ({"script/latin": turned(1, 0.3, 6), "script/han": turned(np.nan, 0.7, 6)}, 4, 6),
+    "sampler gap": ({"rollout/logprob_gap": turned(1e-5, 0.2, 6)}, 4, 6),
+    "stale rollouts": ({"rollout/age": turned(3, 3, 1), "clip_ratio": turned(0, 0.5, 6)}, 5, 7),
+    "lost updates": ({"update/share_that_moves": [0.01] + [np.nan] * 11}, 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_flag_and_no_other(name):
+    columns, since, after = CASES[name]
+    assert red_flags(table()) == []
+    flags = red_flags(table(**columns))
+    assert [(flag.name, flag.step) for flag in flags] == [(name, since)]
+    assert raised(table(**columns)) == {name: after}
+    assert any(letter.isdigit() for letter in flags[0].saw) and flags[0].why and flags[0].first
+
+
+def test_rollouts_by_older_weights_are_no_sampler_gap():
+    """Other weights give other probabilities; only of its own weights must the sampler's agree."""
+    gap = {"rollout/logprob_gap": turned(1e-5, 0.2, 6)}
+    assert red_flags(table(**gap, **{"rollout/age": turned(0, 3, 6)})) == []
+    assert [flag.name for flag in red_flags(table(**gap, **{"rollout/age": turned(0, 0, 6)}))] == [
+        "sampler gap"
+    ]
+
+
+def test_every_finder_has_a_case():
+    assert len(CASES) + 1 == len(OF_ROLLOUTS) + len(
+        OF_STEPS
+    )  # hacking needs a config, and has tests of its own
+
+
+def test_solved_is_not_collapsed():
+    """Entropy gone, all groups equal, all completions the same: because they are right."""
+    gone = {"entropy": turned(0.5, 0.01, 4), "diversity/self_bleu": turned(0.6, 1, 4)}
+    gone |= {"groups/equal_rewards": turned(0.3, 1, 4)}
+    stuck = red_flags(table(**gone, reward=turned(0.4, 0.4, 1)))
+    assert {flag.name for flag in stuck} == {"entropy collapse", "mode collapse"}
+    assert red_flags(table(**gone, reward=turned(0.4, 0.95, 4))) == []
+    of_two = {"reward_parts": ["a", "b"], "reward_weights": [1.0, 1.0]}  # the same reward, out of 2
+    assert len(red_flags(table(**gone, reward=turned(0.4, 0.95, 4)), config=of_two)) == 2
+
+
+def test_hacking_is_told_by_what_training_cannot_see():
+    config = {"reward_parts": ["close", "exact", "tagged"], "reward_weights": [1.0, 0.0, 0.0]}
+    up = {"reward": np.linspace(0.2, 1, 12), "reward/close": np.linspace(0.2, 1, 12)}
+    full = {"reward/tagged": np.full(12, 0.97)}  # a measure at its ceiling cannot follow
+    left = table(**up, **full, **{"reward/exact": np.full(12, 0.1)})
+    (flag,) = red_flags(left, config=config)
+    assert flag.name == "hacking" and "exact by 0.00" in flag.saw and raised(left, config)["hacking"] == 9
+    follows = table(**up, **full, **{"reward/exact": np.linspace(0.1, 0.5, 12)})
+    assert red_flags(follows, config=config) == [] and red_flags(left) == []
+    # Held-out measures are believed first, and an evaluation is there at some steps only.
+    seldom = np.where(np.arange(12) % 3 == 2, np.full(12, 0.1), np.nan)
+    held_out = follows.assign(**{"eval/reward/exact": seldom})
+    (flag,) = red_flags(held_out, config=config)
+    assert "held-out exact" in flag.saw
+    assert red_flags(left.assign(**{"eval/reward/exact": seldom * np.arange(1, 13)}), config=config) == []
+
+
+def test_groups_without_gradient_are_no_baseline_for_a_spike():
+    norms = np.array([0, 0, 2, 0, 0, 2, 0, 0, 2, 2, 0, 2], float)
+    assert red_flags(table(grad_norm=norms)) == []
+
+
+def test_the_length_that_would_do_is_measured():
+    long = table(
+        completion_cut_off=turned(0.05, 0.6, 5), **{"completions/max_terminated_length": [31.0] * 12}
+    )
+    assert "took 31 tokens" in red_flags(long)[0].saw
+    assert "not known" in red_flags(table(completion_cut_off=turned(0.05, 1, 1)))[0].saw
+
+
+def test_age_of_rollouts_comes_from_the_config_too():
+    clipped = table(clip_ratio=np.full(12, 0.5))
+    assert red_flags(clipped) == []  # on-policy: the ratio is 1 and nothing can be clipped
+    args = {"steps_per_generation": 2, "num_iterations": 3, "gradient_accumulation_steps": 1}
+    assert Setup.of({"args": args}).age == 5
+    assert red_flags(clipped, config={"args": args})[0].saw.startswith("rollouts up to 5 steps old")
+
+
+def test_steps_that_reuse_a_rollout_do_not_count_twice():
+    """With num_iterations=3 two of three rows have no reward: five rows without spread are two rollouts."""
+    frame = table(15, **{"groups/equal_rewards": np.ones(15)})
+    reused = [step % 3 != 1 for step in frame["step"]]
+    sampled = [
+        "reward",
+        "groups/equal_rewards",
+        "diversity/self_bleu",
+        "completion_cut_off",
+        "completion_length",
+    ]
+    frame.loc[reused, sampled] = np.nan
+    assert raised(frame) == {"sparse reward": 13}
+    assert raised(frame.assign(kl=0.02 + np.eye(15)[8])) == {"KL spike": 9, "sparse reward": 13}
+
+
+def test_little_is_no_reason_for_a_flag():
+    assert red_flags(pd.DataFrame({"step": []})) == []
+    assert red_flags(pd.DataFrame({"step": [1], "reward": [None]})) == []
+    with pytest.raises(ValueError, match="no step"):
+        red_flags(pd.DataFrame({"reward": [1.0]}))
+
+
+# ---- what is read in completions ------------------------------------------------------------------------------
+
+
+def completions(texts, rewards=None, **columns):
+    n = len(texts)
+    rewards = [float(i % 2) for i in range(n)] if rewards is None else rewards
+    return pd.DataFrame(
+        {"step": 1, "group": [i // 4 for i in range(n)], "completion": texts, "reward": rewards, **columns}
+    )
+
+
+def test_scripts_and_equal_rewards():
+    row = completion_measures(completions(["yes it is"] * 3 + ["да это так"], [1, 1, 1, 1.0000001])).iloc[0]
+    assert (row["script/latin"], row["script/cyrillic"], row["groups/equal_rewards"]) == (0.75, 0.25, 1.0)
+    bare = completion_measures(completions(["82</answer>"] * 4)).iloc[0]
+    assert bare["script/latin"] == 1.0
+    mixed = completion_measures(completions(["82</answer>"] * 3 + ["вода"])).iloc[0]
+    assert (mixed["script/latin"], mixed["script/cyrillic"]) == (0.75, 0.25)
+
+
+def test_parts_that_cancel_but_not_those_of_weight_0():
+    parts = {"reward/right": [1.0, 0, 1, 0], "reward/humble": [0.0, 1, 0, 1]}
+    frame = completions(["a", "b", "c", "d"], [0.5] * 4, **parts)
+    assert completion_measures(frame)["frac_cancelled_groups"].tolist() == [1.0]
+    watched = completion_measures(frame, weights={"right": 0.0, "humble": 1.0})
+    assert "frac_cancelled_groups" not in watched or watched["frac_cancelled_groups"].tolist() == [0.0]
+
+
+def test_flags_read_completions_where_metrics_lack_the_measures():
+    bare = table()[["step", "reward", "entropy"]]
+    same_text = pd.concat([completions(["7"] * 8, [0.0] * 8).assign(step=step) for step in range(1, 13)])
+    assert [flag.name for flag in red_flags(bare, same_text)] == ["mode collapse"]
+
+
+# ---- in a running trainer -------------------------------------------------------------------------------------
+
+
+def same_score(completions, **columns):
+    return [0.1] * len(completions)
+
+
+def test_a_run_records_measures_and_flags(tmp_path, capsys):
+    trainer = make("kit", tmp_path / "run", rewards=same_score, max_steps=7, temperature=1.5)
+    trainer.train()
+    metrics = read_metrics(tmp_path / "run")
+    assert metrics["groups/equal_rewards"].tolist() == [1.0] * 7
+    measured = completion_measures(read_completions(tmp_path / "run"))
+    np.testing.assert_allclose(metrics["diversity/self_bleu"], measured["diversity/self_bleu"])
+    flags = read_flags(tmp_path / "run")
+    assert {"sparse reward", "cut off"} <= {flag.name for flag in flags}
+    assert flags == [flag for flag in flags if flag in red_flags(metrics, config=config_of(tmp_path / "run"))]
+    said = capsys.readouterr().out
+    assert all(said.count(f"Red flag: {flag}") == 1 for flag in flags), "once, not at every step"
+    assert trainer.stopped_by is None and not trainer.interrupted
+    drawn = plot_run(tmp_path / "run")
+    words = [text.get_text() for text in drawn.texts]
+    assert len(words) == len(flags) and words[0].startswith(f"1  {flags[0].name} since step {flags[0].step}")
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_stop_ends_after_the_step_saves_and_goes_on(tmp_path, capsys):
+    options = {"rewards": same_score, "max_steps": 9}
+    trainer = make("kit", tmp_path / "run", kit={"on_flag": "stop"}, **options)
+    trainer.train()
+    first = trainer.stopped_by
+    assert first.name == "cut off" and trainer.state.global_step == 3 and not trainer.interrupted
+    assert (tmp_path / "run" / "checkpoint-3" / "trainer_state.json").is_file()
+    assert "Stopped after step 3 (red flag: cut off)" in capsys.readouterr().out
+    trainer.train()  # the flag is known now; the next one stops it again
+    assert trainer.state.global_step == 5 and trainer.stopped_by.name != first.name
+    names = [flag.name for flag in read_flags(tmp_path / "run")]
+    assert len(set(names)) == len(names)
+
+
+def test_stopping_and_going_on_changes_no_weight(tmp_path):
+    stopped = make("kit", tmp_path / "a", kit={"on_flag": "stop"}, max_steps=5)
+    stopped.train()
+    assert 0 < stopped.state.global_step < 5
+    while stopped.state.global_step < 5:
+        stopped.train()
+    straight = make("kit", tmp_path / "b", max_steps=5)
+    straight.train()
+    assert same(weights(stopped), weights(straight))
+
+
+def test_a_callable_gets_each_flag_once_and_may_fail(tmp_path, capsys):
+    got = []
+    make("kit", tmp_path / "a", rewards=same_score, max_steps=6, kit={"on_flag": got.append}).train()
+    assert got == read_flags(tmp_path / "a") and len(got) >= 2
+    assert "Red flag" not in capsys.readouterr().out
+
+    def fails(flag):
+        raise RuntimeError("no pager")
+
+    trainer = make("kit", tmp_path / "b", rewards=same_score, max_steps=6, kit={"on_flag": fails})
+    with pytest.warns(RuntimeWarning, match="no pager"):
+        trainer.train()
+    assert trainer.state.global_step == 6
+    with pytest.raises(ValueError, match="on_flag='shout'"):
+        make("kit", tmp_path / "c", kit={"on_flag": "shout"})
+
+
+def test_trouble_in_the_monitor_never_stops_training(tmp_path):
+    monitor = Monitor("warn")
+    (tmp_path / "flags.jsonl").mkdir()  # cannot be appended to
+    monitor.begin(tmp_path, {"reward_weights": [1.0], "reward_parts": ["a"]}, [])
+    with pytest.warns(RuntimeWarning, match="stumbled"):
+        assert monitor.step({"step": 1, "update/share_that_moves": 0.01})[0].name == "lost updates"
+    with pytest.warns(RuntimeWarning, match="stumbled"):
+        assert monitor.measure(pd.DataFrame({"step": [1], "nothing": [2]})) == {}
+
+
+def test_half_a_line_is_not_read(tmp_path):
+    flag = Flag("cut off", 3, "90 %", "why", "first")
+    line = json.dumps(vars(flag) | {})
+    (tmp_path / "flags.jsonl").write_text(line + "\n" + line[:20])
+    assert read_flags(tmp_path) == [flag]
+
+
+def test_held_out_measures_reach_the_row_of_their_step(tmp_path):
+    trainer = make(
+        "kit", tmp_path / "run", eval_dataset=data(4), eval_strategy="steps", eval_steps=2, eval_on_start=True,
+        per_device_eval_batch_size=4, max_steps=4,
+    )  # fmt: skip
+    trainer.train()
+    metrics = read_metrics(tmp_path / "run").set_index("step")
+    assert metrics.index.tolist() == [0, 1, 2, 3, 4]
+    there = metrics["eval/reward"].notna()
+    assert there[there].index.tolist() == [0, 2, 4]
+    assert metrics.loc[2, "eval/reward/letters"] == metrics.loc[2, "eval/reward"]
+    logged = {e["step"]: e["eval_reward"] for e in trainer.state.log_history if "eval_reward" in e}
+    assert metrics.loc[there, "eval/reward"].to_dict() == pytest.approx(logged)
+    assert metrics.loc[2, "loss"] == metrics.loc[2, "loss"], "the step's own numbers stay"
+    trainer.evaluate()  # afterwards: nothing to write to
+
+
+def test_bfloat16_weights_under_plain_adamw_lose_updates(tmp_path):
+    def flags(rate, plain):
+        model = load_policy("tiny-random", dtype="bfloat16", quiet=True)[0]
+        own = {"optimizers": (torch.optim.AdamW(model.parameters(), lr=rate), None)} if plain else {}
+        options = {"model": model, "kit": own, "max_steps": 1, "learning_rate": rate}
+        make("kit", tmp_path / f"{rate}-{plain}", **options).train()
+        return [flag.name for flag in read_flags(tmp_path / f"{rate}-{plain}")]
+
+    assert flags(1e-6, plain=True) == ["lost updates"]
+    assert flags(1e-6, plain=False) == []  # the kit's optimizer keeps the bits
+    assert flags(1e-1, plain=True) == []
+
+
+def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
+    trainer = make("kit", tmp_path / "gap", max_steps=4)
+    inner = trainer._generate_with_engine
+
+    def sharper(prompt_ids):  # as a sampler that does not know the temperature
+        trainer.generation_config.temperature = 0.3
+        ids, logprobs = inner(prompt_ids)
+        return ids, [[value * 0.5 for value in row] for row in logprobs]
+
+    trainer._generate_with_engine = sharper
+    trainer.train()
+    assert "sampler gap" in {flag.name for flag in read_flags(tmp_path / "gap")}
+
+    stale = {"max_steps": 8, "num_iterations": 8, "learning_rate": 0.1, "epsilon": 0.05}
+    make("kit", tmp_path / "stale", **stale).train()
+    assert "stale rollouts" in {flag.name for flag in read_flags(tmp_path / "stale")}
+    make("kit", tmp_path / "fresh", max_steps=8, learning_rate=0.1, epsilon=0.05).train()
+    names = {flag.name for flag in read_flags(tmp_path / "fresh")}
+    assert not names & {"stale rollouts", "sampler gap", "lost updates"}
+
+
+def test_a_healthy_step_says_nothing(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        make("kit", tmp_path / "run", rewards=letters, max_steps=2).train()
+    assert read_flags(tmp_path / "run") == []
