@@ -82,13 +82,13 @@ def measure(model, tokenizer, task: tasks.Task, *, prompts: int, group_size: int
         e = bootstrap_mean([sum(group) / len(group) for group in by_prompt(values)])
         return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
 
-    mixed = [max(group) - min(group) > 1e-6 for group in by_prompt(rewards)]
+    signal = [max(group) - min(group) > 1e-6 for group in by_prompt(rewards)]
     name, best = task.best_constant(rows)
     return {
         "pass@1": interval(right),
         "mean reward": interval(rewards),
         "well-formed": round(sum(answer is not None for answer in answers) / len(answers), 3),
-        "mixed groups": round(sum(mixed) / len(mixed), 3),
+        "groups with a signal": round(sum(signal) / len(signal), 3),
         "tokens, mean": round(sum(map(len, made.completion_ids)) / len(said), 1),
         "best constant": f"{best:.3f} ({name})",
         "prompts": len(rows),

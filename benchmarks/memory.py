@@ -107,15 +107,15 @@ def measure_chunk(
         states = hidden.last_hidden_state[0, tokens - scored :].clone()
         del hidden
         labels, head = torch.zeros(scored, dtype=torch.long), base.lm_head.weight
-        logps, entropy, *_ = trl_utils._ChunkedLogProbFunction.apply(
+        logprobs, entropy, *_ = trl_utils._ChunkedLogProbFunction.apply(
             states, head, None, labels, 1.0, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("entropy",)
         )
-        loss = -logps.sum()
+        loss = -logprobs.sum()
     del states
     with memory:
         loss.backward()
     update = memory.peak
-    del loss, logps, entropy, _
+    del loss, logprobs, entropy, _
     memory.reset()
     with memory:  # foreach: as torch chooses on CUDA
         torch.optim.AdamW(trained, foreach=True).step()

@@ -60,7 +60,7 @@ def measure(model, tokenizer, task: tasks.Task, options: argparse.Namespace) -> 
     probe = None
     if task.max_completion_tokens < REASONING_TOKENS:
         limit = LONGER * task.max_completion_tokens
-        probe = asdict(length_probe(model, tokenizer, task, max_new_tokens=limit, samples=4, **how))
+        probe = asdict(length_probe(model, tokenizer, task, max_completion_tokens=limit, samples=4, **how))
     return {"readiness": asdict(ready), "lengths": probe}
 
 

@@ -196,7 +196,7 @@ def sample(
     rows: Sequence[dict] | None = None,
     samples: int = 4,
     temperature: float = 0.9,
-    max_new_tokens: int | None = None,
+    max_completion_tokens: int | None = None,
     batch_size: int = 64,
     chunk: int = 16,
     seed: int = 0,
@@ -204,8 +204,8 @@ def sample(
 ) -> Samples:
     """Sample completions of the rows (default: the task's train rows) and score them with the task's rewards.
 
-    samples: completions a prompt. max_new_tokens: None means the task's. chunk: prompts that are sampled and written
-    together; the draws depend on it and on seed, not on batch_size. The model is left as it was.
+    samples: completions a prompt. max_completion_tokens: None means the task's. chunk: prompts that are sampled and
+    written together; the draws depend on it and on seed, not on batch_size. The model is left as it was.
     folder: keeps the samples. Killed and called again, it goes on with the chunks that are missing, and the result is
     the same; called with other settings, other prompts or changed weights it refuses.
     Scores are not kept, but computed by every call: rewards are cheap beside sampling, and a reward that was changed
@@ -240,7 +240,9 @@ def sample(
         batch_size=batch_size,
         samples=samples,
         temperature=float(temperature),
-        max_new_tokens=task.max_completion_tokens if max_new_tokens is None else max_new_tokens,
+        max_completion_tokens=task.max_completion_tokens
+        if max_completion_tokens is None
+        else max_completion_tokens,
     )
     asked = [place for place in places for _ in range(samples)]
     table["prompt_tokens"] = [n for ids in tokenizer(prompts)["input_ids"] for n in [len(ids)] * samples]

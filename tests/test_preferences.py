@@ -298,7 +298,9 @@ def test_rows_belong_together(spelling, tmp_path):
 def test_the_tables_defaults_are_the_train_rows_and_the_tasks_length(spelling, tmp_path):
     task = nines_task(max_completion_tokens=2)
     assert sample(*spelling, task, folder=tmp_path / "a").table["ids"].map(len).max() == 2
-    some = sample(*spelling, task, rows=task.held_out, samples=16, max_new_tokens=3, folder=tmp_path / "b")
+    some = sample(
+        *spelling, task, rows=task.held_out, samples=16, max_completion_tokens=3, folder=tmp_path / "b"
+    )
     assert some.table["prompt"].nunique() == 2 and some.table["ids"].map(len).max() == 3
 
 
@@ -311,7 +313,7 @@ def test_chunks_do_not_share_random_numbers(spelling, tmp_path):
 
 
 def test_temperature_and_batch_size(spelling, tmp_path):
-    task, how = nines_task(), {"samples": 8, "max_new_tokens": 1}
+    task, how = nines_task(), {"samples": 8, "max_completion_tokens": 1}
     cold = sample(*spelling, task, temperature=0.05, folder=tmp_path / "cold", **how).table
     assert set(cold["completion"]) == {""}  # the likeliest token is the end
     hot = sample(*spelling, task, folder=tmp_path / "hot", **how).table
@@ -424,8 +426,11 @@ def test_arguments_are_refused_before_anything_is_written(spelling, tmp_path):
         ({"samples": 0}, "samples=0 must be at least 1"),
         ({"chunk": 0}, "chunk=0 must"),
         ({"batch_size": 0}, "batch_size=0 must"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0 must"),
-        ({"rows": task.train + long}, r"prompts\[14\] has \d+ tokens, which with max_new_tokens=4 exceeds"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens=0 must"),
+        (
+            {"rows": task.train + long},
+            r"prompts\[14\] has \d+ tokens, which with max_completion_tokens=4 exceeds",
+        ),
         (
             {"rows": [{"question": "a?", "answer": "b"}], "task": from_rows_needing("gold")},
             "'needs' asks for the",
@@ -460,7 +465,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_overwritten(spelling,
     changed = [
         ({"samples": 3}, "samples: 4 there, 3 now"),
         ({"temperature": 1.0}, "temperature: 0.9 there, 1.0 now"),
-        ({"max_new_tokens": 3}, "max_new_tokens: 4 there, 3 now"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens: 4 there, 3 now"),
         ({"chunk": 8}, "chunk: 7 there, 8 now"),
         ({"seed": 1}, "seed: 0 there, 1 now"),
         ({"rows": task.train[:-1]}, "prompts: '14, digest .*' there, '13, digest .*' now"),

@@ -46,7 +46,7 @@ def collect() -> None:
 def groups(completions: pd.DataFrame) -> pd.DataFrame:
     """One row a step: how unlike the completions of a group are, and how many groups have a signal.
 
-    distinct: share of different texts in a group. mixed: share of groups whose rewards differ.
+    distinct: share of different texts in a group. signal: share of groups whose rewards differ.
     """
     inside = completions.groupby(
         ["step", "group", "prompt"]
@@ -54,7 +54,7 @@ def groups(completions: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(
         {
             "distinct": inside["completion"].nunique() / inside.size(),
-            "mixed": (inside["reward"].max() - inside["reward"].min() > 1e-9).astype(float),
+            "signal": (inside["reward"].max() - inside["reward"].min() > 1e-9).astype(float),
         }
     )
     return table.groupby("step").mean().reset_index()

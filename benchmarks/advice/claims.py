@@ -111,7 +111,7 @@ CLAIMS = [
     ),
     Claim("Negatives filtered help at low success", "B10", "binary, positives only", "no prefill, binary"),
     Claim(
-        "Groups without spread resampled help at low success",
+        "Groups without a signal resampled help at low success",
         "B10",
         "binary, resampled",
         "no prefill, binary",

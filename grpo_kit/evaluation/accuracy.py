@@ -88,14 +88,14 @@ def evaluate(
     samples: int = 0,
     k: Sequence[int] = (1, 4, 8),
     temperature: float = 1.0,
-    max_new_tokens: int | None = None,
+    max_completion_tokens: int | None = None,
     batch_size: int = 32,
     seed: int = 0,
 ) -> Evaluation:
     """Greedy accuracy of the model on rows (default: the task's held-out rows), each with a 95 % interval.
 
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
-    max_new_tokens: None means the task's. batch_size: sequences generated at once.
+    max_completion_tokens: None means the task's. batch_size: sequences generated at once.
     seed: of the sampling alone. The model's mode, random state and settings are as before afterwards.
     Rates have Wilson's interval, pass@k a bootstrap over prompts.
     Raises ValueError naming the argument for empty rows, sizes below 1, a temperature of 0, no k <= samples, and
@@ -104,7 +104,7 @@ def evaluate(
     >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
     """
     rows = list(task.held_out if rows is None else rows)
-    limit = task.max_completion_tokens if max_new_tokens is None else max_new_tokens
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     ks = sorted({size for size in k if size <= samples})
     if not rows:
         raise ValueError("rows is empty; give at least one row")
@@ -118,7 +118,7 @@ def evaluate(
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are the greedy one")
 
     prompts = render(tokenizer, task, rows)
-    how = {"max_new_tokens": limit, "batch_size": batch_size, "seed": seed}
+    how = {"max_completion_tokens": limit, "batch_size": batch_size, "seed": seed}
     greedy = complete(model, tokenizer, prompts, **how)
     sampled = (
         complete(model, tokenizer, prompts, samples=samples, temperature=temperature, **how)
@@ -142,7 +142,7 @@ def evaluate(
         rows=table,
         settings={
             "decoding": "greedy",
-            "max_new_tokens": limit,
+            "max_completion_tokens": limit,
             "samples": samples,
             "temperature": float(temperature) if samples else None,
             "seed": seed if samples else None,

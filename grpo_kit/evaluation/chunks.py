@@ -50,7 +50,7 @@ def sample_chunks(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Samples of rendered prompts, drawn or read back: one row a completion, a prompt's adjacent; and their settings.
 
-    chunk: prompts a file, so what a kill loses at most. how: samples, temperature, max_new_tokens of complete().
+    chunk: prompts a file, so what a kill loses at most. how: samples, temperature, max_completion_tokens of complete().
     Columns: prompt, completion, ids (tokens as drawn, the end included), cut_off.
     Raises ValueError for sizes below 1 and what check_room refuses, before anything is written; RunFolderError where
     the folder holds samples of other settings, or another process is at it.
@@ -59,7 +59,7 @@ def sample_chunks(
         if name != "temperature" and value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1")
     ids = tokenizer(list(prompts))["input_ids"]
-    check_room(model, ids, how["max_new_tokens"])  # of all prompts, before the first is sampled
+    check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")

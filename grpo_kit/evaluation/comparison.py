@@ -121,9 +121,11 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
             f"base has {base.n} rows of {base.task!r} and tuned {tuned.n} of {tuned.task!r}, not the same ones in the "
             "same order; evaluate both on the same rows"
         )
-    limits = base.settings["max_new_tokens"], tuned.settings["max_new_tokens"]
+    limits = base.settings["max_completion_tokens"], tuned.settings["max_completion_tokens"]
     if limits[0] != limits[1]:
-        raise ValueError(f"max_new_tokens is {limits[0]} in base and {limits[1]} in tuned; decode both alike")
+        raise ValueError(
+            f"max_completion_tokens is {limits[0]} in base and {limits[1]} in tuned; decode both alike"
+        )
     difference, p, counts = {}, {}, {}
     for name in _MEASURES:
         change = tuned.rows[name].astype(int) - base.rows[name].astype(int)

@@ -38,7 +38,7 @@ class Lengths:
 
     @classmethod
     def of(cls, completions: Sequence[Completion], limit: int) -> Lengths:
-        """Of completions made with max_new_tokens=limit."""
+        """Of completions made with max_completion_tokens=limit."""
         ended = Counter(c.tokens for c in completions if not c.cut_off)
         return cls(dict(sorted(ended.items())), sum(c.cut_off for c in completions), limit)
 
@@ -85,7 +85,7 @@ def length_probe(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     *,
-    max_new_tokens: int,
+    max_completion_tokens: int,
     rows: Sequence[dict] | None = None,
     samples: int = 4,
     temperature: float = 1.0,
@@ -94,9 +94,9 @@ def length_probe(
 ) -> Lengths:
     """Sample with room to spare and see where completions end. rows: default, the task's held-out rows.
 
-    max_new_tokens: several times what you expect to need.
+    max_completion_tokens: several times what you expect to need.
 
-    >>> length_probe(model, tokenizer, task, max_new_tokens=128).quantile(0.99)  # doctest: +SKIP
+    >>> length_probe(model, tokenizer, task, max_completion_tokens=128).quantile(0.99)  # doctest: +SKIP
     """
     rows = list(task.held_out if rows is None else rows)
     if not rows:
@@ -105,13 +105,13 @@ def length_probe(
         model,
         tokenizer,
         render(tokenizer, task, rows),
-        max_new_tokens=max_new_tokens,
+        max_completion_tokens=max_completion_tokens,
         samples=samples,
         temperature=temperature,
         batch_size=batch_size,
         seed=seed,
     )
-    return Lengths.of(made, max_new_tokens)
+    return Lengths.of(made, max_completion_tokens)
 
 
 def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FORMATTED = 0.5  # at least so many samples give an answer that can be read
 EVER = 0.1  # at least so many prompts are right once in all their samples
 ALWAYS = 0.9  # at most so many samples are right
-MIXED = 0.2  # at least so many groups hold right and wrong
+SIGNAL = 0.2  # at least so many groups hold right and wrong
 
 VERDICTS = {
     "format first": "most samples give no readable answer: show a worked example, prefill the tag, or warm up with SFT",
@@ -45,14 +45,14 @@ VERDICTS = {
 }
 
 
-def mixed_share(counts: Sequence[int], group_size: int) -> float:
+def signal_share(counts: Sequence[int], group_size: int) -> float:
     """The chance that a group drawn from one prompt's samples, without replacement, is not all alike.
 
     counts: how many samples had each value (right and wrong, or each reward). Unbiased for 1 - sum of p ** group_size
     over the values, as pass_at_k is for its own.
     Raises ValueError unless 2 <= group_size <= the number of samples.
 
-    >>> round(mixed_share([1, 3], 2), 3)
+    >>> round(signal_share([1, 3], 2), 3)
     0.5
     """
     n = sum(counts)
@@ -107,15 +107,15 @@ class Readiness:
         """Share of samples with a readable answer."""
         return bootstrap_mean([count / self.samples for count in self.formatted])
 
-    def mixed_right(self, group_size: int | None = None) -> Estimate:
+    def signal_right(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups that hold right and wrong completions. group_size: None means the one asked for."""
         size = self.group_size if group_size is None else group_size
-        return bootstrap_mean([mixed_share([c, self.samples - c], size) for c in self.right])
+        return bootstrap_mean([signal_share([c, self.samples - c], size) for c in self.right])
 
-    def mixed_reward(self, group_size: int | None = None) -> Estimate:
+    def signal_reward(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups whose rewards are not all equal: format and soft parts carry a signal too."""
         size = self.group_size if group_size is None else group_size
-        return bootstrap_mean([mixed_share(list(rewards.values()), size) for rewards in self.rewards])
+        return bootstrap_mean([signal_share(list(rewards.values()), size) for rewards in self.rewards])
 
     @property
     def verdict(self) -> str:
@@ -127,26 +127,26 @@ class Readiness:
             return "never succeeds"
         if passes[1].value > ALWAYS:
             return "too easy"
-        return "ready" if self.mixed_right().value >= MIXED else "rarely succeeds"
+        return "ready" if self.signal_right().value >= SIGNAL else "rarely succeeds"
 
     @property
     def reason(self) -> str:
         """The numbers behind the verdict and what to do, in a sentence each."""
         once, ever = self.pass_at[1].value, self.pass_at[self.samples].value
         shown, guessed = self.format_rate.value, self.lenient_pass_at[1].value
-        mixed, unequal = self.mixed_right().value, self.mixed_reward().value
+        mixed, unequal = self.signal_right().value, self.signal_reward().value
         in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
-        groups = f"{_share(mixed, MIXED)} of groups of {self.group_size} would hold right and wrong"
+        groups = f"{_share(mixed, SIGNAL)} of groups of {self.group_size} would hold right and wrong"
         why = {
             "format first": f"{_share(shown, FORMATTED)} of samples have a readable answer, below {FORMATTED:.0%} "
             f"(read leniently, {guessed:.0%} are right)",
             "never succeeds": f"{in_any}, below {EVER:.0%}",
             "too easy": f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}",
-            "rarely succeeds": f"{groups}, below {MIXED:.0%}",
+            "rarely succeeds": f"{groups}, below {SIGNAL:.0%}",
             "ready": f"{once:.0%} of samples are right, {in_any}, and {groups}",
         }[self.verdict]
         told = f"{self.verdict}: {why}. So: {VERDICTS[self.verdict]}."
-        if self.verdict != "ready" and unequal >= MIXED:
+        if self.verdict != "ready" and unequal >= SIGNAL:
             told += (
                 f" (In {unequal:.0%} of groups rewards would differ all the same, by format or soft parts.)"
             )
@@ -161,8 +161,8 @@ class Readiness:
         named = {"readable answer": self.format_rate}
         named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         named["right, read leniently"] = self.lenient_pass_at[1]
-        named[f"groups of {size} with right and wrong"] = self.mixed_right()
-        named[f"groups of {size} with unequal rewards"] = self.mixed_reward()
+        named[f"groups of {size} with right and wrong"] = self.signal_right()
+        named[f"groups of {size} with unequal rewards"] = self.signal_reward()
         rows = {name: asdict(estimate) for name, estimate in named.items()}
         if self.constant is not None:
             rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
@@ -206,27 +206,27 @@ def readiness(
     samples: int = 64,
     group_size: int = 8,
     temperature: float = 1.0,
-    max_new_tokens: int | None = None,
+    max_completion_tokens: int | None = None,
     batch_size: int = 64,
     seed: int = 0,
 ) -> Readiness:
     """Sample each of the rows (default: the task's held-out rows) and count; nothing is trained.
 
     samples: completions a prompt. group_size, temperature: those of the training to come.
-    max_new_tokens: None means the task's. The model is left as it was.
+    max_completion_tokens: None means the task's. The model is left as it was.
     Raises ValueError naming the argument for empty rows, a group_size outside 2..samples, and what complete refuses.
 
     >>> print(readiness(model, tokenizer, largest()).reason)  # doctest: +SKIP
     """
     rows = list(task.held_out if rows is None else rows)
-    limit = task.max_completion_tokens if max_new_tokens is None else max_new_tokens
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     if not rows:
         raise ValueError("rows is empty; give at least one row")
     if not 2 <= group_size <= samples:
         raise ValueError(f"group_size={group_size!r} must lie in 2..samples={samples!r}")
     if not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
-    how = {"max_new_tokens": limit, "samples": samples, "temperature": temperature, "seed": seed}
+    how = {"max_completion_tokens": limit, "samples": samples, "temperature": temperature, "seed": seed}
     prompts = render(tokenizer, task, rows)
     made = complete(model, tokenizer, prompts, batch_size=batch_size, **how)
     texts = [completion.text for completion in made]

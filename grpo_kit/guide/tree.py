@@ -196,7 +196,7 @@ METHODS = {
     "DPO": Method(
         "Trains on the pairs as they are: no sampling, no reward model. The frozen copy holds it near the start.",
         1, 1, _PAIRS, "no", _10, (_DPO, "grpo_kit.objectives.dpo"),
-        "rewards/margins beside logps/chosen: the margin can grow while the chosen get less likely too.",
+        "rewards/margins beside logprobs/chosen: the margin can grow while the chosen get less likely too.",
         "E1, arXiv:2305.18290",
     ),
     "IPO": Method(

@@ -148,7 +148,7 @@ def _sampled(model: Any, tokenizer: Any, task: Task, temperature: float, seed: i
         model,
         tokenizer,
         list(part.dataset(tokenizer, "held_out")["prompt"]),
-        max_new_tokens=task.max_completion_tokens,
+        max_completion_tokens=task.max_completion_tokens,
         samples=_SAMPLES,
         temperature=temperature,
         batch_size=_SAMPLED_ROWS,

@@ -89,7 +89,7 @@ class WeightedSum(_Composite):
     """One reward out of several: sum of weight x part, in [0, 1]; None where a part cannot judge.
 
     parts: {reward: weight}, or pairs (reward, weight). Weights are positive and sum to 1; weights exact in
-    binary (0.75 and 0.25, not 0.8 and 0.2) keep equal sums equal, which TRL's share of groups without spread
+    binary (0.75 and 0.25, not 0.8 and 0.2) keep equal sums equal, which TRL's share of groups without a signal
     depends on. A part with None makes the sum None: adding the rest would score it 0.
     Under TRL and the kit's trainer each part, and each part of a part, is passed on through `log_metric`
     ("reward/<part>", the mean of the judged) and `log_extra` (a column of the completions); besides, the metric

@@ -44,7 +44,7 @@ def complete(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
-    max_new_tokens: int,
+    max_completion_tokens: int,
     samples: int = 1,
     temperature: float = 0.0,
     batch_size: int = 32,
@@ -63,11 +63,11 @@ def complete(
     several greedy samples, an empty prompt and one that leaves no room in the model's context. FloatingPointError if
     sampled logits are not finite.
 
-    >>> complete(model, tokenizer, [prompt], max_new_tokens=8, samples=8, temperature=1.0)  # doctest: +SKIP
+    >>> complete(model, tokenizer, [prompt], max_completion_tokens=8, samples=8, temperature=1.0)  # doctest: +SKIP
     """
     if isinstance(prompts, str):  # else every letter would be a prompt
         raise ValueError(f"prompts={prompts[:40]!r} is one text; give a list of them")
-    sizes = {"samples": samples, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    sizes = {"samples": samples, "max_completion_tokens": max_completion_tokens, "batch_size": batch_size}
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1")
@@ -80,7 +80,7 @@ def complete(
     if not prompts:
         return []
     ids = tokenizer(list(prompts))["input_ids"]  # with the default special tokens
-    check_room(model, ids, max_new_tokens)
+    check_room(model, ids, max_completion_tokens)
     ids = [prompt for prompt in ids for _ in range(samples)]  # (B * samples)
     how = (
         {"do_sample": True, "temperature": float(temperature), "top_k": 0}
@@ -89,7 +89,7 @@ def complete(
     )
     ends = end_ids(model, tokenizer)
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=max_completion_tokens,
         eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
         disable_compile=True,
@@ -105,7 +105,7 @@ def complete(
             cache = _compute(model, prefix) if prefix else None
             rests = [prompt[len(prefix) :] for prompt in ids]
             written = _by_length(
-                rests, batch_size, lambda rests: _greedy(model, rests, ends, max_new_tokens, cache)
+                rests, batch_size, lambda rests: _greedy(model, rests, ends, max_completion_tokens, cache)
             )
     made = []
     for tokens in written:
@@ -299,6 +299,6 @@ def check_room(model: PreTrainedModel, ids: Sequence[Sequence[int]], limit: int)
             raise ValueError(f"prompts[{place}] has no tokens; every prompt needs at least one")
         if context and len(prompt) + limit > context:
             raise ValueError(
-                f"prompts[{place}] has {len(prompt)} tokens, which with max_new_tokens={limit} exceeds the model's "
-                f"context of {context}; drop it or lower max_new_tokens"
+                f"prompts[{place}] has {len(prompt)} tokens, which with max_completion_tokens={limit} exceeds the "
+                f"model's context of {context}; drop it or lower max_completion_tokens"
             )

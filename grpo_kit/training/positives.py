@@ -30,11 +30,11 @@ class PositivesTrainer(GRPOTrainer):
     positive_weight, negative_weight: factors >= 0 on advantages above and below 0; 1 leaves them. negative_weight=0
     filters negatives out, as rejection sampling does. The loss is divided by the same tokens or rows as before, so a
     completion of weight 0 still counts there: weights change a completion's pull, not the others'.
-    resample: rounds >= 0. While the batch has groups without spread, another batch of prompts is drawn from
-    train_dataset (a Dataset), sampled and scored, and its groups with spread take their place (dynamic sampling).
+    resample: rounds >= 0. While the batch has groups without a signal, another batch of prompts is drawn from
+    train_dataset (a Dataset), sampled and scored, and its groups with a signal take their place (dynamic sampling).
 
     Metrics: rollout/extra_completions, those of the further rounds, the cost; num_tokens counts them too. Reward,
-    lengths and frac_reward_zero_std are of the first batch alone: rounds end once groups with spread are found, so a
+    lengths and frac_reward_zero_std are of the first batch alone: rounds end once groups with a signal are found, so a
     mean over all of them would be too high (at a success rate of 3 %, 4 groups of 8 and 3 rounds, by a tenth of it).
     completions.parquet holds every round, `advantage` as it was before the weights.
     Raises ValueError for weights that are not finite or below 0; for resampling with several processes, images, or
@@ -87,23 +87,23 @@ class PositivesTrainer(GRPOTrainer):
         if not self.model.training:
             return output
         if self.resample:
-            output = self._with_spread(inputs, output)
+            output = self._with_signal(inputs, output)
         if (self.positive_weight, self.negative_weight) != (1, 1):
             output["advantages"] = weigh_advantages(
                 output["advantages"], self.positive_weight, self.negative_weight
             )
         return output
 
-    def _with_spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
+    def _with_signal(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
         size, need = self.num_generations, len(inputs) // self.num_generations
         metrics = self._metrics["train"]
         first = {name: list(values) for name, values in metrics.items() if name != "num_tokens"}
-        rounds, chosen = [output], [(0, g) for g in groups_with_spread(output["advantages"], size)]
+        rounds, chosen = [output], [(0, g) for g in groups_with_signal(output["advantages"], size)]
         while len(chosen) < need and len(rounds) <= self.resample:
             name = f"resample {self._step} {len(rounds)}"
             rows = draw_rows(self.train_dataset, need, size, seed=self.args.seed, name=name)
             more = super()._generate_and_score_completions(rows)
-            chosen += [(len(rounds), g) for g in groups_with_spread(more["advantages"], size)]
+            chosen += [(len(rounds), g) for g in groups_with_signal(more["advantages"], size)]
             rounds.append(more)
         for name in [name for name in metrics if name != "num_tokens"]:
             metrics[name] = first.get(name, [])
@@ -116,10 +116,10 @@ class PositivesTrainer(GRPOTrainer):
         return join_groups(rounds, chosen[:need], size, pad_id=self._tokenizer.pad_token_id)
 
 
-def groups_with_spread(advantages: torch.Tensor, group_size: int) -> list[int]:
+def groups_with_signal(advantages: torch.Tensor, group_size: int) -> list[int]:
     """Indices of the groups whose advantages differ; advantages (B*G,), a group's adjacent.
 
-    >>> groups_with_spread(torch.tensor([0.0, 0.0, 1.0, -1.0]), 2)
+    >>> groups_with_signal(torch.tensor([0.0, 0.0, 1.0, -1.0]), 2)
     [1]
     """
     # Not "other than 0": eight rewards of 0.1 have a mean that is not 0.1 to the last bit; the rest is alike for all.

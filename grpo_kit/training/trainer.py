@@ -425,8 +425,8 @@ class GRPOTrainer(TRLGRPOTrainer):
                 return super()._get_per_token_logps_and_entropies(
                     model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
                 )
-            logps, entropies = self.update.scores(model, input_ids, attention_mask, logits_to_keep)
-            return logps, entropies if kwargs.get("compute_entropy") else None, None
+            logprobs, entropies = self.update.scores(model, input_ids, attention_mask, logits_to_keep)
+            return logprobs, entropies if kwargs.get("compute_entropy") else None, None
         finally:
             model.train(training)
 
@@ -445,7 +445,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self,
         model: Any,
         micro: dict[str, Any],
-        logps: torch.Tensor,
+        logprobs: torch.Tensor,
         entropies: torch.Tensor,
         *,
         log: bool = False,
@@ -457,7 +457,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         gradient_state = self.accelerator.gradient_state
         sync = gradient_state.sync_gradients
         gradient_state._set_sync_gradients(last)
-        self._ready_scores = logps, entropies
+        self._ready_scores = logprobs, entropies
         try:
             return self._compute_loss(model, micro)
         finally:

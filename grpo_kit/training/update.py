@@ -83,21 +83,21 @@ class PackedUpdate:
 
     def _score_chunks(self, model: Any, rows: list[Row], width: int, limit: int):
         device = self.trainer.accelerator.device
-        logps = torch.zeros(len(rows), width, device=device)
+        logprobs = torch.zeros(len(rows), width, device=device)
         entropies = torch.zeros(len(rows), width, device=device)
         with self._attention_of(model), torch.no_grad():
             for chunk in make_chunks(rows, limit):
-                logps[chunk], entropies[chunk] = self._forward(model, [rows[i] for i in chunk], width)
-        return logps, entropies
+                logprobs[chunk], entropies[chunk] = self._forward(model, [rows[i] for i in chunk], width)
+        return logprobs, entropies
 
     def _forward(self, model: Any, rows: list[Row], width: int):
         flex = self.memory.attention == "flex_attention"
         packed = pack_rows(rows, self.trainer.accelerator.device, one_row=flex)
         mask = packed.block_mask() if flex else packed.dense_mask()
-        logps, entropies = self._label_scores(
+        logprobs, entropies = self._label_scores(
             model, packed.input_ids, mask, packed.position_ids, packed.labels
         )
-        return packed.unpack(logps, width), packed.unpack(entropies, width)
+        return packed.unpack(logprobs, width), packed.unpack(entropies, width)
 
     # ---- the step ---------------------------------------------------------------------------------------------
 
@@ -128,10 +128,10 @@ class PackedUpdate:
         total = torch.zeros((), device=self.trainer.accelerator.device)
         with self._attention_of(job.model):
             for chunk in job.chunks(limit):
-                logps, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
-                job.store(chunk, logps, entropies)
+                logprobs, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
+                job.store(chunk, logprobs, entropies)
                 loss = sum(
-                    self._share_of_loss(job, chunk, members, logps, entropies)
+                    self._share_of_loss(job, chunk, members, logprobs, entropies)
                     for members in self._parts(job, chunk)
                 )
                 self.trainer.accelerator.backward(loss)
@@ -151,14 +151,14 @@ class PackedUpdate:
         return list(parts.values())
 
     def _share_of_loss(
-        self, job: _Job, chunk: list[int], members: list[int], logps: torch.Tensor, entropies: Any
+        self, job: _Job, chunk: list[int], members: list[int], logprobs: torch.Tensor, entropies: Any
     ):
         """TRL's loss of some rows of a micro-batch, as the share it has in the whole micro-batch's."""
         trainer, rows = self.trainer, [chunk[p] for p in members]
         micro = job.window[job.where[rows[0]][0]]
         part = job.take(rows)
         width = part["completion_ids"].size(1)
-        loss = self.loss(job.model, part, logps[members, :width], entropies[members, :width])
+        loss = self.loss(job.model, part, logprobs[members, :width], entropies[members, :width])
         if trainer.loss_type == "bnpo":
             return loss * _loss_mask(part).sum().clamp(min=1.0) / _loss_mask(micro).sum().clamp(min=1.0)
         if trainer.loss_type in ("grpo", "sapo", "luspo", "dr_grpo"):  # means over rows
@@ -174,24 +174,24 @@ class PackedUpdate:
                 for chunk in chunks:
                     job.store(chunk, *self._forward(job.model, [job.rows[i] for i in chunk], job.width))
             with torch.enable_grad():
-                scores = job.logps.clone().requires_grad_(), job.entropies.clone().requires_grad_()
+                scores = job.logprobs.clone().requires_grad_(), job.entropies.clone().requires_grad_()
                 total = sum(self._loss_of_micro_batch(job, m, *scores) for m in range(len(job.window)))
-                by_logps, by_entropies = torch.autograd.grad(total, scores, allow_unused=True)
+                by_logprobs, by_entropies = torch.autograd.grad(total, scores, allow_unused=True)
             set_random_state(state)  # LoRA dropout draws the same masks again
             for chunk in chunks:
-                logps, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
-                proxy = (logps * by_logps[chunk]).sum()
+                logprobs, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
+                proxy = (logprobs * by_logprobs[chunk]).sum()
                 if by_entropies is not None:
                     proxy = proxy + (entropies * by_entropies[chunk]).sum()
                 self.trainer.accelerator.backward(proxy)
         return total.detach()
 
     def _loss_of_micro_batch(
-        self, job: _Job, m: int, logps: torch.Tensor, entropies: torch.Tensor
+        self, job: _Job, m: int, logprobs: torch.Tensor, entropies: torch.Tensor
     ) -> torch.Tensor:
         rows = job.rows_in(m)
         width = job.window[m]["completion_ids"].size(1)
-        return self.loss(job.model, job.window[m], logps[rows, :width], entropies[rows, :width])
+        return self.loss(job.model, job.window[m], logprobs[rows, :width], entropies[rows, :width])
 
     def _report(self, job: _Job) -> None:
         """TRL's own metrics of the step, and how far sampler and trainer are apart."""
@@ -201,23 +201,23 @@ class PackedUpdate:
             width = micro["completion_ids"].size(1)
             sampled, mask = micro.get("sampling_per_token_logps"), _loss_mask(micro).bool()
             scored = torch.tensor([i in job.kept for i in rows], device=mask.device)
-            logps, entropies = job.logps[rows, :width], job.entropies[rows, :width]
+            logprobs, entropies = job.logprobs[rows, :width], job.entropies[rows, :width]
             if sampled is not None:
-                before = micro.get("old_per_token_logps", logps)
+                before = micro.get("old_per_token_logps", logprobs)
                 inside = mask & scored[:, None] & ~sampled.isnan()
                 gap += (before - sampled)[inside].abs().sum().item()
                 tokens += inside.sum().item()
             if "old_per_token_logps" not in micro and self._reused:
-                micro["old_per_token_logps"] = logps.clone()  # for the later passes over this buffer
+                micro["old_per_token_logps"] = logprobs.clone()  # for the later passes over this buffer
             entropy, logged = micro.get("sampling_per_token_entropies"), micro
             if entropy is not None and sampled is not None:  # skipped rows: as they were sampled
-                logps = torch.where(scored[:, None], logps, micro.get("old_per_token_logps", sampled))
+                logprobs = torch.where(scored[:, None], logprobs, micro.get("old_per_token_logps", sampled))
                 entropies = torch.where(scored[:, None], entropies, entropy)
             elif not scored.all():
                 logged = {**micro, "completion_mask": micro["completion_mask"] * scored[:, None]}
             with torch.no_grad():
                 last = m == len(job.window) - 1
-                self.loss(job.model, logged, logps, entropies, log=True, last=last)
+                self.loss(job.model, logged, logprobs, entropies, log=True, last=last)
         metrics = self.trainer._metrics["train"]
         metrics["update/skipped"].append(self.skipped)
         if tokens:
@@ -250,7 +250,7 @@ class _Job:
         self.keep, self.kept = keep, set(keep)
         self.width = max(micro["completion_ids"].size(1) for micro in window)
         device = window[0]["completion_ids"].device
-        self.logps = torch.zeros(len(rows), self.width, device=device)
+        self.logprobs = torch.zeros(len(rows), self.width, device=device)
         self.entropies = torch.zeros(len(rows), self.width, device=device)
 
     def rows_in(self, m: int) -> list[int]:
@@ -261,8 +261,8 @@ class _Job:
         kept = [self.rows[i] for i in self.keep]
         return [[self.keep[j] for j in chunk] for chunk in make_chunks(kept, limit)]
 
-    def store(self, rows: list[int], logps: torch.Tensor, entropies: torch.Tensor) -> None:
-        self.logps[rows], self.entropies[rows] = logps.detach().float(), entropies.detach().float()
+    def store(self, rows: list[int], logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
+        self.logprobs[rows], self.entropies[rows] = logprobs.detach().float(), entropies.detach().float()
 
     def take(self, rows: list[int]) -> MicroBatch:
         """The rows as one micro-batch; all are of one buffer, so widths agree."""

@@ -82,7 +82,7 @@ def kl_spike(table: pd.DataFrame, setup: Setup) -> Flag | None:
 def gradient_spike(table: pd.DataFrame, setup: Setup) -> Flag | None:
     """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient are not usual."""
     norm = _column(table, "grad_norm")
-    usual = _usual(np.where(norm > 0, norm, np.nan))  # groups without spread have none
+    usual = _usual(np.where(norm > 0, norm, np.nan))  # groups without a signal have none
     at = _first(norm > 5 * usual)
     if at is None:
         return None

@@ -184,46 +184,46 @@ PROMPTS = [
 @pytest.mark.parametrize("batch_size", [1, 3, 32])
 def test_batched_greedy_equals_one_by_one_without_padding_and_cache(tiny, batch_size):
     model, tokenizer = tiny
-    made = complete(model, tokenizer, PROMPTS, max_new_tokens=6, batch_size=batch_size)
+    made = complete(model, tokenizer, PROMPTS, max_completion_tokens=6, batch_size=batch_size)
     assert [c.text for c in made] == [_by_hand(model, tokenizer, p, 6) for p in PROMPTS]
     assert all(c.cut_off and c.tokens == 6 for c in made)
 
 
 def test_a_checkpoints_own_decoding_settings_do_not_leak_in(tiny):
     model, tokenizer = tiny
-    plain = complete(model, tokenizer, PROMPTS, max_new_tokens=6)
+    plain = complete(model, tokenizer, PROMPTS, max_completion_tokens=6)
     model.generation_config.repetition_penalty = 50.0
     model.generation_config.suppress_tokens = list(range(0, len(tokenizer), 2))
-    assert complete(model, tokenizer, PROMPTS, max_new_tokens=6) == plain
+    assert complete(model, tokenizer, PROMPTS, max_completion_tokens=6) == plain
     assert model.generation_config.repetition_penalty == 50.0
 
 
 def test_every_end_the_model_declares_ends_a_completion(tiny):
     model, tokenizer = tiny
-    (whole,) = complete(model, tokenizer, ["Hello"], max_new_tokens=6)
+    (whole,) = complete(model, tokenizer, ["Hello"], max_completion_tokens=6)
     ids = model.generate(
         **tokenizer("Hello", return_tensors="pt"), max_new_tokens=6, min_new_tokens=6, do_sample=False
     )
     third = int(ids[0, -4])
     position = ids[0, -6:].tolist().index(third) + 1
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, third]
-    (short,) = complete(model, tokenizer, ["Hello"], max_new_tokens=6)
+    (short,) = complete(model, tokenizer, ["Hello"], max_completion_tokens=6)
     assert (short.tokens, short.cut_off) == (position, False) and whole.cut_off
 
 
 def test_samples_lie_beside_their_prompt_and_follow_the_seed(tiny):
     model, tokenizer = tiny
     sample = lambda **how: complete(  # noqa: E731
-        model, tokenizer, PROMPTS, max_new_tokens=4, samples=3, temperature=1.0, **how
+        model, tokenizer, PROMPTS, max_completion_tokens=4, samples=3, temperature=1.0, **how
     )
     assert len(sample()) == 12 and sample() == sample(seed=0) != sample(seed=1)
     model.get_output_embeddings().weight.data *= 1e4  # so sharp that a sample is the greedy completion
-    greedy = complete(model, tokenizer, PROMPTS, max_new_tokens=4)
+    greedy = complete(model, tokenizer, PROMPTS, max_completion_tokens=4)
     assert sample() == [c for c in greedy for _ in range(3)]
 
 
 def test_samples_come_from_the_whole_distribution(tiny):
-    hot = complete(*tiny, ["Hello"], max_new_tokens=1, samples=200, temperature=1e3, batch_size=200)
+    hot = complete(*tiny, ["Hello"], max_completion_tokens=1, samples=200, temperature=1e3, batch_size=200)
     assert len({c.text for c in hot}) > 150  # nearly uniform; transformers' own default would keep 50 tokens
 
 
@@ -243,7 +243,7 @@ def test_prompts_are_tokenized_as_by_trl_when_a_tokenizer_adds_bos(tiny, tmp_pat
     monkeypatch.setattr(
         decoding, "_by_length", lambda prompts, *how: seen.extend(prompts) or real(prompts, *how)
     )
-    evaluate(model, tokenizer, task, max_new_tokens=1)
+    evaluate(model, tokenizer, task, max_completion_tokens=1)
     args = trl.GRPOConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False)
     trainer = trl.GRPOTrainer(
         model,
@@ -295,11 +295,11 @@ def test_everything_is_as_before_afterwards(tiny, monkeypatch, fails):
 
 def test_lora_models_are_evaluated_with_their_adapters():
     model, tokenizer = load_policy("tiny-random", tuning="lora", quiet=True)
-    before = complete(model, tokenizer, PROMPTS, max_new_tokens=4)
+    before = complete(model, tokenizer, PROMPTS, max_completion_tokens=4)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=5.0)
-    after = complete(model, tokenizer, PROMPTS, max_new_tokens=4)
+    after = complete(model, tokenizer, PROMPTS, max_completion_tokens=4)
     assert before != after
     assert [c.text for c in after] == [_by_hand(model, tokenizer, p, 4) for p in PROMPTS]
 
@@ -381,7 +381,7 @@ def test_pass_at_k_of_a_model_between_right_and_wrong(taught):
         )
     # n_right belongs to its row: sampled again, row by row, and judged by hand
     prompts = list(task.dataset(tokenizer, "held_out")["prompt"])
-    again = complete(warm, tokenizer, prompts, max_new_tokens=12, samples=6, temperature=1.5, seed=3)
+    again = complete(warm, tokenizer, prompts, max_completion_tokens=12, samples=6, temperature=1.5, seed=3)
     right = [c.text.strip() == f"{task.held_out[i // 6]['answer']}</answer>" for i, c in enumerate(again)]
     assert e.rows["n_right"].tolist() == [sum(right[i : i + 6]) for i in range(0, 42, 6)]
 
@@ -427,14 +427,14 @@ def test_examples_are_the_first_fixed_and_the_first_broken(taught):
 
 def test_comparing_what_cannot_be_compared(taught):
     base, _, tokenizer, task = taught
-    e = evaluate(base, tokenizer, task, max_new_tokens=2)
-    fewer = evaluate(base, tokenizer, task, rows=task.held_out[:3], max_new_tokens=2)
-    turned = evaluate(base, tokenizer, task, rows=task.held_out[::-1], max_new_tokens=2)
+    e = evaluate(base, tokenizer, task, max_completion_tokens=2)
+    fewer = evaluate(base, tokenizer, task, rows=task.held_out[:3], max_completion_tokens=2)
+    turned = evaluate(base, tokenizer, task, rows=task.held_out[::-1], max_completion_tokens=2)
     for other in (fewer, turned):
         with pytest.raises(ValueError, match="evaluate both on the same rows"):
             compare(e, other)
-    with pytest.raises(ValueError, match="max_new_tokens is 2 in base and 3 in tuned"):
-        compare(e, evaluate(base, tokenizer, task, max_new_tokens=3))
+    with pytest.raises(ValueError, match="max_completion_tokens is 2 in base and 3 in tuned"):
+        compare(e, evaluate(base, tokenizer, task, max_completion_tokens=3))
 
 
 @pytest.mark.parametrize(
@@ -443,11 +443,11 @@ def test_comparing_what_cannot_be_compared(taught):
         ({"rows": []}, "rows is empty"),
         ({"samples": -1}, "samples=-1"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens=0 must be at least 1"),
         ({"samples": 2, "k": (4, 8)}, r"k=\(4, 8\) has no number in 1..samples=2"),
         ({"samples": 2, "k": (0, 1)}, r"k=\(0, 1\)"),
         ({"samples": 2, "temperature": 0}, "temperature=0 must be above 0"),
-        ({"max_new_tokens": 2000}, "max_new_tokens=2000 exceeds the model's context of 1024"),
+        ({"max_completion_tokens": 2000}, "max_completion_tokens=2000 exceeds the model's context of 1024"),
     ],
 )
 def test_evaluate_refusals(taught, how, message):
@@ -458,7 +458,7 @@ def test_evaluate_refusals(taught, how, message):
 
 def test_complete_refusals(tiny):
     with pytest.raises(ValueError, match="temperature=0 makes samples=2 alike"):
-        complete(*tiny, ["x"], max_new_tokens=2, samples=2)
+        complete(*tiny, ["x"], max_completion_tokens=2, samples=2)
     with pytest.raises(ValueError, match="temperature=-1"):
-        complete(*tiny, ["x"], max_new_tokens=2, temperature=-1)
-    assert complete(*tiny, [], max_new_tokens=2) == []
+        complete(*tiny, ["x"], max_completion_tokens=2, temperature=-1)
+    assert complete(*tiny, [], max_completion_tokens=2) == []

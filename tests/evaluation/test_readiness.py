@@ -19,7 +19,7 @@ from grpo_kit.evaluation.aha import COMMON, WORDS, count_words, word_table
 from grpo_kit.evaluation.intervals import bootstrap_mean, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths, cost_of_maximum, decode_steps, length_probe
 from grpo_kit.evaluation.pass_curves import plot_pass_at_k
-from grpo_kit.evaluation.readiness import VERDICTS, Readiness, mixed_share, readiness
+from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.profiles import profile
 from grpo_kit.rollout.complete import Completion, complete
@@ -34,7 +34,7 @@ def test_mixed_share_is_the_share_of_subsets_that_are_not_alike(counts):
     for size in range(2, len(values) + 1):
         groups = list(itertools.combinations(values, size))
         expected = Fraction(sum(len(set(group)) > 1 for group in groups), len(groups))
-        assert mixed_share(counts, size) == pytest.approx(float(expected), abs=1e-15)
+        assert signal_share(counts, size) == pytest.approx(float(expected), abs=1e-15)
 
 
 def test_mixed_share_is_unbiased():
@@ -42,14 +42,14 @@ def test_mixed_share_is_unbiased():
     expected = 0.0
     for outcome in itertools.product([0, 1], repeat=n):  # every way six samples can come out
         c = sum(outcome)
-        expected += p**c * (1 - p) ** (n - c) * mixed_share([c, n - c], size)
+        expected += p**c * (1 - p) ** (n - c) * signal_share([c, n - c], size)
     assert expected == pytest.approx(1 - p**size - (1 - p) ** size, abs=1e-12)
 
 
 @pytest.mark.parametrize(("counts", "size"), [([2, 2], 1), ([2, 2], 5), ([], 2), ([-1, 4], 2)])
 def test_mixed_share_refuses(counts, size):
     with pytest.raises(ValueError, match=f"group_size={size} must lie in 2.."):
-        mixed_share(counts, size)
+        signal_share(counts, size)
 
 
 # ---- table and verdict ------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def made(right, *, samples=4, formatted=None, lenient=None, group_size=2, reward
         lengths=Lengths({4: 3, 6: 1}, 0, 8),
         words={"wait": 2, "any": 2},
         constant=("always number 1", 0.25),
-        settings={"max_new_tokens": 8},
+        settings={"max_completion_tokens": 8},
     )
 
 
@@ -79,9 +79,9 @@ def test_numbers_by_hand():
     assert r.pass_at[2] == bootstrap_mean([0, 0.5, 1])
     assert r.format_rate.value == pytest.approx(11 / 12)
     # pairs of four: none mixed, 3 of 6, none; by reward 4 of 6, 3 of 6, none
-    assert r.mixed_right().value == pytest.approx(1 / 6)
-    assert r.mixed_reward().value == pytest.approx((4 / 6 + 3 / 6) / 3)
-    assert r.mixed_right(4).value == pytest.approx(1 / 3)
+    assert r.signal_right().value == pytest.approx(1 / 6)
+    assert r.signal_reward().value == pytest.approx((4 / 6 + 3 / 6) / 3)
+    assert r.signal_right(4).value == pytest.approx(1 / 3)
     table = r.table()
     assert table.loc["pass@4", "value"] == pytest.approx(2 / 3) and table.loc["pass@1", "n"] == 3
     assert table.loc["groups of 2 with right and wrong", "value"] == pytest.approx(1 / 6)
@@ -255,9 +255,9 @@ def test_the_benchmarks_command_can_be_pasted():
 def test_the_tiny_model_end_to_end(tiny, tmp_path):
     model, tokenizer = tiny
     task = largest(n_train=4, n_held_out=5)
-    r = readiness(model, tokenizer, task, samples=6, group_size=3, max_new_tokens=5, seed=3)
+    r = readiness(model, tokenizer, task, samples=6, group_size=3, max_completion_tokens=5, seed=3)
     prompts = render(tokenizer, task, task.held_out)
-    samples = complete(model, tokenizer, prompts, samples=6, temperature=1.0, max_new_tokens=5, seed=3)
+    samples = complete(model, tokenizer, prompts, samples=6, temperature=1.0, max_completion_tokens=5, seed=3)
     assert r.lengths == Lengths.of(samples, 5) and r.lengths.n == 30
     assert r.formatted == [
         sum(task.answer_of(c.text) is not None for c in samples[i : i + 6]) for i in range(0, 30, 6)
@@ -266,7 +266,7 @@ def test_the_tiny_model_end_to_end(tiny, tmp_path):
     r.save(tmp_path / "r.json")
     assert Readiness.load(tmp_path / "r.json") == r
     assert "text" not in json.loads((tmp_path / "r.json").read_text())
-    probe = length_probe(model, tokenizer, task, max_new_tokens=7, samples=2)
+    probe = length_probe(model, tokenizer, task, max_completion_tokens=7, samples=2)
     assert probe.n == 10 and probe.limit == 7
 
 
@@ -295,7 +295,7 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
     for i, counts in enumerate(r.rewards):
         expected = [round(x, 6) for x in total[3 * i : 3 * i + 3]]
         assert counts == {value: expected.count(value) for value in expected}
-    assert r.mixed_reward().value == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert r.signal_reward().value == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_metrics_and_methods_that_the_checks_name_exist():
 
     dpo = inspect.getsource(inspect.getmodule(trl.DPOTrainer))
     checks = {name: method.check for name, method in METHODS.items()}
-    for metric in ("rewards/margins", "logps/chosen"):
+    for metric in ("rewards/margins", "logprobs/chosen"):
         assert metric in checks["DPO"] and f'"{metric}"' in dpo
     grpo = inspect.getsource(inspect.getmodule(trl.GRPOTrainer))
     assert (

@@ -54,7 +54,7 @@ def computed(monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_greedy_with_a_shared_beginning(family, batch_size, computed):
     model = tiny_model(family)
-    made = complete(model, Numbers(), PROMPTS, max_new_tokens=8, batch_size=batch_size)
+    made = complete(model, Numbers(), PROMPTS, max_completion_tokens=8, batch_size=batch_size)
     assert [c.text for c in made] == [by_hand(model, p, 8) for p in PROMPTS]
     assert len({c.text for c in made}) > 1  # the prompts' own ends matter
     assert computed == [24]
@@ -62,10 +62,10 @@ def test_greedy_with_a_shared_beginning(family, batch_size, computed):
 
 def test_greedy_with_adapters(computed):
     model = tiny_model(lora=True)
-    made = complete(model, Numbers(), PROMPTS, max_new_tokens=6)
+    made = complete(model, Numbers(), PROMPTS, max_completion_tokens=6)
     assert [c.text for c in made] == [by_hand(model, p, 6) for p in PROMPTS] and computed == [24]
     with model.disable_adapter():
-        assert made != complete(model, Numbers(), PROMPTS, max_new_tokens=6)
+        assert made != complete(model, Numbers(), PROMPTS, max_completion_tokens=6)
 
 
 @pytest.mark.parametrize("pad", [0, 2, None])
@@ -81,7 +81,7 @@ def test_greedy_is_transformers_own_where_nothing_is_shared(attention, pad, comp
     tokenizer.pad_token_id = pad
     as_text = [" ".join(map(str, prompt)) for prompt in prompts]
     for batch_size in (2, 32):
-        made = complete(model, tokenizer, as_text, max_new_tokens=10, batch_size=batch_size)
+        made = complete(model, tokenizer, as_text, max_completion_tokens=10, batch_size=batch_size)
         assert [c.text for c in made] == [" ".join(map(str, tokens)) for tokens in expected]
         assert [c.cut_off for c in made] == [tokens[-1] not in ends for tokens in expected]
     assert expected[3] != free[3] and computed == []
@@ -93,13 +93,13 @@ def test_a_tokenizer_and_a_model_without_ends():
     tokenizer = Numbers()
     tokenizer.eos_token_id = tokenizer.pad_token_id = None
     how = [{"temperature": 0.0}, {"temperature": 1.0, "samples": 2}]
-    for made in (complete(model, tokenizer, PROMPTS, max_new_tokens=3, **h) for h in how):
+    for made in (complete(model, tokenizer, PROMPTS, max_completion_tokens=3, **h) for h in how):
         assert {(c.tokens, c.cut_off) for c in made} == {(3, True)}
 
 
 def test_one_text_in_place_of_a_list_is_refused():
     with pytest.raises(ValueError, match="prompts='5 7' is one text"):
-        complete(tiny_model(), Numbers(), "5 7", max_new_tokens=2)
+        complete(tiny_model(), Numbers(), "5 7", max_completion_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_one_text_in_place_of_a_list_is_refused():
 )
 def test_when_a_beginning_is_shared(prompts, expected, why, computed):
     model = tiny_model()
-    made = complete(model, Numbers(), prompts, max_new_tokens=4)
+    made = complete(model, Numbers(), prompts, max_completion_tokens=4)
     assert [c.text for c in made] == [by_hand(model, p, 4) for p in prompts]
     assert computed == expected, why
 
@@ -125,9 +125,9 @@ def test_a_sliding_window_is_left_to_transformers(computed):
         "qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=1, attn_implementation="eager"
     )
     assert RolloutEngine.unsupported(model, GenerationConfig())
-    made = complete(model, Numbers(), PROMPTS, max_new_tokens=6)
+    made = complete(model, Numbers(), PROMPTS, max_completion_tokens=6)
     assert [c.text for c in made] == [by_hand(model, p, 6) for p in PROMPTS] and computed == []
-    sampled = complete(model, Numbers(), PROMPTS, max_new_tokens=4, samples=2, temperature=1.0)
+    sampled = complete(model, Numbers(), PROMPTS, max_completion_tokens=4, samples=2, temperature=1.0)
     assert len(sampled) == 10 and len({c.text for c in sampled}) > 5
 
 
@@ -136,7 +136,14 @@ def test_a_sliding_window_is_left_to_transformers(computed):
 def test_samples_are_the_engines_whatever_the_batch(lora, batch_size):
     model = tiny_model(lora=lora)
     made = complete(
-        model, Numbers(), PROMPTS, max_new_tokens=6, samples=3, temperature=0.7, batch_size=batch_size, seed=5
+        model,
+        Numbers(),
+        PROMPTS,
+        max_completion_tokens=6,
+        samples=3,
+        temperature=0.7,
+        batch_size=batch_size,
+        seed=5,
     )
     rows = [ids for ids in Numbers()(PROMPTS)["input_ids"] for _ in range(3)]
     how = dict(do_sample=True, temperature=0.7, top_k=0, top_p=1.0, max_new_tokens=6, eos_token_id=2)
@@ -150,7 +157,9 @@ def test_sampled_first_tokens_follow_the_models_distribution():
     model = tiny_model()
     (prompt,) = texts([5])
     n = 4000
-    made = complete(model, Numbers(), [prompt], max_new_tokens=1, samples=n, temperature=2.0, batch_size=1000)
+    made = complete(
+        model, Numbers(), [prompt], max_completion_tokens=1, samples=n, temperature=2.0, batch_size=1000
+    )
     counts = np.bincount([int(c.text) for c in made], minlength=500)
     with torch.no_grad():
         logits = model(torch.tensor(Numbers()([prompt])["input_ids"])).logits[0, -1]
@@ -163,7 +172,7 @@ def test_samples_of_a_broken_model_are_refused():
     model = tiny_model()
     model.get_output_embeddings().weight.data[7] = float("nan")
     with pytest.raises(FloatingPointError, match="not finite"):
-        complete(model, Numbers(), PROMPTS, max_new_tokens=2, samples=2, temperature=1.0)
+        complete(model, Numbers(), PROMPTS, max_completion_tokens=2, samples=2, temperature=1.0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -177,7 +186,7 @@ def test_all_is_as_before(temperature):
             model,
             Numbers(),
             PROMPTS,
-            max_new_tokens=4,
+            max_completion_tokens=4,
             temperature=temperature,
             samples=1 + bool(temperature),
         )
@@ -199,7 +208,7 @@ def test_rows_are_parted_only_where_a_prompt_has_too_many():
 
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match=r"prompts\[1\] has no tokens"):
-        complete(tiny_model(), Numbers(), ["5", ""], max_new_tokens=2)
+        complete(tiny_model(), Numbers(), ["5", ""], max_completion_tokens=2)
 
 
 def test_rows_that_end_leave_the_batch_and_the_others_go_on():
@@ -213,7 +222,7 @@ def test_rows_that_end_leave_the_batch_and_the_others_go_on():
     model.model.register_forward_pre_hook(
         lambda _, args, kwargs: widths.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    made = complete(model, Numbers(), PROMPTS, max_new_tokens=9)
+    made = complete(model, Numbers(), PROMPTS, max_completion_tokens=9)
     expected = [decoding.up_to_end(tokens, ends) for tokens in free]
     assert [c.text for c in made] == [" ".join(map(str, tokens)) for tokens in expected]
     left = [sum(len(tokens) > step for tokens in expected) for step in range(max(map(len, expected)))]

@@ -63,11 +63,11 @@ def test_sampled_log_probabilities_are_those_of_a_forward_pass(dtype):
     model = qwen(dtype)
     config = GenerationConfig(max_new_tokens=40, do_sample=True, temperature=0.9, pad_token_id=0)
     rollouts = RolloutEngine(model).generate(PROMPTS, config, seed=1)
-    for prompt, ids, logps in zip(PROMPTS, rollouts.completion_ids, rollouts.policy_logprobs, strict=True):
+    for prompt, ids, logprobs in zip(PROMPTS, rollouts.completion_ids, rollouts.policy_logprobs, strict=True):
         row = torch.tensor([prompt + ids], device="cuda")
         logits = model(row).logits[0, len(prompt) - 1 : -1].float() / 0.9
         plain = logits.log_softmax(-1).gather(1, row[0, len(prompt) :, None])[:, 0]
-        assert (plain.cpu() - torch.tensor(logps)).abs().mean() < 0.02
+        assert (plain.cpu() - torch.tensor(logprobs)).abs().mean() < 0.02
 
 
 def test_autocast_and_adapters_decode_in_graphs():

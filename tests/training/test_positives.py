@@ -1,4 +1,4 @@
-"""Positives against negatives, and groups without spread replaced: by hand, and by trl's own loss."""
+"""Positives against negatives, and groups without a signal replaced: by hand, and by trl's own loss."""
 
 import pytest
 import tiny_run
@@ -9,7 +9,7 @@ from tiny_run import BOTH, data, interrupted_once, same, weights
 from grpo_kit.objectives import weigh_advantages
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.training.draw_rows import draw_rows
-from grpo_kit.training.positives import PositivesTrainer, groups_with_spread, join_groups
+from grpo_kit.training.positives import PositivesTrainer, groups_with_signal, join_groups
 
 
 def make(folder, *, kit=None, **overrides):
@@ -142,7 +142,7 @@ def test_equal_rewards_that_round_are_no_spread(tmp_path):
     trainer.train()
     ((_, micro, _, _),) = trainer.updates
     assert micro["advantages"].ne(0).any()  # a rest of rounding, the same for all
-    assert groups_with_spread(micro["advantages"], 8) == []
+    assert groups_with_signal(micro["advantages"], 8) == []
     assert extra(tmp_path, "rollout/extra_completions") == [16]
 
 
@@ -162,7 +162,7 @@ def test_weights_and_groups_with_spread_by_hand():
     advantages = torch.tensor([1.5, -0.5, 0.0, 0.0, 0.0, -2.0])
     assert weigh_advantages(advantages, 2, 0.5).tolist() == [3.0, -0.25, 0.0, 0.0, 0.0, -1.0]
     assert weigh_advantages(advantages, 1, 1).tolist() == advantages.tolist()
-    assert groups_with_spread(advantages, 2) == [0, 2]
+    assert groups_with_signal(advantages, 2) == [0, 2]
 
 
 def test_joined_groups_keep_their_rows_and_are_padded_as_prompts_and_completions_are():

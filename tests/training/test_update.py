@@ -243,7 +243,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(pairs, where, capsys):
     limit, inner = 40, kit.update._label_scores
 
     def small_card(model, ids, mask, positions, labels):
-        logps, entropies = inner(model, ids, mask, positions, labels)
+        logprobs, entropies = inner(model, ids, mask, positions, labels)
         full = torch.OutOfMemoryError("CUDA out of memory")
         if ids.numel() > limit:
             if where == "forward":
@@ -253,8 +253,8 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(pairs, where, capsys):
             def fail(gradient):
                 raise full
 
-            logps.register_hook(fail)
-        return logps, entropies
+            logprobs.register_hook(fail)
+        return logprobs, entropies
 
     kit.update._label_scores = small_card
     try:
