@@ -27,36 +27,49 @@ _WRAPPED = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _NAMED = re.compile(r"\\?[A-Za-z]\w*(?:\([a-z]\))?\s*=[^=]*")  # x = 5, f(x) = 5
 
 
-class _AnswerReward:
-    """1.0 or 0.0 for the text in the answer tags of prefill + completion; None where the gold is no gold."""
+class AnswerReward:
+    """Base of the rewards that judge the text in the answer tags of prefill + completion.
 
-    def __init__(self, name: str, column: str, tag: str) -> None:
-        if not column or not tag:
+    A subclass overrides `score`. columns: data set columns that it asks for, the gold first; `score` gets their values.
+    Raises ValueError for an empty column or tag.
+
+    >>> class Longer(AnswerReward):
+    ...     def score(self, answer, gold):
+    ...         return float(len(answer or "") > len(gold))
+    >>> Longer("longer", "gold", tag="answer")(["<answer>82</answer>", "82"], gold=["5", "5"])
+    [1.0, 0.0]
+    """
+
+    columns: tuple[str, ...] = ()
+    takes_whole = False  # True allows tag=None, which judges the whole completion, without the prefill
+
+    def __init__(self, name: str, *columns: str, tag: str | None) -> None:
+        self.__name__, self.columns, self.tag = name, columns, tag
+        self.column = columns[0] if columns else None
+        if not all(columns) or not (tag or (tag is None and self.takes_whole)):
             raise ValueError(
-                f"column={column!r}, tag={tag!r}: name the gold column and the tag without brackets"
+                f"column={self.column!r}, tag={tag!r}: name the gold column, and the tag without brackets"
             )
-        self.column, self.tag = column, tag
-        self.columns: tuple[str, ...] = (column,)
-        self.__name__ = name
 
     def __call__(
         self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
     ) -> list[float | None]:
         pairs = pair_prefill(completions, prefill)
-        golds = get_column(columns, self.column, reward=self.__name__, rows=len(pairs))
+        cells = [get_column(columns, name, reward=self.__name__, rows=len(pairs)) for name in self.columns]
         return [
-            self._score(own_answer(text, start, self.tag), gold)
-            for (text, start), gold in zip(pairs, golds, strict=True)
+            self.score(text if self.tag is None else own_answer(text, start, self.tag), *values)
+            for (text, start), *values in zip(pairs, *cells, strict=True)
         ]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(column={self.column!r}, tag={self.tag!r})"
 
-    def _score(self, answer: str | None, gold: Any) -> float | None:
+    def score(self, answer: str | None, *values: Any) -> float | None:
+        """In [0, 1], None if it cannot judge. answer: None if there is none, or several, or the prefill holds it."""
         raise NotImplementedError
 
 
-class ExactAnswer(_AnswerReward):
+class ExactAnswer(AnswerReward):
     """1.0 if the answer is the gold, character for character (white space at both ends aside), else 0.0.
 
     column: data set column of the gold. tag: name of the answer tag. None if the gold is None or empty.
@@ -67,14 +80,14 @@ class ExactAnswer(_AnswerReward):
     """
 
     def __init__(self, *, column: str = "answer", tag: str = "answer") -> None:
-        super().__init__("exact_answer", column, tag)
+        super().__init__("exact_answer", column, tag=tag)
 
-    def _score(self, answer: str | None, gold: Any) -> float | None:
+    def score(self, answer: str | None, gold: Any) -> float | None:
         wanted = "" if gold is None else str(gold).strip()
         return float(answer == wanted) if wanted else None
 
 
-class NumericAnswer(_AnswerReward):
+class NumericAnswer(AnswerReward):
     """1.0 if the answer is one number within `tolerance` (absolute) of the gold, else 0.0.
 
     Reads 1,234.50, $5, -3, 3/4, a trailing full stop and percent sign; "3 or 4" is no number. None if the
@@ -85,12 +98,12 @@ class NumericAnswer(_AnswerReward):
     """
 
     def __init__(self, *, tolerance: float = 0.0, column: str = "answer", tag: str = "answer") -> None:
-        super().__init__("numeric_answer", column, tag)
+        super().__init__("numeric_answer", column, tag=tag)
         if not 0 <= tolerance < float("inf"):
             raise ValueError(f"tolerance={tolerance!r} must be a finite number >= 0, such as 0.01")
         self.tolerance = tolerance
 
-    def _score(self, answer: str | None, gold: Any) -> float | None:
+    def score(self, answer: str | None, gold: Any) -> float | None:
         wanted = as_number(gold)
         if wanted is None:
             return None
@@ -98,7 +111,7 @@ class NumericAnswer(_AnswerReward):
         return float(given is not None and abs(given - wanted) <= Fraction(self.tolerance))
 
 
-class MathAnswer(_AnswerReward):
+class MathAnswer(AnswerReward):
     """1.0 if math-verify finds the answer equal to the gold (LaTeX or plain: 1/2 = 0.5 = \\frac12), else 0.0.
 
     None if math-verify cannot read the gold. An answer math-verify cannot read, one that offers alternatives
@@ -113,12 +126,12 @@ class MathAnswer(_AnswerReward):
     """
 
     def __init__(self, *, timeout: int = 5, column: str = "answer", tag: str = "answer") -> None:
-        super().__init__("math_answer", column, tag)
+        super().__init__("math_answer", column, tag=tag)
         if timeout < 1:
             raise ValueError(f"timeout={timeout!r} must be at least 1 second")
         self.timeout = int(timeout)
 
-    def _score(self, answer: str | None, gold: Any) -> float | None:
+    def score(self, answer: str | None, gold: Any) -> float | None:
         from math_verify import verify
 
         wanted = "" if gold is None else str(gold).strip()

@@ -8,46 +8,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.call_syntax import Call, call_distance, parse_calls
 from grpo_kit.rewards.cases import Case, answer_cases
 from grpo_kit.rewards.combine import WeightedSum
-from grpo_kit.rewards.response import column as get_column
-from grpo_kit.rewards.response import own_answer, pair_prefill
 
 
-class _CallReward:
+class _CallReward(AnswerReward):
     """Scores the calls in the answer tags of prefill + completion; 0.0 where they are no sequence of calls."""
 
-    columns: tuple[str, ...] = ()
-
-    def __init__(self, name: str, tag: str, column: str | None = None) -> None:
-        if not tag or column == "":
-            raise ValueError(f"tag={tag!r}, column={column!r}: name the answer tag and the gold column")
-        self.tag, self.column = tag, column
-        self.columns = (column,) if column else ()
-        self.__name__ = name
-
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        pairs = pair_prefill(completions, prefill)
-        golds: Sequence[Any] = [None] * len(pairs)
-        if self.column:
-            golds = get_column(columns, self.column, reward=self.__name__, rows=len(pairs))
-        answers = [own_answer(text, start, self.tag) for text, start in pairs]
-        return [self._judge(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
-
-    def _judge(self, answer: str | None, gold: Any) -> float | None:
-        wanted = _gold_calls(gold) if self.column else []
+    def score(self, answer: str | None, gold: Any = None) -> float | None:
+        """In [0, 1]; None where a gold column is asked for and its value is no sequence of calls."""
+        wanted = _gold_calls(gold) if self.columns else []
         if wanted is None:
             return None
         calls = None if answer is None else parse_calls(answer)
-        return self._score(calls, wanted) if calls else 0.0
+        return self._rate(calls, wanted) if calls else 0.0
 
-    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         raise NotImplementedError
 
 
@@ -63,7 +44,7 @@ class CallValidity(_CallReward):
     """
 
     def __init__(self, operations: Mapping[str, int | None], *, tag: str = "answer") -> None:
-        super().__init__("call_validity", tag)
+        super().__init__("call_validity", tag=tag)
         if not operations:
             raise ValueError(f"operations={operations!r} is empty; give {{name: number of arguments}}")
         for name, count in operations.items():
@@ -96,7 +77,7 @@ class CallValidity(_CallReward):
     def __repr__(self) -> str:
         return f"CallValidity({self.operations!r}, tag={self.tag!r})"
 
-    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         return float(all(self._known(call) for call in calls))
 
     def _known(self, call: Call) -> bool:
@@ -118,7 +99,7 @@ class CallAccuracy(_CallReward):
     """
 
     def __init__(self, *, alpha: float = 2.0, column: str = "calls", tag: str = "answer") -> None:
-        super().__init__("call_accuracy", tag, column)
+        super().__init__("call_accuracy", column, tag=tag)
         if not 0 < alpha < math.inf:
             raise ValueError(f"alpha={alpha!r} must be a positive number, such as 2.0")
         self.alpha = alpha
@@ -151,7 +132,7 @@ class CallAccuracy(_CallReward):
     def __repr__(self) -> str:
         return f"CallAccuracy(alpha={self.alpha!r}, column={self.column!r}, tag={self.tag!r})"
 
-    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         return math.exp(-self.alpha * call_distance(calls, wanted))
 
 
@@ -168,12 +149,9 @@ class CallShape(_CallReward):
     only_a_part = True  # of what makes an answer good; see check_rewards
 
     def __init__(self, *, column: str = "calls", tag: str = "answer") -> None:
-        super().__init__("call_shape", tag, column)
+        super().__init__("call_shape", column, tag=tag)
 
-    def __repr__(self) -> str:
-        return f"CallShape(column={self.column!r}, tag={self.tag!r})"
-
-    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         shared = Counter(call.name for call in calls) & Counter(call.name for call in wanted)
         return 2 * shared.total() / (len(calls) + len(wanted))
 
@@ -192,7 +170,7 @@ class CallEfficiency(_CallReward):
     only_a_part = True  # of what makes an answer good; see check_rewards
 
     def __init__(self, *, n_max: int = 50, tag: str = "answer") -> None:
-        super().__init__("call_efficiency", tag)
+        super().__init__("call_efficiency", tag=tag)
         if n_max < 1:
             raise ValueError(f"n_max={n_max!r} must be at least 1, the number of calls that earns nothing")
         self.n_max = n_max
@@ -206,7 +184,7 @@ class CallEfficiency(_CallReward):
     def __repr__(self) -> str:
         return f"CallEfficiency(n_max={self.n_max!r}, tag={self.tag!r})"
 
-    def _score(self, calls: list[Call], wanted: list[Call]) -> float:
+    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         return max(0.0, 1 - len(calls) / self.n_max)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cases import Case, answer_cases
-from grpo_kit.rewards.response import column as get_column
-from grpo_kit.rewards.response import own_answer, pair_prefill
 from grpo_kit.rewards.words import common_subsequence, ngrams, normalize, words
 
 if TYPE_CHECKING:
@@ -24,27 +23,10 @@ _KEYWORDS = (
 )
 
 
-class _OverlapReward:
+class _OverlapReward(AnswerReward):
     """Overlap of the answer with the gold column's reference, or with the best of its references."""
 
-    def __init__(self, name: str, column: str, tag: str | None) -> None:
-        if not column or tag == "":
-            raise ValueError(
-                f"column={column!r}, tag={tag!r}: name the gold column, and the tag without brackets or tag=None"
-            )
-        self.column, self.tag = column, tag
-        self.columns: tuple[str, ...] = (column,)
-        self.__name__ = name
-
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        pairs = pair_prefill(completions, prefill)
-        golds = get_column(columns, self.column, reward=self.__name__, rows=len(pairs))
-        answers = [text if self.tag is None else own_answer(text, start, self.tag) for text, start in pairs]
-        return [
-            self._score(answer or "", references(gold)) for answer, gold in zip(answers, golds, strict=True)
-        ]
+    takes_whole = True
 
     def cheats(self, honest: Case) -> list[Case]:
         """Answers that hold the words of the gold and are not the answer; none without an answer to replace."""
@@ -68,7 +50,11 @@ class _OverlapReward:
         differ = {name: text for name, text in answers.items() if words(text) not in right}
         return answer_cases(honest, differ, tag=self.tag)
 
-    def _score(self, answer: str, golds: list[str]) -> float | None:
+    def score(self, answer: str | None, gold: Any) -> float | None:
+        """The overlap in [0, 1], None if the gold has no words."""
+        return self._overlap(answer or "", references(gold))
+
+    def _overlap(self, answer: str, golds: list[str]) -> float | None:
         raise NotImplementedError
 
 
@@ -99,7 +85,7 @@ class Bleu(_OverlapReward):
         max_order: int = 4,
         tokenize: Literal["13a", "intl", "zh", "char"] = "13a",
     ) -> None:
-        super().__init__("bleu", column, tag)
+        super().__init__("bleu", column, tag=tag)
         if max_order not in range(1, 10):
             raise ValueError(
                 f"max_order={max_order!r} must be from 1 to 9; 4 is usual, 2 for answers of few words"
@@ -114,7 +100,7 @@ class Bleu(_OverlapReward):
             f"max_order={self.max_order}, tokenize={self.tokenize!r})"
         )
 
-    def _score(self, answer: str, golds: list[str]) -> float | None:
+    def _overlap(self, answer: str, golds: list[str]) -> float | None:
         if not golds:
             return None
         answer = "" if _too_long(answer, golds) else normalize(answer)
@@ -149,7 +135,7 @@ class Rouge(_OverlapReward):
         column: str = "answer",
         tag: str | None = "answer",
     ) -> None:
-        super().__init__("rouge_l" if variant == "rougeL" else str(variant), column, tag)
+        super().__init__("rouge_l" if variant == "rougeL" else str(variant), column, tag=tag)
         if variant not in _VARIANTS:
             raise ValueError(f"variant={variant!r} is not one of {_VARIANTS}")
         self.variant = variant
@@ -162,7 +148,7 @@ class Rouge(_OverlapReward):
         cases = super().cheats(honest)
         return [case for case in cases if self.variant != "rouge1" or case.name != "gold backwards"]
 
-    def _score(self, answer: str, golds: list[str]) -> float | None:
+    def _overlap(self, answer: str, golds: list[str]) -> float | None:
         order = 2 if self.variant == "rouge2" else 1
         wanted = [found for gold in golds if len(found := words(gold)) >= order]
         if not wanted:

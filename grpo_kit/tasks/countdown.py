@@ -8,11 +8,10 @@ import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from grpo_kit.rewards import SoftFormat
+from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cases import Case, answer_cases
-from grpo_kit.rewards.response import column, own_answer, pair_prefill
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
@@ -91,7 +90,7 @@ def countdown(
     )
 
 
-class CountdownAnswer:
+class CountdownAnswer(AnswerReward):
     """1.0 if the answer is an expression that uses every number exactly once and makes the target, else 0.0.
 
     partial_credit=True: 0.25 for an expression of whole numbers and + - * /, 0.5 if it also uses each number
@@ -101,20 +100,14 @@ class CountdownAnswer:
     [1.0]
     """
 
-    columns: tuple[str, ...] = ("numbers", "target")
-
     def __init__(self, *, partial_credit: bool = False, tag: str = "answer") -> None:
-        self.partial_credit, self.tag = partial_credit, tag
-        self.__name__ = "countdown_answer"
+        super().__init__("countdown_answer", "numbers", "target", tag=tag)
+        self.partial_credit = partial_credit
 
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        pairs = pair_prefill(completions, prefill)
-        numbers, target = (column(columns, c, reward=self.__name__, rows=len(pairs)) for c in self.columns)
+    def score(self, answer: str | None, numbers: Sequence[int], target: int) -> float:
+        """1.0 or 0.0; with partial credit 0.0, 0.25, 0.5 or 1.0."""
         steps = (0.0, 0.25, 0.5, 1.0) if self.partial_credit else (0.0, 0.0, 0.0, 1.0)
-        answers = [own_answer(text, start, self.tag) for text, start in pairs]
-        return [steps[_tiers(*row)] for row in zip(answers, numbers, target, strict=True)]
+        return steps[_tiers(answer, numbers, target)]
 
     def cheats(self, honest: Case) -> list[Case]:
         """Ways to name the target without making it. The first was found by training (notebook 02)."""

@@ -31,11 +31,11 @@ import itertools
 import random
 import string
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_kit.rewards import SoftFormat
+from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cases import Case, answer_cases
-from grpo_kit.rewards.response import column, own_answer, pair_prefill
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _LETTERS = string.ascii_uppercase
@@ -118,7 +118,7 @@ def events(
     )
 
 
-class ScheduleShare:
+class ScheduleShare(AnswerReward):
     """The share of the best schedule's worth that the answer's schedule has, in [0, 1].
 
     0.0 for no schedule: an overlap, an event that is not in the list, one named twice, events out of the order
@@ -131,19 +131,8 @@ class ScheduleShare:
     [1.0, 0.4, 0.0]
     """
 
-    columns: tuple[str, ...] = ("events",)
-
     def __init__(self, *, tag: str = "answer") -> None:
-        self.tag = tag
-        self.__name__ = "schedule_share"
-
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        pairs = pair_prefill(completions, prefill)
-        rows = column(columns, "events", reward=self.__name__, rows=len(pairs))
-        answers = [own_answer(text, start, self.tag) for text, start in pairs]
-        return [self._score(answer, row) for answer, row in zip(answers, rows, strict=True)]
+        super().__init__("schedule_share", "events", tag=tag)
 
     def cheats(self, honest: Case) -> list[Case]:
         """Answers that look like schedules and are none, or are not the best; `honest` has a row's columns."""
@@ -186,7 +175,8 @@ class ScheduleShare:
     def __repr__(self) -> str:
         return f"ScheduleShare(tag={self.tag!r})"
 
-    def _score(self, answer: str | None, listed: Sequence[Event] | None) -> float | None:
+    def score(self, answer: str | None, listed: Sequence[Event] | None) -> float | None:
+        """The share, in [0, 1]; None if there are no events."""
         if not listed:
             return None
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.rewards.response import column, own_answer, pair_prefill
+from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
 
 _LOG = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def from_reasoning_gym(
     )
 
 
-class ReasoningGymScore:
+class ReasoningGymScore(AnswerReward):
     """The score a reasoning-gym data set gives to the answer in the tags, clipped to [0, 1].
 
     0.0 without one own answer in the tags. None where the scorer itself fails on the text (said once in the
@@ -88,24 +88,15 @@ class ReasoningGymScore:
     [0.0]
     """
 
-    columns: tuple[str, ...] = ("entry",)
-
     def __init__(self, name: str, *, tag: str = "answer", size: int = 1000, **config: Any) -> None:
-        self.name, self.tag, self.size, self.config = name, tag, size, config
-        self.__name__ = f"{name}_score"
+        super().__init__(f"{name}_score", "entry", tag=tag)
+        self.name, self.size, self.config = name, size, config
         self._datasets: dict[int, Any] = {}
         self._complained = False
         self._dataset(0)
 
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        pairs = pair_prefill(completions, prefill)
-        entries = column(columns, "entry", reward=self.__name__, rows=len(pairs))
-        return [
-            self.score(own_answer(text, start, self.tag), entry)
-            for (text, start), entry in zip(pairs, entries, strict=True)
-        ]
+    def __repr__(self) -> str:
+        return f"ReasoningGymScore({self.name!r}, tag={self.tag!r})"
 
     def score(self, answer: str | None, entry: str) -> float | None:
         """The clipped score of one answer text for the row named by entry ("<seed>:<index>")."""
