@@ -118,9 +118,8 @@ class Task:
         made += self.cheats(row, honest) if self.cheats else []
         distinct: dict[tuple[str, str], Case] = {}
         for case in made:
-            distinct.setdefault(
-                (case.prefill, case.completion), case
-            )  # a cheat that comes out honest is none
+            # A cheat that comes out as the honest text is no cheat.
+            distinct.setdefault((case.prefill, case.completion), case)
         return list(distinct.values())
 
     def _crafted(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
@@ -143,11 +142,9 @@ class Task:
 
     def constant_accuracies(self, rows: Sequence[dict] | None = None) -> dict[str, float]:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
-        rows = self.held_out if rows is None else rows
-        if not rows:
-            raise ValueError("rows is empty; give at least one row")
-        scores = {name: self._accuracy(strategy, rows) for name, strategy in self.strategies.items()}
-        return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+        return strategy_means(
+            self, rows, lambda pairs: (a is not None and self.is_correct(a, row) for a, row in pairs)
+        )
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
         """Name and accuracy, in [0, 1], of the best constant strategy on the rows (default held_out).
@@ -158,12 +155,24 @@ class Task:
             raise ValueError(f"task {self.name!r} has no strategies; give at least the most frequent answer")
         return next(iter(self.constant_accuracies(rows).items()))
 
-    def _accuracy(self, strategy: Strategy, rows: Sequence[dict]) -> float:
-        answers = [(strategy(row), row) for row in rows]
-        return sum(a is not None and self.is_correct(a, row) for a, row in answers) / len(rows)
-
     def __repr__(self) -> str:
         return f"Task({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
+
+
+def strategy_means(
+    task: Task, rows: Sequence[dict] | None, judge: Callable[[list[tuple[str | None, dict]]], Iterable[float]]
+) -> dict[str, float]:
+    """Of every strategy the sum of judge([(its answer, row), ...]) over the number of rows, best first; ties by name.
+
+    rows: None for held_out. Raises ValueError if rows is empty.
+    """
+    rows = task.held_out if rows is None else rows
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    means = {}
+    for name, strategy in task.strategies.items():
+        means[name] = sum(judge([(strategy(row), row) for row in rows])) / len(rows)
+    return dict(sorted(means.items(), key=lambda item: (-item[1], item[0])))
 
 
 def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
@@ -178,22 +187,18 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     >>> strategy_rewards(largest())["always the last number"] > 0.25  # the format alone
     True
     """
-    rows = task.held_out if rows is None else rows
-    if not rows:
-        raise ValueError("rows is empty; give at least one row")
     if task.read_answer is not None:
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
-    columns = {
-        name: [row.get(name) for row in rows] for name in dict.fromkeys(k for row in rows for k in row)
-    }
     opening = "" if f"<{task.answer_tag}>" in task.prefill else f"<{task.answer_tag}>"
-    means = {}
-    for name, strategy in task.strategies.items():
-        completions = [f"{opening}{strategy(row) or ''}</{task.answer_tag}>" for row in rows]
+
+    def weighted(pairs: list[tuple[str | None, dict]]) -> list[float]:
+        names = dict.fromkeys(name for _, row in pairs for name in row)
+        columns = {name: [row.get(name) for _, row in pairs] for name in names}
+        completions = [f"{opening}{answer or ''}</{task.answer_tag}>" for answer, _ in pairs]
         scores = [reward(completions, prefill=task.prefill, **columns) for reward in task.rewards]
-        weighted = [w * (s or 0.0) for w, part in zip(task.reward_weights, scores, strict=True) for s in part]
-        means[name] = sum(weighted) / len(rows)
-    return dict(sorted(means.items(), key=lambda item: (-item[1], item[0])))
+        return [w * (s or 0.0) for w, part in zip(task.reward_weights, scores, strict=True) for s in part]
+
+    return strategy_means(task, rows, weighted)
 
 
 def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strategy]:
