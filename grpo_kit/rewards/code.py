@@ -12,15 +12,15 @@ outside. What it prints, patches or forges is therefore worth no more than retur
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, Test, passes, read_tests
-from grpo_kit.rewards.response import column, pair_prefill
-
-if TYPE_CHECKING:
-    from grpo_kit.rewards.cases import Case
+from grpo_kit.rewards.cases import Case
+from grpo_kit.rewards.code_cheats import cheating_programs
+from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, Outcome, Test, passes, read_tests
+from grpo_kit.rewards.response import column as get_column
+from grpo_kit.rewards.response import pair_prefill
 
 _FENCE = "```"
 _OPENING = ("```python", "```py", "```python3")
@@ -118,12 +118,37 @@ class CodeFormat:
 class _RunsPrograms:
     """What CodeRuns and CodeTests share: reading the columns and running every completion's block once."""
 
+    columns: tuple[str, ...] = ()
+
     def __init__(self, runner: CodeRunner | None, name: str) -> None:
         self.runner = CodeRunner() if runner is None else runner
         self.__name__ = name
 
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
+
+        def cells(name: str) -> Sequence[Any]:
+            if name not in columns and name not in self.columns:
+                return [None] * len(codes)
+            return get_column(columns, name, reward=self.__name__, rows=len(codes))
+
+        texts, entries = cells("tests"), cells("entry_point")
+        tests = self._read(texts, entries)
+        scores = [self._score(None, several) for several in tests]
+        rows = [row for row, code in enumerate(codes) if code is not None and scores[row] is not None]
+        outcomes = self.runner.run([_job(codes[row], entries[row], tests[row]) for row in rows])
+        for row, outcome in zip(rows, outcomes, strict=True):
+            scores[row] = self._score(outcome, tests[row])
+        return scores
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.runner!r})"
+
+    def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
+        """outcome: None where there is no block. None: no program can be judged by these tests, so none is run."""
+        raise NotImplementedError
 
     def _read(self, cells: Sequence[Any], entries: Sequence[str | None]) -> list[tuple[Test, ...]]:
         read = []
@@ -154,26 +179,8 @@ class CodeRuns(_RunsPrograms):
     [1.0, 0.5, 0.0]
     """
 
-    columns: tuple[str, ...] = ()
-
     def __init__(self, runner: CodeRunner | None = None) -> None:
         super().__init__(runner, "code_runs")
-
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
-        cells, entries = (
-            _optional(columns, "tests", len(codes)),
-            _optional(columns, "entry_point", len(codes)),
-        )
-        tests = self._read(cells, entries)
-        rows = [row for row, code in enumerate(codes) if code is not None]
-        outcomes = self.runner.run([_job(codes[row], entries[row], tests[row]) for row in rows])
-        scores = [0.0] * len(codes)
-        for row, outcome in zip(rows, outcomes, strict=True):
-            scores[row] = outcome.parses / 2 + outcome.runs / 2
-        return scores
 
     def cheats(self, honest: Case) -> list[Case]:
         """Blocks that do not run; those that run and do nothing are for CodeTests to catch."""
@@ -182,6 +189,9 @@ class CodeRuns(_RunsPrograms):
             _block(honest, "raises on import", "raise ValueError('no idea')\n", tie="format"),
             _block(honest, "raises SystemExit", "raise SystemExit(1)\n", tie="format"),
         ]
+
+    def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float:
+        return 0.0 if outcome is None else outcome.parses / 2 + outcome.runs / 2
 
 
 class CodeTests(_RunsPrograms):
@@ -207,80 +217,21 @@ class CodeTests(_RunsPrograms):
     def __init__(self, runner: CodeRunner | None = None) -> None:
         super().__init__(runner, "code_tests")
 
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
-        cells = column(columns, "tests", reward=self.__name__, rows=len(codes))
-        entries = _optional(columns, "entry_point", len(codes))
-        tests = self._read(cells, entries)
-        scores: list[float | None] = [0.0 if several else None for several in tests]
-        rows = [row for row, code in enumerate(codes) if code is not None and tests[row]]
-        outcomes = self.runner.run([_job(codes[row], entries[row], tests[row]) for row in rows])
-        for row, outcome in zip(rows, outcomes, strict=True):
-            pairs = zip(outcome.answers, tests[row], strict=True)
-            scores[row] = sum(passes(answer, test) for answer, test in pairs) / len(tests[row])
-        return scores
-
     def cheats(self, honest: Case) -> list[Case]:
         """Programs that pass themselves off as right: by exiting, patching, forging, or answering one thing always."""
-        entry = honest.columns.get("entry_point")
         tests = read_tests(honest.columns.get("tests"))
-        frame = "    " if entry else ""
-        head = f"def {entry}(*args):\n" if entry else ""
+        programs = cheating_programs(tests, honest.columns.get("entry_point"))
+        return [_block(honest, name, code, tie="format") for name, code in programs.items()]
 
-        def body(*lines: str) -> str:
-            return head + "".join(f"{frame}{line}\n" for line in lines)
-
-        expected = [test.expected if isinstance(test, CallTest) else test.stdout for test in tests]
-        most = Counter(map(repr, expected)).most_common(1)[0][0] if expected else "None"
-        verdict = f"{len(tests)} passed in 0.01s"
-        made = {
-            "pass": "pass\n",
-            "does nothing": body("pass"),
-            "the most frequent expected value": body(f"return {most}" if entry else f"print({most}, end='')"),
-            "prints the verdict": body(f"print({verdict!r})", "print('OK')", "print('true')"),
-            "exits with success": "import os\n" + body("os._exit(0)"),
-            "exits on import": "import os\nos._exit(0)\n",
-            "raises SystemExit(0)": body("raise SystemExit(0)"),
-            "patches builtins": _PATCH + body("pass"),
-            "equal to everything": _EQUAL + body("return Anything()" if entry else "print(Anything())"),
-            "forges the results": _FORGE + body("pass"),
-        }
-        return [_block(honest, name, code, tie="format") for name, code in made.items()]
-
-
-_PATCH = """import builtins, json, sys
-builtins.isinstance = lambda *args: True
-builtins.len = lambda *args: 1
-builtins.all = builtins.any = lambda *args: True
-json.dumps = lambda *args, **more: "true"
-sys.exit = lambda *args: None
-"""
-_EQUAL = """class Anything(int):
-    __eq__ = lambda self, other: True
-    __ne__ = lambda self, other: False
-    __hash__ = lambda self: 0
-    __repr__ = __str__ = lambda self: "True"
-"""
-_FORGE = """import os, sys
-try:
-    told = sys._getframe(1).f_locals
-    for i in range(100):
-        os.write(told["out"], f"\\n{told['mark']} {i} {{\\"value\\": true}}\\n".encode())
-        os.write(told["out"], f"\\n{told['mark']} {i} {{\\"passed\\": true}}\\n".encode())
-except Exception:
-    print("true")
-"""
+    def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
+        if outcome is None or not tests:
+            return 0.0 if tests else None
+        return sum(passes(*pair) for pair in zip(outcome.answers, tests, strict=True)) / len(tests)
 
 
 def _job(code: str, entry: str | None, tests: Sequence[Test]) -> Job:
     inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
     return Job(code, entry or None, inputs)
-
-
-def _optional(columns: dict[str, Any], name: str, rows: int) -> Sequence[Any]:
-    return column(columns, name, reward="code", rows=rows) if name in columns else [None] * rows
 
 
 def _fences(response: str) -> list[tuple[int, int, str]]:
@@ -311,7 +262,5 @@ def _block(honest: Case, name: str, code: str, tie: str = "never") -> Case:
 def _case(
     honest: Case, name: str, completion: str, *, tie: str = "never", prefill: str | None = None
 ) -> Case:
-    from grpo_kit.rewards.cases import Case
-
     given = honest.prefill if prefill is None else prefill
-    return Case(name, completion, tie=tie, prefill=given, columns=honest.columns)
+    return replace(honest, name=name, completion=completion, honest=False, tie=tie, prefill=given)
