@@ -35,12 +35,8 @@ def parse_calls(text: str) -> list[Call] | None:
     try:
         body = _parse("\n".join(line.strip() for line in text.split("\n")))
         return [_call(statement) for statement in body]
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # ValueError: NUL, lone surrogates, no call
+    # ValueError: NUL, lone surrogates, no call
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 

@@ -138,7 +138,7 @@ class _RunsPrograms:
         tests = self._read(texts, entries)
         scores = [self._score(None, several) for several in tests]
         rows = [row for row, code in enumerate(codes) if code is not None and scores[row] is not None]
-        outcomes = self.runner.run([_job(codes[row], entries[row], tests[row]) for row in rows])
+        outcomes = self.runner.run([Job.of(codes[row], entries[row], tests[row]) for row in rows])
         for row, outcome in zip(rows, outcomes, strict=True):
             scores[row] = self._score(outcome, tests[row])
         return scores
@@ -227,11 +227,6 @@ class CodeTests(_RunsPrograms):
         if outcome is None or not tests:
             return 0.0 if tests else None
         return sum(passes(*pair) for pair in zip(outcome.answers, tests, strict=True)) / len(tests)
-
-
-def _job(code: str, entry: str | None, tests: Sequence[Test]) -> Job:
-    inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
-    return Job(code, entry or None, inputs)
 
 
 def _fences(response: str) -> list[tuple[int, int, str]]:

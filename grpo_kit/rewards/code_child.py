@@ -129,12 +129,8 @@ def call_all(source, entry_point, calls, mark):
         os._exit(1)
     tell(-1, {"value": None})
     inf, nan = float("inf"), float("nan")
-    names = {
-        "inf": inf,
-        "nan": nan,
-        "infj": complex(0, inf),
-        "nanj": complex(0, nan),
-    }  # in repr, not in Python
+    # repr writes these names, which Python itself does not have.
+    names = {"inf": inf, "nan": nan, "infj": complex(0, inf), "nanj": complex(0, nan)}
     for place, text in enumerate(calls):
         args = eval(text, names)
         try:

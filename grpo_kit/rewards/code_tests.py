@@ -68,6 +68,12 @@ class Job:
     entry_point: str | None
     inputs: tuple[str, ...]
 
+    @classmethod
+    def of(cls, source: str, entry_point: str | None, tests: Sequence[Test]) -> Job:
+        """The program with what its tests ask."""
+        inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
+        return cls(source, entry_point or None, inputs)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -254,12 +260,8 @@ def _read(test: Any, place: int) -> Test:
             return StdinTest(test["stdin"], test["stdout"])
     elif isinstance(test, list | tuple) and len(test) == 2:
         test = {"args": test[0], "expected": test[1]}
-    if not isinstance(test, dict) or not {"args", "expected"} <= set(test) <= {
-        "args",
-        "expected",
-        "tolerance",
-        "as",
-    }:
+    keys = set(test) if isinstance(test, dict) else set()
+    if not {"args", "expected"} <= keys <= {"args", "expected", "tolerance", "as"}:
         raise ValueError(
             f"test {place} is {test!r:.120}; use [args, expected], or an object with stdin and stdout"
         )

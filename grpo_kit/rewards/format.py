@@ -49,11 +49,8 @@ class SoftFormat:
         once = [response.count(tag) == 1 for tag in self._tags]
         score = sum(once) / (2 * len(self._tags))
         places = [response.find(tag) for tag in self._tags]
-        if (
-            all(once)
-            and places == sorted(places)
-            and own_answer(completion, prefill, self.answer) is not None
-        ):
+        in_order = all(once) and places == sorted(places)
+        if in_order and own_answer(completion, prefill, self.answer) is not None:
             score += 0.25
         if once[-1] and not response.rpartition(self._tags[-1])[2].strip():
             score += 0.25

@@ -68,8 +68,7 @@ def code(
 
     def is_correct(text: str, row: dict) -> bool:
         tests = read_tests(row["tests"])
-        inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
-        (outcome,) = runner.run([Job(text, row["entry_point"], inputs)])
+        (outcome,) = runner.run([Job.of(text, row["entry_point"], tests)])
         return all(passes(answer, test) for answer, test in zip(outcome.answers, tests, strict=True))
 
     return Task(
@@ -135,13 +134,13 @@ def _cases(row: dict) -> list[Case]:
 
 def _cheats(row: dict, honest: Case) -> list[Case]:
     """The constant strategies as completions; what training finds goes here."""
+    programs = {
+        "returns its first argument": _first_argument(row),
+        "returns True": _constant(row, "True"),
+        "returns an empty list": _constant(row, "[]"),
+    }
     return [
-        Case(name, f"{program}```", tie="format", prefill=_PREFILL, columns=row)
-        for name, program in (
-            ("returns its first argument", _first_argument(row)),
-            ("returns True", _constant(row, "True")),
-            ("returns an empty list", _constant(row, "[]")),
-        )
+        Case(name, f"{p}```", tie="format", prefill=_PREFILL, columns=row) for name, p in programs.items()
     ]
 
 

@@ -92,14 +92,7 @@ def failing_solutions(problems: Sequence[dict], runner: CodeRunner | None = None
     """
     runner = CodeRunner() if runner is None else runner
     tests = [read_tests(problem["tests"]) for problem in problems]
-    jobs = [
-        Job(
-            p["solution"],
-            p["entry_point"],
-            tuple(t.args if isinstance(t, CallTest) else t.stdin for t in several),
-        )
-        for p, several in zip(problems, tests, strict=True)
-    ]
+    jobs = [Job.of(p["solution"], p["entry_point"], asked) for p, asked in zip(problems, tests, strict=True)]
     failing = {}
     for problem, several, outcome in zip(problems, tests, runner.run(jobs), strict=True):
         for test, answer in zip(several, outcome.answers, strict=True):

