@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-_MAX_TEXT = 4000  # characters; longer is nobody's answer, and comparing costs calls x gold calls
+_MAX_TEXT = 4000  # characters; no answer needs more, and comparing takes calls x gold calls steps
 # What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
 _WARNS = re.compile(r"\\|(?:[0-9.jJ]|(?<!\w)0\w*)(?:and|else|for|if|in|is|not|or)")
 
@@ -22,7 +22,7 @@ class Call(NamedTuple):
 
 
 def parse_calls(text: str) -> list[Call] | None:
-    """The calls of a text, one a line or with ; between them; None if it is anything else. A comment is no call.
+    """The calls of a text, one a line or with ; between them; None if it is anything else. Comments are skipped.
 
     Arguments are numbers, texts, True, False, None, plain names, and lists or tuples of these; 2 and 2.0 are the
     same, "x" and x are not. No calls in calls, attributes, assignments or operators; at most 4,000 characters.
@@ -43,8 +43,8 @@ def parse_calls(text: str) -> list[Call] | None:
 def call_distance(calls: Sequence[Call], wanted: Sequence[Call]) -> float:
     """Edit distance between two sequences of calls, over the longer one's length: in [0, 1], 0 if they are equal.
 
-    A call left out or added costs 1, one of another name 1, one of the right name half the share of its arguments
-    that differ: by place, or by keyword. Symmetric. Two empty sequences have distance 0.
+    A call that is left out, added or of another name costs 1. A call of the right name costs half the share of its
+    arguments that differ, matched by place or keyword. Symmetric. Two empty sequences have distance 0.
 
     >>> call_distance(parse_calls("add(2, 3)"), parse_calls("add(2, 4); neg(1)"))  # (0.25 + 1) / 2
     0.625

@@ -1,7 +1,7 @@
 """Structure rewards: is the answer a sequence of calls, of known operations, the right ones, and not too many?
 
 A sequence is one call a line, or several with ; between them: `add(2, 3); mul(x, 4)`. It is read by ast and never
-run. Every reward here looks at one side only; `call_reward` puts them together.
+run. Each reward here judges one aspect; `call_reward` combines them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CallValidity(_CallReward):
         self.operations = dict(operations)
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Texts that only look like calls, or call what is not there."""
+        """Texts that only look like calls, and calls of operations that do not exist."""
         name, count = next(iter(self.operations.items()))
         inside = ", ".join("1" * (count or 0))
         texts = {
@@ -105,7 +105,7 @@ class CallAccuracy(_CallReward):
         self.alpha = alpha
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Sequences near the gold that are not it; none without a gold."""
+        """Sequences that are near the gold but wrong; no cases if there is no gold."""
         gold = _gold_texts(honest.columns[self.column])
         wanted = _gold_calls(gold)
         if wanted is None:
@@ -139,8 +139,8 @@ class CallAccuracy(_CallReward):
 class CallShape(_CallReward):
     """How far the operations are called as often as in the gold: 1 - (sum of differences) / (sum of both), in [0, 1].
 
-    Blind to order and arguments, hence a part of a reward and none by itself. 0.0 if the answer is no sequence of
-    calls. column and None: as in CallAccuracy.
+    It sees neither order nor arguments, so use it as a part of a reward, never alone. 0.0 if the answer is no sequence
+    of calls. column and None: as in CallAccuracy.
 
     >>> CallShape()(["<answer>add(1, 1); neg(2)</answer>"], calls=["add(2, 3); mul(x, 4)"])
     [0.5]
@@ -159,8 +159,8 @@ class CallShape(_CallReward):
 class CallEfficiency(_CallReward):
     """max(0, 1 - n / n_max) for a sequence of n calls, in [0, 1): fewer calls earn more.
 
-    No call at all earns 0.0, like an answer that is no sequence of calls: doing nothing is not efficient. One call
-    earns the most whatever is asked for, hence a small part of a reward and none by itself. Never None.
+    No call at all earns 0.0, as does an answer that is no sequence of calls: doing nothing is not efficient. One call
+    earns the most, whatever was asked, so use it as a small part of a reward, never alone. Never None.
     Raises ValueError if n_max is below 1.
 
     >>> CallEfficiency(n_max=4)(["<answer>a()</answer>", "<answer>a(); b()</answer>", "<answer># none</answer>"])
@@ -198,8 +198,9 @@ def call_reward(
     """A worked example: validity, accuracy (the quality) and efficiency as one reward, in [0, 1).
 
     weights: of the three; the default is exact in binary, (0.4, 0.5, 0.1) is what is commonly advised. Both are
-    generous: any one valid call, right in nothing, earns 0.566 of the advised sum (0.4 + 0.5 * 0.135 + 0.1 * 0.98)
-    and 0.565 of the default. Raise accuracy's weight, or alpha, where a model settles for that.
+    generous: one valid call that has nothing in common with the gold earns 0.566 with the advised weights
+    (0.4 + 0.5 * 0.135 + 0.1 * 0.98) and 0.565 with the default. If a model settles for that, raise accuracy's weight
+    or alpha.
 
     >>> reward = call_reward({"add": 2}, weights=(0.4, 0.5, 0.1))
     >>> [round(s, 3) for s in reward(["<answer>add(1, 2)</answer>", "<answer>add(</answer>"], calls=["add(1, 2)"] * 2)]

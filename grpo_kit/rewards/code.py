@@ -7,7 +7,7 @@ The three are worth most in this order, with weights that are exact in binary:
 
 A block that does not run earns 1/8 to 3/16, one that runs but answers wrongly 1/4, and each test its share of
 the other 3/4. The sandboxed program is told the arguments, never the expected answers; those are compared
-outside. What it prints, patches or forges is therefore worth no more than returning the same values.
+outside. Printing, patching or forging therefore earns no more than returning the same values.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CodeFormat:
     | the one after the other, no third, with text of the model's between them   | 1/4 |
     | nothing but white space after the closing fence                            | 1/4 |
 
-    What stands in the block is not looked at: format alone teaches blocks that do not run. Never None.
+    The code itself is not judged: format alone teaches blocks that do not run. Never None.
 
     >>> CodeFormat()(["x = 1\\n```", "x = 1", "x = 1\\n```\\nHope this helps!"], prefill="```python\\n")
     [1.0, 0.25, 0.75]
@@ -110,7 +110,7 @@ class CodeFormat:
         score = (len(openings) == 1) / 4 + (len(closings) == 1) / 4
         if own_code(completion, prefill) is not None:
             score += 1 / 4
-        if closings and not response[closings[0] :].strip():  # a second fence would be text behind it
+        if closings and not response[closings[0] :].strip():  # a second fence counts as text, too
             score += 1 / 4
         return score
 
@@ -169,10 +169,10 @@ class _RunsPrograms:
 class CodeRuns(_RunsPrograms):
     """1.0 if the block runs without an error, 0.5 if it is Python but does not, 0.0 for no Python or no block.
 
-    To run is to end without an exception or a limit, and, where the row has them: to define `entry_point`,
-    to return from every call in `tests`, to end well on every stdin of `tests`. What comes back does not matter.
-    A call that calls sys.exit does not return. Needs no column; uses `tests` and `entry_point` if they are
-    there. runner: how programs are run; shared with CodeTests, each program runs once. Never None.
+    A block runs if it ends without an exception and within the limits. Where the row has them, it must also define
+    `entry_point`, return from every call in `tests` and end well on every stdin of `tests`. The values it returns
+    do not matter. A call that calls sys.exit does not return. Needs no column; uses `tests` and `entry_point`
+    if they are there. runner: how programs are run; shared with CodeTests, each program runs once. Never None.
     Raises SandboxUnavailableError where programs cannot be isolated.
 
     >>> CodeRuns()(["```python\\nx = 1\\n```", "```python\\nx = y\\n```", "```python\\nx =\\n```"])  # doctest: +SKIP
@@ -183,7 +183,7 @@ class CodeRuns(_RunsPrograms):
         super().__init__(runner, "code_runs")
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Blocks that do not run; those that run and do nothing are for CodeTests to catch."""
+        """Blocks that do not run. Those that run and do nothing are CodeTests' to catch."""
         return [
             _block(honest, "no Python", "def f(n:\n    return n\n", tie="format"),
             _block(honest, "raises on import", "raise ValueError('no idea')\n", tie="format"),
@@ -200,9 +200,9 @@ class CodeTests(_RunsPrograms):
     Columns: `tests` (JSON text or a list, see read_tests) and, for tests of calls, `entry_point`. Two styles:
     calls of a function, and texts on stdin with the text it should print. Values compare as Python's ==
     on plain types does (code_values.same): True == 1, a tuple is no list, a subclass counts as its plain type.
-    All calls of a block share one process: a call that raises fails its own test, one that exits or runs
-    into a limit loses the rest too. Arguments are fresh for each. What a function prints is not looked at.
-    Constants earn what they get right: give tests whose expected values differ.
+    All calls of a block share one process: a call that raises fails its own test, one that exits or hits a
+    limit fails all later tests too. Each call gets fresh arguments. What a function prints is ignored.
+    A program that always returns one value earns the tests that expect it: give tests with different values.
     runner: how programs are run; shared with CodeRuns, each program runs once.
     Raises ValueError for a missing column or a test that does not fit, SandboxUnavailableError where programs
     cannot be isolated.
@@ -218,7 +218,7 @@ class CodeTests(_RunsPrograms):
         super().__init__(runner, "code_tests")
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Programs that pass themselves off as right: by exiting, patching, forging, or answering one thing always."""
+        """Programs that try to pass without solving anything; see code_cheats."""
         tests = read_tests(honest.columns.get("tests"))
         programs = cheating_programs(tests, honest.columns.get("entry_point"))
         return [_block(honest, name, code, tie="format") for name, code in programs.items()]

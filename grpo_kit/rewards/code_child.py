@@ -1,13 +1,13 @@
 """What runs inside the sandbox: it calls a function and writes down what came back. Sent as text, never imported there.
 
-It knows the program, the arguments and nothing else: no expected answer, hence nothing to find and nothing to
-win by taking this file's functions over. Whatever is written is data for the parent to judge.
+It knows the program and the arguments, but no expected answer: a program that takes over this file's functions finds
+and gains nothing. Whatever is written is data for the parent to judge.
 """
 
 import os
 import sys
 
-try:  # the whole of json takes as long to import as the interpreter to start
+try:  # importing all of json takes as long as starting the interpreter
     from _json import encode_basestring_ascii as quoted
 except ImportError:
     from json import dumps as quoted
@@ -18,7 +18,7 @@ LONGEST = 32_000  # characters of one result
 
 
 def encode(value, depth=0):
-    """The value as JSON: plain types only; what JSON has no word for is an object with one key, {"$tuple": [...]}.
+    """The value as JSON: plain types only. A type that JSON lacks becomes an object with one key, {"$tuple": [...]}.
 
     Subclasses count as the plain type below them (Counter -> dict), read by that type's own methods.
     Raises TypeError for any other object, ValueError for nesting deeper than 40.
@@ -91,7 +91,7 @@ def call_all(source, entry_point, calls, mark):
 
     A line is: mark, number of the call, JSON: {"value": ...}, {"other": why it is no plain value} or
     {"error": exception}. Number -1 says that the program ran and has the function. What the program itself
-    prints goes nowhere. Every call has its own copy of the arguments.
+    prints is thrown away. Every call has its own copy of the arguments.
     """
     code = compiled(source)
     out = os.dup(1)

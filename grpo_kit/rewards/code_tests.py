@@ -79,7 +79,7 @@ class Job:
 class Outcome:
     """What a program did. parses: it is Python. runs: it ended without an error, and so did every call or input.
 
-    error: the first thing that went wrong, in words of the child; "" if nothing did.
+    error: the first thing that went wrong, as the child process put it; "" if nothing did.
     """
 
     parses: bool
@@ -108,7 +108,7 @@ def read_tests(column: Any) -> tuple[Test, ...]:
 
 
 def passes(answer: Answer, test: Test) -> bool:
-    """Whether the answer is what the test expects; judged here, out of the program's reach.
+    """Whether the answer is what the test expects; judged here, where the program cannot interfere.
 
     >>> passes(Answer("value", 6), CallTest("(3,)", 6)), passes(Answer("value", "7 \\n"), StdinTest("", "7"))
     (True, True)
@@ -132,7 +132,7 @@ class CodeRunner:
     seconds, memory_mb: of one program, all its calls together (a stdin test has its own). allow_unsafe: run
     without isolation where there is none (see grpo_kit.sandbox). The last 256 outcomes are kept, so that
     rewards that share a runner share its work.
-    Raises SandboxUnavailableError where no isolation is to be had: that is no program's fault, hence no score.
+    Raises SandboxUnavailableError where programs cannot be isolated: no program is to blame, so none is scored.
     """
 
     def __init__(self, *, seconds: float = 2.0, memory_mb: int = 256, allow_unsafe: bool = False) -> None:
@@ -212,7 +212,7 @@ def _printed(result: SandboxResult) -> Answer:
 
 
 def _read_lines(stdout: str, mark: str, calls: int) -> list[Answer]:
-    """Answers -1 .. calls - 1 out of what was written; a call that is answered twice is answered not at all."""
+    """Answers -1 .. calls - 1 out of what was written; a call with two answers counts as not answered."""
     found: dict[int, list[str]] = {}
     for line in stdout.split("\n"):
         head, _, rest = line.partition(" ")

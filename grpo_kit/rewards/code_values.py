@@ -1,4 +1,4 @@
-"""Values of code tests: from what a sandboxed program wrote to plain Python values, and are two of them the same?"""
+"""Values of code tests: plain Python values from what a sandboxed program wrote, and whether two are the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def decode(data: Any, depth: int = 0) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """json.loads that refuses a key given twice; ValueError for all it cannot read, however hostile.
+    """json.loads that refuses a key given twice; ValueError for any text that it cannot read.
 
     >>> read_json('{"value": [1, 2]}')
     {'value': [1, 2]}
@@ -94,5 +94,5 @@ def same(given: Any, expected: Any, *, tolerance: float = 1e-9) -> bool:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key is given twice")
     return dict(pairs)

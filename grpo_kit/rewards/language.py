@@ -21,7 +21,7 @@ SCRIPTS = (
     "telugu", "thai", "tibetan",
 )  # fmt: skip
 _FIRST_WORD = {"cjk": "han", "hiragana": "kana", "katakana": "kana"}
-# What has ASCII letters in every language: tags, code, formulas, LaTeX commands.
+# These have ASCII letters in every language: tags, code, formulas, LaTeX commands.
 _NEUTRAL = re.compile(
     r"</?[A-Za-z_]\w*>|```.*?```|`[^`\n]*`|\$\$[^$]*\$\$|\$[^$\n]*\$|\\[(\[](?:[^\\]|\\[^()\[\]])*+\\[)\]]|\\[A-Za-z]+",
     re.DOTALL,
@@ -39,13 +39,13 @@ _SAMPLES = {
 class Language:
     """Share of the completion's letters that are of the expected script (or scripts), in [0, 1].
 
-    scripts: names of SCRIPTS, such as "latin"; "kana", "han" for Japanese. What counts are letters: digits,
-    punctuation, emoji and combining marks do not, nor ASCII letters inside tags, code, formulas and LaTeX commands.
+    scripts: names of SCRIPTS, such as "latin"; "kana", "han" for Japanese. Only letters count: no digits,
+    punctuation, emoji or combining marks, and no ASCII letters inside tags, code, formulas and LaTeX commands.
     Where Greek is not expected, up to three Greek letters in a row are symbols (β-carotene, ΔH) and do not count. A
     Chinese character says as much as some four Latin letters and counts as one.
     1.0 if there is no letter (an answer "82" is in no wrong language), 0.0 if the completion is blank. Never None.
-    It tells scripts apart, not French from English: what a policy falls into when it collapses is another script,
-    short completions are too little for statistical detectors, and those weigh 5 to 100 MB.
+    It tells scripts apart, not French from English. That is enough: what a collapsing policy writes is another script.
+    Statistical detectors need longer texts than a completion, and models of 5 to 100 MB.
 
     >>> Language("latin")(["The answer is 4.", "答案是 four"])
     [1.0, 0.5714285714285714]

@@ -14,7 +14,7 @@ from grpo_kit.rewards.words import WORD, ngrams
 if TYPE_CHECKING:
     from grpo_kit.rewards.cases import Case
 
-_LONGEST_WORD = 30  # letters; what is longer is no word, but text without spaces
+_LONGEST_WORD = 30  # letters; anything longer is text without spaces
 _PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]|_")
 
 
@@ -25,7 +25,7 @@ class RightSize:
     length / shortest. A blank completion is 0. Never None.
     unit: "tokens" counts the completion's token ids, which TRL passes as `completion_ids` (EOS included);
     "characters" counts the text, wherever it comes from, in any script; 4 to 5 make a token of English. There is
-    no default: 256 of one are not 256 of the other. The prefill does not count.
+    no default, because 256 tokens and 256 characters differ so much. The prefill does not count.
     limit is usually max_completion_length: what is cut off there earns 0. With shortest=0 and tokens it is
     1 + DAPO's soft overlong punishment, L_max = limit, L_cache = limit - expected.
     Raises ValueError if unit is "tokens" and no completion_ids are given.
@@ -78,7 +78,7 @@ class RightSize:
         return f"RightSize({self.expected}, {self.limit}, unit={self.unit!r}, shortest={self.shortest})"
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Filler of the expected length and of ten times the limit; none in tokens, which no text here has."""
+        """Filler of the expected length and of ten times the limit; none for tokens, since a case has text only."""
         if self.unit == "tokens":
             return []
         sizes = {"filler of the right length": self.expected, "filler without end": 10 * self.limit}
@@ -94,9 +94,9 @@ class Repetition:
     """Share of the completion's n-grams of words that differ, in [0, 1]: 1.0 if none is repeated.
 
     1 + the usual repetition penalty (with maximum -1), on words in any case and punctuation marks. Each Chinese or
-    Japanese character is a word; a run of over 30 letters is none and counts letter by letter. Fewer than n of
-    them repeat nothing: 1.0, but a blank completion is 0.0. Never None. The prefill does not count.
-    Longer texts repeat more by themselves: compare at like length.
+    Japanese character is a word; a run of over 30 letters counts letter by letter. With fewer than n of
+    these nothing repeats: 1.0; a blank completion is 0.0. Never None. The prefill does not count.
+    Longer texts repeat more anyway: compare texts of similar length.
     Source: arXiv:2502.03373, appendix C.2 (there on tokens).
 
     >>> Repetition(2)(["one two three four", "so so so so so"])

@@ -14,7 +14,7 @@ from grpo_kit.rewards.words import common_subsequence, ngrams, normalize, words
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-_TOO_LONG = 50  # times the longest reference: no measure of overlap gives that more than about 1/50
+_TOO_LONG = 50  # times the longest reference; so long an answer has an overlap of about 1/50 at most
 _TOKENIZERS = ("13a", "intl", "zh", "char")
 _VARIANTS = ("rouge1", "rouge2", "rougeL")
 _KEYWORDS = (
@@ -29,7 +29,7 @@ class _OverlapReward(AnswerReward):
     takes_whole = True
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Answers that hold the words of the gold and are not the answer; none without an answer to replace."""
+        """Wrong answers made of the gold's words; no cases if there is no answer to replace."""
         golds = references(honest.columns.get(self.column))
         if not golds:
             return []
@@ -116,7 +116,7 @@ class Rouge(_OverlapReward):
     """ROUGE of the answer against the gold, in [0, 1]: the F-measure, of the best reference where there are several.
 
     variant: "rougeL" (longest common subsequence of words), "rouge2" (pairs of adjacent words), "rouge1" (words;
-    it cannot see their order). column, tag: as for Bleu. Case and punctuation do not count; words are runs of
+    it ignores their order). column, tag: as for Bleu. Case and punctuation do not count; words are runs of
     letters and digits of any script, each Chinese or Japanese character being one; no stemming. Repeating and
     listing words costs precision, leaving words out recall. None if the gold has no word (rouge2: no pair). No
     answer, two answers, or an answer over 50 times as long as the gold give 0.0.

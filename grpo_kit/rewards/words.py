@@ -35,7 +35,7 @@ def ngrams(pieces: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence, one bit an element (Hyyrö 2004).
+    """Length of the longest common subsequence, one bit per element (Hyyrö 2004).
 
     >>> common_subsequence("the cat sat".split(), "the dog sat down".split())
     2

@@ -39,13 +39,14 @@ def code(
 ) -> Task:
     """Rows "Write a Python function double(n) that returns n times 2."; the answer is one ```python block.
 
-    levels: of the problems to take (1 easy to 3 hard). n_held_out: problems held out, of every level its share.
+    levels: of the problems to take (1 easy to 3 hard). n_held_out: how many problems are held out, from every level
+    in proportion.
     source: None for the shipped problems; else a file, "mbpp" or "humaneval" (see code_files.load_problems),
     all of whose problems are level 1.
-    runner: how programs are run (limits); one is shared by the rewards and is_correct, so each runs once.
+    runner: how programs are run (limits); the rewards and is_correct share it, so each program runs once.
     Row columns: question, answer (a right program), entry_point (None for stdin problems), tests (hidden,
     JSON text), level. The prefill opens the block.
-    Rewards: code format (0.125), code runs (0.125), code tests (0.75). Correct is what passes every hidden test.
+    Rewards: code format (0.125), code runs (0.125), code tests (0.75). Correct: passes every hidden test.
     Constant strategies: the first argument, nothing, the value most tests of the train rows expect.
     Raises ValueError for levels that no problem has, and for n_held_out that leaves no row.
 
@@ -100,7 +101,7 @@ def _row(problem: dict) -> dict:
 
 
 def _stratified(problems: list[dict], count: int, seed: int) -> list[dict]:
-    """`count` problems, of every level its share, rounded so that the shares add up."""
+    """`count` problems, from every level in proportion, rounded so that they add up."""
     if not 1 <= count < len(problems):
         raise ValueError(
             f"n_held_out={count!r}: there are {len(problems)} problems; use 1..{len(problems) - 1}"
@@ -133,7 +134,7 @@ def _cases(row: dict) -> list[Case]:
 
 
 def _cheats(row: dict, honest: Case) -> list[Case]:
-    """The constant strategies as completions; what training finds goes here."""
+    """The constant strategies as completions. Cheats that training finds are added here."""
     programs = {
         "returns its first argument": _first_argument(row),
         "returns True": _constant(row, "True"),

@@ -18,7 +18,7 @@ _READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 
 
 class AssertionNotReadError(ValueError):
-    """An assertion that is no call compared with a value; the message shows it."""
+    """An assertion that is not of a known form; the message shows it."""
 
 
 def read_assertions(statements: list[ast.stmt], entry_point: str) -> list[dict]:
@@ -26,7 +26,7 @@ def read_assertions(statements: list[ast.stmt], entry_point: str) -> list[dict]:
 
     Reads f(...) == v, v == f(...), f(...) is v, f(...), not f(...), abs(f(...) - v) < e, math.isclose(f(...), v)
     and tuple / list / set / sorted around both sides; values are literals with + - * /. A bare f(...) stands
-    for True, `not f(...)` for False. An assertion of a constant ("assert True") tests nothing and is left out.
+    for True, `not f(...)` for False. An assertion of a true constant ("assert True") tests nothing and is left out.
     Raises AssertionNotReadError for every other statement.
 
     >>> read_assertions(ast.parse("assert f(1, [2]) == (3,)").body, "f")

@@ -1,8 +1,8 @@
 """Files of programming problems: the kit's own format, HumanEval's and MBPP's, each problem with hidden tests.
 
-Simplifications: HumanEval's and MBPP's assertions become calls with expected values, read, never run; a problem
-with an assertion that is none of the known forms (random inputs, helper functions) is left out and named. What a
-question shows is no hidden test: such tests are dropped, so scores are not those of the published benchmarks.
+Simplifications: HumanEval's and MBPP's assertions are read, never run, and become calls with expected values. A problem
+with an assertion of another form (random inputs, helper functions) is left out, and named. Tests that the question
+shows are dropped, because they are not hidden; so the accuracy is not that of the published benchmarks.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _calls(problem: dict) -> list[str]:
 
 
 def _is_shown(call: str, question: str) -> bool:
-    """Whether the question holds the call, white space and kinds of quotes aside; three characters say nothing."""
+    """Whether the question holds the call, ignoring white space and kinds of quotes; never a call of 3 characters."""
 
     def bare(text: str) -> str:
         return "".join(text.split()).replace("'", '"')

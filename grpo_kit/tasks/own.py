@@ -31,9 +31,9 @@ def from_rows(
 ) -> Task:
     """A task from a list of dicts or a datasets.Dataset, and a reward (or several).
 
-    held_out: rows never trained on; None takes every fifth row of train away for it.
+    held_out: rows never trained on; None moves every fifth row of train there.
     question, answer: the columns that hold them; kept, and copied to "question" and "answer" as text.
-    reward_weights: default equal. is_correct: default the same text, white space at the ends aside.
+    reward_weights: default equal. is_correct: by default the same text, ignoring white space at the ends.
     strategies: default "always the most frequent answer". Rows that have no answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit.
 

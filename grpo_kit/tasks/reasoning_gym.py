@@ -43,7 +43,7 @@ def from_reasoning_gym(
     """
     if not 0 <= seed < 100:
         raise ValueError(f"seed={seed!r} must lie in 0..99, so that no two seeds share a row")
-    # Some data sets make all rows at once, and which ones depends on the size: as few as serve.
+    # Some data sets make all rows at once, and which ones depends on the size: make no more than needed.
     size = min(_MOST_ROWS, max(1000, 4 * n_train, 4 * n_held_out))
     reward = ReasoningGymScore(name, size=size, **config)
     example = _row(reward, (3 * seed + 2) * _APART, 0)
@@ -79,9 +79,9 @@ def from_reasoning_gym(
 class ReasoningGymScore(AnswerReward):
     """The score a reasoning-gym data set gives to the answer in the tags, clipped to [0, 1].
 
-    0.0 without one own answer in the tags. None where the scorer itself fails on the text (said once in the
-    log) or gives NaN: it could not judge. Column: entry, "<seed>:<index>" of the data set's row.
-    size: rows of the data set; part of what a row is, for some.
+    0.0 unless the model wrote exactly one answer in the tags. None where the scorer itself fails on the text (logged
+    once) or gives NaN: it could not judge. Column: entry, "<seed>:<index>" of the data set's row.
+    size: rows of the data set; some data sets make other rows for another size.
 
     >>> reward = ReasoningGymScore("leg_counting")
     >>> reward(["<answer>no idea</answer>"], entry=["1:0"])

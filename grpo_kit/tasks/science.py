@@ -2,10 +2,10 @@
 
 The data (tasks/data/science.json) are the kit's own wording and under its licence, Apache-2.0; each row's `source`
 names where its fact can be checked. 124 rows; a third, fixed by the question's hash, is held out.
-Training cannot teach a fact of a held-out row: what can rise there is the form, a short phrase in place of a
-sentence, and with it the overlap for what the model knew before.
+Training cannot teach the facts of held-out rows. What it can teach is the form: a short phrase in place of a sentence,
+which raises the overlap where the model knew the fact before.
 
-Mean reward, format included, of answers that know nothing, on the 37 held-out rows, by the overlap chosen:
+Mean reward, format included, of answers that need no knowledge, on the 37 held-out rows, for each kind of overlap:
 
 | answer                                                                                | right | ROUGE-L | BLEU  |
 |---------------------------------------------------------------------------------------|-------|---------|-------|
@@ -46,9 +46,9 @@ def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL") -> Task:
     format (0.25).
     Row columns: question, answer (the first accepted one), answers (all of them), subject ("chemistry", "biology"),
     source.
-    is_correct: `same_words` as one of the accepted answers. Strict: it misses a right answer in other words, which
-    overlap gives credit for. Overlap in turn cannot see that one word turns an answer round: "an ion with a
-    negative charge" for "an ion with a positive charge" has a ROUGE-L of 5/6.
+    is_correct: `same_words` as one of the accepted answers. It is strict: it rejects a right answer in other
+    words, which overlap gives credit for. Overlap in turn misses that one word can make an answer wrong: "an ion
+    with a negative charge" for "an ion with a positive charge" has a ROUGE-L of 5/6.
     Strategies: the most frequent, the longest and the most overlapping train answer, the question's own words.
     Raises ValueError for another overlap.
 
@@ -85,9 +85,9 @@ def load_rows() -> list[dict]:
 
 
 def same_words(text: str, answer: str) -> bool:
-    """The same words in the same order, but for case, punctuation, plural s and small words (a, of, is, ...).
+    """Whether the words and their order are the same, ignoring case, punctuation, plural s and small words (a, of, is).
 
-    "not", "or" and "and" count: a denial or a hedge is another answer.
+    "not", "or" and "and" are not ignored: they make it another answer.
 
     >>> [same_words(text, "the loss of electrons") for text in ("Loss of an electron.", "no loss of electrons")]
     [True, False]
@@ -103,7 +103,7 @@ def _core(text: str) -> list[str]:
 
 
 def _is_held_out(question: str) -> bool:
-    """By the question alone: rows that are added later move no other from one side to the other."""
+    """Decided by the question alone, so that adding rows moves no other row between train and held-out."""
     return zlib.crc32(question.encode()) % 3 == 0
 
 

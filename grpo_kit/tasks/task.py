@@ -178,8 +178,8 @@ def strategy_means(
 def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
     """Mean weighted reward, in [0, 1], of every strategy on the rows (default held_out), best first; ties by name.
 
-    A strategy's answer is closed as the prefill opens it; where it has none, the tags stay empty. Accuracy
-    (Task.constant_accuracies) says how often a shortcut is right, this how well a soft reward pays for it.
+    The answer is put between the answer tags; where a strategy has none, they stay empty. Accuracy
+    (Task.constant_accuracies) says how often a shortcut is right; this says how much reward it earns.
     A reward that cannot judge a row adds nothing to it, as in TRL's sum.
     Raises ValueError if rows is empty, and for a task whose answers do not stand in tags (code).
 
