@@ -1,10 +1,13 @@
 """Profiles: which model, sizes and steps to use on this machine, each with its unit and reason.
 
-Every number of every profile stands in PROFILES below and nowhere else.
+Every number of every profile stands in PROFILES below and nowhere else; how long a task's answers are, the task says.
+
+Longer than 300 lines because a third of it is that table: 21 numbers of three profiles, a line and a reason each.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from dataclasses import dataclass, field, fields, replace
@@ -23,17 +26,7 @@ if TYPE_CHECKING:
 Tuning = Literal["full", "lora", "qlora"]
 
 GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
-# Each task with the completion length it asks for itself, in tokens; _answer_tokens knows what arguments change.
-_TASKS = {
-    "largest": 12,
-    "arithmetic": 16,
-    "countdown": 24,
-    "gsm8k": 400,
-    "code": 160,
-    "events": 16,
-    "science": 32,
-    "tools": 48,
-}
+_TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "events", "science", "tools")
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -125,10 +118,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
         "group_size": (8, "common in published runs of this size"),
         "steps": (100, "an hour or two on a 24 GB card (estimated)"),
-        "max_completion_tokens": (
-            512,
-            "room to reason; 64 sequences of 768 tokens keep 1.3 GiB of keys and values",
-        ),
+        "max_completion_tokens": (512, "room to reason; 64 x 768 tokens keep 1.3 GiB of keys and values"),
         "learning_rate": (1e-6, "the usual rate of full fine-tuning with GRPO"),
         "lora_learning_rate": (2e-5, "adapters start at zero and need larger steps"),
         "temperature": (1.0, "the model's own distribution"),
@@ -143,10 +133,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
             "8-bit moments and an exact float32 master: 11.5 GiB with weights and gradients, where AdamW takes 23",
         ),
         "micro_batch": (8, "completions at a time under trl's own update; the kit's goes by free memory"),
-        "gradient_checkpointing": (
-            True,
-            "under trl's own update; the kit's recomputes as many layers as memory asks for",
-        ),
+        "gradient_checkpointing": (True, "under trl's own update; the kit's recomputes what memory asks for"),
         "held_out": (256, "gives a 95 % interval of at most 12 points"),
         "eval_batch": (64, "as many sequences as one training step samples"),
         "save_steps": (50, "an hour's work is not lost; only the last checkpoint is kept"),
@@ -187,14 +174,8 @@ class Profile:
     picked: str = field(default="asked for", compare=False)
 
     def __post_init__(self) -> None:
-        whole = {
-            "prompts_per_step": 1,
-            "group_size": 2,
-            "steps": 1,
-            "max_completion_tokens": 1,
-            "micro_batch": 1,
-        }
-        whole |= {"held_out": 1, "eval_batch": 1, "save_steps": 0, "seed": 0}
+        whole = {"prompts_per_step": 1, "group_size": 2, "steps": 1, "max_completion_tokens": 1}
+        whole |= {"micro_batch": 1, "held_out": 1, "eval_batch": 1, "save_steps": 0, "seed": 0}
         for name, least in whole.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -224,11 +205,8 @@ class Profile:
 
         options = {**({} if self.task in _GIVEN_ROWS else {"n_held_out": self.held_out}), **self.task_options}
         task = getattr(tasks, self.task)(**options)
-        return replace(
-            task,
-            held_out=task.held_out[: self.held_out],
-            max_completion_tokens=self.max_completion_tokens,
-        )
+        held_out = task.held_out[: self.held_out]
+        return replace(task, held_out=held_out, max_completion_tokens=self.max_completion_tokens)
 
     def grpo_config(
         self,
@@ -257,10 +235,8 @@ class Profile:
         unknown = sorted(set(overrides) - {f.name for f in fields(GRPOConfig)})
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
-        if "gradient_checkpointing" in overrides:
-            overrides["activation_checkpointing"] = overrides.pop(
-                "gradient_checkpointing"
-            )  # the old name would lose
+        if "gradient_checkpointing" in overrides:  # the old name would lose
+            overrides["activation_checkpointing"] = overrides.pop("gradient_checkpointing")
         cuda, full = torch.cuda.is_available(), tuning == "full"
         total = self.completions_per_step
         micro_batch = max(n for n in range(1, min(self.micro_batch, total) + 1) if total % n == 0)
@@ -295,11 +271,17 @@ class Profile:
         return GRPOConfig(**{**values, **overrides})
 
     def table(self) -> pd.DataFrame:
-        """One row a field: value, unit, reason. What differs from the preset is marked "set by you"."""
+        """One row a field: value, unit, reason. What differs from the preset is marked "set by you".
+
+        With another task than the preset's, its arguments and its length are marked "for this task".
+        """
         rows = [("profile", self.name, "", self.picked)]
+        presets = PROFILES[self.name]
+        goes_with_it = ("task_options", "max_completion_tokens") if self.task != presets["task"][0] else ()
         for name, unit in UNITS.items():
-            value, (preset, reason) = getattr(self, name), PROFILES[self.name][name]
-            rows.append((name, value, unit, reason if value == preset else f"set by you (was {preset})"))
+            value, (preset, reason) = getattr(self, name), presets[name]
+            changed = f"{'for this task' if name in goes_with_it else 'set by you'} (was {preset})"
+            rows.append((name, value, unit, reason if value == preset else changed))
         return pd.DataFrame(rows, columns=["name", "value", "unit", "reason"]).set_index("name")
 
     def __str__(self) -> str:
@@ -319,7 +301,7 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
     """The profile called smoke, cpu or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
 
     overrides: fields of Profile, e.g. steps=64. With another task than the preset's, its arguments are left at
-    their defaults and max_completion_tokens is at least what its answers take.
+    their defaults and max_completion_tokens is what that task says of itself.
     Raises ValueError for an unknown name or field.
 
     >>> profile("cpu", steps=64).steps
@@ -332,29 +314,36 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
     if name == "auto":
         name, picked = _pick()
     if name not in PROFILES:
-        raise ValueError(
-            f"profile {name!r} is not known; use auto, {', '.join(PROFILES)} (KIT_PROFILE or the argument)"
-        )
+        known = ", ".join(PROFILES)
+        raise ValueError(f"profile {name!r} is not known; use auto, {known} (KIT_PROFILE or the argument)")
     unknown = sorted(set(overrides) - set(UNITS))
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: no field of a profile; use {', '.join(UNITS)}")
     values = {key: value for key, (value, _) in PROFILES[name].items()}
     values["task_options"] = dict(values["task_options"])
-    if "task" in overrides and overrides["task"] != values["task"]:
-        values["task_options"] = {}  # another task takes other arguments, and other lengths
-        asked = _answer_tokens(overrides["task"], overrides.get("task_options"))
-        values["max_completion_tokens"] = max(values["max_completion_tokens"], asked)
-    return Profile(name=name, picked=picked, **{**values, **overrides})
+    given = {**values, **overrides}
+    if (
+        given["task"] != values["task"]
+    ):  # another task takes other arguments, and has answers of another length
+        given["task_options"] = options = overrides.get("task_options", {})
+        known = given["task"] in _TASKS and isinstance(options, dict)  # what is not, Profile refuses
+        if known and "max_completion_tokens" not in overrides:
+            given["max_completion_tokens"] = _own_length(given["task"], options)
+    return Profile(name=name, picked=picked, **given)
 
 
-def _answer_tokens(task: Any, options: Any) -> int:
-    """Tokens that the task asks for with these arguments; what is no task or no dict, Profile refuses."""
-    options = options if isinstance(options, dict) else {}
-    if task == "countdown" and options.get("think"):
-        return 512
-    if task == "tools" and "calls" in options:
-        return 12 * max(options["calls"]) + 12
-    return options.get("max_completion_tokens", _TASKS.get(task, 0))
+def _own_length(name: str, options: dict[str, Any]) -> int:
+    """Tokens that the task says its answers take with these arguments. No data is loaded where it is an argument."""
+    from grpo_kit import tasks
+
+    task = getattr(tasks, name)
+    takes = inspect.signature(task).parameters
+    if "max_completion_tokens" in takes:
+        return options.get("max_completion_tokens", takes["max_completion_tokens"].default)
+    few = {
+        size: 1 for size in ("n_train", "n_held_out") if size in takes
+    }  # the length is the same with one row
+    return task(**{**options, **few}).max_completion_tokens
 
 
 def _pick() -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Profiles: every number has a unit and a reason, the config follows the profile, and `auto` picks right."""
 
 import dataclasses
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -121,12 +122,8 @@ def test_an_unknown_optimizer_is_refused():
 
 def test_task_takes_the_profiles_sizes():
     task = profile("smoke").make_task()
-    assert (task.name, len(task.train), len(task.held_out), task.max_completion_tokens) == (
-        "largest",
-        32,
-        8,
-        8,
-    )
+    sizes = (len(task.train), len(task.held_out), task.max_completion_tokens)
+    assert task.name == "largest" and sizes == (32, 8, 8)
     numbers = {len(row["numbers"]) for row in profile("gpu24", held_out=20).make_task().held_out}
     assert numbers == {3, 4}
 
@@ -166,15 +163,19 @@ def test_config_refusals(tmp_path):
         profile("smoke").grpo_config(tmp_path, learning_rte=1e-3)
 
 
-@pytest.mark.parametrize("name", sorted(set(_TASKS) - {"gsm8k", "largest"}))  # data not here; the preset
-def test_another_task_gets_the_tokens_its_answers_take(name):
-    made = getattr(tasks, name)()
-    assert _TASKS[name] == made.max_completion_tokens
-    assert profile("cpu", task=name).max_completion_tokens == made.max_completion_tokens
-    assert profile("gpu24", task=name).max_completion_tokens == 512
-    assert profile("cpu", task=name, max_completion_tokens=7).max_completion_tokens == 7
-    task = profile("smoke", task=name).make_task()
-    assert len(task.held_out) == 8 and task.max_completion_tokens == made.max_completion_tokens
+@pytest.mark.parametrize("preset", PROFILES)
+@pytest.mark.parametrize("name", sorted(set(_TASKS) - {"gsm8k"}))  # its data is not here
+def test_another_task_gets_the_tokens_its_answers_take(preset, name):
+    if name == PROFILES[preset]["task"][0]:
+        assert profile(preset, task=name) == profile(preset)
+        return
+    own = getattr(tasks, name)().max_completion_tokens
+    made = profile(preset, task=name, held_out=8)
+    assert made.max_completion_tokens == own
+    assert profile(preset, task=name, max_completion_tokens=7).max_completion_tokens == 7
+    assert f"{own} " in str(made) and "for this task (was" in made.table().loc["task_options", "reason"]
+    task = made.make_task()
+    assert len(task.held_out) == 8 and task.max_completion_tokens == own
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,7 @@ def test_another_task_gets_the_tokens_its_answers_take(name):
         ("countdown", {"think": True}, 512),
         ("countdown", {"think": False}, 24),
         ("tools", {"calls": (1, 5)}, 72),
+        ("tools", {"calls": (2, 3)}, 48),
         ("code", {"max_completion_tokens": 300}, 300),
     ],
 )
@@ -191,3 +193,32 @@ def test_arguments_that_ask_for_longer_answers_get_them(name, options, tokens):
     made = profile("cpu", task=name, task_options=options)
     assert made.max_completion_tokens == tokens
     assert made.make_task().max_completion_tokens == tokens
+
+
+def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
+    """gpu24 reasons in 512 tokens; whoever asks it for another task gets that task's length, with its arguments."""
+    assert profile("gpu24").max_completion_tokens == 512
+    assert profile("gpu24", task="largest").max_completion_tokens == 12
+    calls = {"calls": (1, 5)}
+    assert profile("gpu24", task="tools", task_options=calls).max_completion_tokens == 72
+    assert profile("gpu24", task_options={"numbers": (3, 3)}).max_completion_tokens == 512  # its own task
+
+
+def test_the_length_is_asked_without_data(monkeypatch):
+    """A profile of a task whose data has to be fetched is made without fetching, and other tasks in no time."""
+    seen = []
+    gsm8k = sys.modules["grpo_kit.tasks.gsm8k"]
+    monkeypatch.setattr(gsm8k, "_hub_rows", lambda *_: seen.append("hub"))
+    monkeypatch.setattr(gsm8k, "_held_out_rows", lambda *_: seen.append("held out"))
+    assert profile("cpu", task="gsm8k").max_completion_tokens == 400
+    assert (
+        profile("cpu", task="gsm8k", task_options={"max_completion_tokens": 90}).max_completion_tokens == 90
+    )
+    largest = tasks.largest
+    monkeypatch.setattr(
+        tasks,
+        "largest",
+        lambda *, n_train=512, n_held_out=256: seen.append((n_train, n_held_out)) or largest(),
+    )
+    profile("gpu24", task="largest", task_options={"n_train": 10**9})
+    assert seen == [(1, 1)]
