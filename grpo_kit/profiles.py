@@ -342,7 +342,7 @@ def _own_length(name: str, options: dict[str, Any]) -> int:
         return options.get("max_completion_tokens", takes["max_completion_tokens"].default)
     few = {
         size: 1 for size in ("n_train", "n_held_out") if size in takes
-    }  # the length is the same with one row
+    }  # its length does not depend on them
     return task(**{**options, **few}).max_completion_tokens
 
 

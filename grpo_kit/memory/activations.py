@@ -89,9 +89,8 @@ def layer_bytes(
     adapters_cast = not full and (compute_itemsize or itemsize) != _FLOAT  # each adapter casts its own input
     copy = compute_itemsize or _FLOAT  # the dtype an adapter computes in
 
-    norms = 2 * (
-        _FLOAT * h + _FLOAT + (w * h if full else 0)
-    )  # input, 1/rms; normalised, for the norm's weight
+    # Input, 1/rms; normalised, for the norm's weight.
+    norms = 2 * (_FLOAT * h + _FLOAT + (w * h if full else 0))
     if full:
         linear_inputs = 2 * w * h if w == c else 5 * c * h  # q, k, v share one; gate, up share one
     else:

@@ -22,15 +22,8 @@ from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.profiles import Profile
 from grpo_kit.profiles import profile as profile_named
 
-__all__ = [
-    "MemoryPlan",
-    "checkpoint_bytes",
-    "chunk_bytes",
-    "head_bytes",
-    "layer_bytes",
-    "plan_memory",
-    "update_budget",
-]
+__all__ = ["MemoryPlan", "plan_memory"]
+__all__ += ["checkpoint_bytes", "chunk_bytes", "head_bytes", "layer_bytes", "update_budget"]
 
 USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
@@ -45,34 +38,21 @@ _FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: nf4 with double qua
 PARTS = ("weights", "reference model", "cast weights", "optimizer", "gradients", "keys and values")
 PARTS += ("logits and sampling", "activations", "head and backward", "optimizer's own")
 
-_QWEN = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True, "num_key_value_heads": 2}
-_SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN
-    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN
-    | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
-    "Qwen/Qwen2.5-3B-Instruct": _QWEN
-    | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
-    "smollm2-135m-instruct": {
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    },
-    "tiny-random": {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    },
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_SHAPES: dict[
+    str, tuple[type[PretrainedConfig], int, tuple[int, ...]]
+] = {  # vocabulary, _SIZES; embeddings are tied
+    "Qwen/Qwen2.5-0.5B-Instruct": (Qwen2Config, 151936, (896, 4864, 24, 14, 2)),
+    "Qwen/Qwen2.5-1.5B-Instruct": (Qwen2Config, 151936, (1536, 8960, 28, 12, 2)),
+    "Qwen/Qwen2.5-3B-Instruct": (Qwen2Config, 151936, (2048, 11008, 36, 16, 2)),
+    "smollm2-135m-instruct": (LlamaConfig, 49152, (576, 1536, 30, 9, 3)),
+    "tiny-random": (LlamaConfig, 49152, (32, 64, 2, 4, 2)),
 }
 
 
@@ -90,14 +70,13 @@ def plan_memory(
 ) -> MemoryPlan:
     """What one GRPO step of the profile needs on a CUDA card, before anything is loaded.
 
-    gpu_gb: what the card is sold as; 0.92 of it, in GiB, count as usable (24 -> 22.1).
-    tuning: "full", "lora" or "qlora". prompt_tokens: of the longest prompt, prefill included; completions are
-    taken at their maximum. config: of a model whose name cannot be looked up (no network).
-    attention: of the update; "sdpa" keeps a dense mask in every layer.
+    gpu_gb: what the card is sold as; 0.92 of it, in GiB, is usable (24 -> 22.1). tuning: "full", "lora" or "qlora".
+    prompt_tokens: of the longest prompt, prefill included; completions are taken at their maximum. config: of a model
+    whose name cannot be looked up (no network). attention: of the update; "sdpa" keeps a dense mask in every layer.
     chunk_tokens, checkpointed_layers: fix how the update is cut; None: as the trainer chooses from free memory.
     Compute runs in bfloat16; float32 weights are cast by autocast.
     Unverified: CUDA kernels' workspaces and the allocator's fragmentation, for which the row `reserve` stands.
-    Raises ValueError for an unknown name, optimizer, tuning or size.
+    Raises ValueError for an unknown name, tuning or size.
 
     >>> plan = plan_memory("gpu24", tuning="lora")
     >>> plan.fits, plan.advice
@@ -110,25 +89,17 @@ def plan_memory(
         raise ValueError(f"attention={attention!r} is not known; use 'flex_attention' or 'sdpa'")
     if not (isinstance(gpu_gb, (int, float)) and math.isfinite(gpu_gb) and gpu_gb > 0):
         raise ValueError(f"gpu_gb={gpu_gb!r} must be a number above 0, e.g. 24")
-    sizes = {
-        "prompt_tokens": prompt_tokens,
-        "rank": rank,
-        "chunk_tokens": 1 if chunk_tokens is None else chunk_tokens,
-    }
+    chunk = 1 if chunk_tokens is None else chunk_tokens
+    sizes = {"prompt_tokens": prompt_tokens, "rank": rank, "chunk_tokens": chunk}
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
-    if tuning == "full" and cfg.optimizer not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise ValueError(f"optimizer={cfg.optimizer!r} is not known here; use one of {known}")
     config = config or _config(cfg.model)
-    request = _Request(
-        cfg, config, tuning, prompt_tokens, attention, rank, gpu_gb * USABLE * GIB, _count(config, rank)
-    )
-    plan = request.plan(chunk_tokens, checkpointed_layers)
-    return (
-        plan if plan.fits else replace(plan, advice=_advice(request, plan, chunk_tokens, checkpointed_layers))
-    )
+    usable, counts = gpu_gb * USABLE * GIB, _count(config, rank)
+    request = _Request(cfg, config, tuning, prompt_tokens, attention, rank, usable, counts)
+    cut = (chunk_tokens, checkpointed_layers)
+    plan = request.plan(*cut)
+    return plan if plan.fits else replace(plan, advice=_advice(request, plan, *cut))
 
 
 class _Counts(NamedTuple):
@@ -182,7 +153,14 @@ class _Request:
         cast = linear * _COMPUTE if self.full and itemsize != _COMPUTE else 0.0
 
         free = self.usable / (1 + FRAGMENTATION) - CONTEXT_GIB * GIB - sum(static.values()) - gradients
-        tokens, checkpointed = self._cut(free, residual)
+        tokens, checkpointed = update_budget(
+            max(free, 0.0),
+            self.config,
+            residual,
+            longest=self.prompt_tokens - 1 + cfg.max_completion_tokens,
+            total=cfg.prompts_per_step * self.group_tokens,
+            **self._chunk(),
+        )
         tokens = min(chunk_tokens or tokens, cfg.prompts_per_step * self.group_tokens)
         checkpointed = checkpointed if checkpointed_layers is None else checkpointed_layers
         moments = {
@@ -217,16 +195,6 @@ class _Request:
             "rank": self.rank,
         }
 
-    def _cut(self, free: float, residual: int) -> tuple[int, int]:
-        return update_budget(
-            max(free, 0.0),
-            self.config,
-            residual,
-            longest=self.prompt_tokens - 1 + self.cfg.max_completion_tokens,
-            total=self.cfg.prompts_per_step * self.group_tokens,
-            **self._chunk(),
-        )
-
     def _update(
         self, tokens: int, checkpointed: int, residual: int, gradients: float, cast: float
     ) -> dict[str, float]:
@@ -252,11 +220,8 @@ class _Request:
 
     def _title(self) -> str:
         cfg = self.cfg
-        how = (
-            f"full, {cfg.dtype}, {cfg.optimizer}"
-            if self.full
-            else f"{self.tuning} r{self.rank}, {cfg.lora_dtype}"
-        )
+        adapters = f"{self.tuning} r{self.rank}, {cfg.lora_dtype}"
+        how = f"full, {cfg.dtype}, {cfg.optimizer}" if self.full else adapters
         size = f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {cfg.max_completion_tokens})"
         return f"{cfg.model}, {how}, {size} tokens"
 
@@ -264,39 +229,29 @@ class _Request:
 def _advice(request: _Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
     """What would help, by how much it saves; each change alone, the update cut as in the plan."""
     cfg, full = request.cfg, request.tuning == "full"
-    changes: list[tuple[str, _Request]] = []
+    ideas: list[tuple[str, _Request]] = []
     split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg
     if split != cfg and (cfg.optimizer, cfg.dtype) != ("flash-adamw", "bfloat16"):
-        changes.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
+        ideas.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
     if full and cfg.dtype == "float32" and cfg.optimizer == "adamw":
-        eight = replace(cfg, optimizer="adamw-8bit")
-        changes.append(("optimizer='adamw-8bit'", replace(request, cfg=eight)))
+        ideas.append(("optimizer='adamw-8bit'", replace(request, cfg=replace(cfg, optimizer="adamw-8bit"))))
     if full and cfg.beta > 0:
-        changes.append(("beta=0 (no reference model)", replace(request, cfg=replace(cfg, beta=0.0))))
-    if full:
-        changes.append(("tuning='lora'", replace(request, tuning="lora")))
-    if request.tuning != "qlora":
-        changes.append(("tuning='qlora'", replace(request, tuning="qlora")))
-    if cfg.prompts_per_step > 1:
-        half = cfg.prompts_per_step // 2
-        changes.append(
-            (f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half)))
-        )
-    half = cfg.max_completion_tokens // 2
-    if half:
+        ideas.append(("beta=0 (no reference model)", replace(request, cfg=replace(cfg, beta=0.0))))
+    for smaller in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(request.tuning, ()):
+        ideas.append((f"tuning={smaller!r}", replace(request, tuning=smaller)))
+    if half := cfg.prompts_per_step // 2:
+        ideas.append((f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half))))
+    if half := cfg.max_completion_tokens // 2:
         shorter = replace(cfg, max_completion_tokens=half)
-        changes.append((f"max_completion_tokens={half}", replace(request, cfg=shorter)))
+        ideas.append((f"max_completion_tokens={half}", replace(request, cfg=shorter)))
     if request.attention == "sdpa":
-        changes.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
-    smaller = "Qwen/Qwen2.5-0.5B-Instruct"
-    config = _config(smaller)
-    small = replace(
-        request, cfg=replace(cfg, model=smaller), config=config, counts=_count(config, request.rank)
-    )
-    changes.append((f"model={smaller!r}", small))
+        ideas.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
+    name, shape = "Qwen/Qwen2.5-0.5B-Instruct", _config("Qwen/Qwen2.5-0.5B-Instruct")
+    small = replace(request, cfg=replace(cfg, model=name), config=shape, counts=_count(shape, request.rank))
+    ideas.append((f"model={name!r}", small))
 
     found: list[tuple[float, str]] = []
-    for name, change in changes:
+    for name, change in ideas:
         layers = min(plan.checkpointed_layers, change.config.get_text_config().num_hidden_layers)
         saved = plan.peak_gib - change.plan(plan.chunk_tokens, layers).peak_gib
         fits = change.plan(tokens, None if checkpointed is None else layers).fits
@@ -332,9 +287,8 @@ def _optimizer(name: str, parameters: int, itemsize: int) -> tuple[float, float]
 
 def _config(name: str) -> PretrainedConfig:
     if name in _SHAPES:
-        shape = dict(_SHAPES[name])
-        kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[shape.pop("model_type")]
-        return kind(**shape)
+        kind, vocabulary, sizes = _SHAPES[name]
+        return kind(vocab_size=vocabulary, tie_word_embeddings=True, **dict(zip(_SIZES, sizes, strict=True)))
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ _WORDS = {
     "reward": "reward (band: ± reward_std)",
     "completion_length": "completion length, tokens",
     "completion_cut_off": "share cut off",
-    "frac_reward_zero_std": "groups with equal rewards",
+    "frac_reward_zero_std": "groups without a signal",
     "entropy": "entropy, nats a token",
     "kl": "KL to the reference",
     "grad_norm": "gradient norm",

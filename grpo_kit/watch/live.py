@@ -46,10 +46,8 @@ class LiveChart:
         self._started = self._clock()
         self._times: deque[float] = deque([self._started], maxlen=21)  # when the last steps ended
         self._spent = {"text": 0.0, "chart": 0.0}
-        self._cost = {
-            "text": 0.01,
-            "chart": 0.6,
-        }  # expected seconds of the next one; then the last one measured
+        # Expected seconds of the next one; then of the last one, as measured.
+        self._cost = {"text": 0.01, "chart": 0.6}
         self._pictures = in_notebook()
 
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
@@ -117,9 +115,7 @@ class LiveChart:
             elif name == "completion_length":
                 words.append(f"{label} {value:.0f}")
             else:
-                words.append(
-                    f"{label} {value:.0%}" if name == "completion_cut_off" else f"{label} {value:.2f}"
-                )
+                words.append(f"{label} {value:{'.0%' if name == 'completion_cut_off' else '.2f'}}")
         return "  ".join([*words, self._time(step, done)])
 
     def _time(self, step: int, done: bool) -> str:

@@ -344,9 +344,8 @@ def test_in_a_kernel_a_person_gets_widgets_and_papermill_the_tree():
                 "comm_id": comm,
                 "data": {"method": "update", "state": {"index": index}, "buffer_paths": []},
             }
-            client.shell_channel.send(
-                client.session.msg("comm_msg", content)
-            )  # as a click in JupyterLab does
+            # As a click in JupyterLab does.
+            client.shell_channel.send(client.session.msg("comm_msg", content))
         assert "-> KTO" in shown("asking.choice")["text/plain"]
         assert "<b>KTO</b>" in shown("asking.view.value")["text/plain"]
         without = shown("import sys; sys.modules['ipywidgets'] = None; which_method()")

@@ -358,9 +358,8 @@ def test_tables_have_every_run_and_one_row_an_arm(done):
     assert table.index.tolist() == list(ARMS) and pd.isna(table.loc["control", "difference"])
     each = [np.mean(result.right["cold", s]) - np.mean(result.right["control", s]) for s in SEEDS]
     assert table.loc["cold", "difference"] == pytest.approx(np.mean(each))
-    assert (
-        table.loc["again", "completions"] < table.loc["control", "completions"]
-    )  # iterations reuse rollouts
+    # Iterations reuse rollouts.
+    assert table.loc["again", "completions"] < table.loc["control", "completions"]
     assert table["low"].le(table["accuracy"]).all() and table["high"].ge(table["accuracy"]).all()
 
 
@@ -403,13 +402,11 @@ def test_roughness_is_not_the_rise():
     )
     assert of(np.linspace(0, 1, 8))["reward_roughness"] == pytest.approx(0)
     assert of([0.2, 0.6] * 4)["reward_roughness"] == pytest.approx(0.4)
-    assert of([0.2, None, 0.4, None, 0.6, None, 0.8, None])["reward_roughness"] == pytest.approx(
-        0
-    )  # reused rollouts
+    # Reused rollouts.
+    assert of([0.2, None, 0.4, None, 0.6, None, 0.8, None])["reward_roughness"] == pytest.approx(0)
     half = of([0.2, None] * 4)
-    assert (
-        half["entropy_last"] == 6.0 and half["reward_last"] == 0.2
-    )  # of 8 steps the last 2, of 4 rollouts the last
+    # Of 8 steps the last 2, of 4 rollouts the last.
+    assert half["entropy_last"] == 6.0 and half["reward_last"] == 0.2
 
 
 def test_figure_shows_every_arm(done):

@@ -302,7 +302,7 @@ def test_plot_run_draws_what_was_measured(tmp_path):
         "reward (band: ± reward_std)",
         "reward parts",
         "completion length, tokens",
-        "share cut off, groups with equal rewards",
+        "share cut off, groups without a signal",
         "entropy, nats a token",
         "gradient norm",
         "temperature",

@@ -137,9 +137,8 @@ def test_rollouts_by_older_weights_are_no_sampler_gap():
 
 
 def test_every_finder_has_a_case():
-    assert len(CASES) + 1 == len(OF_ROLLOUTS) + len(
-        OF_STEPS
-    )  # hacking needs a config, and has tests of its own
+    # Hacking needs a config, and has tests of its own.
+    assert len(CASES) + 1 == len(OF_ROLLOUTS) + len(OF_STEPS)
 
 
 def test_solved_is_not_collapsed():
