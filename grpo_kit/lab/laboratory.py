@@ -2,7 +2,8 @@
 
 A loop, files and honest statistics. Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it
 is done; a run that is done is never done again, so a killed laboratory goes on where it was. Several processes may
-work on one folder.
+work on one folder. Functions and classes among the settings are known by their names: when you change the code of one,
+name the arm otherwise, or its old runs count as done.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from grpo_kit.record.files import RunFolderError, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_BY_NAME = "functions and classes are known by name: name the arm otherwise when you change the code of one"
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,8 @@ def compare(
 
     arms: name -> what it changes (flat settings, see lab.settings.resolve); the first is what others are compared with.
     base: settings that all arms share. folder: where the runs go; what is done there is not done again, and all seeds
-    of these arms that are done there are in the result.
+    of these arms that are done there are in the result. A function or class is compared by its name alone: when you
+    change its code, name the arm otherwise.
     Seeds go first to last, each through all arms, so that a table half done is fair. What another process is at is
     left to it, and is not in the result. The stop button saves and stops; calling again goes on (with fresh rollouts,
     where it came between two steps that share some: num_iterations > 1).
@@ -166,6 +170,9 @@ def compare(
             _check_settings(path, changes)
     (folder / ".locks").mkdir(parents=True, exist_ok=True)
     todo = [(seed, arm) for seed in seeds for arm in arms]
+    done = sum((folder / arm / f"seed-{seed}" / RESULT).exists() for seed, arm in todo)
+    if done and not quiet:
+        print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
     for number, (seed, arm) in enumerate(todo, 1):
         path, changes = folder / arm / f"seed-{seed}", settings[arm]
         which = f"{number}/{len(todo)} {arm}, seed {seed}"
@@ -259,7 +266,7 @@ def _check_settings(path: Path, changes: Mapping[str, Any]) -> None:
         differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
         raise RunFolderError(
             f"{path} holds a finished run with other settings ({', '.join(differ)}); give the arm another name, "
-            "or the laboratory another folder"
+            f"or the laboratory another folder; {_BY_NAME}"
         )
 
 

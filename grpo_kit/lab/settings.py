@@ -1,17 +1,20 @@
-"""What one run of the laboratory is made of: flat settings -> its parts, and what tells two settings apart."""
+"""What one run of the laboratory is made of: flat settings -> its parts, and what tells two settings apart.
+
+Settings are compared as they are written down: numbers and texts by value, data by a digest, everything else by its
+repr. A function, a class or an object without a repr of its own is known by its name only, so whoever changes its code
+names the arm otherwise.
+"""
 
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from trl import GRPOConfig
@@ -25,7 +28,6 @@ _OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures")
 _PROFILE = {f.name for f in fields(Profile)} - {"name", "picked", "seed"}
 _CONFIG = {f.name for f in fields(GRPOConfig)} - {"seed", "output_dir"}
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_CONSTANT = (str, bytes, int, float, complex, bool, type(None))
 
 Prepare = Callable[[Any, Any, Task, int], None]
 
@@ -115,10 +117,9 @@ def describe(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:
-    """What tells two settings apart, whichever way they were given: every number, all data, the code of functions.
+    """What tells two settings apart, whichever way they were given: every number, all data, the names of functions.
 
-    JSON values, the same in every process of one Python version. Of the kit's own functions and classes the name, of
-    others the code too; not the code of what they call, nor of an object more than its repr shows.
+    JSON values, the same in every process.
     """
     numbers = {k: v for k, v in asdict(settings.profile).items() if k in _PROFILE - {"task", "task_options"}}
     task = settings.task
@@ -131,14 +132,14 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
         "options": settings.options,
         "config": settings.config,
     }
-    flat = {f"{part}.{key}": _exact(value) for part, values in parts.items() for key, value in values.items()}
+    flat = {f"{part}.{key}": _plain(value) for part, values in parts.items() for key, value in values.items()}
     return json.loads(json.dumps(flat, sort_keys=True))
 
 
 def prompt_fingerprint(settings: Settings) -> str:
     """Of all that the untrained model's answers and their judging come from: equal where `before` may be shared."""
     loaded = [settings.profile.model, settings.dtype, settings.tuning == "qlora"]
-    return _digest([loaded, _exact(_prompt(settings.task))])
+    return _digest([loaded, _plain(_prompt(settings.task))])
 
 
 def _prompt(task: Task) -> dict[str, Any]:
@@ -190,54 +191,10 @@ def _plain(value: Any) -> Any:
         return [_plain(entry) for entry in value]
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
+    if inspect.ismethod(value):
+        return [_plain(value.__self__), value.__qualname__]
     if isinstance(value, type) or inspect.isroutine(value):
         return value.__qualname__  # without its module: a notebook's is __main__
-    text = repr(value)
-    if " at 0x" in text and not is_dataclass(value):
+    if type(value).__repr__ is object.__repr__:
         return type(value).__qualname__
-    return _ADDRESS.sub("", text)
-
-
-def _exact(value: Any) -> Any:
-    """As _plain, with the code of functions and classes that are not the kit's."""
-    if isinstance(value, Mapping):
-        return {str(key): _exact(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_exact(entry) for entry in value]
-    if isinstance(value, functools.partial):
-        return {"partial": _exact([value.func, value.args, value.keywords])}
-    if inspect.ismethod(value):
-        return {"method": _exact([value.__self__, value.__func__])}
-    if isinstance(value, _CONSTANT):
-        return _plain(value)
-    if isinstance(value, type):
-        own = {name: _code(f) for name, f in vars(value).items() if inspect.isfunction(f)}
-        return [value.__qualname__, "" if _is_the_kits(value) else _digest(own)]
-    if inspect.isroutine(value):
-        code = _code(value) if inspect.isfunction(value) and not _is_the_kits(value) else ""
-        return [value.__qualname__, code]
-    bare = type(value).__repr__ is object.__repr__
-    return ["" if bare else _ADDRESS.sub("", repr(value)), _exact(type(value))]
-
-
-def _is_the_kits(value: Any) -> bool:
-    module = getattr(value, "__module__", None) or ""
-    return module.split(".")[0] == __name__.split(".")[0]
-
-
-def _code(function: Callable) -> str:
-    """A digest of what a function does, with the constants and functions it closes over; comments do not count."""
-    held = [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
-    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    plain = [repr(value) for value in held if isinstance(value, _CONSTANT)]
-    inner = [_instructions(value.__code__) for value in held if inspect.isfunction(value)]
-    return _digest([_instructions(function.__code__, function.__doc__), plain, inner])
-
-
-def _instructions(code: CodeType, doc: str | None = None) -> list[Any]:
-    constants = [
-        _instructions(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
-        for c in code.co_consts
-        if c is None or c != doc
-    ]  # fmt: skip
-    return [code.co_code.hex(), constants, list(code.co_names)]
+    return _ADDRESS.sub("", repr(value))

@@ -21,11 +21,13 @@ from transformers import set_seed
 import grpo_kit as kit
 from grpo_kit import lab
 from grpo_kit.evaluation.intervals import bootstrap_mean
+from grpo_kit.lab.laboratory import _of_curve
 from grpo_kit.lab.run import RESULT, SETTINGS, last_checkpoint, set_aside, write_json
 from grpo_kit.lab.settings import describe, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.schedules import linear
+from grpo_kit.watch.flags import Flag
 
 TIMES = ["seconds", "train_seconds", "evaluate_seconds", "prepare_seconds", "date", "step_seconds"]
 
@@ -224,12 +226,27 @@ def test_settings_are_named_alike_in_every_process():
     assert " at 0x" not in text and "linear(start=1, end=0.5)" in text and '"letters"' in text
 
 
-def weighted(weight, other=None):
+def weighted(weight):
     def reward(completions, **columns):
-        """How it is paid."""
         return [weight * len(text) for text in completions]
 
     return reward
+
+
+class Bare:
+    """A reward without a repr of its own: what it prints holds its address."""
+
+    __name__ = "bare"
+
+    def __call__(self, completions, **columns):
+        return [0.0 for _ in completions]
+
+    def pay(self, *given):
+        pass
+
+
+class Other(Bare):
+    pass
 
 
 def other_rows(split, **change):
@@ -247,13 +264,20 @@ def rewarded(reward):
         ({}, other_rows("train", answer="7"), "another last row, the first and the number alike"),
         ({}, other_rows("held_out", answer="7"), "the same in held-out rows"),
         ({}, {"task": replace(task(), is_correct=lambda text, row: True)}, "judged in another way"),
-        ({"temperature": lambda p: 1 - p / 2}, {"temperature": lambda p: 1 - p / 4}, "two lambdas"),
-        (rewarded(weighted(0.1)), rewarded(weighted(0.2)), "a function made with another number"),
+        ({"temperature": linear(1, 0.5)}, {"temperature": linear(1, 0.4)}, "a repr that says it"),
+        (rewarded(weighted(0.1)), rewarded(lab_runs.letters), "another function"),
+        (rewarded(Bare()), rewarded(Other()), "objects of another class"),
         (
             {"prepare": functools.partial(print, 1)},
             {"prepare": functools.partial(print, 2)},
             "a partial with another argument",
         ),
+        (
+            {"prepare": functools.partial(weighted, 1)},
+            {"prepare": functools.partial(weighted, 2)},
+            "the same, of a function whose own repr is an address",
+        ),
+        ({"prepare": Bare().pay}, {"prepare": Other().pay}, "a method of another object"),
         ({}, {"beta": 0.1}, "a number"),
         ({}, {"profile": "cpu", "model": "tiny-random"}, "another profile, whatever else it stands for"),
         ({}, {"eval_temperatures": [1.0]}, "another measure"),
@@ -269,11 +293,9 @@ def test_other_settings_have_another_fingerprint(one, two, why):
     "one, two, why",
     [
         ({}, {"beta": 0, "tuning": "full", "trainer": kit.GRPOTrainer}, "what is the default anyway"),
-        (
-            rewarded(weighted(0.1, [])),
-            rewarded(weighted(0.1, [1])),
-            "a list it closes over may change in a run",
-        ),
+        (rewarded(weighted(0.1)), rewarded(weighted(0.2)), "a function is known by its name alone"),
+        ({"temperature": lambda p: 1 - p / 2}, {"temperature": lambda p: 1 - p / 4}, "lambdas have one name"),
+        (rewarded(Bare()), rewarded(Bare()), "an object without a repr is known by its class"),
         ({"eval_temperatures": (1,)}, {"eval_temperatures": [1.0]}, "kinds of numbers and lists"),
     ],
 )
@@ -320,7 +342,7 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(tmp_pat
     write_json(run / SETTINGS, fingerprint(resolve(stopping)))
     assert set_aside(run, stopping) is None
     flag = {"name": "KL spike", "step": 2, "saw": "", "why": "", "remedy": ""}
-    fields = kit.monitor.Flag.__dataclass_fields__
+    fields = Flag.__dataclass_fields__
     (run / "flags.jsonl").write_text(json.dumps(dict(zip(fields, flag.values(), strict=False))) + "\n")
     assert set_aside(run, stopping).name == "seed-0.unfinished-3", "it would not stop there again"
 
@@ -395,7 +417,7 @@ def test_unlike_numbers_of_held_out_rows_are_paired_by_seed():
 
 def test_roughness_is_not_the_rise():
     """A straight line of any slope has none; a zigzag's is its height."""
-    of = lambda rewards: lab._of_curve(  # noqa: E731
+    of = lambda rewards: _of_curve(  # noqa: E731
         pd.DataFrame(
             {"reward": rewards, "grad_norm": 1.0, "entropy": [8.0, 4.0] * 4, "frac_reward_zero_std": 0.0}
         )
@@ -440,11 +462,11 @@ def test_nothing_done_is_done_again(done):
 
 def test_other_settings_under_the_same_name_are_refused(done):
     folder, _ = done
-    with pytest.raises(RunFolderError, match="control.*learning_rate.*another name"):
+    with pytest.raises(RunFolderError, match="control.*learning_rate.*another name.*known by name"):
         lab.compare({"control": {}}, [0], {**base(), "learning_rate": 1e-3}, folder=folder)
 
 
-def test_other_settings_are_refused_before_anything_runs(done, tmp_path):
+def test_other_settings_are_refused_before_anything_runs(done, tmp_path, capsys):
     """Also where another seed of the arm was asked for, and an arm later in the list; by the result alone, too."""
     folder = copied(done[0], tmp_path, "cold/seed-0")
     for arms, seeds in [
@@ -456,8 +478,9 @@ def test_other_settings_are_refused_before_anything_runs(done, tmp_path):
     (folder / "cold" / "seed-0" / SETTINGS).unlink()
     with pytest.raises(RunFolderError, match="cold.*temperature"):
         lab.compare(arms, seeds, base(), folder=folder)
-    assert [p.name for p in folder.iterdir()] == ["cold"]
+    assert [p.name for p in folder.iterdir()] == ["cold"] and not capsys.readouterr().out
     lab.compare({"cold": ARMS["cold"]}, [0], base(), folder=folder)
+    assert "1 of 1 runs were done before" in (said := capsys.readouterr().out) and "known by name" in said
 
 
 def test_the_first_arm_is_compared_with_or_nothing_is(done, tmp_path):
