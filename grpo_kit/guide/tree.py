@@ -184,7 +184,7 @@ METHODS = {
         "One ratio a completion instead of one a token: importance_sampling_level='sequence'. Said to be steadier; the "
         "kit has tried it on short answers of a small dense model alone.",
         1, 0, _PROMPTS, "yes", "04_grpo_by_hand.ipynb", (_KIT, "grpo_kit.objectives.gspo"),
-        "rollout/logprob_gap and kit.red_flags first: a sampler that is off looks like instability too.", "B14",
+        "rollout/logprob_gap and kit.read_flags first: a sampler that is off looks like instability too.", "B14",
         ("A sequence-level loss is slower", "A sequence-level loss is steadier"),
     ),
     "Harder rows, or stop": Method(
@@ -196,7 +196,7 @@ METHODS = {
     "DPO": Method(
         "Trains on the pairs as they are: no sampling, no reward model. The frozen copy holds it near the start.",
         1, 1, _PAIRS, "no", _10, (_DPO, "grpo_kit.objectives.dpo"),
-        "rewards/margins beside logprobs/chosen: the margin can grow while the chosen get less likely too.",
+        "rewards/margins beside logps/chosen: the margin can grow while the chosen get less likely too.",
         "E1, arXiv:2305.18290",
     ),
     "IPO": Method(

@@ -110,7 +110,7 @@ def test_metrics_and_methods_that_the_checks_name_exist():
 
     dpo = inspect.getsource(inspect.getmodule(trl.DPOTrainer))
     checks = {name: method.check for name, method in METHODS.items()}
-    for metric in ("rewards/margins", "logprobs/chosen"):
+    for metric in ("rewards/margins", "logps/chosen"):
         assert metric in checks["DPO"] and f'"{metric}"' in dpo
     grpo = inspect.getsource(inspect.getmodule(trl.GRPOTrainer))
     assert (
@@ -118,7 +118,7 @@ def test_metrics_and_methods_that_the_checks_name_exist():
         and '"frac_reward_zero_std"' in grpo
     )
     assert "rollout/logprob_gap" in checks["GSPO"]
-    assert "rollout/logprob_gap" in (ROOT / "grpo_kit" / "update.py").read_text(encoding="utf-8")
+    assert "rollout/logprob_gap" in (ROOT / "grpo_kit" / "training" / "update.py").read_text(encoding="utf-8")
     assert "samples.summary()" in checks["SFT on its own right samples, then GRPO"] and Samples.summary
     assert "task.best_constant()" in checks["GRPO"] and kit.tasks.Task.best_constant
     for name in re.findall(r"kit\.(\w+)", " ".join(checks.values())):

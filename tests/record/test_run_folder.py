@@ -193,7 +193,7 @@ import resource, sys, warnings
 from pathlib import Path
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.record.folder import RunFolder
-from tests.test_run_folder import CONFIG, completions
+from tests.record.test_run_folder import CONFIG, completions
 
 folder = Path(sys.argv[1])
 run = RunFolder.open(folder, config=CONFIG)

@@ -78,8 +78,8 @@ TRAIN = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from tests.watch.test_live import completions, rows
-from grpo_kit.flags import Flag
-from grpo_kit.live import LiveChart
+from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.live import LiveChart
 past = [0.0]  # ten seconds a step go by on this clock
 chart = LiveChart(clock=lambda: time.perf_counter() + past[0])
 pictures, show = [], chart._show_chart
@@ -153,8 +153,8 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
 def test_plain_python_prints_a_line_a_step_without_matplotlib():
     code = """
 import sys
-from grpo_kit.flags import Flag
-from grpo_kit.live import LiveChart
+from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.live import LiveChart
 chart = LiveChart()
 chart.start(2, None)
 chart.update([{"step": 1, "reward": 0.25, "reward_std": 0.5, "reward/exact": 0.125, "step_seconds": 65.0}])
