@@ -3,10 +3,10 @@
 Shapes: R = B * G completions, those of one prompt adjacent, by T tokens; P preference pairs. Every loss is to be
 minimised. Each docstring has the equation, its paper, and where TRL 1.16 differs.
 
-logprobs            what a model thinks of tokens, and means over them
+logprobs            of tokens and of completions, and means over them
 advantages          rewards -> advantages: a group's mean, leave-one-out, GAE, weights on positives
 policy_gradient     REINFORCE, RLOO, PPO
-group_losses        GRPO and its relatives, one signature
+group_losses        GRPO and its relatives, all called alike
 kl                  k1, k2, k3: which estimates, and which has the right gradient
 preference          Bradley-Terry, DPO, IPO, KTO, ORPO, SimPO
 """

@@ -19,7 +19,7 @@ def group_advantages(
 ) -> Tensor:
     """How much better each completion did than its siblings: A_i = (r_i - mean(r)) / (std(r) + eps).
 
-    rewards: (B*G,), the completions of one prompt adjacent. Returns (B*G,); equal rewards give zeros, no gradient.
+    rewards: (B*G,), the completions of one prompt adjacent. Returns (B*G,); a group without a signal gives zeros.
     scale: whose std divides: "group" as in GRPO; "batch" the whole batch's, so that a group with little spread is not
     blown up; "none" as Dr. GRPO, where A_i = (G-1)/G times RLOO's. std has ddof=1 and eps is 1e-4, as in TRL
     (the paper states neither): with ddof=0 and G=2 advantages would be larger by sqrt(2).
@@ -62,8 +62,9 @@ def weigh_advantages(advantages: Tensor, positive: float, negative: float) -> Te
 
     For low success rates: (4, 1) makes the few right completions count more, (1, 0) filters the wrong ones out.
     With rewards of 0 and 1, success rate p and scale="none" the positives give the share 1 - p of the expected
-    gradient, the negatives p, and both point along the gradient of p. So weights change how far a prompt pulls, and
-    the noise, not where to. That needs completions weighed as wholes (`dr_grpo`, `reinforce`): 1/|o| bends it.
+    gradient, the negatives p, and both point along the gradient of p. So weights change the length of a prompt's
+    expected gradient, not its direction. This holds for losses that add up a completion's tokens (`dr_grpo`,
+    `reinforce`), not for those that divide by its length.
     Sources: RAFT and Reinforce-Rej, arXiv:2504.11343 (positives alone); arXiv:2506.01347 (negatives alone).
 
     >>> weigh_advantages(torch.tensor([1.5, 0.0, -0.5, -1.0]), 2, 0.5).tolist()
@@ -121,7 +122,7 @@ def gae(
     rewards: (R, T), as from `token_rewards`. values: (R, T), V of the state before token t. completion_mask: (R, T);
     a completion is over behind its last token, where V is 0. Returns (R, T), 0 behind the end, without a gradient.
     A + V is the target of the value function (`ppo_value`). lam=1 is the return less V: unbiased, noisy; lam=0 the TD
-    error: steady, and as wrong as V. gamma=1 is usual for language.
+    error: little noise, and as wrong as V. gamma=1 is usual for language.
     Raises ValueError for shapes that differ.
     Source: Schulman et al., arXiv:1506.02438, eq. 16.
 

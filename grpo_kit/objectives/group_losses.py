@@ -1,4 +1,4 @@
-"""GRPO and its relatives, all with one signature: they differ in the ratio, the clip and what they divide by.
+"""GRPO and its relatives, all called alike. They differ in the ratio, the clip and what they divide by.
 
              ratio      clipped                      divided by
 grpo         token      rho A, at 1 +- epsilon       each completion's own length, then R
@@ -8,17 +8,19 @@ dapo         token      higher above than below      tokens of the whole step
 gspo         sequence   s A                          R
 cispo        token      rho alone, as a weight       tokens of the whole step
 
+Each body is one row of the table: the ratio, then the loss of each token (with the KL), then the division.
+
 Arguments of all: logprobs (with gradient), old_logprobs, completion_mask: (R, T). advantages: (R,), or (R, T) for one
-a token. epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high]; None is epsilon. beta: weight
-of the KL to the reference, by `k3` of ref_logprobs (R, T), added to each token's loss before the mean. correct_kl: k3
-times the ratio, for the reverse KL's gradient (see `kl`): TRL 1.16's default, use_bias_correction_kl=True, and not in
-the papers below. A row without tokens adds 0 and is counted in R. Returns a scalar.
+a token. epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high]; None is epsilon. beta,
+ref_logprobs, correct_kl: see `KL`. A row without tokens adds 0 and is counted in R. Returns a scalar.
 Raises ValueError for shapes that do not fit, or beta without ref_logprobs.
-At old_logprobs = logprobs every ratio is 1, and only the last column of the table matters; no gradient goes through
+At old_logprobs = logprobs every ratio is 1, and only the last column of the table matters. No gradient goes through
 old_logprobs.
 """
 
 from __future__ import annotations
+
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -29,6 +31,18 @@ from grpo_kit.objectives.logprobs import masked_mean, masked_sum, require_same_s
 from grpo_kit.objectives.policy_gradient import clipped_surrogate, column, sequence_ratio, token_ratio
 
 
+class KL(TypedDict, total=False):
+    """Keyword arguments of every loss here: beta k3 is added to each token's loss before the mean.
+
+    beta: 0, the default, means no KL. ref_logprobs: (R, T), of the reference. correct_kl: k3 times the ratio, for the
+    reverse KL's gradient (see `kl`): TRL 1.16's default, use_bias_correction_kl=True, and not in the papers below.
+    """
+
+    beta: float
+    ref_logprobs: Tensor | None
+    correct_kl: bool
+
+
 def grpo(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -37,14 +51,12 @@ def grpo(
     *,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **kl: Unpack[KL],
 ) -> Tensor:
     """L = mean_i 1/|o_i| sum_t [-min(rho A, clip(rho) A) + beta k3].
 
-    A token of a short completion weighs more than one of a long one: right answers are pulled towards brevity, wrong
-    ones are punished less for being long.
+    A token of a short completion weighs more than one of a long one. So among right answers short ones gain most, and
+    among wrong answers long ones are punished least.
     Source: DeepSeekMath, arXiv:2402.03300, eq. 3; TRL's loss_type="grpo".
 
     >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
@@ -52,8 +64,7 @@ def grpo(
     0.0
     """
     ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
     return masked_mean(loss, completion_mask, dim=1).mean()
 
 
@@ -66,9 +77,7 @@ def dr_grpo(
     max_completion_length: int,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **kl: Unpack[KL],
 ) -> Tensor:
     """L = 1/(R L_max) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3]: GRPO without its length bias.
 
@@ -81,8 +90,7 @@ def dr_grpo(
     -0.125
     """
     ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
     return masked_sum(loss, completion_mask) / (len(loss) * max_completion_length)
 
 
@@ -94,14 +102,12 @@ def bnpo(
     *,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **kl: Unpack[KL],
 ) -> Tensor:
     """L = 1/(sum_i |o_i|) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3], the tokens of these rows.
 
-    Every token weighs the same, within one micro-batch; over several the mean of the means depends on the cut, which
-    `dapo` mends. With one row a micro-batch it is `grpo`.
+    Every token of a micro-batch weighs the same. Over several, the mean of their losses depends on how the rows were
+    cut, which `dapo` repairs. With one row a micro-batch it is `grpo`.
     Source: TRL's loss_type="bnpo", where the name stands for this mean alone; the paper of that name, arXiv:2506.02864,
     is about scaling rewards by a Beta distribution, which is not here.
 
@@ -110,8 +116,7 @@ def bnpo(
     -0.3333
     """
     ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
     return masked_mean(loss, completion_mask)
 
 
@@ -124,9 +129,7 @@ def dapo(
     num_tokens: int | Tensor | None = None,
     epsilon: float = 0.2,
     epsilon_high: float | None = 0.28,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **kl: Unpack[KL],
 ) -> Tensor:
     """L = 1/N sum_i sum_t -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), N the tokens of the whole step.
 
@@ -142,8 +145,7 @@ def dapo(
     -0.125
     """
     ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
     return _token_mean(loss, completion_mask, num_tokens)
 
 
@@ -155,15 +157,13 @@ def cispo(
     *,
     max_ratio: float = 5.0,
     num_tokens: int | Tensor | None = None,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **kl: Unpack[KL],
 ) -> Tensor:
     """L = -1/N sum_i sum_t sg[min(rho, max_ratio)] A log pi: the ratio is a weight, and no token loses its gradient.
 
     sg: stop-gradient. Rare tokens ("however", "wait") that PPO's clip would drop after their first step keep teaching.
-    max_ratio: the paper's 1 + epsilon_high; TRL's `epsilon_high` is this number itself (5 by ScaleRL). Below there is
-    no bound, as in the paper's runs. num_tokens: N, see `dapo`. The value means nothing; the gradient does.
+    max_ratio: the paper's 1 + epsilon_high; TRL's `epsilon_high` is this number itself (5 by ScaleRL). There is no
+    lower bound, as in the paper's runs. num_tokens: N, see `dapo`. The value means nothing; the gradient does.
     Source: MiniMax-M1, arXiv:2506.13585, section 3.1; 5, arXiv:2510.13786; TRL's loss_type="cispo".
 
     >>> p, old = torch.tensor([[1.0, 1.0]], requires_grad=True), torch.tensor([[1.0, -9.0]])
@@ -171,8 +171,8 @@ def cispo(
     [[-0.5, -2.5]]
     """
     ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = -ratio.clamp(max=max_ratio).detach() * column(advantages, ratio) * logprobs
-    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    weight = ratio.clamp(max=max_ratio).detach()
+    loss = -weight * column(advantages, ratio) * logprobs + _beta_k3(ratio, logprobs, **kl)
     return _token_mean(loss, completion_mask, num_tokens)
 
 
@@ -184,9 +184,7 @@ def gspo(
     *,
     epsilon: float = 3e-4,
     epsilon_high: float | None = 4e-4,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **kl: Unpack[KL],
 ) -> Tensor:
     """L = -mean_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|): whole completions are clipped.
 
@@ -200,8 +198,7 @@ def gspo(
     2.0
     """
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss.expand_as(logprobs) + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
     return masked_mean(loss, completion_mask, dim=1).mean()
 
 
@@ -213,9 +210,7 @@ def gspo_token(
     *,
     epsilon: float = 3e-4,
     epsilon_high: float | None = 4e-4,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **kl: Unpack[KL],
 ) -> Tensor:
     """GSPO with s_it = sg[s_i] pi_t / sg[pi_t]: the value is s_i's, the gradient each token's own.
 
@@ -228,8 +223,7 @@ def gspo_token(
     """
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask).detach()
     ratio = ratio * torch.exp(logprobs - logprobs.detach())
-    loss = clipped_surrogate(ratio, column(advantages, ratio), epsilon, epsilon_high)
-    loss = loss + _kl_term(logprobs, ratio, beta, ref_logprobs, correct_kl)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
     return masked_mean(loss, completion_mask, dim=1).mean()
 
 
@@ -241,16 +235,12 @@ def positives_grpo(
     *,
     positive_weight: float = 1.0,
     negative_weight: float = 0.0,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    beta: float = 0.0,
-    ref_logprobs: Tensor | None = None,
-    correct_kl: bool = False,
+    **options: Any,
 ) -> Tensor:
     """GRPO with A > 0 times positive_weight and A < 0 times negative_weight; 0, the default, filters negatives out.
 
-    For success rates of a few per cent. What is filtered still counts in the mean. `weigh_advantages` goes before any
-    other loss just so; grpo_kit.PositivesTrainer trains with it.
+    For success rates of a few per cent. Filtered completions still count in the mean. options: those of `grpo`. Any
+    other loss takes `weigh_advantages` in the same way; grpo_kit.PositivesTrainer trains with it.
     Source: RAFT and Reinforce-Rej, arXiv:2504.11343; no TRL trainer has it.
 
     >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
@@ -258,15 +248,13 @@ def positives_grpo(
     -1.5
     """
     weighed = weigh_advantages(advantages, positive_weight, negative_weight)
-    kl = dict(beta=beta, ref_logprobs=ref_logprobs, correct_kl=correct_kl)
-    clip = dict(epsilon=epsilon, epsilon_high=epsilon_high)
-    return grpo(logprobs, old_logprobs, weighed, completion_mask, **clip, **kl)
+    return grpo(logprobs, old_logprobs, weighed, completion_mask, **options)
 
 
 def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
     """The mask with the rows of truncated completions emptied: neither rewarded nor punished, as they never ended.
 
-    completion_mask: (R, T). truncated: bool (R,). Returns (R, T). Advantages are of the whole group all the same.
+    completion_mask: (R, T). truncated: bool (R,). Returns (R, T). Advantages are still those of the whole group.
     Source: DAPO, arXiv:2503.14476, section 3.4; TRL's mask_truncated_completions.
 
     >>> overlong_filter(torch.tensor([[1, 0], [1, 1]]), torch.tensor([False, True])).tolist()
@@ -277,21 +265,24 @@ def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
 
 
 def _token_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
-    """token_ratio, and a look at the mask's shape."""
+    """`token_ratio`, with the mask's shape checked."""
     require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
     return token_ratio(logprobs, old_logprobs)
 
 
-def _kl_term(
-    logprobs: Tensor, ratio: Tensor, beta: float, ref_logprobs: Tensor | None, correct_kl: bool
-) -> Tensor | float:
-    """beta k3 of each token, (R, T), or with correct_kl beta ratio k3."""
+def _beta_k3(
+    ratio: Tensor,
+    logprobs: Tensor,
+    *,
+    beta: float = 0.0,
+    ref_logprobs: Tensor | None = None,
+    correct_kl: bool = False,
+) -> Tensor:
+    """beta k3 of each token, (R, T); with correct_kl it is beta rho k3."""
     if beta == 0.0:
-        return 0.0
+        return torch.zeros_like(logprobs)
     if ref_logprobs is None:
-        raise ValueError(
-            f"beta={beta!r} needs ref_logprobs, the reference's log-probabilities; or use beta=0"
-        )
+        raise ValueError(f"beta={beta!r} needs ref_logprobs, those of the reference; or use beta=0")
     kl = k3(logprobs, ref_logprobs)
     return beta * (ratio * kl if correct_kl else kl)
 

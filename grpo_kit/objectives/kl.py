@@ -9,9 +9,9 @@ k1   KL(pi|ref), may be < 0       0: nothing is learned    grad KL(pi|ref): righ
 k2   E[d^2] / 2, near KL(pi|ref)  grad KL(pi|ref): right   grad E[d^2] / 2 - grad KL(pi|ref)
 k3   KL(pi|ref), never < 0        grad KL(ref|pi)          grad KL(pi|ref) - grad KL(ref|pi)
 
-The last two columns add up to the gradient of the first. So the best estimate, k3, has the gradient of what it
-estimates in neither place. Near the reference the two KLs agree to second order: there k3 as a loss (GRPO's paper)
-pulls as k2 does. Where the policy has lost what the reference says, ref/pi explodes. k3 times pi/pi_old, the ratio
+The last two columns add up to the gradient of the first. So k3, the best estimate of the value, has the right gradient
+in neither place. Near the reference the two KLs agree to second order: there k3 as a loss (GRPO's paper) pulls as k2
+does. Where the policy hardly ever says what the reference says often, ref/pi explodes. k3 times pi/pi_old, the ratio
 differentiated too, has the reverse KL's gradient, on old samples as well: correct_kl in the group losses, and the
 default of TRL 1.16 (use_bias_correction_kl=True, after DeepSeek-V3.2, arXiv:2512.02556).
 
@@ -58,9 +58,9 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """k3 = ref/pi - 1 - log(ref/pi): unbiased, at least 0; as a loss its gradient is the forward KL's.
 
-    Any shape. d (k3) = (1 - ref/pi) d log pi. Near the reference it varies far less than k1. Unbiased only where pi
-    gives a chance to all that the reference does. The ratio is ref over pi, as samples come from pi: with pi over ref
-    it estimates nothing.
+    Any shape. d (k3) = (1 - ref/pi) d log pi. Near the reference it varies far less than k1. Unbiased only if pi can
+    draw all that the reference can. The ratio is ref over pi, because samples come from pi: pi over ref is a common
+    mistake, and estimates neither KL.
     Source: Schulman, joschu.net/blog/kl-approx.html; in the loss, DeepSeekMath, arXiv:2402.03300, eq. 4.
 
     >>> round(k3(torch.tensor(0.25).log(), torch.tensor(0.5).log()).item(), 4)  # 2 - 1 - log 2

@@ -1,4 +1,4 @@
-"""What a model thinks of tokens it did or did not write, and means over them."""
+"""Log-probabilities of tokens and of completions, and means over them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sequence_logprobs(logprobs: Tensor, completion_mask: Tensor, *, average: boo
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """The sum of `values` where `mask` is not 0, over all or over `dim`. What stands elsewhere, NaN too, is no part.
+    """The sum of `values` where `mask` is not 0, over all or over `dim`. Values elsewhere, NaN too, are left out.
 
     >>> masked_sum(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1, 1], [1, 0]]), dim=1).tolist()
     [4.0, 5.0]
@@ -63,7 +63,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def require_same_shape(**tensors: Tensor) -> None:
-    """Raises ValueError unless all have the first one's shape: torch would stretch (R,) over (T,) without a word."""
+    """Raises ValueError unless all have the first one's shape: torch would stretch (R,) over (T,) without an error."""
     (first, wanted), *others = tensors.items()
     for name, tensor in others:
         if tensor.shape != wanted.shape:

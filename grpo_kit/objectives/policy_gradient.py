@@ -37,10 +37,10 @@ def rloo(
 ) -> Tensor:
     """L = -mean_i min(rho_i A_i, clip(rho_i) A_i) with rho_i = pi(y_i) / pi_old(y_i), of the whole completion.
 
-    logprobs, old_logprobs, completion_mask: (R, T). advantages: (R,), from `rloo_advantages`. Where old = now the
-    gradient is REINFORCE's, which is all the paper has; the clipped ratio for reused samples is TRL's. Unclipped it is
-    unbiased, whatever old was: the product of the tokens' ratios is the exact weight. That product is wild for long
-    completions, for which GSPO takes its root.
+    logprobs, old_logprobs, completion_mask: (R, T). advantages: (R,), from `rloo_advantages`. At old = now the gradient
+    is REINFORCE's, and the paper has no more than that; the clipped ratio for reused samples is TRL's. Unclipped it is
+    unbiased, whatever old was: the product of the tokens' ratios is the exact weight. For long completions that
+    product varies wildly, which is why GSPO takes its root.
     Source: Ahmadian et al., arXiv:2402.14740, section 3.3; trl.RLOOTrainer.
 
     >>> p, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -2.0]])
@@ -48,8 +48,8 @@ def rloo(
     -1.2
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, completion_mask=completion_mask)
-    ratio = torch.exp(sequence_logprobs(logprobs - old_logprobs.detach(), completion_mask))
-    require_same_shape(rows=ratio, advantages=advantages)
+    require_same_shape(rows=logprobs[:, 0], advantages=advantages)
+    ratio = torch.exp(sequence_logprobs(logprobs - old_logprobs.detach(), completion_mask)).unsqueeze(1)
     return clipped_surrogate(ratio, advantages, epsilon, epsilon_high).mean()
 
 
@@ -64,8 +64,8 @@ def ppo_policy(
     """L = -mean over tokens of min(rho_t A_t, clip(rho_t, 1 - epsilon, 1 + epsilon) A_t), rho_t = pi / pi_old.
 
     All (R, T); advantages usually from `gae`. The mean is over all tokens of the batch.
-    Off the old policy, a token's ratio corrects that token and not the states it stands in: the gradient is that of
-    the surrogate with the old policy's states, equal to the policy gradient at old = now only.
+    Once the policy has moved, a ratio corrects for its token and not for the state before it, which the old policy
+    made. So this is the policy gradient at old = now only.
     Source: Schulman et al., arXiv:1707.06347, eq. 7.
 
     >>> old, A = torch.zeros(1, 2), torch.tensor([[1.0, -1.0]])
@@ -111,7 +111,7 @@ def token_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
     """s_i = (pi(y_i) / pi_old(y_i))^(1/|y_i|), the geometric mean of a completion's token ratios.
 
-    All (R, T). Returns (R, 1). Not the importance weight, which has no root: a bias for less variance.
+    All (R, T). Returns (R, 1). The exact importance weight has no root: the root lowers the variance and adds a bias.
     Source: GSPO, arXiv:2507.18071, eq. 7.
 
     >>> sequence_ratio(torch.tensor([[4.0, 1.0]]).log(), torch.zeros(1, 2), torch.ones(1, 2)).item()
@@ -126,8 +126,10 @@ def clipped_surrogate(
 ) -> Tensor:
     """-min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon_high) A), entry by entry.
 
-    No gradient where the ratio has left the range on the side the advantage pushes it to; only there.
+    ratio: (R, T), or (R, 1) of whole completions. advantages: (R,), or (R, T) for one a token. An entry has no gradient
+    where its ratio has left the range on the side that the advantage pushes it to, and only there.
     """
+    advantages = column(advantages, ratio)
     high = epsilon if epsilon_high is None else epsilon_high
     return -torch.min(ratio * advantages, ratio.clamp(1 - epsilon, 1 + high) * advantages)
 
@@ -155,9 +157,7 @@ def clip_fraction(
     high = epsilon if epsilon_high is None else epsilon_high
     is_low = (ratio < 1 - epsilon) & (advantages < 0)
     is_high = (ratio > 1 + high) & (advantages > 0)
-    return masked_mean(is_low.to(ratio.dtype), completion_mask), masked_mean(
-        is_high.to(ratio.dtype), completion_mask
-    )
+    return tuple(masked_mean(clipped.to(ratio.dtype), completion_mask) for clipped in (is_low, is_high))
 
 
 def column(advantages: Tensor, like: Tensor) -> Tensor:

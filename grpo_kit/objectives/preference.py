@@ -88,8 +88,8 @@ def ipo(
     """L = mean (h - 1 / (2 beta))^2, h = (log pi - log ref)_chosen - (log pi - log ref)_rejected.
 
     All (P,). The gap has a target, 1 / (2 beta), where DPO's grows for ever on data without noise. beta: the paper's
-    tau. The paper has sums over tokens; TRL gives means a token (average=True), on the authors' word, which makes
-    the target one of nats a token: pass those to match it.
+    tau. The paper has sums over tokens. TRL, as the authors advised, gives means a token (average=True), and then the
+    target is in nats a token: pass means to match TRL.
     Source: Azar et al., arXiv:2310.12036, eq. 17; trl.DPOTrainer, loss_type="ipo".
 
     >>> ipo(*torch.tensor([[-1.0], [-4.0], [-2.0], [-3.0]]), beta=0.5).item()  # (2 - 1)^2
@@ -115,7 +115,7 @@ def kto(
 
     logprobs, ref_logprobs: (R,), sums over tokens, unpaired. desirable: bool (R,). reference_point: z0, from
     `kto_reference_point`. Weights: desirable_weight x their number should be 1 to 4/3 times that of the undesirable.
-    Where sigma saturates the gradient dies: completions that are far too good or bad are given up as noise.
+    Where sigma saturates there is no gradient: completions far above or below z0 are treated as noise.
     Source: Ethayarajh et al., arXiv:2402.01306, eq. 7, weights eq. 8; trl.KTOTrainer.
 
     >>> kto(torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([True]), 0.0).item()

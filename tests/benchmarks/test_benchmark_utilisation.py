@@ -35,9 +35,8 @@ def test_with_equal_steps_it_is_the_formula():
 
 
 def test_shares_by_hand():
-    shares = utilisation(
-        [4.0] * 5, [6.0] * 5, 2, 0.0, (8, 2)
-    )  # two whole intervals of 4 + 6 + 6; a step left out
+    # two whole intervals of 4 + 6 + 6; a step left out
+    shares = utilisation([4.0] * 5, [6.0] * 5, 2, 0.0, (8, 2))
     assert shares == pytest.approx({"trainer": 24 / 32, "sampler": 16 / 32, "all": (8 * 0.75 + 2 * 0.5) / 10})
     assert utilisation([4.0], [6.0], 1, 0.0, (1, 1))["all"] == 0.5  # strictly on-policy: one of two works
     with pytest.raises(ValueError, match="sync_every=20"):

@@ -191,9 +191,8 @@ def test_the_present_log_probabilities_may_stand_for_the_old(name, batch):
 
 def test_dapo_micro_batches_add_up_to_the_step_and_bnpo_ones_do_not(batch):
     whole = dapo(*batch)
-    parts = [
-        dapo(*(x[i : i + 1] for x in batch), num_tokens=torch.tensor(4)) for i in (0, 1)
-    ]  # 4 in the step
+    # 4 tokens in the step
+    parts = [dapo(*(x[i : i + 1] for x in batch), num_tokens=torch.tensor(4)) for i in (0, 1)]
     assert close(sum(parts), whole)
     cispos = [cispo(*(x[i : i + 1] for x in batch), num_tokens=4) for i in (0, 1)]
     assert close(sum(cispos), cispo(*batch))

@@ -214,7 +214,7 @@ def test_rloo_is_trls_from_the_rewards_to_the_gradient(tmp_path):
     assert torch.allclose(advantages, batch["advantages"], rtol=1e-5, atol=1e-5)
 
     old = now + 0.1 * torch.randn(now.shape, generator=torch.Generator().manual_seed(2))
-    batch["old_logprobs"] = (old * mask).sum(1)
+    batch["old_logps"] = (old * mask).sum(1)  # trl's name
     ratio = torch.exp(((now - old) * mask).sum(1))
     assert (ratio > 1.2).any() or (ratio < 0.8).any(), "something is clipped"
     trainer.model.train()
