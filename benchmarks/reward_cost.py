@@ -49,9 +49,8 @@ Make = Callable[[random.Random, bool], tuple[str, dict[str, Any]]]  # (random, r
 class Entry(NamedTuple):
     reward: Any
     make: Make
-    tag: str | None = (
-        "answer"  # "": the answer brings its own; None: the reward reads the reasoning, there is no answer
-    )
+    # "": the answer brings its own tag; None: the reward reads the reasoning, there is no answer
+    tag: str | None = "answer"
     name: str | None = None
 
 

@@ -48,9 +48,8 @@ def groups(completions: pd.DataFrame) -> pd.DataFrame:
 
     distinct: share of different texts in a group. signal: share of groups whose rewards differ.
     """
-    inside = completions.groupby(
-        ["step", "group", "prompt"]
-    )  # a step may sample several batches, each from group 0
+    # by prompt too: a step may sample several batches, each from group 0
+    inside = completions.groupby(["step", "group", "prompt"])
     table = pd.DataFrame(
         {
             "distinct": inside["completion"].nunique() / inside.size(),

@@ -62,9 +62,8 @@ def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFr
             continue
         try:
             d = found.difference(claim.arm, claim.against, outcome=claim.outcome)
-        except (
-            ValueError
-        ):  # no seed has the outcome in both arms, such as a length of wrong answers where none is wrong
+        except ValueError:
+            # No seed has the outcome in both arms, such as a length of wrong answers where none is wrong.
             rows.append(row | {"seeds": 0, "verdict": f"cannot tell: no {claim.outcome}"})
             continue
         runs = found.runs[found.runs["arm"].isin([claim.arm, claim.against])]

@@ -7,12 +7,12 @@ nothing of this process: no descriptors, no variables, no environment. Time, mem
     sandlock      Landlock; Linux >= 6.2, no root, works in containers       pip install sandlock
     bubblewrap    namespaces; where user namespaces are allowed              apt install bubblewrap
 
-Both with a system-call filter of ours (syscalls.py) on x86-64 and aarch64. Elsewhere nothing is run unless
-`allow_unsafe=True`: then the limits hold for well-meaning programs, and nothing is isolated.
+Both add a system-call filter of ours (syscalls.py), for x86-64 and aarch64. On other machines no program is run
+unless `allow_unsafe=True`: then nothing is isolated, and only well-meaning programs keep to the limits.
 
-What it cannot do: hide whether a path exists and its size and dates (with sandlock), count files that are deleted
-while mapped (what is written in the program's seconds; the space returns when it ends), or protect from a hole in
-the kernel. Seconds are wall-clock: on a busy machine a program gets less done in them.
+What it cannot do: with sandlock, hide whether a path exists, its size and its dates; count files that are deleted
+while mapped (a program can fill the disk with them until it ends); protect from a hole in the kernel. Seconds are
+wall-clock: on a busy machine a program gets less done in them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALLEST_MEMORY_MB = 64
 
 
 class SandboxUnavailableError(RuntimeError):
-    """Nothing on this machine can isolate a program, and what to install; or it cannot start one now: a full disk."""
+    """Nothing here can isolate a program (the message says what to install), or none can start: a full disk."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run_python(
 ) -> SandboxResult:
     """Run one program. Whatever it is or does, the answer is a SandboxResult.
 
-    memory_mb: address space, interpreter included. allow_unsafe: run without isolation where there is none.
+    memory_mb: address space, interpreter included. allow_unsafe: run it even where nothing can isolate it.
     Raises ValueError for limits that make no sense, SandboxUnavailableError where nothing can isolate it.
 
     >>> run_python("print(6 * int(input()))", "7").stdout
@@ -134,9 +134,8 @@ def isolation() -> Literal["sandlock", "bubblewrap"] | None:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode(
-        "utf-8", "surrogatepass"
-    )  # a lone surrogate is then no valid UTF-8: the program's error
+    # A lone surrogate becomes invalid UTF-8, which is then the program's error and not ours.
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _result(fields: dict, out: bytes, err: bytes) -> SandboxResult:
@@ -150,8 +149,8 @@ def _pool(allow_unsafe: bool) -> Pool:
             "Nothing on this machine can isolate a program:\n  "
             + "\n  ".join(problems)
             + "\nOn Linux 6.2 or newer: pip install sandlock. Elsewhere on Linux: apt install bubblewrap, with user"
-            " namespaces allowed. allow_unsafe=True runs programs with the rights of this process: only where there is"
-            " nothing to lose."
+            " namespaces allowed. allow_unsafe=True runs programs with all rights of this process: use it only on a"
+            " machine that holds nothing of value."
         )
     return _shared_pool(kind or "none")
 

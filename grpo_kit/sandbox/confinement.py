@@ -28,7 +28,7 @@ def prctl(option: int, argument: int = 0, pointer=None) -> None:
 
 
 def drop_capabilities() -> None:
-    """Root keeps its user id and loses its powers, for itself and all it starts."""
+    """A launcher run by root keeps the user id and gives up root's powers, for itself and all it starts."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -87,9 +87,8 @@ def bubblewrap(bwrap: str, python: dict, work: str, filter_file: int) -> list[st
             arguments += ["--symlink", os.readlink(top), top]
     stdlib = {os.path.dirname(entry) for entry in python["entries"]}
     readable = {python["executable"], "/etc/ld.so.cache", *stdlib}
-    for path in python[
-        "libraries"
-    ]:  # their folder, a mount instead of dozens, unless it holds more than libraries
+    # A library's folder, so that one mount does for dozens, unless installed packages lie below it.
+    for path in python["libraries"]:
         folder = os.path.dirname(path)
         beside_packages = any(one.startswith(folder + os.sep) for one in stdlib)
         readable.add(path if beside_packages else folder)

@@ -12,10 +12,8 @@ import os
 import sys
 import sysconfig
 
-PACKAGES = (
-    "site-packages",
-    "dist-packages",
-)  # installed packages: not the interpreter's, and they may hold answers
+# Folders of installed packages: not part of the interpreter, and they may hold answers.
+PACKAGES = ("site-packages", "dist-packages")
 NOT_NEEDED = ("_tkinter", "_curses", "_curses_panel", "readline")
 
 
@@ -25,10 +23,8 @@ def _load_extensions(folder: str) -> None:
         if name.endswith(".so") and module not in NOT_NEEDED and not module.startswith(("_test", "xx")):
             try:
                 importlib.import_module(module)
-            except (
-                ImportError
-            ):  # an optional one whose library is not installed: a program cannot have it either
-                pass
+            except ImportError:
+                pass  # its library is not installed: a program cannot have it either
 
 
 def _aliases(path: str) -> list[str]:

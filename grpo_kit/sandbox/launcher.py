@@ -109,9 +109,8 @@ class Launcher:
             with open(os.path.join(self.work, name), "wb") as file:
                 file.write(content)
         source = os.open(os.path.join(self.work, "stdin"), os.O_RDONLY)  # a file: nobody waits for its reader
-        readers, writers = zip(
-            *(os.pipe() for _ in range(3)), strict=True
-        )  # stdout, stderr, problems before exec
+        # stdout, stderr, and problems before exec
+        readers, writers = zip(*(os.pipe() for _ in range(3)), strict=True)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:

@@ -55,13 +55,8 @@ IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
 
-LOAD, EQUAL, AT_LEAST, AND, RETURN = (
-    0x20,
-    0x15,
-    0x35,
-    0x54,
-    0x06,
-)  # BPF_LD|W|ABS, JEQ|K, JGE|K, ALU|AND|K, RET|K
+# BPF_LD|W|ABS, JEQ|K, JGE|K, ALU|AND|K, RET|K
+LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 NEWEST = 450  # calls numbered from here on are newer than the list
 

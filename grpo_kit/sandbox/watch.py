@@ -10,7 +10,7 @@ import time
 import folders
 
 DISK_BYTES, ENTRIES = 32 << 20, 1000  # of the program: all files together, files and folders
-LOOK_SECONDS = 0.02  # how often the folder is looked at; beside it this bounds what can be written
+LOOK_SECONDS = 0.02  # between two looks at the folder: what is written in them may go over the limit
 OUT_OF_MEMORY = (  # said where not even a traceback could be printed
     b"Cannot recover from MemoryErrors",
     b"object type name: MemoryError",

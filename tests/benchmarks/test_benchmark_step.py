@@ -76,9 +76,8 @@ def test_phases_add_up_to_the_step_and_are_filled(result):
         assert sum(step["phases"].values()) == pytest.approx(step["seconds"], rel=1e-4), arm
         for phase in ("prefill", "decode", "reward", "forward-backward", "optimizer", "other"):
             assert step["phases"][phase] > 0, (arm, phase)
-        assert step["phases"]["log-probs"] < 0.01 * step["seconds"], (
-            arm
-        )  # on-policy, beta 0: nothing to score
+        # on-policy, beta 0: nothing to score
+        assert step["phases"]["log-probs"] < 0.01 * step["seconds"], arm
 
 
 def test_ratio_is_the_reference_over_the_arm(result):
@@ -311,9 +310,8 @@ def test_floor_by_hand(setup):
         for row, ids in enumerate(work.completion_ids)
         for t in range(len(ids))
     )
-    assert (
-        memory["decode"] == 4 * total * 8 + 4 * 2 * 2 * 2 * 8 * context
-    )  # fp32, K and V, 2 layers, 2 heads of 8
+    # fp32, K and V, 2 layers, 2 heads of 8
+    assert memory["decode"] == 4 * total * 8 + 4 * 2 * 2 * 2 * 8 * context
     learning = work.flat.index(False)
     tokens = sum(map(len, work.completion_ids[4 * learning : 4 * learning + 4]))
     skipping = least({"FLOP/s": 1.0, "bytes/s": 1e30}, skip=True)
