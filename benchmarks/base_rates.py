@@ -10,21 +10,16 @@ same rows. Writes benchmarks/results/base_rates_<model>.json; tasks already ther
 
 from __future__ import annotations
 
-import argparse
 import json
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig
 
-from benchmarks.main_job import WEIGHTS
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
 from grpo_kit import RolloutEngine, build_prompt, load_policy, profile, tasks
 from grpo_kit.evaluation.intervals import bootstrap_mean
-from grpo_kit.models import hardware
 
-ROOT = Path(__file__).resolve().parents[1]
 MADE = {
     "largest": lambda: tasks.largest(),
     "arithmetic": lambda: tasks.arithmetic(),
@@ -98,9 +93,7 @@ def measure(model, tokenizer, task: tasks.Task, *, prompts: int, group_size: int
 
 def main() -> None:
     """Measure the tasks asked for, print each as it comes, save all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
     parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
     parser.add_argument("--tasks", nargs="+", default=list(MADE), choices=list(MADE), metavar="TASK")
@@ -112,16 +105,11 @@ def main() -> None:
     name = profile("smoke").model if smoke else options.model
     model, tokenizer = load_policy(name, quiet=True)
     model.eval()
-    path = ROOT / "benchmarks" / "results" / f"base_rates_{Path(name).name.lower()}.json"
+    path = RESULTS / f"base_rates_{Path(name).name.lower()}.json"
     saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
-    saved |= {
-        "command": f"python -m benchmarks.base_rates --model {Path(name).name} --prompts {options.prompts}",
-        "hardware": hardware(),
-        "weights": options.weights or WEIGHTS.get(name, name),
-        "seed": options.seed,
-        "date": date.today().isoformat(),
-        "versions": {package: version(package) for package in ("torch", "transformers")},
-    }
+    command = f"python -m benchmarks.base_rates --model {Path(name).name} --prompts {options.prompts}"
+    saved |= origin(command, "torch", "transformers")
+    saved |= {"weights": options.weights or WEIGHTS.get(name, name), "seed": options.seed}
     for task in options.tasks:
         torch.manual_seed(options.seed)
         prompts, group_size = (2, 2) if smoke else (options.prompts, options.group_size)

@@ -9,19 +9,19 @@ digits) and config.json (reward parts, weights and the few settings that the fla
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.induced_failures import FAILURES
+from benchmarks.result import ROOT, command_line
 from grpo_kit import read_completions, read_metrics
 from grpo_kit.record.files import METRIC_COLUMNS
 from grpo_kit.watch.flags import Setup
 from grpo_kit.watch.monitor import COLUMNS, PREFIXES, completion_measures
 
-FOLDER = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "flags"
+FOLDER = ROOT / "tests" / "fixtures" / "flags"
 _ARGS = (
     "learning_rate", "beta", "temperature", "max_steps", "num_generations", "max_completion_length",
     "steps_per_generation", "num_iterations", "gradient_accumulation_steps", "scale_rewards",
@@ -59,9 +59,7 @@ def copy(run: Path, target: Path) -> None:
 
 def main() -> None:
     """Copy the runs named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("kind", choices=["healthy", "induced"])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--names", nargs="*", help="of the copies; default: the folders' own")

@@ -1,5 +1,8 @@
 """flashoptim's own kernels on a CPU, through Triton's interpreter: their arithmetic without a GPU.
 
+Not a command of its own: it measures the flashoptim rows of `python -m benchmarks.precision`. It stays because those
+rows are why `make_optimizer("flash-adamw")` asks for 32 bits and not for flashoptim's own 24, and nothing else can
+measure them again without a GPU.
 Needs `pip install --no-deps flashoptim triton`. What is put in the place of CUDA, nothing else: the number of
 processors, pow and copysign of CUDA's libdevice, one block a launch instead of autotuning, and rounding to bfloat16
 to nearest, where the interpreter truncates. A GPU may differ in the last bit of pow and division; speed, streams

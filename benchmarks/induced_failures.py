@@ -9,7 +9,6 @@ copies of them (tests/fixtures/flags/induced) and check which red flag each rais
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +17,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.result import ROOT, command_line
 from grpo_kit import GRPOTrainer, load_policy, profile, tasks
 from grpo_kit.rewards import ExactAnswer, Language, extract_answer
 from grpo_kit.tasks import Task
 
-ROOT = Path(__file__).resolve().parents[1]
 _WORDS = (
     "house water bread night friend winter river school letter garden mother market window summer forest table "
     "street morning doctor flower music paper animal silver brother station village kitchen island holiday"
@@ -197,9 +196,7 @@ def run(name: str, folder: Path) -> None:
 
 def main() -> None:
     """Run those named, or all; a run that is there is left alone."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", help="which; none means all")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "induced")
     options = parser.parse_args()

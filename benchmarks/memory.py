@@ -14,7 +14,6 @@ Unverified: what CUDA adds (kernels' workspaces, the allocator's fragmentation, 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import threading
@@ -22,10 +21,7 @@ import time
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date
-from importlib.metadata import version
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -38,11 +34,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM
 
-from benchmarks.main_job import ROOT
+from benchmarks.result import RESULTS, command_line, origin
 from grpo_kit import load_policy, profile
 from grpo_kit.memory.activations import chunk_bytes
 from grpo_kit.memory.plan import _config, plan_memory
-from grpo_kit.models import hardware
+from grpo_kit.models import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
 
 GIB = 2**30
@@ -82,7 +78,7 @@ def measure_chunk(
     model: Any, *, tokens: int, scored: int, checkpointed: int, gradients: bool, autocast: bool
 ) -> dict:
     """Peak bytes (weights included) of one chunk's forward and backward pass, and of AdamW's step after it."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     trl_utils.add_fused_lm_head(base, 1.0, outputs=("log_probs", "entropy"))
     model.train()
     if checkpointed:
@@ -254,9 +250,7 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
 
 def main() -> None:
     """Run every case, print and save."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    command_line(__doc__).parse_args()
     cases = [("full", 0), ("full", 30), ("lora", 0), ("lora", 30)]
     # A process each: memory that an earlier case gave back to the allocator would hide a later one's.
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
@@ -269,17 +263,12 @@ def main() -> None:
         ("bfloat16", "adamw", "lora", 28),
     ]
     fake = [r for case in fake_cases for r in fake_case(*case)]
-    result = {
-        "command": "python -m benchmarks.memory",
-        "hardware": hardware(),
-        "date": date.today().isoformat(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+    result = origin("python -m benchmarks.memory", "torch", "transformers", "trl", "peft") | {
         "unverified": "CUDA: kernels' workspaces, the allocator's fragmentation, FlexAttention, CUDA graphs",
         "real tensors on the CPU": real,
         "fake tensors": fake,
     }
-    path = Path(ROOT, "benchmarks", "results", "memory_cpu.json")
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / "memory_cpu.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

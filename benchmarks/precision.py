@@ -11,19 +11,15 @@ Saves benchmarks/results/precision.json.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
-from datetime import date
-from importlib.metadata import version
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which others do
 
 import torch
 
-from benchmarks.main_job import ROOT, WEIGHTS
-from grpo_kit.models import hardware
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
 from grpo_kit.optim.survival import ARMS, update_survival
 
 MODEL = "smollm2-135m-instruct"
@@ -62,9 +58,7 @@ def policy_gradients(steps: int, elements: int, seed: int) -> dict[str, tuple[to
 
 def main() -> None:
     """Run, print, save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-flash", action="store_true", help="leave flashoptim out")
     parser.add_argument("--no-model", action="store_true", help="leave real weights and gradients out")
@@ -92,23 +86,16 @@ def main() -> None:
     for title, table in tables.items():
         print(f"\n{title}\n{table.to_string(index=False, float_format='{:.4g}'.format)}", flush=True)
 
-    result = {
-        "command": "python -m benchmarks.precision"
-        + " --no-flash" * options.no_flash
-        + " --no-model" * options.no_model
-        + f" --seed {options.seed}",
-        "hardware": hardware(),
+    left_out = " --no-flash" * options.no_flash + " --no-model" * options.no_model
+    result = origin(f"python -m benchmarks.precision{left_out} --seed {options.seed}", *packages) | {
         "model": WEIGHTS[MODEL],
-        "date": date.today().isoformat(),
-        "versions": {name: version(name) for name in packages},
         "seed": options.seed,
         "columns": "shares of a float32 AdamW run's weight change: kept by weights and optimizer state, already in the "
         "stored weights; error = norm of the difference over the norm of the change",
         "flashoptim": "its kernels under Triton's interpreter on a CPU" if flash else "not run",
         "tables": {title: json.loads(table.to_json(orient="records")) for title, table in tables.items()},
     }
-    path = ROOT / "benchmarks" / "results" / "precision.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / "precision.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

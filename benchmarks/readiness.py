@@ -18,17 +18,13 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.main_job import WEIGHTS
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
 from grpo_kit import load_policy, profile, tasks
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
-from grpo_kit.models import hardware
 
-ROOT = Path(__file__).resolve().parents[1]
 LONGER = 8  # times a task's maximum, in the length probe
 REASONING_TOKENS = 96
 
@@ -74,9 +70,7 @@ def command_of(name: str, chosen: Sequence[str], options: argparse.Namespace) ->
 
 def main() -> None:
     """Measure the tasks asked for, print each verdict as it comes, save all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
     parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
     parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
@@ -94,16 +88,10 @@ def main() -> None:
         options.samples, options.prompts = 4, 2
     model, tokenizer = load_policy(profile("smoke").model if smoke else options.model, quiet=True)
     name = options.name or Path(options.model).name.lower()
-    path = ROOT / "benchmarks" / "results" / f"readiness_{name}.json"
+    path = RESULTS / f"readiness_{name}.json"
     saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
-    saved |= {
-        "command": command_of(name, options.task, options),
-        "hardware": hardware(),
-        "weights": options.weights or WEIGHTS.get(options.model, name),
-        "seed": options.seed,
-        "date": date.today().isoformat(),
-        "versions": {package: version(package) for package in ("torch", "transformers")},
-    }
+    saved |= origin(command_of(name, options.task, options), "torch", "transformers")
+    saved |= {"weights": options.weights or WEIGHTS.get(options.model, name), "seed": options.seed}
     for task in options.task:
         found = measure(model, tokenizer, MADE[task](options), options)
         saved["tasks"][task] = found | {"command": command_of(name, [task], options), "date": saved["date"]}

@@ -9,21 +9,17 @@ Writes results/reward_cost.json. Outside the sandbox 2 ms is the most a reward m
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import platform
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.step.report import as_text, result_path, six_digits
-from grpo_kit.models import hardware
+from benchmarks.result import RESULTS, command_line, origin, save, spread
 from grpo_kit.rewards import ExactAnswer, MathAnswer, NumericAnswer, SoftFormat, WeightedSum
 from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
 from grpo_kit.rewards.code import CodeFormat
@@ -171,8 +167,7 @@ def cost(reward: Any, made: list[tuple[str, dict[str, Any]]]) -> dict[str, float
         begin = time.perf_counter()
         reward([text], **given)
         times.append(1e6 * (time.perf_counter() - begin))
-    low, middle, high = statistics.quantiles(times[WARM_UP:], n=4, method="inclusive")
-    return {"median": middle, "q1": low, "q3": high}
+    return spread(times[WARM_UP:])
 
 
 def measure(entry: Entry, n: int) -> dict[str, dict[str, float]]:
@@ -184,11 +179,9 @@ def measure(entry: Entry, n: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measure, print a table, save; says which rewards miss the limit."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--n", type=int, default=201, help="completions of each size (default 201)")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.n < 3:
         parser.error("--n must be at least 3")
@@ -213,14 +206,11 @@ def main() -> None:
     ]
     unexpected = [name for name in missed if not name.startswith(MAY_EXCEED)]
     print(f"above {LIMIT_US / 1000:g} ms: {', '.join(missed) or 'none'}")
-    result = {
-        "command": f"python -m benchmarks.reward_cost --n {options.n}",
-        "hardware": hardware(),
+    result = origin(f"python -m benchmarks.reward_cost --n {options.n}", "math-verify", "sacrebleu")
+    result["versions"]["python"] = platform.python_version()
+    result |= {
         "load average before": load,
         "n": {"outside the sandbox": options.n, "in the sandbox": max(3, options.n // 10)},
-        "date": date.today().isoformat(),
-        "versions": {name: version(name) for name in ("math-verify", "sacrebleu")}
-        | {"python": sys.version.split()[0]},
         "unit": "microseconds a completion",
         "usual": "750 characters of reasoning and the answer, about 200 tokens",
         "long": "10,000 characters of reasoning and the answer; a whole completion of 10,000 characters",
@@ -228,10 +218,7 @@ def main() -> None:
         "above the limit": missed,
         **groups,
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    path = result_path(options.results, "reward_cost", result["hardware"])
-    path.write_text(as_text(six_digits(result)))
-    print(path)
+    print(save(options.results, "reward_cost", result))
     sys.exit(1 if any("(usual)" in name for name in unexpected) else 0)
 
 

@@ -10,7 +10,6 @@ Saves benchmarks/results/sandbox_cost.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import os
@@ -19,21 +18,14 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.result import RESULTS, command_line, origin
 from grpo_kit.sandbox.pool import LauncherError, Pool, interpreter
 
-RESULTS = Path(__file__).parent / "results" / "sandbox_cost.json"
 LIMITS = {"seconds": 20.0, "memory_mb": 256, "output_kb": 64}
 PROGRAMS = {"empty": b"", "print": b"print(sum(range(1000)))"}
-
-
-def hardware() -> str:
-    """Processor and cores."""
-    names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def in_turn(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict]:
@@ -85,9 +77,7 @@ def show(title: str, table: dict[str, dict]) -> None:
 
 def main() -> None:
     """Run, print, save."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--parent-gib", type=float, default=4.0)
     options = parser.parse_args()
@@ -141,26 +131,19 @@ def main() -> None:
             if large:
                 memory.close()
 
-    versions = {"python": platform.python_version()}
-    for package in ("sandlock",):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            pass
+    command = f"python -m benchmarks.sandbox_cost --rounds {options.rounds} --parent-gib {options.parent_gib}"
+    saved = origin(command, *filter(find_spec, ["sandlock"]))
+    saved["versions"]["python"] = platform.python_version()
     if "bubblewrap" in kinds:
-        versions["bubblewrap"] = subprocess.check_output(["bwrap", "--version"], text=True).split()[-1]
-    saved = {
-        "command": f"python -m benchmarks.sandbox_cost --rounds {options.rounds} --parent-gib {options.parent_gib}",
-        "hardware": hardware(),
+        said = subprocess.check_output(["bwrap", "--version"], text=True)
+        saved["versions"]["bubblewrap"] = said.split()[-1]
+    saved |= {
         "kernel": platform.release(),
         "user": "root" if os.getuid() == 0 else "ordinary user",
         "load average before": round(load, 2),
-        "date": date.today().isoformat(),
-        "versions": versions,
         "tables": tables,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(saved, indent=1) + "\n")
+    (RESULTS / "sandbox_cost.json").write_text(json.dumps(saved, indent=1) + "\n")
     for pool in kinds.values():
         pool.close()
 

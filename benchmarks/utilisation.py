@@ -23,7 +23,6 @@ Saves benchmarks/results/utilisation.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -36,9 +35,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from benchmarks.result import RESULTS, command_line
 from grpo_kit.record.files import read_metrics
 
-RESULTS = Path(__file__).parent / "results"
 INTERVALS = (1, 5, 10, 20)
 PUBLISHED = {1: 0.62, 5: 0.72, 10: 0.81, 20: 0.85}  # a practitioner's: 1.5B, Webshop, 8 + 2 cards
 ROLLOUT = ("prefill", "decode", "reward")
@@ -164,7 +163,7 @@ def show(result: dict) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--phases", type=Path, default=RESULTS / "step_cpu_realistic.json")
     parser.add_argument("--arm", default="kit")
     parser.add_argument("--run", type=Path, action="append", default=[], help="run folder; may be repeated")

@@ -11,20 +11,18 @@ advice.png.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from filecmp import cmp
-from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.advice import table as advice_table
 from benchmarks.advice.arms import BASE, FAMILIES
 from benchmarks.advice.figure import draw_table
+from benchmarks.result import ROOT, command_line
 from grpo_kit import lab, read_completions
 from grpo_kit.display import to_png
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "runs" / "advice"
 RESULTS = ROOT / "benchmarks" / "results" / "advice"
 
@@ -61,9 +59,7 @@ def groups(completions: pd.DataFrame) -> pd.DataFrame:
 
 def main() -> None:
     """Run, collect, and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
-from benchmarks.main_job import WEIGHTS
+from benchmarks.result import WEIGHTS
 from grpo_kit import lab
 from grpo_kit.guide.which_method import anchor
 from grpo_kit.lab.statistics import holm

@@ -20,18 +20,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.main_job import ROOT, WEIGHTS
+from benchmarks.result import RESULTS, WEIGHTS, command_line, save
 from benchmarks.step.arms import ARMS, Setup, cannot_run, measure, release
 from benchmarks.step.phases import Step
-from benchmarks.step.report import (
-    REFERENCES,
-    as_text,
-    make_result,
-    result_name,
-    result_path,
-    six_digits,
-    table,
-)
+from benchmarks.step.report import REFERENCES, make_result, result_name, table
 from benchmarks.step.sizes import SIZES, random_weights
 from benchmarks.step.workload import Workload, make_workload
 from grpo_kit import load_policy
@@ -80,9 +72,7 @@ def main(arguments: list[str] | None = None) -> Path:
             )
     result = make_result(options, setup, weights, rounds, absent)
     print(table(result))
-    path = result_path(Path(options.out), result_name(options), result["hardware"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(six_digits(result)))
+    path = save(Path(options.out), result_name(options), result)
     print(f"saved {path}")
     return path
 
@@ -111,9 +101,7 @@ def check_same_work(steps: dict[str, Step], work: Workload, tolerance: float) ->
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--arms", default="trl-hf,trl-hf-tuned,kit", help=f"of {', '.join(ARMS)}, unsloth")
     parser.add_argument("--size", choices=SIZES, default="cpu")
     parser.add_argument("--workload", choices=("realistic", "fixed"), default="realistic")
@@ -127,7 +115,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory-cap-gib", type=float, help="CUDA: as if the card had no more, e.g. 22.5")
     parser.add_argument("--tuned-micro-batch", type=int, help="for trl-hf-tuned, without checkpointing")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results"), help="folder of the JSON")
+    parser.add_argument("--out", default=str(RESULTS), help="folder of the JSON")
     options = parser.parse_args(arguments)
     options.command = shlex.join(["python", "-m", "benchmarks.step", *(arguments or sys.argv[1:])])
     options.rounds = SIZES[options.size].rounds if options.rounds is None else options.rounds

@@ -24,6 +24,7 @@ from benchmarks.step.forcing import forced_completions
 from benchmarks.step.phases import Step, StepWatch
 from benchmarks.step.workload import Workload
 from grpo_kit import GRPOTrainer
+from grpo_kit.models import base_model
 
 KIT = {"warmup": 0, "live": False}
 TINY_RATE = 1e-9  # the optimizer does all its work and the weights stay where they are
@@ -159,7 +160,7 @@ def vllm(setup: Setup, model: Any, folder: str) -> Any:
     Without importance-sampling correction, since the tokens of the update are not the ones vLLM sampled.
     """
     path = str(Path(folder, "model"))  # vLLM reads the weights from a folder
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     copy.deepcopy(base if base is model else model.merge_and_unload()).save_pretrained(path)
     setup.tokenizer.save_pretrained(path)
     base.config._name_or_path = base.name_or_path = path

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.step.workload import Workload
+from grpo_kit.models import base_model
 
 FORMULAS = {
     "prefill": "2 x parameters x prompt tokens, each prompt once / peak FLOP/s",
@@ -37,7 +38,7 @@ def floor(model: Any, work: Workload, peaks: dict[str, float], *, skip: bool) ->
 
     skip: groups without advantage are left out of forward and backward.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     config = base.config.get_text_config()
     own = [p for n, p in model.named_parameters() if "lora_" not in n]
     head = base.get_output_embeddings().weight

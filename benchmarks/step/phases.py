@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from grpo_kit.models import base_model
+
 PHASES = ("prefill", "decode", "reward", "log-probs", "forward-backward", "optimizer", "other")
 
 
@@ -197,9 +199,7 @@ class StepWatch(TrainerCallback):
         timed("_maybe_log_save_evaluate", lambda: "other", lambda *_: self._end(trainer))
         self._wrap_rollout(trainer)
         if split_prefill:
-            base = (
-                trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
-            )
+            base = base_model(trainer.model)
             base.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             base.register_forward_hook(self._after_forward, always_call=True)
 

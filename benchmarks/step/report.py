@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 import zlib
 from argparse import Namespace
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.result import origin, spread
 from benchmarks.step.arms import Setup
 from benchmarks.step.floor import FORMULAS, device_peaks, floor
 from benchmarks.step.phases import PHASES, Step
 from benchmarks.step.workload import FLAT_SHARE
-from grpo_kit.models import hardware
 
 REFERENCES = ("trl-hf", "trl-hf-tuned")
 
@@ -39,8 +34,8 @@ def make_result(
     arms = {}
     for arm in rounds[0]:
         steps = [r[arm] for r in rounds if arm in r]
-        seconds = _spread([s.seconds for s in steps])
-        phases = {phase: _spread([s.phases[phase] for s in steps]) for phase in PHASES}
+        seconds = spread([s.seconds for s in steps])
+        phases = {phase: spread([s.phases[phase] for s in steps]) for phase in PHASES}
         arms[arm] = {
             "rollouts by": steps[-1].engine,
             "seconds": seconds,
@@ -58,17 +53,13 @@ def make_result(
                 base = statistics.median(r[reference].seconds for r in rounds if reference in r)
                 arms[arm][f"{reference} / this"] = base / seconds["median"]
     peaks = device_peaks(options.cuda, getattr(torch, options.dtype))
-    return {
-        "command": options.command,
-        "hardware": hardware(),
+    return origin(options.command, "torch", "transformers", "trl") | {
         "load average before": options.load,
         "weights": weights,
         "tuning": options.tuning,
         "precision": "bfloat16 weights and autocast" if setup.bf16 else "float32",
         "n": len(rounds),
         "seed": options.seed,
-        "date": date.today().isoformat(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
         "work": {
             "kind": options.workload,
             "prompts": len(work.prompts),
@@ -96,21 +87,6 @@ def make_result(
     }
 
 
-def six_digits(value: Any) -> Any:
-    """Numbers of a result as they are worth saving."""
-    if isinstance(value, dict):
-        return {k: six_digits(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [six_digits(v) for v in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def as_text(result: dict) -> str:
-    """JSON, a list of numbers on one line."""
-    flat = re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m.group().split()), json.dumps(result, indent=2))
-    return flat + "\n"
-
-
 def _raw(step: Step) -> dict:
     return {
         "seconds": step.seconds,
@@ -122,13 +98,6 @@ def _raw(step: Step) -> dict:
         "loss": step.loss,
         "grad_norm": step.grad_norm,
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    low, middle, high = (
-        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    )
-    return {"median": middle, "q1": low, "q3": high}
 
 
 def table(result: dict) -> str:
@@ -160,13 +129,3 @@ def table(result: dict) -> str:
         lines.append([name, f"{least['step']:.2f}", *cells, *["-"] * 5])
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
-
-
-def result_path(folder: Path, name: str, hardware: str) -> Path:
-    """folder/name.json, or the next numbered one if that holds a result of other hardware."""
-    number = 1
-    while True:
-        path = folder / (f"{name}.json" if number == 1 else f"{name}_{number}.json")
-        if not path.exists() or json.loads(path.read_text()).get("hardware") == hardware:
-            return path
-        number += 1

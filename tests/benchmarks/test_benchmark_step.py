@@ -10,12 +10,12 @@ import torch
 from transformers import Qwen2ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from benchmarks.result import result_path
 from benchmarks.step.__main__ import check_same_work, main
 from benchmarks.step.arms import ARMS, Setup, kit, measure, trl_hf
 from benchmarks.step.floor import floor
 from benchmarks.step.forcing import ForcedCompletions
 from benchmarks.step.phases import PHASES, PeakMemory, PhaseClock
-from benchmarks.step.report import result_path
 from benchmarks.step.sizes import SIZES, qwen_config
 from benchmarks.step.workload import (
     completion_lengths,
