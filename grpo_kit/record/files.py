@@ -1,6 +1,7 @@
 """The files of a run by name: is there a run, which name is free, and its tables read back."""
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -63,6 +64,21 @@ def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
     if not path.exists():
         write_whole(path, json.dumps(make()).encode())
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
+    """The folder root/name_<digest of the settings>, made if it is not there: the same settings find it again.
+
+    For results that are made once and kept, with cached_json for each file. A setting counts by its str():
+    give numbers, texts, lists and profiles, whose str() shows all that is in them. Code is not in the digest.
+
+    >>> settings_folder("runs", "sweep_cpu", [1e-5, 2e-5], 4)  # doctest: +SKIP
+    PosixPath('runs/sweep_cpu_bf4593')
+    """
+    digest = hashlib.sha1("".join(map(str, settings)).encode()).hexdigest()[:6]
+    folder = Path(root) / f"{name}_{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from grpo_kit.record.files import (
     next_run_folder,
     read_completions,
     read_metrics,
+    settings_folder,
 )
 from grpo_kit.record.folder import RunFolder
 
@@ -320,3 +321,16 @@ def test_what_is_cached_is_made_once_and_never_half_written(tmp_path):
     assert cached_json(path, lambda: make({"a": (1, 2)})) == {"a": [1, 2]}
     assert cached_json(path, lambda: make({"a": "other"})) == {"a": [1, 2]}
     assert len(made) == 2 and [file.name for file in tmp_path.iterdir()] == ["found.json"]
+
+
+def test_the_same_settings_find_the_same_folder(tmp_path):
+    folder = settings_folder(tmp_path / "runs", "sweep_cpu", [1e-5, 2e-5], 4)
+    assert (
+        folder == tmp_path / "runs" / "sweep_cpu_bf4593" and folder.is_dir()
+    )  # a fixed name: results are kept in it
+    (folder / "found.json").write_text("{}")
+    assert settings_folder(tmp_path / "runs", "sweep_cpu", [1e-5, 2e-5], 4) == folder
+    assert [file.name for file in folder.iterdir()] == ["found.json"]
+    others = [([1e-5, 2e-5], 8), ([2e-5, 1e-5], 4), ([1e-5, 2e-5],)]
+    assert len({folder, *(settings_folder(tmp_path / "runs", "sweep_cpu", *other) for other in others)}) == 4
+    assert settings_folder(tmp_path / "runs", "sweep_smoke", [1e-5, 2e-5], 4) != folder
