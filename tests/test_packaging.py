@@ -96,6 +96,20 @@ def test_no_file_names_a_package_index():
         assert not re.search(r"https?://|index-url|find-links", text), name
 
 
+def test_types_and_data_travel_with_the_package():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = tool["package-data"]["grpo_kit"]
+    assert "py.typed" in patterns
+    assert all(list((ROOT / "grpo_kit").glob(pattern)) for pattern in patterns)
+
+
+def test_version_licence_and_description_are_named_alike():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    named = citation["version"], citation["license"], citation["abstract"]
+    assert named == tuple(PROJECT[key] for key in ("version", "license", "description"))
+    assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def _make(*arguments, **environment):
     return subprocess.run(
         ["make", "-C", str(ROOT), *arguments],
