@@ -1,0 +1,140 @@
+"""What README and docs say is so: the example runs, links lead somewhere, and every name and command exists."""
+
+import importlib
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+from test_house import ROOMS
+
+import grpo_kit as kit
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [
+    README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "AGENTS.md", ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md",
+]  # fmt: skip
+MODEL, STEPS = '"smollm2-135m-instruct"', "steps=24"
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def found(pattern):
+    """(page, match) of every match on every page, each once."""
+    return sorted({(name(page), m) for page in PAGES for m in re.findall(pattern, page.read_text())})
+
+
+def run_example(folder, monkeypatch, *changes):
+    """The README's Python, executed in `folder`; changes: (old, new) texts, each of which must be there once."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+    for old, new in changes:
+        assert code.count(old) == 1, f"the README's example has {code.count(old)} times {old}"
+        code = code.replace(old, new)
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def test_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_the_example_has_fifteen_lines():
+    (code,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) == 15
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    names = run_example(tmp_path, monkeypatch, (MODEL, '"tiny-random"'), (STEPS, "steps=2"))
+    trainer, task = names["trainer"], names["task"]
+    metrics = kit.read_metrics(trainer.args.output_dir)
+    assert metrics.step.tolist() == [1, 2] and metrics.temperature.nunique() == 2
+    assert trainer.args.max_completion_length == task.max_completion_tokens
+    assert trainer.args.reward_weights == task.reward_weights
+    assert "strict" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="minutes; KIT_SLOW_TESTS=1 runs it")
+def test_the_example_earns_from_the_start(tmp_path, monkeypatch):
+    names = run_example(tmp_path, monkeypatch, (STEPS, "steps=3"))
+    metrics = kit.read_metrics(names["trainer"].args.output_dir)
+    assert metrics["reward"].max() > 0 and metrics["reward/exact_answer"].max() > 0
+
+
+def slug(heading):
+    """A heading's anchor, as GitHub makes it."""
+    text = re.sub(r"[^\w\- ]", "", re.sub(r"\]\(.*?\)", "", heading).lower())
+    return text.strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{target} is not there"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+            assert anchor in map(slug, headings), f"{target}: no such heading"
+
+
+def test_pages_are_reached_from_the_readme():
+    linked = re.findall(r"\]\(([^)#\s]+)", README.read_text())
+    assert {name(page) for page in PAGES} - {"README.md", "AGENTS.md"} <= set(linked)
+    notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert notebooks <= set(linked)
+
+
+@pytest.mark.parametrize(("page", "chain"), found(r"\bkit\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"))
+def test_names_of_the_kit_exist(page, chain):
+    value = kit
+    for part in chain.split("."):
+        assert hasattr(value, part), f"{page}: kit.{chain}"
+        value = getattr(value, part)
+
+
+def test_names_that_left_the_front_door_live_where_the_changelog_says():
+    rows = re.findall(
+        r"^  \| (`\w+`(?: `\w+`)*) \| `(grpo_kit[.\w]+)` \|$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
+    assert len(rows) > 10
+    for names, module in rows:
+        for one in re.findall(r"\w+", names):
+            assert hasattr(importlib.import_module(module), one), f"{module}.{one}"
+            assert one not in kit.__all__
+
+
+@pytest.mark.parametrize(("page", "module"), found(r"python -m (benchmarks\.\w+)"))
+def test_commands_exist(page, module):
+    assert importlib.util.find_spec(module), f"{page}: python -m {module}"
+
+
+@pytest.mark.parametrize(("page", "path"), found(r"`((?:grpo_kit|tests|benchmarks|training)/[\w/.]*)`"))
+def test_files_that_are_named_exist(page, path):
+    assert (ROOT / path).exists() or (ROOT / "grpo_kit" / path).exists(), f"{page}: {path}"
+
+
+def test_make_targets_exist():
+    targets = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text(), re.M)
+    named = {target for _, target in found(r"(?:\n|`|=\w+ )make ([a-z]+)")}
+    assert {"train", "lab", "test"} <= named <= set(targets)
+
+
+def test_memory_is_quoted_as_planned():
+    (quoted,) = re.findall(r'"(fits: [^"]+)"', README.read_text())
+    assert quoted in str(kit.plan_memory("gpu24"))
+
+
+def test_rooms_are_listed_in_order():
+    architecture = (ROOT / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)/?` \|", architecture, re.M) == ROOMS
+    agents = (ROOT / "AGENTS.md").read_text().split("## Rooms, in order")[1].split("## Rules")[0]
+    assert [room for room in re.findall(r"`(\w+)`", agents)] == ROOMS
