@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
-from grpo_kit import RolloutEngine, build_prompt, load_policy, profile, tasks
+from grpo_kit import load_policy, profile, tasks
+from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import bootstrap_mean
 
 MADE = {
@@ -37,54 +37,22 @@ MADE = {
 def measure(model, tokenizer, task: tasks.Task, *, prompts: int, group_size: int, seed: int) -> dict:
     """Sample `group_size` completions of the first `prompts` held-out rows and judge them."""
     rows = task.held_out[:prompts]
-    texts = [
-        build_prompt(
-            tokenizer, row["question"], system=task.system, prefill=task.prefill, examples=task.examples
-        )
-        for row in rows
-    ]
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=task.max_completion_tokens,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    engine = RolloutEngine(model)
-    made = engine.generate([one for one in ids for _ in range(group_size)], config, seed=seed)
-    engine.release()
-    said = tokenizer.batch_decode(made.completion_ids, skip_special_tokens=True)
-    asked = [row for row in rows for _ in range(group_size)]
-    columns = {name: [row[name] for row in asked] for name in rows[0]}
-    scores = [reward(said, prefill=task.prefill, **columns) for reward in task.rewards]
-    rewards = [
-        sum(w * (s or 0.0) for w, s in zip(task.reward_weights, row, strict=True))
-        for row in zip(*scores, strict=True)
-    ]
-    answers = [task.answer_of(text) for text in said]
-    right = [
-        float(answer is not None and task.is_correct(answer, row))
-        for answer, row in zip(answers, asked, strict=True)
-    ]
+    made = answer(model, tokenizer, task, rows, samples=group_size, temperature=1.0, seed=seed)
+    judged = [[reward for reward in group if reward is not None] for group in made.by_row(made.rewards)]
 
-    def by_prompt(values: list[float]) -> list[list[float]]:
-        return [values[i : i + group_size] for i in range(0, len(values), group_size)]
-
-    def interval(values: list[float]) -> str:
-        e = bootstrap_mean([sum(group) / len(group) for group in by_prompt(values)])
+    def interval(groups: list[list[float]]) -> str:
+        e = bootstrap_mean([sum(group) / len(group) for group in groups if group])
         return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
 
-    signal = [max(group) - min(group) > 1e-6 for group in by_prompt(rewards)]
+    signal = [len(group) > 1 and max(group) - min(group) > 1e-6 for group in judged]
+    tokens = [completion.tokens for completion in made.completions]
     name, best = task.best_constant(rows)
     return {
-        "pass@1": interval(right),
-        "mean reward": interval(rewards),
-        "well-formed": round(sum(answer is not None for answer in answers) / len(answers), 3),
+        "pass@1": interval(made.by_row([float(right) for right in made.right])),
+        "mean reward": interval(judged),
+        "well-formed": round(sum(made.formatted) / len(made.formatted), 3),
         "groups with a signal": round(sum(signal) / len(signal), 3),
-        "tokens, mean": round(sum(map(len, made.completion_ids)) / len(said), 1),
+        "tokens, mean": round(sum(tokens) / len(tokens), 1),
         "best constant": f"{best:.3f} ({name})",
         "prompts": len(rows),
         "group_size": group_size,

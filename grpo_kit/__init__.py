@@ -25,14 +25,12 @@ from grpo_kit import rewards  # rewards.ExactAnswer(), rewards.SoftFormat(), rew
 # Schedules: a number as a function of progress.
 from grpo_kit.schedules import constant, cosine, exponential, linear, stepwise
 
-# A task: data, prompt and rewards of one problem.
+# A task, its model and its machine, before training.
 from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
 from grpo_kit.profiles import profile  # the numbers of a run that fit this machine
 from grpo_kit.memory.plan import plan_memory  # does it fit the card?
 from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
 from grpo_kit.guide.which_method import which_method  # which method for which data and reward
-
-# Before training.
 from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
 from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import html
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -57,3 +60,51 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     safe = html.escape(text)
     # A tag between the delimiters keeps MathJax from typesetting what the model wrote.
     return safe.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
+
+
+@contextmanager
+def progress_line(what: str, *, after: float = 3.0) -> Iterator[Callable[[int, int], None]]:
+    """Yields f(done, total), which shows "what: 64 of 256, 12 s left" in one place, gone at the end.
+
+    after: seconds before the first line. In a notebook a display that is updated, in a terminal a line that is written
+    over; nothing where the output goes to a file.
+
+    >>> with progress_line("samples") as progress:
+    ...     progress(1, 2)
+    """
+    began, shown = time.monotonic(), []
+
+    def show(text: str) -> None:
+        if in_notebook():
+            from IPython.display import display
+
+            bundle = {"text/plain": text}
+            shown[0].update(bundle, raw=True) if shown else shown.append(
+                display(bundle, raw=True, display_id=True)
+            )
+        elif sys.stderr.isatty():
+            shown.append(True)
+            print(f"\r{text:<78}", end="" if text else "\r", file=sys.stderr, flush=True)
+
+    def progress(done: int, total: int) -> None:
+        spent = time.monotonic() - began
+        if spent > after and done:
+            show(f"{what}: {done} of {total}, {duration(spent / done * (total - done))} left")
+
+    try:
+        yield progress
+    finally:
+        if shown:
+            show("")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> duration(3725), duration(59.6)
+    ('1 h 2 min', '1 min 0 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

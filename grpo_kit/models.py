@@ -26,6 +26,8 @@ from transformers import (
 )
 
 Tuning = Literal["full", "lora", "qlora"]
+# Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 EMBEDDED = "smollm2-135m-instruct"
 TINY = "tiny-random"

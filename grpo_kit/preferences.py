@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from datasets import Dataset
 
-from grpo_kit.evaluation.accuracy import strictly_right
-from grpo_kit.evaluation.chunks import sample_chunks, trained_as_sampled
-from grpo_kit.prompts import build_dataset
-from grpo_kit.training.checks import check_training_data, part_scores, weighted_score
+from grpo_kit.evaluation.answers import answer
+from grpo_kit.evaluation.chunks import trained_as_sampled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -210,7 +208,7 @@ def sample(
     the same; called with other settings, other prompts or changed weights it refuses.
     Scores are not kept, but computed by every call: rewards are cheap beside sampling, and a reward that was changed
     can then never be confused with the old one. Change a reward, call again: nothing is sampled anew.
-    A completion that one of the rewards cannot judge has no score. (TRL would add up the others, as if it had given 0.)
+    A completion without a total (rewards.judge.totals) has no score.
     Raises ValueError for empty rows, a temperature that is not above 0, and what complete() refuses; RewardError for a
     reward that fails; RunFolderError (a ValueError) for a folder with samples of other settings.
 
@@ -223,47 +221,38 @@ def sample(
         raise ValueError("rows is empty; give at least one row")
     if not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
-    data = build_dataset(
-        tokenizer, rows, system=task.system, prefill=task.prefill, examples=task.examples
-    )  # what task.dataset() gives the trainer
-    check_training_data(data, task.rewards, 1)
-    first = {prompt: place for place, prompt in reversed(list(enumerate(data["prompt"])))}
-    places = sorted(first.values())
-    prompts = [data["prompt"][place] for place in places]
-    table, settings = sample_chunks(
+    first = {
+        prompt: row for prompt, row in reversed(list(zip(task.render(tokenizer, rows), rows, strict=True)))
+    }
+    distinct = [row for prompt, row in reversed(first.items())]
+    made = answer(
         model,
         tokenizer,
-        prompts,
-        folder,
-        chunk=chunk,
-        seed=seed,
-        batch_size=batch_size,
+        task,
+        distinct,
         samples=samples,
-        temperature=float(temperature),
-        max_completion_tokens=task.max_completion_tokens
-        if max_completion_tokens is None
-        else max_completion_tokens,
+        temperature=temperature,
+        max_completion_tokens=max_completion_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        folder=folder,
+        chunk=chunk,
     )
-    asked = [place for place in places for _ in range(samples)]
-    table["prompt_tokens"] = [n for ids in tokenizer(prompts)["input_ids"] for n in [len(ids)] * samples]
+    table = pd.DataFrame(
+        {
+            "prompt": [prompt for prompt in made.prompts for _ in range(samples)],
+            "completion": made.texts,
+            "ids": [list(completion.ids) for completion in made.completions],
+            "cut_off": [completion.cut_off for completion in made.completions],
+        }
+    )
+    lengths = [len(ids) for ids in tokenizer(made.prompts)["input_ids"]]
+    table["prompt_tokens"] = [length for length in lengths for _ in range(samples)]
     table["exact"] = trained_as_sampled(tokenizer, table)
-    parts = part_scores(
-        task.rewards,
-        prompts=table["prompt"],
-        completions=table["completion"],
-        completion_ids=table["ids"],
-        columns={name: data.select(asked)[name] for name in data.column_names if name != "prompt"},
-    )
-    table["score"] = [
-        math.nan if None in row else weighted_score(task.reward_weights, row)
-        for row in zip(*parts, strict=True)
-    ]
-    table["right"] = [
-        strictly_right(task, rows[p], text) for p, text in zip(asked, table["completion"], strict=True)
-    ]
-    for reward, scores in zip(task.rewards, parts, strict=True):
-        table[f"reward/{reward.__name__}"] = pd.Series(scores, dtype=float)
-    return Samples(task.name, table, len(rows) - len(prompts), settings)
+    table["right"] = made.right
+    columns = made.reward_columns()
+    table = table.assign(score=columns.pop("reward"), **columns)
+    return Samples(task.name, table, len(rows) - len(distinct), made.settings)
 
 
 def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

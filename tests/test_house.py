@@ -122,6 +122,14 @@ def test_no_room_is_hidden_by_a_name():
     assert not hidden
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_is_read_in_one_sitting(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 300 or "Longer than 300 lines" in text[:2000], (
+        "say why at its head, or split it"
+    )
+
+
 @pytest.mark.parametrize("name", [n for n in MODULES if room(n) not in {*USE_TRL, FRONT_DOOR}])
 def test_knows_nothing_of_trl(name):
     assert not [m for m in imports(MODULES[name]) if m.split(".")[0] == "trl"]

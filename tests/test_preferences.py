@@ -23,15 +23,14 @@ from torch import nn
 
 from grpo_kit import sample
 from grpo_kit.evaluation import chunks
-from grpo_kit.evaluation.accuracy import render, strictly_right
 from grpo_kit.evaluation.chunks import trained_as_sampled, weights_digest
 from grpo_kit.models import load_policy
 from grpo_kit.preferences import Samples
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards import ExactAnswer, RightSize, SoftFormat
+from grpo_kit.rewards.judge import RewardError
 from grpo_kit.rollout.complete import complete
 from grpo_kit.tasks import from_rows, largest
-from grpo_kit.training.checks import RewardError
 
 # ---- selection, by hand -----------------------------------------------------------------------------------------
 
@@ -280,13 +279,13 @@ def test_rows_belong_together(spelling, tmp_path):
     )
     samples = sample(*spelling, task, samples=3, chunk=5, folder=tmp_path)
     table, tokenizer = samples.table, spelling[1]
-    assert table["prompt"].tolist() == [p for p in render(tokenizer, task, task.train) for _ in range(3)]
+    assert table["prompt"].tolist() == [p for p in task.render(tokenizer, task.train) for _ in range(3)]
     for i, row in enumerate(table.to_dict("records")):
         ids = row["ids"]
         assert row["cut_off"] == (ids[-1] != 2) and len(ids) <= 4 and 2 not in ids[:-1]
         assert row["completion"] == tokenizer.decode(ids, skip_special_tokens=True)
         assert row["prompt_tokens"] == len(tokenizer(row["prompt"]).input_ids)
-        assert row["right"] == strictly_right(task, task.train[i // 3], row["completion"])
+        assert row["right"] == task.is_right(task.train[i // 3], row["completion"])
     assert len(set(table["completion"])) > 8 and table["cut_off"].nunique() == table["right"].nunique() == 2
     assert samples.task == "largest" and samples.repeated == 0
     # written so that others can read it
@@ -336,7 +335,7 @@ def test_a_prompt_counts_once(spelling, tmp_path):
     samples = sample(*spelling, task, rows=[one, two, other, two, three], samples=2, folder=tmp_path)
     assert seen == [row["answer"] for row in (one, two, three) for _ in range(2)]
     assert samples.repeated == 2 and samples.table["prompt"].nunique() == 3
-    assert samples.table["prompt"].unique().tolist() == render(spelling[1], task, [one, two, three])
+    assert samples.table["prompt"].unique().tolist() == task.render(spelling[1], [one, two, three])
     assert samples.summary().loc["rows left out, their prompt came before", "of"] == 5
 
 

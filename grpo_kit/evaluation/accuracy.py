@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k, wilson_interval
-from grpo_kit.prompts import build_prompt
 from grpo_kit.record.files import write_whole
-from grpo_kit.rewards.response import last_number
-from grpo_kit.rollout.complete import complete
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,8 +28,9 @@ class Evaluation:
     strict: right inside the answer tags. lenient: right there, behind an unclosed tag, or as the last number.
     formatted: exactly one well-formed answer in the tags. pass_at: k -> pass@k (strict, sampled).
     constant: name and accuracy of the best answer given without reading the question, None if the task has none.
-    rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, and n_right
-    of `samples` where there were samples. settings: how it was decoded.
+    rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
+    total) and reward/<name> of each reward, and n_right of `samples` where there were samples. settings: how it was
+    decoded.
     """
 
     task: str
@@ -89,7 +88,7 @@ def evaluate(
     k: Sequence[int] = (1, 4, 8),
     temperature: float = 1.0,
     max_completion_tokens: int | None = None,
-    batch_size: int = 32,
+    batch_size: int = 64,
     seed: int = 0,
 ) -> Evaluation:
     """Greedy accuracy of the model on rows (default: the task's held-out rows), each with a 95 % interval.
@@ -104,10 +103,7 @@ def evaluate(
     >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
     """
     rows = list(task.held_out if rows is None else rows)
-    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     ks = sorted({size for size in k if size <= samples})
-    if not rows:
-        raise ValueError("rows is empty; give at least one row")
     if samples < 0:
         raise ValueError(f"samples={samples!r} must be at least 0")
     if samples and (not ks or ks[0] < 1):
@@ -117,19 +113,12 @@ def evaluate(
     if samples and not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are the greedy one")
 
-    prompts = render(tokenizer, task, rows)
-    how = {"max_completion_tokens": limit, "batch_size": batch_size, "seed": seed}
-    greedy = complete(model, tokenizer, prompts, **how)
-    sampled = (
-        complete(model, tokenizer, prompts, samples=samples, temperature=temperature, **how)
-        if samples
-        else []
-    )
-
-    table = pd.DataFrame([_judge(task, row, *made[:3]) for row, made in zip(rows, greedy, strict=True)])
+    how = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size, "seed": seed}
+    greedy = answer(model, tokenizer, task, rows, **how)
+    table = greedy.table()
     if samples:
-        right = [strictly_right(task, rows[i // samples], text) for i, (text, *_) in enumerate(sampled)]
-        table["n_right"] = [sum(right[i * samples : (i + 1) * samples]) for i in range(len(rows))]
+        sampled = answer(model, tokenizer, task, rows, samples=samples, temperature=temperature, **how)
+        table["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]
     n = len(rows)
     rates = {name: int(table[name].sum()) for name in ("strict", "lenient", "formatted")}
     return Evaluation(
@@ -142,57 +131,9 @@ def evaluate(
         rows=table,
         settings={
             "decoding": "greedy",
-            "max_completion_tokens": limit,
+            "max_completion_tokens": greedy.settings["max_completion_tokens"],
             "samples": samples,
             "temperature": float(temperature) if samples else None,
             "seed": seed if samples else None,
         },
     )
-
-
-def render(tokenizer: PreTrainedTokenizerBase, task: Task, rows: Sequence[dict]) -> list[str]:
-    """The rows' prompts as training renders them."""
-    return [
-        build_prompt(
-            tokenizer, row["question"], system=task.system, prefill=task.prefill, examples=task.examples
-        )
-        for row in rows
-    ]
-
-
-def _judge(task: Task, row: dict, text: str, tokens: int, cut_off: bool) -> dict[str, Any]:
-    strict = strictly_right(task, row, text)
-    return {
-        "question": row["question"],
-        "answer": row["answer"],
-        "completion": text,
-        "strict": strict,
-        "lenient": strict or leniently_right(task, row, text),
-        "formatted": task.answer_of(text) is not None,
-        "tokens": tokens,
-        "cut_off": cut_off,
-    }
-
-
-def strictly_right(task: Task, row: dict, text: str) -> bool:
-    """Is the one answer in the completion's tags right?"""
-    answer = task.answer_of(text)
-    return answer is not None and bool(task.is_correct(answer, row))
-
-
-def leniently_right(task: Task, row: dict, text: str) -> bool:
-    """Right as the last number the model wrote, or from the last opening tag to a closing one or the line's end.
-
-    A task that reads its answers in its own way has no lenient reading.
-    """
-    if task.read_answer is not None:
-        return False
-    opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
-    response = task.prefill + text
-    start = response.rfind(opening)
-    # A prefill that goes on after the tag would lend its own words to the answer.
-    open_block = (
-        response[start + len(opening) :] if start + len(opening) >= len(task.prefill) and start >= 0 else ""
-    )
-    candidates = [open_block.split(closing)[0].strip().split("\n")[0].strip(), last_number(text)]
-    return any(bool(task.is_correct(answer, row)) for answer in candidates if answer)

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from grpo_kit.models import base_model
 from grpo_kit.record.files import RunFolderError, write_whole
-from grpo_kit.rollout.complete import check_room, complete, end_ids
+from grpo_kit.rollout.complete import Completion, Progress, check_room, complete, end_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,12 +46,13 @@ def sample_chunks(
     chunk: int,
     seed: int,
     batch_size: int,
+    progress: Progress | None = None,
     **how: Any,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Samples of rendered prompts, drawn or read back: one row a completion, a prompt's adjacent; and their settings.
+) -> tuple[list[Completion], dict[str, Any]]:
+    """Samples of rendered prompts, drawn or read back, a prompt's adjacent; and their settings.
 
     chunk: prompts a file, so what a kill loses at most. how: samples, temperature, max_completion_tokens of complete().
-    Columns: prompt, completion, ids (tokens as drawn, the end included), cut_off.
+    progress: see complete().
     Raises ValueError for sizes below 1 and what check_room refuses, before anything is written; RunFolderError where
     the folder holds samples of other settings, or another process is at it.
     """
@@ -73,7 +74,7 @@ def sample_chunks(
         ) from error
     with lock:  # releases it, whatever happens
         _claim(folder, settings)
-        frames = []
+        kept: list[Completion] = []
         for number, first in enumerate(range(0, len(prompts), chunk)):
             path = folder / _PARTS / f"part-{number:05d}.parquet"
             if not path.exists():
@@ -91,10 +92,13 @@ def sample_chunks(
                 pq.write_table(pa.table(rows, schema=_SCHEMA), buffer)
                 write_whole(path, buffer.getvalue())
             # Read back even what was just drawn, so that both are the same to the last type.
-            frames.append(pq.ParquetFile(path).read().to_pandas())
-    table = pd.concat(frames, ignore_index=True)
-    table["ids"] = [ids.tolist() for ids in table["ids"]]
-    return table, settings
+            columns = pq.ParquetFile(path).read(["completion", "ids", "cut_off"]).to_pydict().values()
+            kept += [
+                Completion(text, len(ids), cut, tuple(ids)) for text, ids, cut in zip(*columns, strict=True)
+            ]
+            if progress is not None:
+                progress(len(kept), len(prompts) * how["samples"])
+    return kept, settings
 
 
 def weights_digest(model: PreTrainedModel) -> str:

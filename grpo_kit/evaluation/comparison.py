@@ -32,11 +32,6 @@ class Comparison:
     fixed: int
     broken: int
 
-    @property
-    def intervals_apart(self) -> bool:
-        """Whether the tuned model's strict interval lies wholly above the base model's."""
-        return self.tuned.strict.low > self.base.strict.high
-
     def table(self) -> pd.DataFrame:
         """One row a measure: base, tuned, difference, each with its interval, and p. The constant strategy last."""
         rows = {}

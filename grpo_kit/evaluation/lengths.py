@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from grpo_kit.evaluation.accuracy import render
+from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import Estimate, wilson_interval
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.memory.table import GIB
-from grpo_kit.rollout.complete import Completion, complete
+from grpo_kit.rollout.complete import Completion
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -98,20 +98,9 @@ def length_probe(
 
     >>> length_probe(model, tokenizer, task, max_completion_tokens=128).quantile(0.99)  # doctest: +SKIP
     """
-    rows = list(task.held_out if rows is None else rows)
-    if not rows:
-        raise ValueError("rows is empty; give at least one row")
-    made = complete(
-        model,
-        tokenizer,
-        render(tokenizer, task, rows),
-        max_completion_tokens=max_completion_tokens,
-        samples=samples,
-        temperature=temperature,
-        batch_size=batch_size,
-        seed=seed,
-    )
-    return Lengths.of(made, max_completion_tokens)
+    how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
+    made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
+    return Lengths.of(made.completions, max_completion_tokens)
 
 
 def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:

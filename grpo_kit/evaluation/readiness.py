@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.evaluation.accuracy import leniently_right, render, strictly_right
 from grpo_kit.evaluation.aha import count_words, word_table
+from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
-from grpo_kit.rollout.complete import Completion, complete
-from grpo_kit.training.checks import part_scores, weighted_score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,20 +43,23 @@ VERDICTS = {
 }
 
 
-def signal_share(counts: Sequence[int], group_size: int) -> float:
-    """The chance that a group drawn from one prompt's samples, without replacement, is not all alike.
+def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -> float:
+    """The chance that a group drawn from one prompt's samples, without replacement, has a signal.
 
-    counts: how many samples had each value (right and wrong, or each reward). Unbiased for 1 - sum of p ** group_size
+    counts: how many samples had each value (right and wrong, or each reward). unjudged: samples without a reward, which
+    take no part in a group's signal. Unbiased for 1 - sum of p ** group_size
     over the values, as pass_at_k is for its own.
     Raises ValueError unless 2 <= group_size <= the number of samples.
 
     >>> round(signal_share([1, 3], 2), 3)
     0.5
     """
-    n = sum(counts)
+    n = sum(counts) + unjudged
     if min(counts, default=0) < 0 or not 2 <= group_size <= n:
         raise ValueError(f"group_size={group_size!r} must lie in 2..{n}, the samples of a prompt")
-    return 1 - sum(math.comb(count, group_size) for count in counts) / math.comb(n, group_size)
+    nobody = math.comb(unjudged, group_size)
+    alike = nobody + sum(math.comb(count + unjudged, group_size) - nobody for count in counts)
+    return 1 - alike / math.comb(n, group_size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +67,8 @@ class Readiness:
     """What a model does on a task before training. Made by readiness().
 
     right, lenient, formatted: of `samples`, by prompt: right in the tags, right as evaluate's lenient reading has it,
-    with a readable answer. rewards: by prompt, reward (weighted sum) -> samples that earned it.
+    with a readable answer. rewards: by prompt, reward (the total) -> samples that earned it; those without one are left
+    out.
     lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
     """
 
@@ -115,7 +117,12 @@ class Readiness:
     def signal_reward(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups whose rewards are not all equal: format and soft parts carry a signal too."""
         size = self.group_size if group_size is None else group_size
-        return bootstrap_mean([signal_share(list(rewards.values()), size) for rewards in self.rewards])
+        return bootstrap_mean(
+            [
+                signal_share(list(held.values()), size, unjudged=self.samples - sum(held.values()))
+                for held in self.rewards
+            ]
+        )
 
     @property
     def verdict(self) -> str:
@@ -218,42 +225,26 @@ def readiness(
 
     >>> print(readiness(model, tokenizer, largest()).reason)  # doctest: +SKIP
     """
-    rows = list(task.held_out if rows is None else rows)
-    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
-    if not rows:
-        raise ValueError("rows is empty; give at least one row")
     if not 2 <= group_size <= samples:
         raise ValueError(f"group_size={group_size!r} must lie in 2..samples={samples!r}")
     if not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
-    how = {"max_completion_tokens": limit, "samples": samples, "temperature": temperature, "seed": seed}
-    prompts = render(tokenizer, task, rows)
-    made = complete(model, tokenizer, prompts, batch_size=batch_size, **how)
-    texts = [completion.text for completion in made]
-    asked = [row for row in rows for _ in range(samples)]
-    strict = [strictly_right(task, row, text) for row, text in zip(asked, texts, strict=True)]
-    lenient = [
-        right or leniently_right(task, row, text)
-        for right, row, text in zip(strict, asked, texts, strict=True)
-    ]
-
-    def by_prompt(values: Sequence) -> list[list]:
-        return [list(values[i : i + samples]) for i in range(0, len(values), samples)]
-
-    earned = _rewards(task, asked, prompts, made)
+    how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
+    made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
+    judged = [[reward for reward in part if reward is not None] for part in made.by_row(made.rewards)]
     return Readiness(
         task=task.name,
         samples=samples,
         group_size=group_size,
-        questions=[row["question"] for row in rows],
-        right=[sum(part) for part in by_prompt(strict)],
-        lenient=[sum(part) for part in by_prompt(lenient)],
-        formatted=[sum(part) for part in by_prompt([task.answer_of(text) is not None for text in texts])],
-        rewards=[dict(sorted(Counter(part).items())) for part in by_prompt(earned)],
-        lengths=Lengths.of(made, limit),
-        words=count_words(texts),
-        constant=task.best_constant(rows) if task.strategies else None,
-        settings=how | {"temperature": float(temperature)},
+        questions=[row["question"] for row in made.rows],
+        right=[sum(part) for part in made.by_row(made.right)],
+        lenient=[sum(part) for part in made.by_row(made.lenient)],
+        formatted=[sum(part) for part in made.by_row(made.formatted)],
+        rewards=[dict(sorted(Counter(part).items())) for part in judged],
+        lengths=Lengths.of(made.completions, made.settings["max_completion_tokens"]),
+        words=count_words(made.texts),
+        constant=task.best_constant(made.rows) if task.strategies else None,
+        settings=made.settings,
     )
 
 
@@ -261,16 +252,3 @@ def _share(value: float, threshold: float) -> str:
     """In per cent; with a digit more where it would read as the threshold that it is not."""
     short = f"{value:.0%}"
     return f"{value:.1%}" if short == f"{threshold:.0%}" and value != threshold else short
-
-
-def _rewards(task: Task, rows: list[dict], prompts: Sequence[str], made: Sequence[Completion]) -> list[float]:
-    """Weighted sums as in training, a part that cannot judge adding nothing. rows: one a completion."""
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    parts = part_scores(
-        task.rewards,
-        prompts=[prompt for prompt in prompts for _ in range(len(made) // len(prompts))],
-        completions=[completion.text for completion in made],
-        completion_ids=[completion.ids for completion in made],
-        columns=columns | {"prefill": [task.prefill] * len(rows)},
-    )
-    return [weighted_score(task.reward_weights, [r or 0.0 for r in row]) for row in zip(*parts, strict=True)]

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.lab.figure import draw_lab
 from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside
-from grpo_kit.lab.settings import describe, fingerprint, resolve
+from grpo_kit.lab.settings import as_json, fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError, read_metrics
 
@@ -261,7 +261,7 @@ def _check_settings(path: Path, changes: Mapping[str, Any]) -> None:
     if (path / SETTINGS).exists():
         was, now = json.loads((path / SETTINGS).read_text(encoding="utf-8")), fingerprint(resolve(changes))
     else:  # a run's result alone: the settings as they were given
-        was, now = json.loads((path / RESULT).read_text(encoding="utf-8"))["settings"], describe(changes)
+        was, now = json.loads((path / RESULT).read_text(encoding="utf-8"))["settings"], as_json(changes)
     if was != now:
         differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
         raise RunFolderError(

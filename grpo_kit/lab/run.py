@@ -6,7 +6,7 @@ import gc
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +17,10 @@ from transformers import set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
-from grpo_kit.lab.settings import describe, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.evaluation.answers import answer
+from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.models import hardware, load_policy
 from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole
-from grpo_kit.rollout.complete import complete
 from grpo_kit.tasks import Task
 from grpo_kit.watch.monitor import read_flags
 
@@ -30,7 +30,7 @@ _SAMPLED_ROWS, _SAMPLES = 64, 4  # of an evaluation at a temperature
 
 
 def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluation) -> dict[str, Any]:
-    """Train and evaluate; returns what result.json then holds. A whole checkpoint in the folder is gone on from.
+    """Train and evaluate; returns what result.json then holds. A run goes on from a whole checkpoint in the folder.
 
     Raises KeyboardInterrupt after the stop button, once the trainer has saved.
     """
@@ -64,7 +64,7 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluati
     metrics, completions = read_metrics(folder), read_completions(folder)
     wrong = after.rows[~after.rows["strict"].astype(bool)]
     result = {
-        "settings": describe(changes),
+        "settings": as_json(changes),
         "seed": seed,
         "accuracy": asdict(after.strict),
         "right": "".join("1" if right else "0" for right in after.rows["strict"]),
@@ -117,9 +117,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
-    """An unfinished run that cannot be gone on with keeps its files under another name, which is returned.
+    """An unfinished run that cannot be continued keeps its files under another name, which is returned.
 
-    It can be gone on with from a whole checkpoint, under the same settings, unless a red flag has ended it
+    It can be continued from a whole checkpoint, under the same settings, unless a red flag has ended it
     (on_flag="stop": trained on, it would not end there again).
     """
     if not holds_run(folder):
@@ -143,19 +143,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 def _sampled(model: Any, tokenizer: Any, task: Task, temperature: float, seed: int) -> float:
     """Share of right samples at a temperature, over the first held-out rows."""
     rows = task.held_out[:_SAMPLED_ROWS]
-    part = replace(task, held_out=rows)
-    made = complete(
-        model,
-        tokenizer,
-        list(part.dataset(tokenizer, "held_out")["prompt"]),
-        max_completion_tokens=task.max_completion_tokens,
-        samples=_SAMPLES,
-        temperature=temperature,
-        batch_size=_SAMPLED_ROWS,
-        seed=seed,
-    )
-    answers = [(task.answer_of(c.text), rows[i // _SAMPLES]) for i, c in enumerate(made)]
-    right = [answer is not None and bool(task.is_correct(answer, row)) for answer, row in answers]
+    right = answer(model, tokenizer, task, rows, samples=_SAMPLES, temperature=temperature, seed=seed).right
     return sum(right) / len(right)
 
 

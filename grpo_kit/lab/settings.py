@@ -20,7 +20,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from grpo_kit.profiles import Profile, profile
-from grpo_kit.rewards.combine import all_parts
+from grpo_kit.rewards.judge import all_parts
 from grpo_kit.tasks import Task
 from grpo_kit.training.trainer import GRPOTrainer
 
@@ -111,7 +111,7 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     return Settings(chosen, task, tuning, trainer, options, changes, prepare, temperatures)
 
 
-def describe(changes: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as they were given, as JSON values, the same in every process: for a reader of result.json."""
     return json.loads(json.dumps({key: _plain(changes[key]) for key in sorted(changes)}))
 

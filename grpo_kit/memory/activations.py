@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PretrainedConfig
 
+from grpo_kit.models import MODEL_TYPES
+
 Trainable = Literal["full", "lora"]
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
 PREFERRED_TOKENS = 4096  # of a chunk: large enough for matrix products to keep a card busy
 USED_OF_FREE = 0.9  # the rest: the allocator's fragmentation and kernels' workspaces
 _TILE_TOKENS, _TILE_VOCABULARY = 4096, 32768  # of trl 1.16's chunked LM head

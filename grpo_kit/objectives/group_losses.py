@@ -74,7 +74,7 @@ def dr_grpo(
     advantages: Tensor,
     completion_mask: Tensor,
     *,
-    max_completion_length: int,
+    max_completion_tokens: int,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     **kl: Unpack[KL],
@@ -82,16 +82,16 @@ def dr_grpo(
     """L = 1/(R L_max) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3]: GRPO without its length bias.
 
     Use with group_advantages(scale="none"). Then at old = now its expected gradient is the policy gradient, times
-    (G-1)/G for the group's mean and 1/L_max. max_completion_length: any constant; it only scales the learning rate.
+    (G-1)/G for the group's mean and 1/L_max. max_completion_tokens: any constant; it only scales the learning rate.
     Source: Dr. GRPO, arXiv:2503.20783, figure 1 and its appendix's code; TRL's loss_type="dr_grpo".
 
     >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
-    >>> dr_grpo(p, p, A, mask, max_completion_length=4).item()  # (-2 + 1) / (2 * 4)
+    >>> dr_grpo(p, p, A, mask, max_completion_tokens=4).item()  # (-2 + 1) / (2 * 4)
     -0.125
     """
     ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
     loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
-    return masked_sum(loss, completion_mask) / (len(loss) * max_completion_length)
+    return masked_sum(loss, completion_mask) / (len(loss) * max_completion_tokens)
 
 
 def bnpo(

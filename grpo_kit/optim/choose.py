@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
-class Choice:
+class Recipe:
     """One optimizer.
 
     weights: dtype of the trained weights it is for; float32 adapters suit all but flash-adamw.
@@ -32,21 +33,21 @@ class Choice:
     description: str
 
 
-OPTIMIZERS: dict[str, Choice] = {
-    "adamw": Choice(_FLOAT32, 8.0, False, "torch's AdamW: float32 weights and moments, the reference"),
-    "adamw-8bit": Choice(
+OPTIMIZERS: dict[str, Recipe] = {
+    "adamw": Recipe(_FLOAT32, 8.0, False, "torch's AdamW: float32 weights and moments, the reference"),
+    "adamw-8bit": Recipe(
         _FLOAT32,
         2.03,
         False,
         "bitsandbytes' AdamW8bit: float32 weights, 8-bit moments, one scale a 256 weights",
     ),
-    "adamw-8bit-split": Choice(
+    "adamw-8bit-split": Recipe(
         _BFLOAT16,
         4.03,
         False,
         "the same update on bfloat16 weights whose other 16 bits the optimizer keeps: an exact float32 master",
     ),
-    "flash-adamw": Choice(
+    "flash-adamw": Recipe(
         _BFLOAT16,
         4.13,
         True,
@@ -114,11 +115,15 @@ def make_optimizer(
     return FlashAdamW(groups, **options, master_weight_bits=32)
 
 
-def choose_optimizer(name: str | None, model: torch.nn.Module) -> str | None:
-    """The name, or for None what trained bfloat16 weights need; None where any AdamW will do.
+def choose_optimizer(name: str | None, model: torch.nn.Module, *, given: Any = None) -> str | None:
+    """The name, or for None what trained bfloat16 weights need; None where any AdamW will do, or one is given.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError for an unknown name, and for a name beside an optimizer that is given.
     """
+    if given is not None:
+        if name is not None:
+            raise ValueError(f"optimizer={name!r} and optimizers= are both given; say one of the two")
+        return None
     if name is not None:
         if name not in OPTIMIZERS:
             raise ValueError(f"optimizer={name!r} is not known; use one of {', '.join(OPTIMIZERS)}")

@@ -9,6 +9,7 @@ from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code
 from grpo_kit.rewards.code_tests import CodeRunner
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
 from grpo_kit.rewards.format import SoftFormat
+from grpo_kit.rewards.judge import RewardError, total
 from grpo_kit.rewards.language import Language
 from grpo_kit.rewards.length import Repetition, RightSize
 from grpo_kit.rewards.response import Reward, extract_answer, last_number, on_response
@@ -34,6 +35,7 @@ __all__ = [
     "Repetition",
     "Reward",
     "RewardCheckError",
+    "RewardError",
     "RightSize",
     "Rouge",
     "SoftFormat",
@@ -46,4 +48,5 @@ __all__ = [
     "extract_code",
     "last_number",
     "on_response",
+    "total",
 ]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from grpo_kit.rewards.judge import totals
+
 Scores = Sequence[float | None]
 
 
@@ -23,8 +25,8 @@ def cancelled_groups(
     each part, whether parts of a WeightedSum or rewards of their own), or {part: scores of all completions}, the
     completions of a prompt adjacent, with weights, one a part, and group_size.
     tolerance: what varies by no more does not vary; weights such as 0.2 leave differences of 1e-17 in Python and of
-    1e-7 in a trainer's float32. Completions without a reward (None, NaN; from scores: where any part is None) are
-    left out, and groups with fewer than two others. A gate that holds back what the reward behind it gives counts
+    1e-7 in a trainer's float32. Completions without a total (None, NaN; see judge.totals) are left out,
+    and groups with fewer than two others. A gate that holds back what the reward behind it gives counts
     as cancelling; from scores a part of weight 0 does not (a table does not tell its weight).
     Returns step (0 for scores), groups, cancelled, share (NaN without groups) and example: the scores of the first
     cancelled group, "" where there is none.
@@ -116,10 +118,10 @@ def _as_table(
         raise ValueError(f"weights={weights!r} for {len(scores)} parts; give one per part")
     if not group_size or group_size < 2 or rows % group_size:
         raise ValueError(f"group_size={group_size!r} for {rows} completions; give a divisor from 2 up")
-    parts = pd.DataFrame({f"reward/{name}": values for name, values in scores.items()}, dtype=float)
-    total = (parts * list(weights)).sum(axis=1, skipna=False)
-    parts = parts.loc[:, [weight != 0 for weight in weights]]
-    return parts.assign(step=0, group=[row // group_size for row in range(rows)], reward=total)
+    groups = [row // group_size for row in range(rows)]
+    total = pd.Series(totals(list(scores.values()), weights, groups), dtype=float)
+    parts = {f"reward/{n}": v for (n, v), weight in zip(scores.items(), weights, strict=True) if weight != 0}
+    return pd.DataFrame(parts, dtype=float).assign(step=0, group=groups, reward=total)
 
 
 def _example(rows: pd.DataFrame) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from grpo_kit.rewards.cases import Case, RewardCheckError
-from grpo_kit.rewards.combine import checked_scores, reward_name
+from grpo_kit.rewards.judge import RewardError, ask_all, reward_names, totals
 from grpo_kit.rewards.response import Reward
 
 _PAYS = 1e-9
@@ -53,12 +53,7 @@ def check_rewards(
     rewards = [rewards] if callable(rewards) else list(rewards)
     if not rewards:
         raise ValueError("rewards is empty; give at least one reward")
-    names = [reward_name(reward) for reward in rewards]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(
-            f"rewards has several named {twice!r}, of which one would hide the other; set __name__"
-        )
+    names = reward_names(rewards)
     if rows < 1:
         raise ValueError(f"rows={rows!r} must be at least 1")
     if not isinstance(cases, Sequence):
@@ -71,10 +66,11 @@ def check_rewards(
     if len(weights) != len(rewards):
         raise ValueError(f"weights={weights!r} for {len(rewards)} rewards; give one per reward")
     tables, faults = [], []
+    named = dict(zip(names, rewards, strict=True))
     for group in groups:
-        table = _score(rewards, weights, group)
+        table = _score(named, weights, group)
         tables.append(table)
-        faults += _faults(rewards, group, table)
+        faults += _faults(named, group, table)
     if faults:
         error = RewardCheckError("Cheating pays:\n" + "\n".join(dict.fromkeys(faults)))
         error.table = pd.concat(tables, ignore_index=True)
@@ -82,44 +78,35 @@ def check_rewards(
     return tables[0]
 
 
-def _score(rewards: Sequence[Reward], weights: Sequence[float], cases: Sequence[Case]) -> pd.DataFrame:
+def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Sequence[Case]) -> pd.DataFrame:
     columns = {key: [case.columns.get(key) for case in cases] for case in cases for key in case.columns}
     table: dict[str, list] = {
         "case": [case.name for case in cases],
         "response": [case.prefill + case.completion for case in cases],
     }
-    scores = []
-    for reward in rewards:
-        try:
-            given = checked_scores(
-                reward,
-                [case.completion for case in cases],
-                prefill=[case.prefill for case in cases],
-                **columns,
-            )
-        except ValueError as error:
-            raise RewardCheckError(f"{reward_name(reward)} breaks the reward contract: {error}") from error
-        scores.append(given)
-        table[reward_name(reward)] = given
-    # As in TRL's sum: a reward that cannot judge a row adds nothing to it.
-    table["total"] = [
-        None
-        if all(s is None for s in row)
-        else sum(w * s for w, s in zip(weights, row, strict=True) if s is not None)
-        for row in zip(*scores, strict=True)
-    ]
-    return pd.DataFrame(table)
+    try:
+        parts = ask_all(
+            list(rewards.values()),
+            [case.completion for case in cases],
+            names=list(rewards),
+            prefill=[case.prefill for case in cases],
+            **columns,
+        )
+    except RewardError as error:
+        raise RewardCheckError(f"a reward breaks its contract: {error}") from error
+    weighted = totals(list(parts.values()), weights, [0] * len(cases))  # completions of one prompt
+    return pd.DataFrame(table | parts | {"total": weighted})
 
 
-def _faults(rewards: Sequence[Reward], cases: Sequence[Case], table: pd.DataFrame) -> list[str]:
+def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.DataFrame) -> list[str]:
     honest = [place for place, case in enumerate(cases) if case.honest]
     if not honest:
         raise ValueError(
             "cases holds no case with honest=True; the cheats need something to be compared with"
         )
-    blind = {reward_name(reward): not _needs_answer(reward) for reward in rewards}
+    blind = {name: not _needs_answer(reward) for name, reward in rewards.items()}
     blind["total"] = all(blind.values())
-    judged = [reward_name(reward) for reward in rewards if not getattr(reward, "only_a_part", False)]
+    judged = [n for n, reward in rewards.items() if not getattr(reward, "only_a_part", False)]
     faults = []
     for name in [*judged, "total"] if len(rewards) > 1 else list(blind)[:1]:
         scores = [None if pd.isna(score) else float(score) for score in table[name]]

@@ -26,7 +26,7 @@ class RightSize:
     unit: "tokens" counts the completion's token ids, which TRL passes as `completion_ids` (EOS included);
     "characters" counts the text, wherever it comes from, in any script; 4 to 5 make a token of English. There is
     no default, because 256 tokens and 256 characters differ so much. The prefill does not count.
-    limit is usually max_completion_length: what is cut off there earns 0. With shortest=0 and tokens it is
+    limit is usually max_completion_tokens: what is cut off there earns 0. With shortest=0 and tokens it is
     1 + DAPO's soft overlong punishment, L_max = limit, L_cache = limit - expected.
     Raises ValueError if unit is "tokens" and no completion_ids are given.
     Source: DAPO, arXiv:2503.14476, eq. 13.

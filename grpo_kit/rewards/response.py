@@ -39,9 +39,8 @@ def on_response(fn: Callable[..., list[float | None]]) -> Reward:
             wanted = {**wanted, "prefill": prefill}
         return fn(join_prefill(completions, prefill), **wanted)
 
-    del (
-        reward.__wrapped__
-    )  # else inspect.signature shows fn's own, which no longer is how the reward is called
+    # Else inspect.signature shows fn's own, which no longer is how the reward is called.
+    del reward.__wrapped__
     reward.columns = tuple(p.name for p in named if p.default is p.empty and p.name != "prefill")
     return reward
 
@@ -63,7 +62,7 @@ def pair_prefill(
     completions: Sequence[Any], prefill: Sequence[str | None] | str | None
 ) -> list[tuple[str, str]]:
     """(completion, prefill) of each row, both as text; the arguments are those of join_prefill."""
-    texts = [_text(completion) for completion in completions]
+    texts = [text_of(completion) for completion in completions]
     if prefill is None or isinstance(prefill, str):
         prefill = [prefill] * len(texts)
     if len(prefill) != len(texts):
@@ -134,7 +133,11 @@ def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Seq
     return columns[name]
 
 
-def _text(completion: Any) -> str:
+def text_of(completion: Any) -> str:
+    """A completion as text: itself, or the content of the last of its messages.
+
+    Raises ValueError for what is neither text nor messages.
+    """
     if isinstance(completion, str):
         return completion
     if isinstance(completion, Sequence) and completion and isinstance(completion[-1], dict):

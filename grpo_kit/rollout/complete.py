@@ -1,33 +1,29 @@
 """Let a model complete prompts, greedily or sampled, and leave it exactly as it was.
 
-What prompts have in common is computed once: greedily their common beginning (system prompt and worked examples, most
-of a short question's tokens), sampled each prompt for all of its samples; rows that have ended are dropped. Models
-that the rollout engine does not know are left to transformers' generate, which does none of this.
+It is the rollout engine's work: what all prompts begin with is computed once, each prompt once for all of its samples,
+rows that have ended are dropped, and where memory runs out it goes on with half the rows. Models that the engine does
+not know are left to transformers' generate, which does none of this.
 Simplification: one device.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import GenerationConfig
 
 from grpo_kit.models import base_model
-from grpo_kit.rollout.decode import Decoder
-from grpo_kit.rollout.sampling import Sampler
+from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.rollout.support import unsupported
-from grpo_kit.rollout.tape import Tape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SHORTEST_PREFIX = 16  # common tokens from which a forward of their own pays
+Progress = Callable[[int, int], None]
 
 
 class Completion(NamedTuple):
@@ -47,8 +43,9 @@ def complete(
     max_completion_tokens: int,
     samples: int = 1,
     temperature: float = 0.0,
-    batch_size: int = 32,
+    batch_size: int = 64,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> list[Completion]:
     """The model's completions of rendered prompts, `samples` adjacent ones for each: B prompts give B * samples.
 
@@ -58,10 +55,11 @@ def complete(
     seed: sample i of the result depends on (seed, i) and its prompt alone, not on batch_size; the draws are those of
     grpo_kit.rollout.RolloutEngine. (A model which the engine does not support is sampled by transformers' generate,
     batch by batch.)
+    progress: called with (completions done, completions in all) after each batch.
     Runs in evaluation mode; the model's modes and settings and the random state are as before afterwards.
     Raises ValueError naming the argument for one text in place of a list, sizes below 1, a negative temperature,
     several greedy samples, an empty prompt and one that leaves no room in the model's context. FloatingPointError if
-    sampled logits are not finite.
+    logits are not finite.
 
     >>> complete(model, tokenizer, [prompt], max_completion_tokens=8, samples=8, temperature=1.0)  # doctest: +SKIP
     """
@@ -82,48 +80,44 @@ def complete(
     ids = tokenizer(list(prompts))["input_ids"]  # with the default special tokens
     check_room(model, ids, max_completion_tokens)
     ids = [prompt for prompt in ids for _ in range(samples)]  # (B * samples)
-    how = (
-        {"do_sample": True, "temperature": float(temperature), "top_k": 0}
-        if temperature
-        else {"do_sample": False}
-    )
     ends = end_ids(model, tokenizer)
     config = GenerationConfig(
         max_new_tokens=max_completion_tokens,
         eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
         disable_compile=True,
-        **how,
+        do_sample=bool(temperature),
+        **({"temperature": float(temperature), "top_k": 0} if temperature else {}),
     )
+    written: dict[int, list[int]] = {}
     with _as_it_was(model, seed):
-        if unsupported(model, config) is not None:
-            written = _by_length(ids, batch_size, lambda prompts: _generate(model, prompts, config))
-        elif temperature:
-            written = _sample_all(model, ids, config, batch_size, seed)
-        else:
-            prefix = common_prefix(ids)
-            cache = _compute(model, prefix) if prefix else None
-            rests = [prompt[len(prefix) :] for prompt in ids]
-            written = _by_length(
-                rests, batch_size, lambda rests: _greedy(model, rests, ends, max_completion_tokens, cache)
-            )
+        decode = _decoder(model, config, seed)
+        for rows in _batches(ids, batch_size):
+            written.update(zip(rows, decode([ids[r] for r in rows], rows), strict=True))
+            if progress is not None:
+                progress(len(written), len(ids))
     made = []
-    for tokens in written:
-        tokens = up_to_end(tokens, ends)
+    for row in range(len(ids)):
+        tokens = up_to_end(written[row], ends)
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         made.append(Completion(text, len(tokens), tokens[-1] not in ends, tuple(tokens)))
     return made
 
 
-def common_prefix(prompts: Sequence[list[int]]) -> list[int]:
-    """The tokens with which all prompts begin, at least one left to each; [] where it would not pay to share them.
+def _decoder(model: PreTrainedModel, config: GenerationConfig, seed: int) -> Callable[..., list[list[int]]]:
+    """f(prompts, their row numbers) -> the tokens written behind each."""
+    if unsupported(model, config) is None:
+        engine = RolloutEngine(model)
+        how = {"seed": seed, "share_prefix": True}
+        return lambda prompts, rows: engine.generate(prompts, config, rows=rows, **how).completion_ids
 
-    >>> common_prefix([[*range(20), 7], [*range(20), 8, 9]]) == list(range(20))
-    True
-    """
-    # The common prefix of all is that of the smallest and the largest, which is what commonprefix looks at.
-    length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
-    return list(prompts[0][:length]) if len(prompts) > 1 and length >= _SHORTEST_PREFIX else []
+    def generate(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
+        # Padded here and not by the tokenizer, whose padding side then needs no setting.
+        ids, mask = left_pad(prompts, config.pad_token_id, next(model.parameters()).device)
+        made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        return made[:, ids.size(1) :].tolist()
+
+    return generate
 
 
 def left_pad(
@@ -150,101 +144,10 @@ def up_to_end(tokens: list[int], ends: Collection[int]) -> list[int]:
     return tokens[:length]
 
 
-def _by_length(
-    prompts: list[list[int]], batch_size: int, decode: Callable[[list[list[int]]], list[list[int]]]
-) -> list[list[int]]:
-    """decode(batch) for batches of prompts of about one length, so with little padding; in the prompts' order."""
-    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-    made: dict[int, list[int]] = {}
-    for first in range(0, len(order), batch_size):
-        batch = order[first : first + batch_size]
-        made.update(zip(batch, decode([prompts[i] for i in batch]), strict=True))
-    return [made[i] for i in range(len(prompts))]
-
-
-def _generate(model: PreTrainedModel, prompts: list[list[int]], config: GenerationConfig) -> list[list[int]]:
-    """The new tokens of one batch by transformers' generate, padded at the end."""
-    # Padded here and not by the tokenizer, whose padding side then needs no setting.
-    ids, mask = left_pad(prompts, config.pad_token_id, next(model.parameters()).device)
-    made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-    return made[:, ids.size(1) :].tolist()
-
-
-def _compute(model: PreTrainedModel, prefix: list[int]) -> DynamicCache:
-    """Keys and values of the prefix, one row."""
-    cache = DynamicCache(config=base_model(model).config)
-    ids = torch.tensor([prefix], device=next(model.parameters()).device)
-    base_model(model).get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
-    return cache
-
-
-def _greedy(
-    model: PreTrainedModel,
-    rests: list[list[int]],
-    ends: Collection[int],
-    limit: int,
-    prefix: DynamicCache | None,
-) -> list[list[int]]:
-    """The likeliest tokens behind prefix + rest of each row, up to its end; ended rows leave the batch."""
-    base = base_model(model)
-    ids, mask = left_pad(rests, 0, next(model.parameters()).device)
-    cache = DynamicCache(config=base.config)
-    if prefix is not None:  # laid out as prefix, padding, rest
-        for place, layer in enumerate(prefix.layers):
-            cache.update(*(x.expand(len(rests), -1, -1, -1) for x in (layer.keys, layer.values)), place)
-        mask = torch.cat([mask.new_ones(len(rests), prefix.get_seq_length()), mask], dim=1)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.size(1) :]
-    rows = list(range(len(rests)))
-    written: list[list[int]] = [[] for _ in rests]
-    for _ in range(limit):
-        hidden = base.get_decoder()(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state
-        tokens = base.get_output_embeddings()(hidden[:, -1]).argmax(-1)  # (R,)
-        said = tokens.tolist()
-        for row, token in zip(rows, said, strict=True):
-            written[row].append(token)
-        live = [i for i, token in enumerate(said) if token not in ends]
-        if not live:
-            break
-        if len(live) < len(rows):
-            kept = torch.tensor(live, device=ids.device)
-            cache.batch_select_indices(kept)
-            mask, positions, tokens = mask[kept], positions[kept], tokens[kept]
-            rows = [rows[i] for i in live]
-        ids, positions = tokens[:, None], positions[:, -1:] + 1
-        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-    return written
-
-
-def _sample_all(
-    model: PreTrainedModel, ids: list[list[int]], config: GenerationConfig, batch_size: int, seed: int
-) -> list[list[int]]:
-    """Sampled tokens of every row, a prompt's rows adjacent, computed once for those that share a batch."""
-    base = base_model(model)
-    device = base.get_input_embeddings().weight.device
-    # The engine's parts and not the engine, whose row numbers would begin anew with every batch.
-    decoder = Decoder(base, bucketed=device.type != "cpu")
-    sampler = Sampler.from_config(config, seed)
-    made: list[list[int]] = []
-    for rows in row_batches(ids, batch_size):
-        prompts = [ids[r] for r in rows]
-        tape = Tape(
-            prompts,
-            config.max_new_tokens,
-            stop_ids=config.eos_token_id,
-            stop_text=None,
-            pad_id=config.pad_token_id,
-            device=device,
-        )
-        decoder.run(prompts, torch.tensor(rows, device=device), tape, sampler, config.max_new_tokens)
-        for tokens, _, logprobs, _ in tape.read():
-            if not all(map(math.isfinite, logprobs)):
-                raise FloatingPointError(
-                    "the model's logits are not finite: its weights hold a NaN or overflowed"
-                )
-            made.append(tokens)
-    return made
+def _batches(prompts: Sequence[list[int]], batch_size: int) -> list[list[int]]:
+    """Rows in batches of prompts of about one length, the longest first, so that memory runs out at once or never."""
+    order = sorted(range(len(prompts)), key=lambda r: (-len(prompts[r]), prompts[r]))
+    return [[order[i] for i in batch] for batch in row_batches([prompts[r] for r in order], batch_size)]
 
 
 def row_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:

@@ -17,6 +17,7 @@ from grpo_kit.rollout.slots import Slots, fill_holes
 from grpo_kit.rollout.tape import EndWatch, Tape
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
+_SHORT_TOKENS = 1024  # of the ends of prompts on a CPU
 _LOOK_EVERY = 4  # steps between looks at who is done, where a look would stall the device
 _SHORTEST_BUCKET = 64  # columns of suffix attended at least, in bucketed decoding
 
@@ -50,15 +51,23 @@ class Decoder:
         self.graphs.clear()
 
     def run(
-        self, prompts: Sequence[Sequence[int]], rows: torch.Tensor, tape: Tape, sampler: Sampler, limit: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: torch.Tensor,
+        tape: Tape,
+        sampler: Sampler,
+        limit: int,
+        *,
+        shared: int = 0,
     ) -> dict[str, float]:
         """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape; seconds by phase.
 
-        rows: long (n,) on the device, who they are to sampler and processors.
+        rows: long (n,) on the device, who they are to sampler and processors. shared: tokens that all prompts begin
+        with, fewer than any has, which are computed once.
         """
         start = time.perf_counter()
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
-        first_logits = self._prefill(groups, limit)  # (P, V)
+        first_logits = self._prefill(groups, limit, shared)  # (P, V)
         self._wait()
         middle = time.perf_counter()
         with _decode_attention(self.base):
@@ -72,20 +81,23 @@ class Decoder:
 
     # ---- prompts ------------------------------------------------------------------------------------------------
 
-    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int) -> torch.Tensor:
+    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int, shared: int) -> torch.Tensor:
         """Each prompt once, into the prefix slots; the logits behind its last token, (P, V)."""
         prompts = [p for p, _ in groups]
         last = []
-        for begin, end in self._chunks([len(p) for p in prompts]):
-            part = prompts[begin:end]
+        prefix = self._compute(prompts[0][:shared]) if shared else None
+        for begin, end in self._chunks([len(p) - shared for p in prompts], bool(shared)):
+            part = [p[shared:] for p in prompts[begin:end]]
             lengths = torch.tensor([len(p) for p in part], device=self.device)
             width = max(map(len, part))
             # Padded on the right: causal attention keeps it from being seen, and no mask is needed.
             ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in part], device=self.device)
             cache = DynamicCache(config=self.base.config)
+            for place, layer in enumerate(prefix.layers if prefix else ()):
+                cache.update(*(x.expand(len(part), -1, -1, -1) for x in (layer.keys, layer.values)), place)
             hidden = self.base.get_decoder()(
                 input_ids=ids,
-                position_ids=torch.arange(width, device=self.device).expand(len(part), -1),
+                position_ids=(shared + torch.arange(width, device=self.device)).expand(len(part), -1),
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
@@ -93,13 +105,21 @@ class Decoder:
             if begin == 0:
                 self._allocate(groups, limit, cache)
             for layer, held in enumerate(cache.layers):
-                self.slots.prefix[0, layer, begin:end, :, :width] = held.keys
-                self.slots.prefix[1, layer, begin:end, :, :width] = held.values
+                self.slots.prefix[0, layer, begin:end, :, : shared + width] = held.keys
+                self.slots.prefix[1, layer, begin:end, :, : shared + width] = held.values
         self.slots.set_prompts([len(p) for p in prompts])
         return self.base.get_output_embeddings()(torch.cat(last))
 
-    def _chunks(self, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-        budget = _PREFILL_TOKENS if self.bucketed else 0
+    def _compute(self, prefix: Sequence[int]) -> DynamicCache:
+        """Keys and values of the prefix, one row."""
+        cache = DynamicCache(config=self.base.config)
+        ids = torch.tensor([list(prefix)], device=self.device)
+        self.base.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
+        return cache
+
+    def _chunks(self, lengths: Sequence[int], short: bool) -> Iterator[tuple[int, int]]:
+        """Prompts that are computed together: on a CPU one at a time, unless only their short ends are left."""
+        budget = _PREFILL_TOKENS if self.bucketed else _SHORT_TOKENS if short else 0
         begin = 0
         for end in range(1, len(lengths) + 1):
             if end == len(lengths) or (end + 1 - begin) * max(lengths[begin : end + 1]) > budget:

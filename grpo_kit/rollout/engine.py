@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.support import unsupported
 from grpo_kit.rollout.tape import Tape
+
+_SHORTEST_PREFIX = 16  # common tokens from which a forward of their own pays
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,17 @@ class Rollouts:
     policy_logprobs: list[list[float]]
     entropies: list[list[float]]
     seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What one call of generate is asked for."""
+
+    prompt_ids: list[list[int]]
+    numbers: list[int]
+    shared: int  # tokens that all prompts begin with, to be computed once
+    config: GenerationConfig
+    tokenizer: PreTrainedTokenizerBase | None
 
 
 class RolloutEngine:
@@ -72,6 +86,8 @@ class RolloutEngine:
         generation_config: GenerationConfig,
         *,
         seed: int | None = None,
+        rows: Sequence[int] | None = None,
+        share_prefix: bool = False,
         processors: Sequence[Processor] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Rollouts:
@@ -80,7 +96,9 @@ class RolloutEngine:
         generation_config: max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty,
         eos_token_id, stop_strings. None means off; only a missing eos_token_id is taken from the checkpoint.
         seed: row i's draws depend on (seed, i) and its own text alone; None takes one number from torch's global
-        generator. processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
+        generator. rows: numbers for the entries of prompt_ids, to be known by to seed and processors; default 0, 1, ...
+        share_prefix: compute the tokens that all prompts begin with once (the same result, but for rounding).
+        processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
         input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
         tokenizer: needed for stop_strings.
         Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so.
@@ -99,8 +117,10 @@ class RolloutEngine:
         sampler = Sampler.from_config(generation_config, seed, processors)
         seconds = {"prefill": 0.0, "decode": 0.0}
         with self._evaluating():
-            rows = list(range(len(prompt_ids)))
-            result = self._rollout(rows, prompt_ids, generation_config, sampler, tokenizer, seconds)
+            numbers = list(range(len(prompt_ids)) if rows is None else rows)
+            shared = len(common_prefix(prompt_ids)) if share_prefix else 0
+            batch = _Batch(prompt_ids, numbers, shared, generation_config, tokenizer)
+            result = self._rollout(batch, sampler, seconds)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), seconds)
         if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
@@ -109,35 +129,28 @@ class RolloutEngine:
             )
         return rollouts
 
-    def _rollout(
-        self,
-        rows: list[int],
-        prompt_ids: list[list[int]],
-        generation_config: GenerationConfig,
-        sampler: Sampler,
-        tokenizer: PreTrainedTokenizerBase | None,
-        seconds: dict[str, float],
-    ) -> dict[int, tuple]:
-        """These rows of prompt_ids, in as many batches as memory needs: row -> what Tape.read gives for it."""
-        limit, pad_id = generation_config.max_new_tokens, generation_config.pad_token_id
-        texts = generation_config.stop_strings
+    def _rollout(self, batch: _Batch, sampler: Sampler, seconds: dict[str, float]) -> dict[int, tuple]:
+        """All rows, in as many batches as memory needs: place in prompt_ids -> what Tape.read gives for it."""
+        config = batch.config
+        limit, pad_id, texts = config.max_new_tokens, config.pad_token_id, config.stop_strings
         ending = dict(
-            stop_ids=self._stop_ids(generation_config),
-            stop_text=StopStringCriteria(tokenizer, texts) if texts else None,
+            stop_ids=self._stop_ids(config),
+            stop_text=StopStringCriteria(batch.tokenizer, texts) if texts else None,
             pad_id=0 if pad_id is None else pad_id,
         )
         device = self._decoder.device
         result: dict[int, tuple] = {}
-        waiting = [rows]
+        waiting = [list(range(len(batch.prompt_ids)))]
         while waiting:
             part = waiting.pop(0)
             if len(part) > self._most_rows:
-                waiting[:0] = halve(part, prompt_ids)
+                waiting[:0] = halve(part, batch.prompt_ids)
                 continue
             try:
-                prompts = [prompt_ids[r] for r in part]
+                prompts = [batch.prompt_ids[r] for r in part]
                 tape = Tape(prompts, limit, device=device, **ending)
-                spent = self._decoder.run(prompts, torch.tensor(part, device=device), tape, sampler, limit)
+                numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
+                spent = self._decoder.run(prompts, numbers, tape, sampler, limit, shared=batch.shared)
                 result.update(zip(part, tape.read(), strict=True))
                 for phase in seconds:
                     seconds[phase] += spent[phase]
@@ -198,6 +211,18 @@ class RolloutEngine:
                 module.training = True
             if torch.is_autocast_enabled(self._decoder.device.type):
                 graphs.clear()  # autocast's copies of the weights go when its context ends
+
+
+def common_prefix(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens with which all prompts begin, at least one left to each; [] where it would not pay to share them.
+
+    >>> common_prefix([[*range(20), 7], [*range(20), 8, 9]]) == list(range(20))
+    True
+    """
+    # The common prefix of all is that of the smallest and the largest, which is what commonprefix looks at.
+    length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
+    several = any(list(prompt) != list(prompts[0]) for prompt in prompts)
+    return list(prompts[0][:length]) if several and length >= _SHORTEST_PREFIX else []
 
 
 def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:

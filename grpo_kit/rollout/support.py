@@ -8,10 +8,8 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
-from grpo_kit.models import base_model
+from grpo_kit.models import MODEL_TYPES, base_model
 
-# Decoders with fully causal attention, rotary positions and no scaling of logits.
-MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 # Their frequencies change as a sequence grows, so that keys cached earlier would have to be turned again.
 _MOVING_ROPE = frozenset({"dynamic", "longrope"})
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,7 +49,7 @@ def _model_problem(model: Any) -> str | None:
         return f"{type(base).__name__} is no transformers model"
     config = base.config
     if config.model_type not in MODEL_TYPES:
-        return f"model_type {config.model_type!r} is not one of {', '.join(sorted(MODEL_TYPES))}"
+        return f"model_type {config.model_type!r} is not one of {', '.join(MODEL_TYPES)}"
     if base.get_output_embeddings() is None:
         return f"{type(base).__name__} has no language-model head"
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
-from grpo_kit.rewards.combine import all_parts
-from grpo_kit.rewards.response import Reward, own_answer
+from grpo_kit.rewards.judge import all_parts, ask_all, totals
+from grpo_kit.rewards.response import Reward, last_number, own_answer
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -81,23 +82,47 @@ class Task:
         self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
     ) -> Dataset:
         """The split as TRL wants it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's."""
-        from grpo_kit.prompts import build_dataset
-
         if split not in ("train", "held_out"):
             raise ValueError(f"split={split!r} is not known; use 'train' or 'held_out'")
         return build_dataset(
-            tokenizer,
-            getattr(self, split),
-            system=self.system,
-            prefill=self.prefill,
-            examples=self.examples,
+            tokenizer, getattr(self, split), system=self.system, prefill=self.prefill, examples=self.examples
         )
+
+    def render(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> list[str]:
+        """The rows' prompts as training renders them, each ending in the prefill."""
+        return [
+            build_prompt(
+                tokenizer, row["question"], system=self.system, prefill=self.prefill, examples=self.examples
+            )
+            for row in rows
+        ]
 
     def answer_of(self, completion: str) -> str | None:
         """The answer that the completion gives, behind the task's prefill; None if it gives none, or several."""
         if self.read_answer is not None:
             return self.read_answer(completion, self.prefill)
         return own_answer(completion, self.prefill, self.answer_tag)
+
+    def is_right(self, row: dict, completion: str) -> bool:
+        """Is the one answer in the completion's tags right?"""
+        answer = self.answer_of(completion)
+        return answer is not None and bool(self.is_correct(answer, row))
+
+    def is_leniently_right(self, row: dict, completion: str) -> bool:
+        """Right as the last number the model wrote, or from the last opening tag to a closing one or the line's end.
+
+        A task that reads its answers in its own way has no lenient reading.
+        """
+        if self.read_answer is not None:
+            return False
+        opening, closing = f"<{self.answer_tag}>", f"</{self.answer_tag}>"
+        response = self.prefill + completion
+        start = response.rfind(opening)
+        # A prefill that goes on after the tag would lend its own words to the answer.
+        own = start >= 0 and start + len(opening) >= len(self.prefill)
+        open_block = response[start + len(opening) :] if own else ""
+        candidates = [open_block.split(closing)[0].strip().split("\n")[0].strip(), last_number(completion)]
+        return any(bool(self.is_correct(answer, row)) for answer in candidates if answer)
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         """What check_rewards tries on a row: the honest completion and the cheats, no two alike.
@@ -160,9 +185,11 @@ class Task:
 
 
 def strategy_means(
-    task: Task, rows: Sequence[dict] | None, judge: Callable[[list[tuple[str | None, dict]]], Iterable[float]]
+    task: Task,
+    rows: Sequence[dict] | None,
+    judge: Callable[[list[tuple[str | None, dict]]], Iterable[float | None]],
 ) -> dict[str, float]:
-    """Of every strategy the sum of judge([(its answer, row), ...]) over the number of rows, best first; ties by name.
+    """Of every strategy the mean of judge([(its answer, row), ...]), None left out, best first; ties by name.
 
     rows: None for held_out. Raises ValueError if rows is empty.
     """
@@ -171,7 +198,9 @@ def strategy_means(
         raise ValueError("rows is empty; give at least one row")
     means = {}
     for name, strategy in task.strategies.items():
-        means[name] = sum(judge([(strategy(row), row) for row in rows])) / len(rows)
+        judged = [value for value in judge([(strategy(row), row) for row in rows]) if value is not None]
+        if judged:
+            means[name] = sum(judged) / len(judged)
     return dict(sorted(means.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -180,7 +209,7 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
 
     The answer is put between the answer tags; where a strategy has none, they stay empty. Accuracy
     (Task.constant_accuracies) says how often a shortcut is right; this says how much reward it earns.
-    A reward that cannot judge a row adds nothing to it, as in TRL's sum.
+    Rows that the rewards cannot judge are left out.
     Raises ValueError if rows is empty, and for a task whose answers do not stand in tags (code).
 
     >>> from grpo_kit.tasks import largest
@@ -191,14 +220,14 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
     opening = "" if f"<{task.answer_tag}>" in task.prefill else f"<{task.answer_tag}>"
 
-    def weighted(pairs: list[tuple[str | None, dict]]) -> list[float]:
+    def earned(pairs: list[tuple[str | None, dict]]) -> list[float | None]:
         names = dict.fromkeys(name for _, row in pairs for name in row)
         columns = {name: [row.get(name) for _, row in pairs] for name in names}
         completions = [f"{opening}{answer or ''}</{task.answer_tag}>" for answer, _ in pairs]
-        scores = [reward(completions, prefill=task.prefill, **columns) for reward in task.rewards]
-        return [w * (s or 0.0) for w, part in zip(task.reward_weights, scores, strict=True) for s in part]
+        parts = ask_all(task.rewards, completions, prefill=[task.prefill] * len(pairs), **columns)
+        return totals(list(parts.values()), task.reward_weights, range(len(pairs)))
 
-    return strategy_means(task, rows, weighted)
+    return strategy_means(task, rows, earned)
 
 
 def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strategy]:

@@ -1,128 +1,15 @@
-"""What is checked before training starts, and around every reward call."""
+"""What is checked before training starts."""
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 
-from grpo_kit.rewards.combine import all_parts
-
-# What TRL hands every reward function besides the columns of the data set.
-_GIVEN_BY_TRL = frozenset(
-    {
-        "self",
-        "prompts",
-        "completions",
-        "completion_ids",
-        "trainer_state",
-        "log_extra",
-        "log_metric",
-        "environments",
-    }
-)
-
-
-class RewardError(ValueError):
-    """A reward raised, returned NaN or the wrong number of values; names the reward, the row and the completion."""
-
-
-class CheckedReward:
-    """A reward function as the trainer calls it: same name, same columns, its output verified.
-
-    Returns list[float | None] of the batch's length; None stays None ("cannot judge").
-    Raises RewardError, which carries the reward's name, the row and its completion.
-    """
-
-    def __init__(self, reward: Callable[..., list[float | None]]) -> None:
-        self.reward = reward
-        self.__name__ = reward_name(reward)
-
-    def __call__(self, *, prompts: list, completions: list, **columns: Any) -> list[float | None]:
-        try:
-            scores = self.reward(prompts=prompts, completions=completions, **columns)
-        except Exception as error:
-            row, completion = self._culprit(prompts, completions, columns)
-            raise RewardError(
-                f"reward {self.__name__!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
-            ) from error
-        if not isinstance(scores, Sequence) and not hasattr(scores, "__len__"):
-            raise RewardError(
-                f"reward {self.__name__!r} returned {type(scores).__name__}; "
-                "it must return one float or None for each completion"
-            )
-        if len(scores) != len(completions):
-            row = min(len(scores), len(completions) - 1)
-            raise RewardError(
-                f"reward {self.__name__!r} returned {len(scores)} values for {len(completions)} completions\n"
-                f"first row without a partner: {row}, completion {completions[row]!r}"
-            )
-        for row, score in enumerate(scores):
-            if score is not None and not math.isfinite(float(score)):
-                raise RewardError(
-                    f"reward {self.__name__!r} returned {score} (use None for 'cannot judge')\n"
-                    f"row {row}, completion {completions[row]!r}"
-                )
-        return list(scores)
-
-    def _culprit(self, prompts: list, completions: list, columns: dict[str, Any]) -> tuple[int | str, Any]:
-        """The first row that raises on its own; rewards are pure, so asking again is safe."""
-        quiet = {**columns, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
-        for row in range(len(completions)):
-            one = {
-                k: v[row : row + 1] if isinstance(v, list) and len(v) == len(completions) else v
-                for k, v in quiet.items()
-            }
-            try:
-                self.reward(prompts=prompts[row : row + 1], completions=completions[row : row + 1], **one)
-            except Exception:
-                return row, completions[row]
-        return "unknown (each passes alone)", completions[0] if completions else ""
-
-
-def part_scores(
-    rewards: Sequence[Callable],
-    *,
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    completion_ids: Sequence[Sequence[int]],
-    columns: Mapping[str, Sequence[Any]],
-) -> list[list[float | None]]:
-    """Each reward's scores, asked outside training as the trainer asks: by keyword, its output verified.
-
-    All arguments have one entry a completion; columns: those of the data set, `prefill` too. Returns a list a reward.
-    Raises RewardError.
-
-    >>> def brief(completions, **columns):
-    ...     return [1 / len(ids) for ids in columns["completion_ids"]]
-    >>> part_scores([brief], prompts=["2 + 2?"], completions=["4"], completion_ids=[[52, 2]], columns={})
-    [[0.5]]
-    """
-    given = {name: list(values) for name, values in columns.items()}
-    given |= {"completion_ids": [list(ids) for ids in completion_ids]}
-    return [
-        CheckedReward(reward)(prompts=list(prompts), completions=list(completions), **given)
-        for reward in rewards
-    ]
-
-
-def weighted_score(weights: Sequence[float], scores: Sequence[float]) -> float:
-    """Sum of weight x score, rounded to 6 digits so that equal sums are equal.
-
-    >>> weighted_score([0.8, 0.2], [0.1, 0.6]) == weighted_score([0.8, 0.2], [0.2, 0.2])
-    True
-    """
-    return round(math.fsum(w * s for w, s in zip(weights, scores, strict=True)), 6)
-
-
-def reward_name(reward: Callable) -> str:
-    """The name TRL logs a reward under."""
-    return getattr(reward, "__name__", None) or type(reward).__name__
+from grpo_kit.rewards.judge import all_parts, check_columns
 
 
 def check_training_data(
@@ -133,13 +20,11 @@ def check_training_data(
     prompts_per_step: unique prompts of one rollout buffer.
     Raises ValueError naming what is missing; an IterableDataset is only checked for columns it declares.
     """
-    names = [reward_name(r) for r in rewards]
-    inside = {id(part): reward_name(part) for r in rewards for part in [r, *all_parts(r)]}
-    counts = Counter(names), Counter(inside.values())  # one object may be a part and a reward by itself
-    twice = sorted({n for count in counts for n in count if count[n] > 1})
+    named = {id(p): n for r in rewards for p, n in zip(all_parts(r), getattr(r, "names", ()), strict=False)}
+    twice = sorted(name for name, count in Counter(named.values()).items() if count > 1)
     if twice:
         raise ValueError(
-            f"reward_funcs has several rewards named {twice}; metrics are kept by name, so rename one"
+            f"reward_funcs has several parts named {twice}; metrics are kept by name, so set __name__ on one"
         )
     if data is None:
         return
@@ -158,41 +43,18 @@ def check_training_data(
         raise ValueError(
             f"train_dataset has columns {columns} but no 'prompt'; build it with grpo_kit.build_dataset"
         )
-    for reward in rewards:
-        missing = [c for c in required_columns(reward) if c not in columns]
-        if missing:
-            raise ValueError(
-                f"reward {reward_name(reward)!r} asks for the column{'s' * (len(missing) > 1)} {missing}, "
-                f"which train_dataset does not have (it has {columns})"
-            )
+    check_columns(rewards, columns, "train_dataset")
 
 
-def required_columns(reward: Callable) -> list[str]:
-    """Columns a reward cannot do without: its `columns` attribute and its parameters that have no default.
-
-    >>> def right(completions, answer, **columns): ...
-    >>> required_columns(right)
-    ['answer']
-    """
-    columns = list(getattr(reward, "columns", ()))
-    for p in inspect.signature(reward).parameters.values():
-        named = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        if named and p.default is p.empty and p.name not in _GIVEN_BY_TRL and p.name not in columns:
-            columns.append(p.name)
-    return columns
-
-
-def check_prompt_lengths(
-    data: Dataset, tokenize: Callable[[list[str]], list[list[int]]], context: int, completion: int
-) -> None:
+def check_prompt_lengths(data: Any, tokenizer: Any, model: Any, completion: int) -> None:
     """Refuse prompts that leave no room for a completion: TRL never truncates, the model would read past its end.
 
-    context, completion: tokens. Only rendered (str) prompts are checked.
+    completion: tokens. Only rendered (str) prompts of a Dataset are checked, for models that say their context.
     """
-    prompts = list(data["prompt"])
-    if not isinstance(prompts[0], str):
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(data, Dataset) or not context or not isinstance(data[0]["prompt"], str):
         return
-    for row, ids in enumerate(tokenize(prompts)):
+    for row, ids in enumerate(tokenizer(list(data["prompt"]))["input_ids"]):
         if len(ids) + completion > context:
             raise ValueError(
                 f"train_dataset row {row}: its prompt has {len(ids)} tokens, which with max_completion_length="
@@ -232,6 +94,8 @@ def buffer_steps(args: Any) -> int:
 
 def align(args: Any, warmup: float) -> None:
     """One row a step, warmup, and checkpoints where a rollout buffer ends (elsewhere resuming is not exact)."""
+    if not 0 <= warmup < 1:
+        raise ValueError(f"warmup={warmup} must be a fraction of the steps in [0, 1)")
     args.logging_steps = 1
     if args.warmup_steps == 0:
         args.warmup_steps = warmup

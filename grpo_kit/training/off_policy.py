@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from grpo_kit.training.draw_rows import check_can_draw, draw_rows
-from grpo_kit.training.restore import get_random_state
 from grpo_kit.training.trainer import GRPOTrainer
+from grpo_kit.training.trl_internals import metrics_set_aside
 
 STATE_FILE = "off_policy.pt"
 
@@ -141,9 +141,9 @@ class OffPolicyTrainer(GRPOTrainer):
                 parameter.data = tensor
             yield
         finally:
-            self._guard.begin_finish_first()  # a second press must not find half of them
+            self._session.guard.begin_finish_first()  # a second press must not find half of them
             self._put_back()
-            self._guard.end_finish_first()
+            self._session.guard.end_finish_first()
 
     def _put_back(self) -> None:
         for parameter, tensor in self._own_weights:
@@ -151,7 +151,7 @@ class OffPolicyTrainer(GRPOTrainer):
         self._own_weights = []
 
     def _save_where_it_stopped(self, why: str) -> None:
-        self._guard.begin_finish_first()
+        self._session.guard.begin_finish_first()
         self._put_back()  # where an interrupt came on the very way out of a rollout
         super()._save_where_it_stopped(why)
 
@@ -166,8 +166,7 @@ class OffPolicyTrainer(GRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
-        if self._random_state is None or self._random_state[0] != step:  # also where nothing is sampled
-            self._random_state = (step, get_random_state())
+        self._session.remember_random_state(step)  # also where nothing is sampled
         self._sync(step)
         self._waiting_before = (step, list(self._waiting))
         for i in range(self._arrivals(step)):
@@ -191,14 +190,8 @@ class OffPolicyTrainer(GRPOTrainer):
 
     def _make(self, inputs: list[dict[str, Any]]) -> Batch:
         """Sampled and scored; its metrics are taken out, to be logged when it is served."""
-        metrics = self._metrics["train"]
-        before = {name: len(values) for name, values in metrics.items()}
-        output = super()._generate_and_score_completions(inputs)
-        own = {
-            name: values[before.get(name, 0) :] for name, values in metrics.items() if name != "num_tokens"
-        }
-        for name, values in own.items():
-            del metrics[name][len(metrics[name]) - len(values) :]
+        with metrics_set_aside(self, keep=("num_tokens",)) as own:
+            output = super()._generate_and_score_completions(inputs)
         if "sampling_per_token_logps" not in output:  # the engine declined this run at its first rollout
             raise ValueError(
                 f"rollout={self.rollout!r}: the kit's engine cannot do this run (see the line above), and only it "
@@ -215,7 +208,7 @@ class OffPolicyTrainer(GRPOTrainer):
         metrics["rollout/age"].append(float(age))
         if self.buffer:
             metrics["rollout/buffered"].append(float(len(self._waiting)))
-        self._set_temperature(batch.temperature)
+        self._temperature.set(batch.temperature)
         inputs = dict(batch.inputs)
         if age and self.importance_weights:
             inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"]

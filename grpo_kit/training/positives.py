@@ -14,6 +14,7 @@ import torch
 from grpo_kit.objectives import weigh_advantages
 from grpo_kit.training.draw_rows import check_can_draw, draw_rows
 from grpo_kit.training.trainer import GRPOTrainer
+from grpo_kit.training.trl_internals import metrics_set_aside
 
 _EXTRA = "rollout/extra_completions"
 _PAD = {"prompt_ids": "left", "prompt_mask": "left"}  # all else with a column a token is padded on the right
@@ -97,16 +98,14 @@ class PositivesTrainer(GRPOTrainer):
     def _with_signal(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
         size, need = self.num_generations, len(inputs) // self.num_generations
         metrics = self._metrics["train"]
-        first = {name: list(values) for name, values in metrics.items() if name != "num_tokens"}
         rounds, chosen = [output], [(0, g) for g in groups_with_signal(output["advantages"], size)]
-        while len(chosen) < need and len(rounds) <= self.resample:
-            name = f"resample {self._step} {len(rounds)}"
-            rows = draw_rows(self.train_dataset, need, size, seed=self.args.seed, name=name)
-            more = super()._generate_and_score_completions(rows)
-            chosen += [(len(rounds), g) for g in groups_with_signal(more["advantages"], size)]
-            rounds.append(more)
-        for name in [name for name in metrics if name != "num_tokens"]:
-            metrics[name] = first.get(name, [])
+        with metrics_set_aside(self, keep=("num_tokens",)):  # a row of metrics is about the first batch
+            while len(chosen) < need and len(rounds) <= self.resample:
+                name = f"resample {self._step} {len(rounds)}"
+                rows = draw_rows(self.train_dataset, need, size, seed=self.args.seed, name=name)
+                more = super()._generate_and_score_completions(rows)
+                chosen += [(len(rounds), g) for g in groups_with_signal(more["advantages"], size)]
+                rounds.append(more)
         extra = float((len(rounds) - 1) * len(inputs))
         metrics[_EXTRA] = [sum(metrics[_EXTRA], extra)]  # of the step, which may sample several times
         if len(rounds) == 1:

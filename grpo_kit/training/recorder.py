@@ -14,6 +14,8 @@ import torch
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import read_metrics
 from grpo_kit.record.folder import RunFolder
+from grpo_kit.rewards.judge import totals
+from grpo_kit.rewards.response import text_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -61,13 +63,13 @@ class Recorder:
 
     def open(self, *, resume: bool) -> None:
         """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
-        trainer = self.trainer
+        trainer, schedule = self.trainer, self.trainer._temperature.schedule
         if self.folder is not None:  # a full disk held rows back when the last run stopped
             self.folder.flush()
         config = {
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
-            "temperature_schedule": repr(trainer._schedule) if trainer._schedule else None,
+            "temperature_schedule": repr(schedule) if schedule else None,
             "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
             "rollout": trainer.rollout,
             "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
@@ -156,23 +158,22 @@ class Recorder:
         prompts = last(logs["prompt"])
         step = trainer.state.global_step + 1
         first = self._groups[1] if self._groups[0] == step else 0  # a step may fill several buffers
-        numbers: dict[str, int] = {}
-        parts = {f"reward/{name}": last(logs["rewards"][name]) for name in trainer.reward_func_names}
-        judged = pd.DataFrame(parts)
-        total = (judged * trainer.reward_weights.tolist()).sum(axis=1, min_count=1)
+        groups = [first + row // trainer.num_generations for row in range(n)]
+        scores = trainer.parts[-n:].T.tolist()  # of all processes, as the logs are
+        parts = {f"reward/{name}": part for name, part in zip(trainer.reward_func_names, scores, strict=True)}
         table = {
             "step": [step] * n,
-            "group": [first + numbers.setdefault(str(p), len(numbers)) for p in prompts],
+            "group": groups,
             "prompt": [str(p) for p in prompts],
             "prefill": [row.get("prefill") or "" for row in inputs],
-            "completion": [_text(c) for c in last(logs["completion"])],
+            "completion": [text_of(c) for c in last(logs["completion"])],
             **parts,
-            "reward": total.tolist(),
+            "reward": totals(scores, trainer.reward_weights.tolist(), groups),
             "advantage": last(logs["advantages"]),
             "temperature": [trainer.temperature] * n,
             **{name: last(values) for name, values in logs["extra"].items() if len(values) >= n},
         }
-        self._groups = step, first + len(numbers)
+        self._groups = step, groups[-1] + 1
         self._completions, self._sampled = pd.DataFrame(table), True
         self.folder.write_completions(table)
 
@@ -221,9 +222,3 @@ def _parts(trainer: Any) -> list[str]:
     sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
     inside = [name for reward in sums for name in getattr(reward, "names", [])]
     return list(dict.fromkeys([*trainer.reward_func_names, *inside]))
-
-
-def _text(completion: Any) -> str:
-    if isinstance(completion, str):
-        return completion
-    return "".join(str(message.get("content", "")) for message in completion)

@@ -11,6 +11,11 @@ import numpy as np
 import torch
 
 
+def dtypes_of(model: Any) -> dict[str, torch.dtype]:
+    """Every parameter's dtype by name, for `restore_dtypes`; {} for a model given by name."""
+    return {n: p.dtype for n, p in model.named_parameters()} if isinstance(model, torch.nn.Module) else {}
+
+
 def restore_dtypes(model: Any, dtypes: dict[str, torch.dtype]) -> None:
     """Give every parameter its dtype by name.
 

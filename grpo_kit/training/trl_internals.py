@@ -13,6 +13,8 @@ import trl.trainer.utils as trl_utils
 from peft import PeftModel
 from trl.trainer.grpo_trainer import is_async_callable
 
+from grpo_kit.rewards.judge import totals
+
 
 def is_plain_function(reward: Any) -> bool:
     """Neither a reward model nor asynchronous: trl calls it with lists, in this thread."""
@@ -56,7 +58,7 @@ def score_only_labelled_positions() -> Iterator[None]:
         trl_utils._use_triton = original
 
 
-def label_scores(
+def label_logprobs(
     trainer: Any,
     model: Any,
     input_ids: torch.Tensor,
@@ -75,6 +77,51 @@ def label_scores(
         )
     entropy = out.entropy if out.entropy is not None else torch.zeros_like(out.log_probs)
     return out.log_probs, entropy  # the reference has no entropy
+
+
+def without_total(parts: torch.Tensor, group_size: int) -> torch.Tensor:
+    """trl's rewards (B*G, rewards), all NaN in the rows that have no total (see rewards.judge.totals).
+
+    trl leaves such rows out of the group's mean and spread and gives them no advantage; a row of which only some
+    rewards are NaN it would add up as if those were 0.
+
+    >>> without_total(torch.tensor([[1.0, 0.5], [1.0, torch.nan]]), 2)
+    tensor([[1.0000, 0.5000],
+            [   nan,    nan]])
+    """
+    if not parts.isnan().any():
+        return parts
+    groups = [row // group_size for row in range(len(parts))]
+    made = totals(parts.T.tolist(), [1.0] * parts.size(1), groups)
+    lost = torch.tensor([total is None for total in made], device=parts.device)
+    return parts.masked_fill(lost[:, None], torch.nan)
+
+
+@contextmanager
+def metrics_set_aside(trainer: Any, *, keep: tuple[str, ...] = ()) -> Iterator[dict[str, list[float]]]:
+    """What trl logs inside is taken out of its training metrics again; the dict that is yielded then holds it.
+
+    keep: names that stay in.
+    """
+    metrics = trainer._metrics["train"]
+    before = {name: len(values) for name, values in metrics.items()}
+    added: dict[str, list[float]] = {}
+    try:
+        yield added
+    finally:
+        for name in [name for name in metrics if name not in keep]:
+            values = metrics[name]
+            added[name] = values[before.get(name, 0) :]
+            del values[before.get(name, 0) :]
+
+
+def remove_notebook_table(trainer: Any) -> None:
+    """transformers' own table of a notebook, beside which the kit's chart would stand a second time."""
+    try:
+        from transformers.utils.notebook import NotebookProgressCallback
+    except ImportError:  # no IPython: transformers did not add it
+        return
+    trainer.remove_callback(NotebookProgressCallback)
 
 
 def follow_epochs(sampler: Any) -> Any:

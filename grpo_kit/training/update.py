@@ -3,7 +3,8 @@
 TRL's loss sums over completions; its normalisers are constants of the step. So the step's completions may be
 regrouped: whole groups together (a prompt is computed once), as many tokens at once as memory allows. Completions
 whose advantage is zero are left out where they add exactly nothing. Losses that need all completions of a micro-batch
-at once (an entropy bonus, the high-entropy token mask) are differentiated by their scores first, then by the weights.
+at once (an entropy bonus, the high-entropy token mask) are differentiated by the log-probabilities first, then by the
+weights.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from grpo_kit.memory.activations import MODEL_TYPES
-from grpo_kit.models import base_model, has_dropout
+from grpo_kit.models import MODEL_TYPES, base_model, has_dropout
 from grpo_kit.training.packing import Row, make_chunks, pack_rows, rows_of
 from grpo_kit.training.restore import get_random_state, set_random_state
-from grpo_kit.training.trl_internals import label_scores
+from grpo_kit.training.trl_internals import label_logprobs
 from grpo_kit.training.update_memory import UpdateMemory
 
 MicroBatch = dict[str, Any]
@@ -29,7 +29,7 @@ MicroBatch = dict[str, Any]
 class PackedUpdate:
     """Scores and gradients of packed completions, for one trainer.
 
-    loss(model, micro_batch, logprobs, entropies, log=False, last=True): trl's loss of scores that are known.
+    loss(model, micro_batch, logprobs, entropies, log=False, last=True): trl's loss of known ones.
     skip_zero_advantage: leave out completions whose advantage is 0, where that is exact.
     memory: how much at once. skipped: share of the last step's completions that were left out.
     """
@@ -38,7 +38,7 @@ class PackedUpdate:
         self, trainer: GRPOTrainer, loss: Callable[..., torch.Tensor], *, skip_zero_advantage: bool
     ) -> None:
         self.trainer, self.loss = trainer, loss
-        self._label_scores = partial(label_scores, trainer)
+        self._label_logprobs = partial(label_logprobs, trainer)
         self.skip_zero_advantage = skip_zero_advantage
         self.memory = UpdateMemory(
             trainer.model,
@@ -71,17 +71,17 @@ class PackedUpdate:
     def _may_skip(self) -> bool:
         return self.skip_zero_advantage and self.trainer.beta == 0.0 and not self._needs_whole_micro_batches()
 
-    # ---- scores -----------------------------------------------------------------------------------------------
+    # ---- log-probabilities ------------------------------------------------------------------------------------
 
-    def scores(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int):
+    def logprobs(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int):
         """Log-probabilities and entropies (R, width) of the last `width` columns, chunk by chunk, as one forward."""
         rows = rows_of(input_ids, attention_mask, width)
         if torch.is_grad_enabled():  # the caller differentiates: everything at once
             with self._attention_of(model):
                 return self._forward(model, rows, width)
-        return self.memory.run(lambda limit: self._score_chunks(model, rows, width, limit), rows)
+        return self.memory.run(lambda limit: self._logprobs_of_chunks(model, rows, width, limit), rows)
 
-    def _score_chunks(self, model: Any, rows: list[Row], width: int, limit: int):
+    def _logprobs_of_chunks(self, model: Any, rows: list[Row], width: int, limit: int):
         device = self.trainer.accelerator.device
         logprobs = torch.zeros(len(rows), width, device=device)
         entropies = torch.zeros(len(rows), width, device=device)
@@ -94,7 +94,7 @@ class PackedUpdate:
         flex = self.memory.attention == "flex_attention"
         packed = pack_rows(rows, self.trainer.accelerator.device, one_row=flex)
         mask = packed.block_mask() if flex else packed.dense_mask()
-        logprobs, entropies = self._label_scores(
+        logprobs, entropies = self._label_logprobs(
             model, packed.input_ids, mask, packed.position_ids, packed.labels
         )
         return packed.unpack(logprobs, width), packed.unpack(entropies, width)
@@ -121,6 +121,8 @@ class PackedUpdate:
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         self._report(job)
+        if self._reused:
+            self._keep_old(job)
         return loss
 
     def _one_pass(self, job: _Job, limit: int) -> torch.Tensor:
@@ -166,7 +168,7 @@ class PackedUpdate:
         return loss  # divided by a constant of the step
 
     def _two_passes(self, job: _Job, limit: int) -> torch.Tensor:
-        """Scores without a graph, TRL's loss differentiated by them, then the chunks again with those gradients."""
+        """Known ones without a graph, TRL's loss differentiated by them, then the chunks again with those gradients."""
         state = get_random_state()
         with self._attention_of(job.model):
             chunks = job.chunks(limit)
@@ -174,9 +176,9 @@ class PackedUpdate:
                 for chunk in chunks:
                     job.store(chunk, *self._forward(job.model, [job.rows[i] for i in chunk], job.width))
             with torch.enable_grad():
-                scores = job.logprobs.clone().requires_grad_(), job.entropies.clone().requires_grad_()
-                total = sum(self._loss_of_micro_batch(job, m, *scores) for m in range(len(job.window)))
-                by_logprobs, by_entropies = torch.autograd.grad(total, scores, allow_unused=True)
+                known = job.logprobs.clone().requires_grad_(), job.entropies.clone().requires_grad_()
+                total = sum(self._loss_of_micro_batch(job, m, *known) for m in range(len(job.window)))
+                by_logprobs, by_entropies = torch.autograd.grad(total, known, allow_unused=True)
             set_random_state(state)  # LoRA dropout draws the same masks again
             for chunk in chunks:
                 logprobs, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
@@ -193,6 +195,12 @@ class PackedUpdate:
         width = job.window[m]["completion_ids"].size(1)
         return self.loss(job.model, job.window[m], logprobs[rows, :width], entropies[rows, :width])
 
+    def _keep_old(self, job: _Job) -> None:
+        """This pass's log-probabilities are the old ones of the later passes over the buffer."""
+        for m, micro in enumerate(job.window):
+            width = micro["completion_ids"].size(1)
+            micro.setdefault("old_per_token_logps", job.logprobs[job.rows_in(m), :width].clone())
+
     def _report(self, job: _Job) -> None:
         """TRL's own metrics of the step, and how far sampler and trainer are apart."""
         gap, tokens = 0.0, 0.0
@@ -207,8 +215,6 @@ class PackedUpdate:
                 inside = mask & scored[:, None] & ~sampled.isnan()
                 gap += (before - sampled)[inside].abs().sum().item()
                 tokens += inside.sum().item()
-            if "old_per_token_logps" not in micro and self._reused:
-                micro["old_per_token_logps"] = logprobs.clone()  # for the later passes over this buffer
             entropy, logged = micro.get("sampling_per_token_entropies"), micro
             if entropy is not None and sampled is not None:  # skipped rows: as they were sampled
                 logprobs = torch.where(scored[:, None], logprobs, micro.get("old_per_token_logps", sampled))

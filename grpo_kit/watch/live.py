@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import RED, escape, in_notebook, to_png
+from grpo_kit.display import RED, duration, escape, in_notebook, to_png
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.browse import completions_html, pick_three
 from grpo_kit.watch.chart import draw
@@ -121,13 +121,13 @@ class LiveChart:
     def _time(self, step: int, done: bool) -> str:
         if done:
             word = "done in" if step >= self._total else "stopped after"
-            return f"{word} {_duration(self._clock() - self._started)}"
+            return f"{word} {duration(self._clock() - self._started)}"
         if len(self._times) < 2:
             return "waiting for the first step"
         seconds_a_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
         if len(self._times) == 2:  # start() may have been called at any point of the first step
             seconds_a_step = self._rows.get(step, {}).get("step_seconds") or seconds_a_step
-        return f"{_duration(seconds_a_step * max(0, self._total - step))} left"
+        return f"{duration(seconds_a_step * max(0, self._total - step))} left"
 
     def _if_affordable(self, kind: str, show: Callable[[], None], now: float) -> None:
         share = self.TEXT_SHARE if kind == "text" else self.CHART_SHARE
@@ -194,14 +194,3 @@ def _line_names(row: Mapping) -> list[tuple[str, str]]:
     parts = [(name, name.removeprefix("reward/")) for name in row if name.startswith("reward/")]
     after = [("completion_length", "length"), ("completion_cut_off", "cut off"), ("entropy", "entropy")]
     return [("reward", "reward"), *parts, *after]
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(3725)
-    '1 h 2 min'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

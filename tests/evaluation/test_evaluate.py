@@ -11,12 +11,13 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from grpo_kit.evaluation.accuracy import Evaluation, _judge, evaluate
+from grpo_kit.evaluation.accuracy import Evaluation, evaluate
+from grpo_kit.evaluation.answers import Answers
 from grpo_kit.evaluation.comparison import compare
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
 from grpo_kit.models import load_policy
-from grpo_kit.rollout import complete as decoding
-from grpo_kit.rollout.complete import complete
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.complete import Completion, complete
 from grpo_kit.tasks import countdown, from_rows, largest
 
 # ---- intervals and tests --------------------------------------------------------------------------------------
@@ -107,6 +108,11 @@ def test_refusals_name_argument_and_value(make, message):
 ROW = {"question": "Which number is the largest: 47, 82, 15?", "answer": "82", "numbers": [47, 82, 15]}
 
 
+def judge(task, row, text, tokens, cut_off):
+    made = [Completion(text, tokens, cut_off)]
+    return Answers(task, [row], ["prompt"], made, 1, {}).table().iloc[0]
+
+
 @pytest.mark.parametrize(
     ("completion", "strict", "lenient", "formatted", "why"),
     [
@@ -130,21 +136,21 @@ ROW = {"question": "Which number is the largest: 47, 82, 15?", "answer": "82", "
     ],
 )
 def test_how_a_completion_is_judged(completion, strict, lenient, formatted, why):
-    judged = _judge(largest(n_train=4, n_held_out=4), ROW, completion, 5, False)
+    judged = judge(largest(n_train=4, n_held_out=4), ROW, completion, 5, False)
     assert (judged["strict"], judged["lenient"], judged["formatted"]) == (strict, lenient, formatted), why
 
 
 def test_lenient_reads_an_expression_behind_an_unclosed_tag():
     task = countdown(n_train=4, n_held_out=4)
     row = {"question": "q", "answer": "(3 + 5) * 2", "numbers": [3, 5, 2], "target": 16}
-    judged = _judge(task, row, "2 * (5 + 3)", 5, True)
+    judged = judge(task, row, "2 * (5 + 3)", 5, True)
     assert (judged["strict"], judged["lenient"]) == (False, True)
 
 
 def test_what_is_right_strictly_is_right_leniently():
     rows = [{"question": f"q{i}", "answer": "two\nlines"} for i in range(2)]
     task = from_rows("own", rows[:1], rows[1:], reward=lambda completions, **_: [0.0] * len(completions))
-    judged = _judge(task, rows[0], "<answer>two\nlines</answer>", 5, False)
+    judged = judge(task, rows[0], "<answer>two\nlines</answer>", 5, False)
     assert (judged["strict"], judged["lenient"]) == (True, True)
 
 
@@ -154,7 +160,7 @@ def test_nothing_in_the_prefill_counts_as_the_models_answer():
     task = copy.copy(task)
     object.__setattr__(task, "prefill", "I say <answer>82")
     for completion in ("</answer>", "", " "):
-        judged = _judge(task, rows[0], completion, 1, False)
+        judged = judge(task, rows[0], completion, 1, False)
         assert not (judged["strict"] or judged["lenient"] or judged["formatted"]), completion
 
 
@@ -238,10 +244,9 @@ def test_prompts_are_tokenized_as_by_trl_when_a_tokenizer_adds_bos(tiny, tmp_pat
         single=f"{bos[0]} $A", pair=f"{bos[0]} $A $B", special_tokens=[bos]
     )
     task = largest(n_train=4, n_held_out=3)
-    seen, real = [], decoding._by_length
-    monkeypatch.setattr(decoding, "common_prefix", lambda prompts: [])
+    seen, real = [], RolloutEngine.generate
     monkeypatch.setattr(
-        decoding, "_by_length", lambda prompts, *how: seen.extend(prompts) or real(prompts, *how)
+        RolloutEngine, "generate", lambda self, ids, *a, **how: seen.extend(ids) or real(self, ids, *a, **how)
     )
     evaluate(model, tokenizer, task, max_completion_tokens=1)
     args = trl.GRPOConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False)
@@ -402,7 +407,6 @@ def test_comparison_of_base_and_taught(taught):
     assert (c.fixed, c.broken) == (4, 0) and c.p["strict"] == mcnemar_p(4, 0) == 0.125
     assert c.difference["strict"].value == pytest.approx(4 / 7) and c.p["formatted"] == mcnemar_p(6, 0)
     assert c.difference["strict"] == bootstrap_mean([1, 1, 1, 1, 0, 0, 0], lowest=-1)
-    assert c.intervals_apart == (wilson_interval(4, 7)[0] > wilson_interval(0, 7)[1])
     table = c.table()
     assert table.loc["strict", ["base", "tuned", "p"]].tolist() == [0, 4 / 7, 0.125]
     assert table.loc[task.best_constant()[0], "tuned"] == task.best_constant()[1]

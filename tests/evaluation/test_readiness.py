@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import shlex
-import sys
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.readiness import command_of
-from grpo_kit.evaluation.accuracy import render
+from grpo_kit.evaluation import answers
 from grpo_kit.evaluation.aha import COMMON, WORDS, count_words, word_table
 from grpo_kit.evaluation.intervals import bootstrap_mean, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths, cost_of_maximum, decode_steps, length_probe
@@ -256,7 +255,7 @@ def test_the_tiny_model_end_to_end(tiny, tmp_path):
     model, tokenizer = tiny
     task = largest(n_train=4, n_held_out=5)
     r = readiness(model, tokenizer, task, samples=6, group_size=3, max_completion_tokens=5, seed=3)
-    prompts = render(tokenizer, task, task.held_out)
+    prompts = task.render(tokenizer, task.held_out)
     samples = complete(model, tokenizer, prompts, samples=6, temperature=1.0, max_completion_tokens=5, seed=3)
     assert r.lengths == Lengths.of(samples, 5) and r.lengths.n == 30
     assert r.formatted == [
@@ -282,7 +281,7 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         rows[1]["answer"],  # right, but its tag is never closed
         *[f"{rows[0]['answer']}0</answer>"] * 3,
     ]
-    module = sys.modules[readiness.__module__]  # the package has a function of that name
+    module = answers
     monkeypatch.setattr(module, "complete", lambda *_, **__: [Completion(text, 4, False) for text in said])
     r = readiness(*tiny, task, samples=3, group_size=2)
     assert (r.right, r.lenient, r.formatted) == ([2, 1, 0], [2, 2, 0], [2, 2, 3])

@@ -23,7 +23,7 @@ from grpo_kit import lab
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.lab.laboratory import _of_curve
 from grpo_kit.lab.run import RESULT, SETTINGS, last_checkpoint, set_aside, write_json
-from grpo_kit.lab.settings import describe, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.schedules import linear
@@ -222,7 +222,7 @@ def test_no_arms_no_seeds_or_bad_names_are_refused(names, seeds, tmp_path):
 
 
 def test_settings_are_named_alike_in_every_process():
-    text = json.dumps(describe({**base(), "prepare": lab_runs.compare, "temperature": linear(1, 0.5)}))
+    text = json.dumps(as_json({**base(), "prepare": lab_runs.compare, "temperature": linear(1, 0.5)}))
     assert " at 0x" not in text and "linear(start=1, end=0.5)" in text and '"letters"' in text
 
 
@@ -511,7 +511,7 @@ MOMENTS = [
     ("row", 1, "no checkpoint yet: set aside"),
     ("saving", 1, "half a checkpoint: set aside"),
     ("row", 3, "step 3 was done, but the checkpoint is of step 2: step 3 is done again"),
-    ("evaluated", 1, "gone on with from step 2, the tuned model evaluated, the result not written"),
+    ("evaluated", 1, "continued from step 2, the tuned model evaluated, the result not written"),
     ("json", 2, "from the last step's checkpoint to the result"),
 ]
 
@@ -551,7 +551,7 @@ def test_stop_button_saves_and_the_next_call_goes_on(done, tmp_path):
 
     def stop_once(completions, **columns):
         pressed.append(1)
-        if len(pressed) == 2:  # in the second step
+        if len(pressed) == 3:  # in the second step; the evaluation before it asks once
             press_stop()
         return lab_runs.letters(completions)
 

@@ -29,7 +29,7 @@ from grpo_kit.rewards import RightSize
 
 FAMILY = {
     "grpo": grpo,
-    "dr_grpo": lambda *a, **k: dr_grpo(*a, max_completion_length=3, **k),
+    "dr_grpo": lambda *a, **k: dr_grpo(*a, max_completion_tokens=3, **k),
     "bnpo": bnpo,
     "dapo": dapo,
     "gspo": gspo,

@@ -84,7 +84,7 @@ CLIP = dict(epsilon=EPSILON, epsilon_high=EPSILON_HIGH)
 CASES = {  # ours; trl's loss_type and level; options of the two micro-batches; what remains of their sum
     "grpo": (grpo, "grpo", "token", CLIP, 1 / 2),
     "bnpo": (bnpo, "bnpo", "token", CLIP, 1 / 2),
-    "dr_grpo": (dr_grpo, "dr_grpo", "token", CLIP | dict(max_completion_length=LONGEST), 1 / 2),
+    "dr_grpo": (dr_grpo, "dr_grpo", "token", CLIP | dict(max_completion_tokens=LONGEST), 1 / 2),
     "dapo": (dapo, "dapo", "token", CLIP | dict(num_tokens="all"), 1),
     "cispo": (cispo, "cispo", "token", dict(max_ratio=1.2, num_tokens="all"), 1),
     "gspo": (gspo, "grpo", "sequence", CLIP, 1 / 2),
@@ -222,4 +222,5 @@ def test_rloo_is_trls_from_the_rewards_to_the_gradient(tmp_path):
         trainer.model,
         lambda: trainer._compute_loss(trainer.model, dict(batch)),
         lambda: rloo(logprobs_of(trainer.model, ids, attention, width), old, batch["advantages"], mask),
+        terms=batch["advantages"].abs().mean().item(),
     )

@@ -313,7 +313,7 @@ def test_flash_says_what_is_missing():
 FLASH = """
 import io, json, torch
 from benchmarks.flash_on_cpu import flash_adamw, flash_arm
-from grpo_kit.precision import update_survival
+from grpo_kit.optim.survival import update_survival
 
 weights = 0.03 * torch.randn(2**12, generator=torch.manual_seed(1))
 arms = {"24": flash_arm(24), "32": flash_arm(32)}

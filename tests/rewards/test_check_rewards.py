@@ -244,7 +244,7 @@ def test_a_broken_contract_is_named(value):
     def odd(completions, **columns):
         return [value] * len(completions)
 
-    with pytest.raises(RewardCheckError, match="odd breaks the reward contract"):
+    with pytest.raises(RewardCheckError, match="breaks its contract: reward 'odd' gave"):
         check_rewards(odd, crafted_cases("82", "47"))
 
 
@@ -278,8 +278,6 @@ def test_bad_arguments():
         check_rewards([ExactAnswer()], cases, weights=[0.5, 0.5])
     with pytest.raises(ValueError, match="rows=0"):
         check_rewards(ExactAnswer(), largest(n_train=8, n_held_out=4), rows=0)
-    with pytest.raises(ValueError, match="named 'exact_answer'"):
-        check_rewards([ExactAnswer(), ExactAnswer(column="other")], cases)
     with pytest.raises(ValueError, match="prefill='<r>'"):
         crafted_cases("82", "47", prefill="<r>")
     anything = from_rows(

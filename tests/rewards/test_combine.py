@@ -84,9 +84,15 @@ def test_gated_refuses_what_is_no_threshold(at):
         Gated(ExactAnswer(), on=SoftFormat(), at=at)
 
 
-def test_gated_refuses_two_of_one_name():
-    with pytest.raises(ValueError, match="both named 'exact_answer'"):
-        Gated(ExactAnswer(), on=ExactAnswer(column="other"))
+def test_gated_names_two_of_one_name_apart_and_refuses_one_reward_as_its_own_gate():
+    with pytest.warns(UserWarning, match="several rewards are named 'exact_answer'"):
+        gated = Gated(ExactAnswer(), on=ExactAnswer(column="other"))
+    assert gated.names == ["exact_answer", "exact_answer_2"]
+    columns = {"answer": ["5"], "other": ["4"]}
+    scores, metrics, _ = logged(gated, ["<answer>5</answer>"], **columns)
+    assert scores == [0.0] and metrics["reward/exact_answer"] == 1 and metrics["reward/exact_answer_2"] == 0
+    with pytest.raises(ValueError, match="the same"):
+        Gated(reward := ExactAnswer(), on=reward)
 
 
 # --- Clipped ---------------------------------------------------------------------------------------------
@@ -163,9 +169,10 @@ def test_sums_in_sums_and_clipped_in_gates():
     }
 
 
-def test_two_rewards_of_one_name_are_refused_however_deep():
-    with pytest.raises(ValueError, match="use one object"):
-        WeightedSum({Gated(ExactAnswer(), on=SoftFormat()): 0.5, SoftFormat(think=None): 0.5})
+def test_two_rewards_of_one_name_are_told_apart_however_deep():
+    with pytest.warns(UserWarning, match="several rewards are named 'soft_format'"):
+        total = WeightedSum({Gated(ExactAnswer(), on=SoftFormat()): 0.5, SoftFormat(think=None): 0.5})
+    assert total.names == ["gated_exact_answer", "soft_format", "exact_answer", "soft_format_2"]
 
 
 def test_a_part_of_the_sums_own_name_is_refused():

@@ -6,7 +6,6 @@ from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prom
 from transformers import GenerationConfig
 
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.sampling import Sampler
 
 PROMPTS = ragged_prompts()
 
@@ -150,13 +149,36 @@ def test_same_seed_same_rollouts_whatever_shares_the_batch(bucketed):
     assert len({tuple(c) for c in first.completion_ids[4:8]}) == 4  # siblings differ
     # Row ids go with the rows: without its neighbours a row writes what it wrote among them.
     kept = [0, 2, 5, 6, 9]
-    with torch.no_grad():
-        alone = engine._rollout(kept, PROMPTS, settings, Sampler.from_config(settings, 1), None, {})
-    assert [alone[r][0] for r in kept] == [first.completion_ids[r] for r in kept]
+    alone = engine.generate([PROMPTS[r] for r in kept], settings, seed=1, rows=kept).completion_ids
+    assert alone == [first.completion_ids[r] for r in kept]
+    assert alone != engine.generate([PROMPTS[r] for r in kept], settings, seed=1).completion_ids
     torch.manual_seed(7)
     drawn = engine.generate(PROMPTS, settings).completion_ids
     torch.manual_seed(7)
     assert engine.generate(PROMPTS, settings).completion_ids == drawn != first.completion_ids
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_shared_beginning_is_computed_once_and_changes_nothing(family, bucketed, monkeypatch):
+    model = tiny_model(family)
+    begin = list(range(40, 64))
+    prompts = [begin + tail for tail in ([5], [5], [6, 7, 8], list(range(90, 130)), [9, 9])]
+    settings = config(do_sample=True, max_new_tokens=12)
+    wanted = engine_of(model, bucketed=bucketed).generate(prompts, settings, seed=3)
+    read, forward = [], type(model.get_decoder()).forward
+
+    def counting(self, input_ids, **kwargs):
+        read.append(tuple(input_ids.shape))
+        return forward(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(type(model.get_decoder()), "forward", counting)
+    engine = engine_of(model, bucketed=bucketed)
+    shared = engine.generate(prompts, settings, seed=3, share_prefix=True)
+    assert read[0] == (1, 24) and (4, 40) in read[:3]  # the beginning, then four distinct ends
+    assert shared.completion_ids == wanted.completion_ids
+    for one, other in zip(shared.policy_logprobs, wanted.policy_logprobs, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
 
 
 def test_out_of_memory_halves_the_rows_and_changes_nothing(monkeypatch, capsys):

@@ -100,14 +100,14 @@ def test_a_full_card_halves_the_chunk_and_goes_on(tmp_path):
     (micro,) = micro_batches(1)
     window = [{k: v.cuda() for k, v in micro.items()}]
     wanted = kit_step(kit, window)
-    kit.update.memory.attention, inner = "sdpa", kit.update._label_scores
+    kit.update.memory.attention, inner = "sdpa", kit.update._label_logprobs
 
     def greedy_for_memory(model, ids, *rest):
         if ids.numel() > 40:
             torch.empty(2**50, dtype=torch.uint8, device="cuda")  # a real out-of-memory error
         return inner(model, ids, *rest)
 
-    kit.update._label_scores = greedy_for_memory
+    kit.update._label_logprobs = greedy_for_memory
     assert_same(kit_step(kit, window), wanted)
     assert kit.update.memory.chunk_tokens <= 40
 

@@ -59,7 +59,7 @@ def run(manager, client, code, press_after=None):
 
 
 def test_stop_button_ends_the_cell_and_the_next_cell_goes_on(kernel, request, tmp_path):
-    tests = str(request.path.parent)
+    tests = str(request.path.parents[1])
     code = TRAIN.format(tests=tests, folder=str(tmp_path / "run"))
     status, text = run(*kernel, code, press_after=6)
     assert status == "ok", text

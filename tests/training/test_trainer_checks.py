@@ -8,7 +8,7 @@ from tiny_run import data, interrupted_once, letters, make, same, weights
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards import Gated, SoftFormat, WeightedSum
-from grpo_kit.training.checks import CheckedReward, RewardError, required_columns
+from grpo_kit.rewards.judge import RewardError, ask, required_columns
 
 
 def asks_for_answer(completions, answer, **columns):
@@ -34,9 +34,11 @@ half = SoftFormat()
             asks_for_answer,
             "'asks_for_answer' asks for the column.*answer",
         ),
-        (data(4), [letters, letters], "several rewards named"),
-        (data(4), [WeightedSum({named_letters: 1.0}), letters], r"several rewards named \['letters'\]"),
-        (data(4), [Gated(letters, on=half), Gated(named_letters, on=half)], "gated_letters', 'letters"),
+        (
+            data(4),
+            [Gated(letters, on=half), Gated(named_letters, on=half)],
+            r"several parts named \['letters'\]",
+        ),
         (
             Dataset.from_dict({"prompt": ["short", "word " * 1020]}),
             letters,
@@ -53,8 +55,6 @@ half = SoftFormat()
         "too few prompts",
         "no prompt",
         "missing column",
-        "same name twice",
-        "same name as a part",
         "parts of the same name",
         "prompt too long",
         "few characters, many tokens",
@@ -93,8 +93,8 @@ def too_short(completions, **columns):
     ("reward", "message"),
     [
         (raises, "'raises' raised KeyError"),
-        (returns_nan, "'returns_nan' returned nan"),
-        (too_short, "'too_short' returned 5 values for 8"),
+        (returns_nan, "'returns_nan' gave nan in row 7"),
+        (too_short, "'too_short' returned 5 scores for 8"),
     ],
 )
 def test_broken_reward_stops_by_name_after_saving(reward, message, tmp_path):
@@ -175,7 +175,7 @@ def test_plain_trl_trains_on_nan(tmp_path):
 
 def test_the_row_that_raises_is_named():
     with pytest.raises(RewardError, match="row 2, completion 'c'"):
-        CheckedReward(picky)(prompts=["p"] * 4, completions=["a", "b", "c", "d"])
+        ask(picky, ["a", "b", "c", "d"], prompts=["p"] * 4)
 
 
 def picky(completions, **columns):

@@ -173,13 +173,13 @@ def test_zero_advantages_are_skipped_and_change_nothing(pairs, loss_type):
 
 def count_tokens(trainer):
     """Scored tokens of every packed forward from now on."""
-    seen, inner = [], trainer.update._label_scores
+    seen, inner = [], trainer.update._label_logprobs
 
-    def label_scores(model, ids, mask, positions, labels):
+    def label_logprobs(model, ids, mask, positions, labels):
         seen.append(int((labels != -100).sum()))
         return inner(model, ids, mask, positions, labels)
 
-    trainer.update._label_scores = label_scores
+    trainer.update._label_logprobs = label_logprobs
     return seen
 
 
@@ -240,7 +240,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(pairs, where, capsys):
         trainer.loss_type, trainer.importance_sampling_level = "dapo", "token"
     kit.update.memory.chunk_tokens = None
     window = micro_batches()
-    limit, inner = 40, kit.update._label_scores
+    limit, inner = 40, kit.update._label_logprobs
 
     def small_card(model, ids, mask, positions, labels):
         logprobs, entropies = inner(model, ids, mask, positions, labels)
@@ -256,11 +256,11 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(pairs, where, capsys):
             logprobs.register_hook(fail)
         return logprobs, entropies
 
-    kit.update._label_scores = small_card
+    kit.update._label_logprobs = small_card
     try:
         got = kit_step(kit, window)
     finally:
-        kit.update._label_scores = inner
+        kit.update._label_logprobs = inner
     assert_same(got, trl_step(plain, window))
     assert "the step starts over" in capsys.readouterr().out
     assert kit.update.memory.chunk_tokens <= limit
@@ -272,7 +272,7 @@ def test_out_of_memory_at_the_smallest_chunk_says_what_to_do(pairs, monkeypatch)
     def full(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(kit.update, "_label_scores", full)
+    monkeypatch.setattr(kit.update, "_label_logprobs", full)
     with pytest.raises(torch.OutOfMemoryError, match="plan_memory"):
         kit_step(kit, micro_batches())
     assert kit.update.memory.checkpointed_layers == 2  # it tried that first

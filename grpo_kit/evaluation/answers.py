@@ -1,0 +1,149 @@
+"""The one loop: a task's prompts are rendered, completed by the engine, and judged.
+
+evaluate, readiness, length_probe, sample and the laboratory are what is read off its Answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from grpo_kit.display import progress_line
+from grpo_kit.evaluation.chunks import sample_chunks
+from grpo_kit.rewards.judge import Scores, ask_all, check_columns, totals
+from grpo_kit.rollout.complete import Completion, complete
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_kit.tasks import Task
+
+
+@dataclass(frozen=True, repr=False)
+class Answers:
+    """Completions of a task's rows, `samples` adjacent ones a row, and what the task and its rewards say of them.
+
+    B rows give B * samples entries everywhere. Nothing is judged before it is asked for: code needs a sandbox, lengths
+    need no judge. settings: what the completions depend on besides model, task and rows.
+    """
+
+    task: Task
+    rows: list[dict]
+    prompts: list[str]
+    completions: list[Completion]
+    samples: int
+    settings: dict[str, Any]
+
+    @cached_property
+    def asked(self) -> list[dict]:
+        """The row of each completion."""
+        return [row for row in self.rows for _ in range(self.samples)]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Each completion as text."""
+        return [made.text for made in self.completions]
+
+    @cached_property
+    def right(self) -> list[bool]:
+        """Is the one answer in the tags right?"""
+        return [self.task.is_right(row, text) for row, text in zip(self.asked, self.texts, strict=True)]
+
+    @cached_property
+    def lenient(self) -> list[bool]:
+        """Right in the tags, or as Task.is_leniently_right reads it."""
+        pairs = zip(self.right, self.asked, self.texts, strict=True)
+        return [right or self.task.is_leniently_right(row, text) for right, row, text in pairs]
+
+    @cached_property
+    def formatted(self) -> list[bool]:
+        """Is there exactly one well-formed answer?"""
+        return [self.task.answer_of(text) is not None for text in self.texts]
+
+    @cached_property
+    def parts(self) -> dict[str, Scores]:
+        """Each reward's scores by its name, asked as in training. Raises RewardError."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        columns = {name: [row.get(name) for row in self.asked] for name in names}
+        return ask_all(
+            self.task.rewards,
+            self.texts,
+            prompts=[prompt for prompt in self.prompts for _ in range(self.samples)],
+            completion_ids=[list(made.ids) for made in self.completions],
+            prefill=[self.task.prefill] * len(self.texts),
+            **columns,
+        )
+
+    @cached_property
+    def rewards(self) -> Scores:
+        """Each completion's total, None where the rewards cannot judge it (see rewards.judge.totals)."""
+        groups = [i // self.samples for i in range(len(self.completions))]
+        return totals(list(self.parts.values()), self.task.reward_weights, groups)
+
+    def by_row(self, values: Sequence[Any]) -> list[list[Any]]:
+        """One list a row out of one value a completion."""
+        return [list(values[i : i + self.samples]) for i in range(0, len(values), self.samples)]
+
+    def table(self) -> pd.DataFrame:
+        """One row a completion: question, answer, completion, the three readings, tokens, cut_off, rewards."""
+        columns = {
+            "question": [row["question"] for row in self.asked],
+            "answer": [row["answer"] for row in self.asked],
+            "completion": self.texts,
+            "strict": self.right,
+            "lenient": self.lenient,
+            "formatted": self.formatted,
+            "tokens": [made.tokens for made in self.completions],
+            "cut_off": [made.cut_off for made in self.completions],
+        }
+        return pd.DataFrame(columns | self.reward_columns())
+
+    def reward_columns(self) -> dict[str, pd.Series]:
+        """reward, the total, and reward/<name> of each reward, NaN where it cannot judge."""
+        named = {"reward": self.rewards} | {f"reward/{name}": part for name, part in self.parts.items()}
+        return {name: pd.Series(scores, dtype=float) for name, scores in named.items()}
+
+
+def answer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    rows: Sequence[dict] | None = None,
+    *,
+    samples: int = 1,
+    temperature: float = 0.0,
+    max_completion_tokens: int | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    chunk: int = 16,
+) -> Answers:
+    """Let the model answer the rows (default: the task's held-out rows); it is left as it was.
+
+    samples: completions a row; temperature 0 is greedy. max_completion_tokens: None means the task's.
+    folder, chunk: keep the completions there, so many prompts a file (see sample_chunks); rows whose prompt came before
+    must have been left out.
+    A progress line says how far it is where that takes more than some seconds.
+    Raises ValueError for empty rows, a column that a reward needs and the rows lack, and what complete() refuses.
+    """
+    rows = list(task.held_out if rows is None else rows)
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
+    prompts = task.render(tokenizer, rows)
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    settings = {"max_completion_tokens": limit, "samples": samples, "temperature": float(temperature)}
+    how: dict[str, Any] = dict(settings)
+    with progress_line(f"{task.name}, completions") as progress:
+        how |= {"batch_size": batch_size, "seed": seed, "progress": progress}
+        if folder is None:
+            made = complete(model, tokenizer, prompts, **how)
+            settings = {name: how[name] for name in (*settings, "seed")}
+        else:
+            made, settings = sample_chunks(model, tokenizer, prompts, folder, chunk=chunk, **how)
+    return Answers(task, rows, prompts, made, samples, settings)

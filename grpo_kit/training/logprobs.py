@@ -1,0 +1,107 @@
+"""Stage 4 of a step: log-probabilities and entropies, packed where that can be done, and trl's loss of known ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from grpo_kit.models import has_dropout
+from grpo_kit.training.trl_internals import metrics_set_aside
+from grpo_kit.training.update import PackedUpdate
+
+_LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
+
+
+class Logprobs:
+    """Log-probabilities and entropies for one trainer, packed where that can be done, and trl's loss of them."""
+
+    def __init__(self, trainer: Any, *, pack: bool, skip_zero_advantage: bool) -> None:
+        self.trainer, self.pack = trainer, pack
+        self.update = PackedUpdate(trainer, self.loss, skip_zero_advantage=skip_zero_advantage)
+        self._ready: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._window: list[dict[str, Any]] = []  # micro-batches of the current optimizer step
+
+    def begin(self) -> None:
+        """A run begins: no micro-batch of an earlier one stays."""
+        self._window.clear()
+
+    @contextmanager
+    def old_ones_by_the_first_pass(self) -> Iterator[None]:
+        """No pass of its own for them when one optimizer step sees the whole buffer before the weights move."""
+        trainer, iterations = self.trainer, self.trainer.num_iterations
+        covered = trainer.args.gradient_accumulation_steps % trainer.args.steps_per_generation == 0
+        if covered and self.packs({}) and not has_dropout(trainer.model):
+            trainer.num_iterations = 1
+        try:
+            yield
+        finally:
+            trainer.num_iterations = iterations
+
+    def packs(self, inputs: dict[str, Any]) -> bool:
+        """Can these inputs be computed packed?"""
+        return self.pack and self.update.supports(inputs)
+
+    def of(
+        self,
+        trl_logprobs: Callable[..., Any],
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple:
+        """What trl's _get_per_token_logps_and_entropies gives. trl_logprobs: trl's own way, for what is not packed."""
+        if self._ready is not None:
+            return *self._ready, None
+        scoring = not torch.is_grad_enabled()  # old and reference log-probabilities: no dropout either
+        training = model.training
+        if scoring:
+            model.eval()
+        try:
+            if not self.packs({k: v for k, v in kwargs.items() if v is not None}):
+                return trl_logprobs(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+            logprobs, entropies = self.update.logprobs(model, input_ids, attention_mask, logits_to_keep)
+            return logprobs, entropies if kwargs.get("compute_entropy") else None, None
+        finally:
+            model.train(training)
+
+    def collect(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of an optimizer step at its last micro-batch, its gradients in place already; before that, 0."""
+        self._window.append(inputs)
+        loss = torch.zeros((), device=self.trainer.accelerator.device)
+        if self.trainer.accelerator.sync_gradients:
+            window, self._window = self._window, []
+            loss = self.update.step(model, window)
+        return loss.requires_grad_()  # backward finds nothing below
+
+    def loss(
+        self,
+        model: Any,
+        micro: dict[str, Any],
+        logprobs: torch.Tensor,
+        entropies: torch.Tensor,
+        *,
+        log: bool = False,
+        last: bool = True,
+    ) -> torch.Tensor:
+        """trl's loss of known log-probabilities of a micro-batch; its metrics and controllers move only if log."""
+        trainer = self.trainer
+        state = {name: getattr(trainer, name) for name in _LOSS_STATE}
+        gradient_state = trainer.accelerator.gradient_state
+        sync = gradient_state.sync_gradients
+        gradient_state._set_sync_gradients(last)
+        self._ready = logprobs, entropies
+        try:
+            if log:
+                return trainer._compute_loss(model, micro)
+            with metrics_set_aside(trainer):
+                return trainer._compute_loss(model, micro)
+        finally:
+            self._ready = None
+            gradient_state._set_sync_gradients(sync)
+            if not log:
+                vars(trainer).update(state)

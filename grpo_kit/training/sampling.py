@@ -1,0 +1,101 @@
+"""Stage 2 of a step: completions, by the kit's engine on the trainer's own weights, or by trl's ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from grpo_kit.models import base_model
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.training.restore import weights_come_back
+from grpo_kit.training.update_memory import free_bytes
+
+_ROOM_FOR_GRAPHS = 16 * 2**30  # bytes free after a rollout above which its cache and graphs are kept
+
+
+class Sampling:
+    """Who makes the completions of one trainer (its `rollout`): "kit", "hf", "vllm" or "continuous"."""
+
+    def __init__(self, trainer: Any, say: Callable[[str], None]) -> None:
+        self.trainer, self.say = trainer, say
+        self.engine: RolloutEngine | None = None
+        self.entropies: list[list[float]] | None = None  # of the last rollout, where the engine made it
+
+    def turn(
+        self,
+        trl_turn: Callable[..., Any],
+        prompt_ids: list,
+        images: Any,
+        fields: dict,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """One turn of completions. trl_turn: trl's own way, for what the engine does not do."""
+        self.entropies = None
+        with self._evaluating():
+            if self._uses_engine(images, fields):
+                return self.with_engine(prompt_ids)
+            with (
+                weights_come_back(self.trainer.model)
+                if self.trainer.use_transformers_continuous_batching
+                else nullcontext()
+            ):
+                return trl_turn(prompt_ids, images, fields, *args, **kwargs)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode (no LoRA dropout); mode and checkpointing are put back whatever happens."""
+        trainer, model = self.trainer, base_model(self.trainer.model)
+        training, checkpointing = trainer.model.training, model.is_activation_checkpointing
+        trainer.model.eval()
+        own = trainer.rollout in ("kit", "hf")
+        try:
+            # One outer context keeps the cast weights between tokens.
+            with trainer.accelerator.autocast() if own else nullcontext():
+                yield
+        finally:
+            trainer.model.train(training)
+            if checkpointing and not model.is_activation_checkpointing:
+                model.gradient_checkpointing_enable(
+                    gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
+                )
+
+    def _uses_engine(self, images: Any, fields: dict) -> bool:
+        trainer = self.trainer
+        if trainer.rollout != "kit" or images is not None or fields:
+            return False
+        why_not = (
+            "several processes"
+            if trainer.accelerator.num_processes > 1
+            else RolloutEngine.unsupported(trainer.model, trainer.generation_config)
+        )
+        if why_not:
+            trainer.rollout = "hf"
+            self.say(f"The kit's rollout engine cannot do this run ({why_not}); rollouts are trl's own.")
+        return not why_not
+
+    def with_engine(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+        """Completion ids and their log-probabilities."""
+        trainer = self.trainer
+        if self.engine is None:
+            self.engine = RolloutEngine(trainer.accelerator.unwrap_model(trainer.model_wrapped))
+        try:
+            rollouts = self.engine.generate(
+                prompt_ids, trainer.generation_config, tokenizer=trainer._tokenizer
+            )
+        finally:
+            if free_bytes(trainer.accelerator.device) < _ROOM_FOR_GRAPHS:
+                self.engine.release()  # the update needs the memory more than the next rollout its graphs
+        self.entropies = rollouts.entropies
+        return rollouts.completion_ids, rollouts.policy_logprobs
+
+    def add_entropies(self, batch: dict[str, Any]) -> None:
+        """The entropies at sampling time beside the log-probabilities, for the metrics of skipped completions."""
+        rows, width = self.entropies, batch["completion_ids"].size(1)
+        if rows is not None and len(rows) == len(batch["completion_ids"]) and max(map(len, rows)) <= width:
+            padded = [row + [0.0] * (width - len(row)) for row in rows]
+            device = self.trainer.accelerator.device
+            batch["sampling_per_token_entropies"] = torch.tensor(padded, device=device)
