@@ -137,13 +137,11 @@ def answer(
     check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
     prompts = task.render(tokenizer, rows)
     limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
-    settings = {"max_completion_tokens": limit, "samples": samples, "temperature": float(temperature)}
-    how: dict[str, Any] = dict(settings)
+    how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
     with progress_line(f"{task.name}, completions") as progress:
-        how |= {"batch_size": batch_size, "seed": seed, "progress": progress}
+        run = {**how, "batch_size": batch_size, "progress": progress}
         if folder is None:
-            made = complete(model, tokenizer, prompts, **how)
-            settings = {name: how[name] for name in (*settings, "seed")}
+            made, settings = complete(model, tokenizer, prompts, **run), how
         else:
-            made, settings = sample_chunks(model, tokenizer, prompts, folder, chunk=chunk, **how)
+            made, settings = sample_chunks(model, tokenizer, prompts, folder, chunk=chunk, **run)
     return Answers(task, rows, prompts, made, samples, settings)
