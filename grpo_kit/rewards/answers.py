@@ -12,7 +12,10 @@ from typing import Any
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import own_answer, pair_prefill
 
-_NUMBER = re.compile(r"[-+]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?(?:/[0-9]+)?")
+_NUMBER = re.compile(
+    r"[-+]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?"
+    r"(?:/[0-9]+|[eE][-+]?[0-9]{1,3})?"
+)
 _MAX_NUMBER = 64  # characters; longer digit strings take quadratic time to read, and no answer needs them
 _MAX_MATH = 256
 # sympy works out integer powers at once: 10^(10^10) needs gigabytes, and no signal can interrupt that.

@@ -8,7 +8,8 @@ from typing import Any
 
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.judge import all_parts, ask, check_range, reward_names, total
+from grpo_kit.rewards.judge import ask, check_range, total
+from grpo_kit.rewards.parts import all_parts, reward_names
 from grpo_kit.rewards.response import Reward
 
 

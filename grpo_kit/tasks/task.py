@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
-from grpo_kit.rewards.judge import all_parts, ask_all, totals
+from grpo_kit.rewards.judge import ask_all, totals
+from grpo_kit.rewards.parts import all_parts
 from grpo_kit.rewards.response import Reward, last_number, own_answer
 
 if TYPE_CHECKING:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from datasets import Dataset, IterableDataset
 
-from grpo_kit.rewards.judge import all_parts, check_columns
+from grpo_kit.rewards.judge import Asked, RewardError
+from grpo_kit.rewards.parts import all_parts, check_columns
 
 
 def check_training_data(
@@ -60,6 +63,40 @@ def check_prompt_lengths(data: Any, tokenizer: Any, model: Any, completion: int)
                 f"train_dataset row {row}: its prompt has {len(ids)} tokens, which with max_completion_length="
                 f"{completion} exceeds the model's context of {context}; drop the row or shorten the completion"
             )
+
+
+def check_extra_lengths(logged: Mapping[str, Sequence], completions: int) -> None:
+    """Raises RewardError for a column of log_extra that has not one value a completion."""
+    for column, values in logged.items():
+        if len(values) != completions:
+            raise RewardError(
+                f"log_extra({column!r}, ...) was given {len(values)} values for {completions} completions; give "
+                "one for each, once a call"
+            )
+
+
+def check_other_scores(scores: torch.Tensor, rewards: Sequence[Any], names: Sequence[str]) -> str:
+    """What the judge did not ask: reward models, whose scale is their own, and environments' rewards.
+
+    scores: (B*G, rewards), NaN where a reward cannot judge. Returns a notice where a reward model leaves [0, 1].
+    Raises RewardError for an infinite score, and for an environment's outside [0, 1].
+    """
+    notice = ""
+    for column, reward, name in zip(scores.T, rewards, names, strict=True):
+        if isinstance(reward, Asked):
+            continue
+        model = isinstance(reward, torch.nn.Module)
+        judged = column[~column.isnan()]
+        low, high = (judged.min().item(), judged.max().item()) if len(judged) else (0.0, 1.0)
+        if math.isinf(low) or math.isinf(high) or not (model or (low >= 0 and high <= 1)):
+            wanted = "a finite number" if model else "a value in [0, 1], or None"
+            raise RewardError(f"reward {name!r} gave {low:.3g} to {high:.3g}; use {wanted}")
+        if low < 0 or high > 1:
+            notice = (
+                f"reward model {name!r} scores outside [0, 1] (here {low:.3g} to {high:.3g}), where the other rewards "
+                "lie: choose reward_weights by its scale"
+            )
+    return notice
 
 
 _ROLLOUTS = ("kit", "hf", "vllm", "continuous")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import METRIC_COLUMNS, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards.judge import totals
 from grpo_kit.rewards.response import text_of
@@ -42,6 +42,15 @@ _DROPPED = {"epoch", "total_flos"}
 _KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 16-bit weights round away
 
 
+# Where the kit's and trl's own numbers and columns are; what a reward logs goes beside them, under other names.
+_OWN_METRICS = {*METRIC_COLUMNS, *_NAMES, "policy_loss", "cispo_clip_ratio"}
+_OWN_GROUPS = {
+    "reward", "rewards", "eval", "completions", "rollout", "update", "diversity", "script", "groups", "clip_ratio",
+    "sampling", "tools",
+}  # fmt: skip
+_OWN_COLUMNS = {"step", "group", "prompt", "prefill", "completion", "reward", "advantage", "temperature"}
+
+
 class Recorder:
     """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
 
@@ -60,6 +69,7 @@ class Recorder:
         self._completions: pd.DataFrame | None = None
         self._groups = 0, 0  # step, and its groups so far
         self._begin = 0.0
+        self._said = False
 
     def open(self, *, resume: bool) -> None:
         """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
@@ -177,9 +187,38 @@ class Recorder:
         self._completions, self._sampled = pd.DataFrame(table), True
         self.folder.write_completions(table)
 
+    def check_metric_name(self, name: str) -> str:
+        """The name of a reward's log_metric; ValueError where the record has a number of that name."""
+        if name not in self._inside() and (name in _OWN_METRICS or name.partition("/")[0] in _OWN_GROUPS):
+            raise ValueError(
+                f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name"
+            )
+        return name
+
+    def check_extra(self, column: str, values: Sequence[Any]) -> list[Any]:
+        """The values of a reward's log_extra column, as files can hold them: half a surrogate pair becomes its escape.
+
+        Raises ValueError where the record has a column of that name.
+        """
+        if column not in self._inside() and (column in _OWN_COLUMNS or column.startswith("reward/")):
+            raise ValueError(
+                f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
+            )
+        return [v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values]
+
+    def _inside(self) -> set[str]:
+        """What sums log of their parts."""
+        return {f"reward/{name}" for name in _names_inside(self.trainer)}
+
     def say(self, message: str) -> None:
         """A line for the person who watches."""
         print(message, flush=True)
+
+    def say_once(self, message: str) -> None:
+        """The same, the first time that it has something to say."""
+        if message and not self._said:
+            self._said = True
+            self.say(message)
 
     def close(self) -> None:
         """The last picture; rows that a full disk holds back stay for the next train(); no step leaves no trace."""
@@ -219,6 +258,9 @@ def _share_that_moves(trainer: Any) -> float | None:
 
 def _parts(trainer: Any) -> list[str]:
     """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
+    return list(dict.fromkeys([*trainer.reward_func_names, *_names_inside(trainer)]))
+
+
+def _names_inside(trainer: Any) -> list[str]:
     sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
-    inside = [name for reward in sums for name in getattr(reward, "names", [])]
-    return list(dict.fromkeys([*trainer.reward_func_names, *inside]))
+    return [name for reward in sums for name in getattr(reward, "names", [])]

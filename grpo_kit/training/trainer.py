@@ -19,10 +19,19 @@ from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
+from trl.trainer.utils import is_async_callable
 
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
-from grpo_kit.rewards.judge import Asked, reward_names
-from grpo_kit.training.checks import align, check_prompt_lengths, check_training_data, choose_rollout
+from grpo_kit.rewards.judge import Asked, AskedAsync
+from grpo_kit.rewards.parts import reward_names
+from grpo_kit.training.checks import (
+    align,
+    check_extra_lengths,
+    check_other_scores,
+    check_prompt_lengths,
+    check_training_data,
+    choose_rollout,
+)
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
@@ -31,7 +40,7 @@ from grpo_kit.training.session import Session
 from grpo_kit.training.temperature import Schedule, Temperature
 from grpo_kit.training.trl_internals import (
     follow_epochs,
-    is_plain_function,
+    is_model,
     reference_is_a_copy_of,
     remove_notebook_table,
     without_total,
@@ -196,8 +205,17 @@ class GRPOTrainer(TRLGRPOTrainer):
             super()._generate_single_turn, prompt_ids, images, multimodal_fields, *args, **kwargs
         )
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.parts = super()._calculate_rewards(*args, **kwargs)  # (B*G, rewards), NaN: cannot judge
+    def _log_completion_extra(self, column: str, values: list) -> None:
+        super()._log_completion_extra(column, self._recorder.check_extra(column, values))
+
+    def _log_metric(self, name: str, value: float) -> None:
+        super()._log_metric(self._recorder.check_metric_name(name), float(value))
+
+    def _calculate_rewards(self, inputs: Any, prompts: list, completions: list, *args: Any) -> torch.Tensor:
+        # (B*G, rewards), NaN: cannot judge
+        self.parts = super()._calculate_rewards(inputs, prompts, completions, *args)
+        check_extra_lengths(self._pending_extra_logs, len(prompts))
+        self._recorder.say_once(check_other_scores(self.parts, self.reward_funcs, self.reward_func_names))
         return without_total(
             self.parts, self.num_generations if self.model.training else self.num_generations_eval
         )
@@ -245,8 +263,10 @@ class GRPOTrainer(TRLGRPOTrainer):
 
 
 def _as_asked(reward_funcs: Any) -> list[Any]:
-    """The rewards as trl gets them: functions asked by the judge, under names that differ; the rest as they are."""
+    """The rewards as trl gets them: functions asked by the judge, under names that differ; models as they are."""
     rewards = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     rewards = [r for r in rewards if r is not None]
-    names = iter(reward_names([r for r in rewards if is_plain_function(r)]))
-    return [Asked(r, next(names)) if is_plain_function(r) else r for r in rewards]
+    names = iter(reward_names([r for r in rewards if not is_model(r)]))
+    return [
+        r if is_model(r) else (AskedAsync if is_async_callable(r) else Asked)(r, next(names)) for r in rewards
+    ]
