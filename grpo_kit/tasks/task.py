@@ -247,8 +247,8 @@ def split_distinct(
 ) -> tuple[list[dict], list[dict]]:
     """(train, held_out) rows with distinct questions out of `draw`; see distinct_rows."""
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
-        if count < 1:
-            raise ValueError(f"{name}={count!r} must be at least 1")
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
     rows = distinct_rows(draw, n_train + n_held_out, what=what, avoid=avoid)
     return rows[n_held_out:], rows[:n_held_out]
 

@@ -19,7 +19,6 @@ from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
-from trl.trainer.utils import is_async_callable
 
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.rewards.judge import Asked, AskedAsync
@@ -40,6 +39,7 @@ from grpo_kit.training.session import Session
 from grpo_kit.training.temperature import Schedule, Temperature
 from grpo_kit.training.trl_internals import (
     follow_epochs,
+    is_async_callable,
     is_model,
     reference_is_a_copy_of,
     remove_notebook_table,

@@ -14,6 +14,8 @@ from peft import PeftModel
 
 from grpo_kit.rewards.judge import totals
 
+is_async_callable = trl_utils.is_async_callable
+
 
 def is_model(reward: Any) -> bool:
     """A reward model, or the name of one, which trl calls itself, with tokens."""
