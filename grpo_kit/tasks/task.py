@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.prompts import build_dataset, build_prompt
-from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
+from grpo_kit.rewards.cases import Case, RewardCheckError, answer_cases, crafted_cases
 from grpo_kit.rewards.judge import ask_all, totals
 from grpo_kit.rewards.parts import all_parts
 from grpo_kit.rewards.response import Reward, last_number, own_answer
@@ -129,7 +129,8 @@ class Task:
         """What check_rewards tries on a row: the honest completion and the cheats, no two alike.
 
         They are self.cases(row), or crafted ones (prefill and answer tag; reasoning tags if a SoftFormat among the
-        rewards asks for them); then what each reward's `cheats(honest)` and self.cheats(row, honest) add.
+        rewards asks for them); then the question copied, alone and as the answer; then what each reward's
+        `cheats(honest)` and self.cheats(row, honest) add.
         Raises ValueError where no case is honest, or the row's own answer does not count as correct; RewardCheckError
         where any answer does.
         """
@@ -139,8 +140,8 @@ class Task:
             raise ValueError(
                 f"task {self.name!r}: cases has no case with honest=True for {row['question']!r:.300}"
             )
-        for reward in rewards:
-            made += reward.cheats(honest) if hasattr(reward, "cheats") else []
+        made += _copies(row["question"], honest, self.answer_tag)
+        made += [case for one in rewards if hasattr(one, "cheats") for case in one.cheats(honest)]
         made += self.cheats(row, honest) if self.cheats else []
         distinct: dict[tuple[str, str], Case] = {}
         for case in made:
@@ -183,6 +184,12 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
+
+
+def _copies(question: str, honest: Case, tag: str) -> list[Case]:
+    """The question said again, as the answer and in place of the response: what a lenient reward pays for."""
+    cheats = answer_cases(honest, {"the question as the answer": question}, tag=tag)
+    return cheats + answer_cases(honest, {"the question said again": question}, tag=None)
 
 
 def strategy_means(
