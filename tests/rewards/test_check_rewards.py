@@ -388,7 +388,11 @@ def test_the_cheats_of_each_reward_are_tried_and_one_that_comes_out_honest_is_dr
             return [again, Case("nothing", "", columns=honest.columns)]
 
     task = _lenient_task(reward=Names())
-    assert check_rewards(task.rewards, task)["case"].tolist() == ["honest", "the question said again", "nothing"]
+    assert check_rewards(task.rewards, task)["case"].tolist() == [
+        "honest",
+        "the question said again",
+        "nothing",
+    ]
 
 
 @pytest.mark.parametrize(
