@@ -28,6 +28,7 @@ GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
 _TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "events", "science", "tools")
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
+_LENGTH = "max_completion_length"  # trl's word for max_completion_tokens
 
 UNITS = {
     "model": "name or path",
@@ -257,7 +258,7 @@ class Profile:
             "per_device_train_batch_size": micro_batch,
             "gradient_accumulation_steps": total // micro_batch,
             "num_generations": self.group_size,
-            "max_completion_length": self.max_completion_tokens,
+            _LENGTH: self.max_completion_tokens,
             "learning_rate": self.learning_rate if full else self.lora_learning_rate,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": max(2, math.ceil(self.steps / 10)),
@@ -285,7 +286,7 @@ class Profile:
         if task is None:
             return overrides
         length, chosen = task.max_completion_tokens, self.max_completion_tokens
-        said = {"max_completion_length": overrides.get("max_completion_length", length)}
+        said = {_LENGTH: overrides.get(_LENGTH, length)}
         if chosen != PROFILES[self.name]["max_completion_tokens"][0]:
             said["max_completion_tokens of the profile"] = chosen
         for name, value in said.items():
@@ -294,7 +295,7 @@ class Profile:
                     f"{name}={value!r}, but task {task.name!r} has max_completion_tokens={length}, which evaluate and "
                     "readiness use; give the length to the task (dataclasses.replace(task, max_completion_tokens=...))"
                 )
-        return {"reward_weights": list(task.reward_weights), "max_completion_length": length} | overrides
+        return {"reward_weights": list(task.reward_weights), _LENGTH: length} | overrides
 
     def table(self) -> pd.DataFrame:
         """One row a field: value, unit, reason. What differs from the preset is marked "set by you".

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from grpo_kit.models import model_name
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import METRIC_COLUMNS, read_metrics
 from grpo_kit.record.folder import RunFolder
@@ -83,7 +84,7 @@ class Recorder:
             "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
             "rollout": trainer.rollout,
             "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
-            "model": getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type,
+            "model": model_name(trainer.model),
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

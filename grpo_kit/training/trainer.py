@@ -20,6 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.rewards.judge import Asked, AskedAsync
 from grpo_kit.rewards.parts import reward_names
@@ -110,7 +111,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=processing_class,
+                processing_class=tokenizer_of(model) if processing_class is None else processing_class,
                 **trl_options,
             )
         restore_dtypes(self.model, dtypes)
