@@ -187,12 +187,11 @@ def _add_adapters(model: PreTrainedModel, tuning: Tuning, overrides: dict[str, A
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
         adapted = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides}))
     if model_name(model) == EMBEDDED:  # not this machine's cache: the adapter has to load elsewhere
-        adapted.peft_config["default"].base_model_name_or_path = model.config._name_or_path = EMBEDDED
-        for message in (
-            "Unable to fetch remote file",
-            "Could not find a config file",
-        ):  # peft asks the hub for it
-            warnings.filterwarnings("ignore", f"(?s){message}.*{EMBEDDED}", UserWarning)
+        model.name_or_path = model.config._name_or_path = EMBEDDED
+        adapted.peft_config["default"].base_model_name_or_path = EMBEDDED
+        # peft asks the hub for it at each save.
+        asked = "(?s)(Unable to fetch remote file|Could not find a config file)"
+        warnings.filterwarnings("ignore", f"{asked}.*{EMBEDDED}", UserWarning)
     return adapted
 
 
