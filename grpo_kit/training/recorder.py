@@ -187,7 +187,7 @@ class Recorder:
             return
         if self._chart is not None:
             self._chart.finish()
-        if not self.folder.flush():
+        if not all([self.folder.flush(), self._monitor.flush()]):
             self.say(
                 f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
             )

@@ -13,7 +13,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.flags import OF_ROLLOUTS, OF_STEPS, Setup
-from grpo_kit.watch.monitor import Flag, Monitor, completion_measures, read_flags, red_flags
+from grpo_kit.watch.monitor import Monitor, completion_measures, read_flags, red_flags
 from tests.tiny_run import data, letters, make, same, weights
 
 RUNS = Path(__file__).parents[1] / "fixtures" / "flags"
@@ -320,19 +320,9 @@ def test_a_callable_gets_each_flag_once_and_may_fail(tmp_path, capsys):
 
 def test_trouble_in_the_monitor_never_stops_training(tmp_path):
     monitor = Monitor("warn")
-    (tmp_path / "flags.jsonl").mkdir()  # cannot be appended to
     monitor.begin(tmp_path, {"reward_weights": [1.0], "reward_parts": ["a"]}, [])
     with pytest.warns(RuntimeWarning, match="stumbled"):
-        assert monitor.step({"step": 1, "update/share_that_moves": 0.01})[0].name == "lost updates"
-    with pytest.warns(RuntimeWarning, match="stumbled"):
         assert monitor.measure(pd.DataFrame({"step": [1], "nothing": [2]})) == {}
-
-
-def test_half_a_line_is_not_read(tmp_path):
-    flag = Flag("cut off", 3, "90 %", "why", "first")
-    line = json.dumps(vars(flag) | {})
-    (tmp_path / "flags.jsonl").write_text(line + "\n" + line[:20])
-    assert read_flags(tmp_path) == [flag]
 
 
 def test_held_out_measures_reach_the_row_of_their_step(tmp_path):
