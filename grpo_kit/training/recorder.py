@@ -14,8 +14,10 @@ import torch
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import read_metrics
 from grpo_kit.record.folder import RunFolder
-from grpo_kit.rewards.judge import totals
+from grpo_kit.rewards.combine import answer_parts
+from grpo_kit.rewards.judge import Asked, totals
 from grpo_kit.rewards.response import text_of
+from grpo_kit.tasks.task import constant_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -69,6 +71,8 @@ class Recorder:
         config = {
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
+            "answer_parts": _answer_parts(trainer),
+            "best_constant": constant_of(trainer.train_dataset),
             "temperature_schedule": repr(schedule) if schedule else None,
             "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
             "rollout": trainer.rollout,
@@ -222,3 +226,9 @@ def _parts(trainer: Any) -> list[str]:
     sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
     inside = [name for reward in sums for name in getattr(reward, "names", [])]
     return list(dict.fromkeys([*trainer.reward_func_names, *inside]))
+
+
+def _answer_parts(trainer: Any) -> list[str]:
+    """Names of the parts that judge the answer; reward models and asynchronous rewards cannot be told."""
+    asked = [r for r in trainer.reward_funcs if isinstance(r, Asked)]
+    return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))

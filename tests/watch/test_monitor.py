@@ -39,7 +39,6 @@ def raised(metrics, config=None):
 
 @pytest.mark.parametrize("folder", HEALTHY, ids=lambda path: path.name)
 def test_healthy_runs_are_silent(folder):
-    """`events` is a miss: it gives one answer on every day, a shortcut that pays more than SOLVED."""
     metrics, config = load(folder)
     assert len(metrics) >= 8
     assert raised(metrics, config) == {}
@@ -56,7 +55,7 @@ def test_induced_failures_are_caught_in_time(folder):
 
 
 def test_there_are_runs_of_both_kinds():
-    assert len(HEALTHY) >= 20 and len(INDUCED) >= 12
+    assert len(HEALTHY) >= 20 and len(INDUCED) >= 16
 
 
 def test_a_flag_is_never_taken_back():
