@@ -8,6 +8,8 @@ they are wrong is counted by `python -m benchmarks.red_flags`. Groups without a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -24,6 +26,9 @@ from grpo_kit.watch.red_flag import (
     trailing,
     usual_before,
 )
+
+# Steps. None in 10 x 32 completions means a rate below 1 % (95 %): one success in a dozen groups of 8.
+NEVER = 10
 
 
 @red_flag(
@@ -223,8 +228,53 @@ def lost_updates(table: pd.DataFrame, setup: Setup) -> Sign:
     )
 
 
+@red_flag(
+    "part never paid",
+    lasted=NEVER,
+    why="What is never rewarded is not learnt; the other parts may rise all the same.",
+    first="check_rewards on a few rows; then an easier task, partial credit or a warm start",
+)
+def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
+    """A part that is trained on gave 0 to every completion of 10 steps; of a sum's parts those that judge the answer.
+
+    Others inside a sum may be penalties before they are brought to [0, 1], where 0 is best.
+    """
+    trained = [name for name in {**setup.weights, **setup.answer} if setup.weights.get(name, 1) > 0]
+    return _dead(table, trained, lambda mean: mean == 0, "gave 0 to")
+
+
+@red_flag(
+    "part never judged",
+    lasted=NEVER,
+    why="It moves nothing: the total is that of the other parts, or there is none at all.",
+    first="the columns that it reads: a gold answer that cannot be read gives None; check_rewards says in which rows",
+)
+def part_never_judged(table: pd.DataFrame, setup: Setup) -> Sign:
+    """A part, of any weight, gave None to every completion of 10 steps."""
+    return _dead(table, [*setup.weights, *setup.inside], np.isnan, "gave None to")
+
+
+def _dead(
+    table: pd.DataFrame, parts: Sequence[str], is_dead: Callable[[np.ndarray], np.ndarray], gave: str
+) -> Sign:
+    """Parts whose mean is_dead in NEVER rows on end; a part that has no column cannot be told."""
+    names = [name for name in parts if f"reward/{name}" in table]
+    if not names:
+        return None
+    dead = np.stack([is_dead(column(table, f"reward/{name}")) for name in names], axis=1)  # (steps, parts)
+    lasted = pd.DataFrame(dead, dtype=float).rolling(NEVER).sum().to_numpy() == NEVER
+
+    def saw(at: int) -> str:
+        which = " and ".join(name for name, there in zip(names, lasted[at], strict=True) if there)
+        return f"{which} {gave} every completion of {NEVER} steps"
+
+    return lasted.any(axis=1), saw
+
+
 OF_ROLLOUTS = (
     entropy_collapse, mode_collapse, sparse_reward, cancelling_parts, length_explosion, cut_off, language_switch,
 )  # fmt: skip
 """On the rows of steps that sampled; with num_iterations above 1 the others have no reward."""
+OF_PARTS = (part_never_paid, part_never_judged)
+"""On the rows of steps that sampled, those without any total among them."""
 OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, lost_updates)

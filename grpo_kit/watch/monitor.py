@@ -19,7 +19,7 @@ from grpo_kit.record.files import write_whole
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.diversity import group_diversity
-from grpo_kit.watch.flags import OF_ROLLOUTS, OF_STEPS, Flag, Setup
+from grpo_kit.watch.flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
@@ -60,7 +60,10 @@ def red_flags(
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
         table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
     sampled = table[table["reward"].notna()].reset_index(drop=True) if "reward" in table else table
-    found = [find(sampled, setup) for find in OF_ROLLOUTS] + [find(table, setup) for find in OF_STEPS]
+    there = [name for name in ("reward", "completion_length") if name in table]
+    asked = table[table[there].notna().any(axis=1)].reset_index(drop=True) if there else table
+    rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table)]
+    found = [find(some, setup) for finders, some in rows for find in finders]
     return sorted((flag for flag in found if flag is not None), key=lambda flag: flag.step)
 
 
@@ -180,9 +183,10 @@ class Monitor:
 
     def step(self, row: Mapping[str, Any]) -> list[Flag]:
         """Take in a finished step's row; returns the flags raised by it, written to the folder if the disk lets it."""
+        unjudged = {f"reward/{part}": np.nan for part in self._config.get("reward_parts") or ()}
         self._rows = [
             *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
-            _slim(row),
+            unjudged | _slim(row),
         ]
         flags = self._guard(lambda: red_flags(pd.DataFrame(self._rows), config=self._config)) or []
         new = [flag for flag in flags if flag.name not in self._raised]

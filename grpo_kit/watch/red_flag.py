@@ -33,13 +33,14 @@ class Flag:
 class Setup:
     """What the flags need of a run's config.json; the defaults where there is none.
 
-    weights: of the rewards by name.  best: the highest reward.
+    weights: of the rewards by name. inside: names of the parts of those that are sums. best: the highest reward.
     answer: weights, by name, of the parts that say whether the answer is right; empty where that is not known.
     constant: what the best constant strategy earns of them, in [0, 1]; None where that is not known.
     max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
+    inside: tuple[str, ...] = ()
     best: float = 1.0
     answer: Mapping[str, float] = field(default_factory=dict)
     constant: float | None = None
@@ -63,6 +64,7 @@ class Setup:
         passes = (args.get("steps_per_generation") or 1) * (args.get("num_iterations") or 1)
         return cls(
             weights=weight_of,
+            inside=tuple(parts[len(weights) :]),
             best=sum(w for w in weights if w > 0) or 1.0,
             answer=answer,
             constant=sum(w * earned[n] for n, w in answer.items()) / sum(answer.values()) if known else None,
