@@ -200,18 +200,27 @@ def sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
 
 @red_flag(
     "stale rollouts",
-    lasted=3,
-    why="A clipped token has no gradient: what was sampled no longer says what the policy would do.",
-    first="fewer passes over a rollout (num_iterations, steps_per_generation), or a lower learning rate",
+    lasted=WINDOW,
+    why="A clipped token has no gradient, and one that is not weighted has another policy's: little of it is learnt.",
+    first="fewer passes over a rollout (num_iterations, steps_per_generation, sync_every), or a lower learning rate",
 )
 def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 3 steps: more than a fifth of the tokens of rollouts that are not fresh are clipped."""
+    """Over 5 steps on rollouts that are not fresh: a tenth of the tokens clipped, or 0.1 nats a token from the policy.
+
+    With importance weights that gap is recorded as 0, and clipping tells; without them nothing is clipped.
+    """
     age = pd.Series(column(table, "rollout/age")).fillna(setup.age).to_numpy()
-    cut = trailing(column(table, "clip_ratio"), 3)
-    return (
-        (age > 0) & (cut > 0.2),
-        lambda at: f"rollouts up to {age[at]:.0f} steps old, and {cut[at]:.0%} of their tokens are clipped",
-    )
+    cut, gap = over_window(table, "clip_ratio"), over_window(table, "rollout/logprob_gap")
+
+    def saw(at: int) -> str:
+        how = (
+            f"{cut[at]:.0%} of their tokens are clipped"
+            if cut[at] > 0.1
+            else f"{gap[at]:.2g} nats a token away"
+        )
+        return f"rollouts up to {age[at]:.0f} steps old, and {how}"
+
+    return (age > 0) & ((cut > 0.1) | (gap > 0.1)), saw
 
 
 @red_flag(
