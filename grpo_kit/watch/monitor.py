@@ -59,7 +59,11 @@ def red_flags(
         table = table.join(measured[new], on="step")
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
         table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
-    sampled = table[table["reward"].notna()].reset_index(drop=True) if "reward" in table else table
+    held_out = table.filter(regex="^eval/")
+    if setup.age and len(held_out.columns):  # measured while a rollout was used again: told with the next one
+        held_out = held_out.ffill(limit=setup.age)
+    sampled = table.assign(**held_out)
+    sampled = sampled[sampled["reward"].notna()].reset_index(drop=True) if "reward" in table else sampled
     there = [name for name in ("reward", "completion_length") if name in table]
     asked = table[table[there].notna().any(axis=1)].reset_index(drop=True) if there else table
     rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table)]

@@ -20,9 +20,10 @@ from tests.watch.test_monitor import RUNS
 COLLAPSED = ("events", "constant_strategy", "countdown_collapse")
 
 
-def collapsed(right, constant=None, steps=12, reward=None, **columns):
+def collapsed(right, constant=None, steps=12, args=None, **columns):
     """Flags of a run without entropy and without a signal, whose format is right and whose answers earn `right`."""
     config = {"reward_parts": ["exact", "format"], "reward_weights": [0.75, 0.25], "answer_parts": ["exact"]}
+    config["args"] = args or {}
     if constant is not None:
         config["best_constant"] = {"strategy": "always a + b", "parts": {"exact": constant}}
     answers = np.resize(right, steps).astype(float)
@@ -80,6 +81,17 @@ def test_held_out_answers_are_believed_first():
     before = np.where(np.arange(12) == 0, 0.3, np.nan)
     assert collapsed(0.95, constant=0.3, **signs, **{"eval/reward/exact": before}) == {}
     assert collapsed(0.3, constant=0.3, **signs, **{"eval/reward/exact": before}) != {}
+
+
+def test_an_evaluation_between_two_rollouts_counts():
+    """With num_iterations=3 the rows 1, 4, 7, ... have a reward, and the evaluation is in row 12."""
+    rows = 15
+    fresh = np.arange(rows) % 3 == 0
+    answers = np.where(fresh, 0.95, np.nan)
+    held_out = {"eval/reward/exact": np.where(np.arange(rows) == 11, 0.3, np.nan)}
+    passes = {"num_iterations": 3}
+    assert collapsed(answers, constant=0.3, steps=rows, args=passes) == {}
+    assert collapsed(answers, constant=0.3, steps=rows, args=passes, **held_out) != {}
 
 
 def test_parts_that_judge_the_answer_are_those_that_read_the_row():
