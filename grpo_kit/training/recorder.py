@@ -15,8 +15,10 @@ from grpo_kit.models import model_name
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import METRIC_COLUMNS, read_metrics
 from grpo_kit.record.folder import RunFolder
-from grpo_kit.rewards.judge import totals
+from grpo_kit.rewards.combine import answer_parts
+from grpo_kit.rewards.judge import Asked, totals
 from grpo_kit.rewards.response import text_of
+from grpo_kit.tasks.task import constant_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -80,6 +82,8 @@ class Recorder:
         config = {
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
+            "answer_parts": _answer_parts(trainer),
+            "best_constant": constant_of(trainer.train_dataset),
             "temperature_schedule": repr(schedule) if schedule else None,
             "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
             "rollout": trainer.rollout,
@@ -227,7 +231,7 @@ class Recorder:
             return
         if self._chart is not None:
             self._chart.finish()
-        if not self.folder.flush():
+        if not all([self.folder.flush(), self._monitor.flush()]):
             self.say(
                 f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
             )
@@ -265,3 +269,9 @@ def _parts(trainer: Any) -> list[str]:
 def _names_inside(trainer: Any) -> list[str]:
     sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
     return [name for reward in sums for name in getattr(reward, "names", [])]
+
+
+def _answer_parts(trainer: Any) -> list[str]:
+    """Names of the parts that judge the answer; reward models and asynchronous rewards cannot be told."""
+    asked = [r for r in trainer.reward_funcs if isinstance(r, Asked)]
+    return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))
