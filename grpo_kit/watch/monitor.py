@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from grpo_kit.record.lines import LineFile
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.diversity import group_diversity
@@ -119,17 +120,29 @@ def _scripts(texts: Sequence[str]) -> dict[str, float]:
 def read_flags(folder: str | Path) -> list[Flag]:
     """The red flags of a run folder, in the order in which they were raised; also while the run writes.
 
+    A line that cannot be read (cut by a crash) is left out, with a RuntimeWarning that names it.
+
     >>> read_flags("runs/no-such-run")
     []
     """
-    path = Path(folder) / "flags.jsonl"
+    path, flags = Path(folder) / "flags.jsonl", []
     data = path.read_bytes() if path.is_file() else b""
-    lines = data[: data.rfind(b"\n") + 1].decode("utf-8").splitlines()
-    return [Flag(**json.loads(line)) for line in lines]
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            flags.append(Flag(**json.loads(line)))
+        except (ValueError, TypeError):
+            warnings.warn(
+                f"{path}, line {number} is no flag ({line[:60]!r}) and is left out",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return flags
 
 
 class Monitor:
     """Watches one run: measures each step's completions, raises each flag once, appends it to flags.jsonl.
+
+    A flag that a full disk refuses waits in memory and is tried again at every step.
 
     on_flag: "warn" shows it, "stop" also ends training after the step, a callable is called with the flag.
     Trouble in here never stops training: it is said once as a RuntimeWarning.
@@ -144,7 +157,7 @@ class Monitor:
 
     def begin(self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """A run begins in `folder`, or goes on from `rows`; the flags it raised before are not raised again."""
-        self._folder, self._config = folder, config
+        self._file, self._config = LineFile(folder / "flags.jsonl"), config
         self._rows = [_slim(row) for row in rows]
         self._raised = {flag.name for flag in self._guard(lambda: read_flags(folder)) or []}
         self._weights = Setup.of(config).weights
@@ -157,7 +170,7 @@ class Monitor:
         return {} if table is None else {k: v for k, v in table.iloc[-1].items() if k != "step" and v == v}
 
     def step(self, row: Mapping[str, Any]) -> list[Flag]:
-        """Take in a finished step's row; returns the flags raised by it, already written to the folder."""
+        """Take in a finished step's row; returns the flags raised by it, already written unless the disk is full."""
         self._rows = [
             *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
             _slim(row),
@@ -166,14 +179,20 @@ class Monitor:
         new = [flag for flag in flags if flag.name not in self._raised]
         for flag in new:
             self._raised.add(flag.name)
-            self._guard(lambda flag=flag: self._write(flag))
+            self._file.waiting.append((json.dumps(asdict(flag)) + "\n").encode())
+            self._guard(self._file.write)
             if callable(self.on_flag):
                 self._guard(lambda flag=flag: self.on_flag(flag))
+        self.flush()
         return new
 
-    def _write(self, flag: Flag) -> None:
-        with open(self._folder / "flags.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(flag)) + "\n")
+    def flush(self) -> bool:
+        """Write the flags that a full disk held back; True if none waits any more."""
+        try:
+            self._file.write()
+        except OSError:
+            return False
+        return True
 
     def _guard(self, work: Callable[[], Any]) -> Any:
         try:

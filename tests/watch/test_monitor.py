@@ -328,6 +328,32 @@ def test_trouble_in_the_monitor_never_stops_training(tmp_path):
         assert monitor.measure(pd.DataFrame({"step": [1], "nothing": [2]})) == {}
 
 
+def test_a_flag_that_a_full_disk_refuses_is_written_once_there_is_space(tmp_path):
+    monitor = Monitor("warn")
+    monitor.begin(tmp_path, {"reward_weights": [1.0], "reward_parts": ["a"]}, [])
+    (tmp_path / "flags.jsonl").mkdir()  # cannot be appended to
+    with pytest.warns(RuntimeWarning, match="stumbled"):
+        monitor.step({"step": 1, "update/share_that_moves": 0.01})
+    assert not monitor.flush()
+    (tmp_path / "flags.jsonl").rmdir()
+    monitor.step({"step": 2, "update/share_that_moves": 0.01})
+    assert [flag.name for flag in read_flags(tmp_path)] == ["lost updates"] and monitor.flush()
+
+
+def test_a_cut_line_is_left_out_by_name_and_the_next_flag_stays_whole(tmp_path):
+    flag = Flag("cut off", 3, "90 %", "why", "first")
+    line = json.dumps(vars(flag) | {})
+    (tmp_path / "flags.jsonl").write_text(line[:20] + line + "\n" + line + "\n" + line[:20])
+    with pytest.warns(RuntimeWarning, match="flags.jsonl, line 1 is no flag"):
+        assert read_flags(tmp_path) == [flag]
+    monitor = Monitor("warn")
+    with pytest.warns(RuntimeWarning, match="line 1 is no flag"):
+        monitor.begin(tmp_path, {"reward_weights": [1.0], "reward_parts": ["a"]}, [])
+    monitor.step({"step": 4, "update/share_that_moves": 0.01})
+    with pytest.warns(RuntimeWarning, match="line 1 is no flag"):
+        assert [found.name for found in read_flags(tmp_path)] == ["cut off", "lost updates"]
+
+
 def test_half_a_line_is_not_read(tmp_path):
     flag = Flag("cut off", 3, "90 %", "why", "first")
     line = json.dumps(vars(flag) | {})
