@@ -137,3 +137,19 @@ def test_gated_model_says_how_to_get_in(monkeypatch):
     monkeypatch.setattr("grpo_kit.models.AutoTokenizer.from_pretrained", refuse)
     with pytest.raises(PolicyLoadError, match="gated: accept its terms"):
         load_policy("owner/gated")
+
+
+def test_adapters_are_a_function_of_the_seed_alone():
+    """LoRA's first matrix is drawn: not from whatever was drawn before, and no other random number moves."""
+
+    def adapters(**options):
+        model = load_policy("tiny-random", tuning="lora", quiet=True, **options)[0]
+        return torch.cat([p.flatten() for n, p in model.named_parameters() if "lora_A" in n])
+
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = adapters()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert torch.equal(first, adapters()) and torch.equal(first, adapters(seed=0))
+    assert not torch.equal(first, adapters(seed=1)) and torch.equal(adapters(seed=1), adapters(seed=1))
