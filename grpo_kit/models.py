@@ -54,6 +54,7 @@ def load_policy(
     tuning: Tuning = "full",
     dtype: str | torch.dtype | None = None,
     lora: Mapping[str, Any] | None = None,
+    seed: int = 0,
     quiet: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model to train and its tokenizer.
@@ -65,9 +66,9 @@ def load_policy(
     a 4-bit base (CUDA and bitsandbytes).
     dtype of the frozen or trained weights; None means float32 for "full" (at a learning rate of 1e-6 bfloat16 rounds
     99 % of an update away, unless the optimizer keeps it: grpo_kit.optim) and, for adapters, bfloat16 where the card
-    has it.
-    Adapters themselves are always float32.
+    has it. Adapters themselves are always float32.
     lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
+    seed: what adapters are drawn from, and nothing else; no other random number moves. Give it the run's (cfg.seed).
     Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing.
 
     >>> model, tokenizer = load_policy("tiny-random", quiet=True)
@@ -91,7 +92,9 @@ def load_policy(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tuning != "full" and not hasattr(model, "peft_config"):
-        model = _add_adapters(model, tuning, dict(lora or {}))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = _add_adapters(model, tuning, dict(lora or {}))
     elif lora and tuning != "full":
         raise ValueError(
             f"lora={dict(lora)!r}: the adapter in {os.fspath(name_or_path)!r} has its own settings"

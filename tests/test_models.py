@@ -250,3 +250,19 @@ def test_the_trainer_finds_the_embedded_tokenizer(tmp_path):
         model, lambda completions, **columns: [1.0] * len(completions), settings(tmp_path), **options
     )
     assert made.processing_class.get_vocab() == tokenizer.get_vocab()
+
+
+def test_adapters_are_a_function_of_the_seed_alone():
+    """LoRA's first matrix is drawn: not from whatever was drawn before, and no other random number moves."""
+
+    def adapters(**options):
+        model = load_policy("tiny-random", tuning="lora", quiet=True, **options)[0]
+        return torch.cat([p.flatten() for n, p in model.named_parameters() if "lora_A" in n])
+
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = adapters()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert torch.equal(first, adapters()) and torch.equal(first, adapters(seed=0))
+    assert not torch.equal(first, adapters(seed=1)) and torch.equal(adapters(seed=1), adapters(seed=1))

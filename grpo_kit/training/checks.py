@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
+from transformers.trainer_utils import IntervalStrategy
 
 from grpo_kit.rewards.judge import Asked, RewardError
 from grpo_kit.rewards.parts import all_parts, check_columns
@@ -130,18 +131,15 @@ def buffer_steps(args: Any) -> int:
 
 
 def align(args: Any, warmup: float) -> None:
-    """One row a step, warmup, and checkpoints where a rollout buffer ends (elsewhere resuming is not exact)."""
+    """One row a step, and warmup."""
     if not 0 <= warmup < 1:
         raise ValueError(f"warmup={warmup} must be a fraction of the steps in [0, 1)")
-    args.logging_steps = 1
+    if args.logging_strategy != IntervalStrategy.STEPS:
+        was = IntervalStrategy(args.logging_strategy).value
+        print(f"logging_strategy is now 'steps', not {was!r}: metrics.csv has a row a step")
+    args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, 1
     if args.warmup_steps == 0:
         args.warmup_steps = warmup
-    size = buffer_steps(args)
-    if args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps % size:
-        args.save_steps = int(-(-args.save_steps // size) * size)
-        print(
-            f"save_steps is now {args.save_steps}, a multiple of the {size} steps that share a rollout buffer"
-        )
 
 
 def check_temperature(value: float, name: str) -> float:

@@ -13,7 +13,7 @@ import torch
 
 from grpo_kit.models import model_name
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
-from grpo_kit.record.files import METRIC_COLUMNS, read_metrics
+from grpo_kit.record.files import METRIC_COLUMNS, REDONE, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import Asked, totals
@@ -70,15 +70,22 @@ class Recorder:
         self._once: dict[str, Any] = {}  # for the first row only
         self._sampled = False  # completions that no row has measured yet
         self._completions: pd.DataFrame | None = None
+        self._config: dict[str, Any] = {}
         self._groups = 0, 0  # step, and its groups so far
         self._begin = 0.0
         self._said = False
 
     def open(self, *, resume: bool) -> None:
-        """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
+        """Open args.output_dir; raises RunFolderError if it holds a run and resume is False.
+
+        Also while a disk is still too full for the rows that it held back when the last run stopped.
+        """
         trainer, schedule = self.trainer, self.trainer._temperature.schedule
-        if self.folder is not None:  # a full disk held rows back when the last run stopped
-            self.folder.flush()
+        if self.folder is not None and not self._flush():
+            raise RunFolderError(
+                f"{self.folder.path} cannot be written, and rows of the last run still wait in memory; free some "
+                "space, then call train() again."
+            )
         config = {
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
@@ -98,13 +105,19 @@ class Recorder:
             "args": trainer.args.to_dict(),
         }
         self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
+        self._config = config
         self._completions, self._sampled, self._row, self.stopped_by = None, False, {}, None
         self._groups = 0, 0
-        self._monitor.begin(self.folder.path, config, read_metrics(self.folder.path).to_dict("records"))
         self._begin = time.monotonic()
 
     def begin(self) -> None:
-        """The first step is about to start."""
+        """The first step is about to start; what is there of steps that are done again moves aside."""
+        folder, step = self.folder, self.trainer.state.global_step
+        if folder.go_on_from(step):
+            self.say(
+                f"Steps after {step} are done again; what was there of them is in {folder.path / REDONE}."
+            )
+        self._monitor.begin(folder.path, self._config, read_metrics(folder.path).to_dict("records"))
         share = _share_that_moves(self.trainer)
         self._once = {} if share is None else {"update/share_that_moves": share}
         if self._chart is not None:
@@ -143,7 +156,7 @@ class Recorder:
         step = self.trainer.state.global_step
         if self._row.get("step") != step:
             if step:
-                return  # the row of an earlier session is on disk, and not known here
+                return  # eval_on_start of a resumed run: the row of its step is another evaluation's
             self._row = {"step": 0, "progress": 0.0, "seconds": time.monotonic() - self._begin}
         for key, value in logs.items():
             name = key.removeprefix("eval_")
@@ -155,6 +168,12 @@ class Recorder:
         if self._chart is not None:
             self._chart.replace(self._row)
         self._watch()
+
+    def take_up_row(self) -> None:
+        """The last step's row, as it is on disk: an evaluation is made up."""
+        rows = read_metrics(self.folder.path)
+        for row in rows[rows["step"] == self.trainer.state.global_step].to_dict("records"):
+            self._row = {name: value for name, value in row.items() if value == value and value is not None}
 
     def _watch(self) -> None:
         flags = self._monitor.step(self._row)
@@ -231,13 +250,16 @@ class Recorder:
             return
         if self._chart is not None:
             self._chart.finish()
-        if not all([self.folder.flush(), self._monitor.flush()]):
+        if not self._flush():
             self.say(
                 f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
             )
             return
         _discard_if_nothing_happened(Path(self.folder.path))
         self.folder = None
+
+    def _flush(self) -> bool:
+        return all([self.folder.flush(), self._monitor.flush()])
 
 
 def _discard_if_nothing_happened(path: Path) -> None:
@@ -246,7 +268,8 @@ def _discard_if_nothing_happened(path: Path) -> None:
     if written or any(path.glob("checkpoint-*")):
         return
     (path / "config.json").unlink(missing_ok=True)
-    (path / "completions.parquet").rmdir()
+    if (path / "completions.parquet").is_dir():
+        (path / "completions.parquet").rmdir()
     if not any(path.iterdir()):
         path.rmdir()
 

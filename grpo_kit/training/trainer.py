@@ -12,6 +12,7 @@ transformers that it leans on is listed in tests/training/test_private_api.py.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.rewards.judge import Asked, AskedAsync
 from grpo_kit.rewards.parts import reward_names
+from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
 from grpo_kit.training.checks import (
     align,
     check_extra_lengths,
@@ -138,10 +140,14 @@ class GRPOTrainer(TRLGRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """Train; the stop button (SIGINT) ends the step cleanly, saves, and returns; call train() again to go on.
 
-        resume_from_checkpoint: a checkpoint folder, or True for the last one in args.output_dir.
+        resume_from_checkpoint: a checkpoint folder, or True for the last whole one in args.output_dir: one that a kill
+        cut short is passed over.
         After an interrupt `trainer.interrupted` is True, after a red flag (on_flag="stop") `trainer.stopped_by` is
         the Flag; train() then continues where it stopped, with fresh rollouts, and that flag stops it no more.
-        Raises RunFolderError if the folder already holds a run and resuming was not asked for.
+        A checkpoint that the disk does not take is said, and training goes on; where it stops the trainer keeps it in
+        memory, and the next train() saves it first. An evaluation that was cut short is made up first, too.
+        Raises RunFolderError if the folder already holds a run and resuming was not asked for; ValueError where there
+        is no whole checkpoint; CheckpointNotSaved (an OSError) while the disk is too full to go on.
         """
         return self._session.train(super().train, resume_from_checkpoint, **kwargs)
 
@@ -158,6 +164,23 @@ class GRPOTrainer(TRLGRPOTrainer):
     def _save_where_it_stopped(self, why: str) -> None:
         self._session.save_where_it_stopped(why)
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        write = super()._save_checkpoint
+        self._session.save(lambda: write(model, trial), self._write_own, trial)
+
+    def _write_own(self, folder: Path) -> None:
+        """What a subclass keeps in a checkpoint."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / SAVING) if self._session.checkpoints.writing else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._session.checkpoints.writing:
+            self._session.checkpoints.push_later(checkpoint_folder)
+        else:
+            super()._push_from_checkpoint(checkpoint_folder)
+
     def _run_epoch(self, **kwargs: Any) -> None:
         """Where a finished run is resumed nothing is left to do; transformers would train one step more."""
         if self.state.global_step < self.state.max_steps:
@@ -166,13 +189,17 @@ class GRPOTrainer(TRLGRPOTrainer):
             self.control.should_training_stop = True
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except CheckpointNotSaved as error:
+            self.control.should_save = False
+            self._session.saving_failed(error)
         self._session.guard.end_finish_first()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As trl's, at the evaluation temperature; an interrupt stops it at once."""
-        with self._session.guard.at_once():
-            return super().evaluate(*args, **kwargs)
+        """As trl's, at the evaluation temperature; in training an interrupt cuts it short, and train() makes it up."""
+        evaluate = super().evaluate
+        return self._session.evaluate(lambda: evaluate(*args, **kwargs))
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """As trl's, sampled and scored at the evaluation temperature."""
@@ -188,7 +215,6 @@ class GRPOTrainer(TRLGRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
-        self._session.remember_random_state(step)
         self._temperature.set(self._temperature.at(step))
         # Else a column that a reward logs only at times would show an earlier batch's.
         self._logs["extra"].clear()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record.files import write_whole
+from grpo_kit.record.lines import LineFile
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.diversity import group_diversity
@@ -162,20 +162,19 @@ class Monitor:
         if on_flag not in ("warn", "stop") and not callable(on_flag):
             raise ValueError(f"on_flag={on_flag!r} must be 'warn', 'stop' or a callable f(flag)")
         self.on_flag = on_flag
-        self._waiting: list[Flag] = []  # raised, and not yet on disk
-        self._folder, self._disk_failing = Path(), False
+        self._file: LineFile | None = None
+        self._disk_failing = False
         self.begin(Path(), {}, [])
 
     def begin(self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """A run begins in `folder`, or goes on from `rows`; the flags it raised before are not raised again."""
+        same = self._file is not None and self._file.path.parent == folder
+        self._file = self._file if same else LineFile(folder / "flags.jsonl")
         self.flush()
-        if folder != self._folder:
-            self._waiting = []
-        self._folder, self._config = folder, config
+        self._config = config
         self._rows = [_slim(row) for row in rows]
-        self._raised = {
-            flag.name for flag in [*(self._guard(lambda: read_flags(folder)) or []), *self._waiting]
-        }
+        waiting = [json.loads(line)["name"] for line in self._file.waiting]
+        self._raised = {*waiting, *(flag.name for flag in self._guard(lambda: read_flags(folder)) or [])}
         self._weights = Setup.of(config).weights
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
@@ -186,7 +185,7 @@ class Monitor:
         return {} if table is None else {k: v for k, v in table.iloc[-1].items() if k != "step" and v == v}
 
     def step(self, row: Mapping[str, Any]) -> list[Flag]:
-        """Take in a finished step's row; returns the flags raised by it, written to the folder if the disk lets it."""
+        """Take in a finished step's row; returns the flags raised by it, already written unless the disk is full."""
         unjudged = {f"reward/{part}": np.nan for part in self._config.get("reward_parts") or ()}
         self._rows = [
             *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
@@ -196,7 +195,7 @@ class Monitor:
         new = [flag for flag in flags if flag.name not in self._raised]
         for flag in new:
             self._raised.add(flag.name)
-            self._waiting.append(flag)
+            self._file.waiting.append((json.dumps(asdict(flag)) + "\n").encode())
             if callable(self.on_flag):
                 self._guard(lambda flag=flag: self.on_flag(flag))
         self.flush()
@@ -204,25 +203,19 @@ class Monitor:
 
     def flush(self) -> bool:
         """Write the flags that wait; True if none waits any more. Warns once each time the disk fails."""
-        if not self._waiting:
-            return True
-        path = self._folder / "flags.jsonl"
         try:
-            there = path.read_bytes() if path.exists() else b""
-            end = there.rfind(b"\n") + 1  # behind it a line cut short, whose flag is raised again
-            lines = [json.dumps(asdict(flag)) + "\n" for flag in self._waiting]
-            write_whole(path, there[:end] + "".join(lines).encode())
+            self._file.write()
         except OSError as error:
             if not self._disk_failing:
                 warnings.warn(
-                    f"{path} cannot be written ({error}). Red flags are kept in memory and tried again at the next "
-                    "step. Free some space.",
+                    f"{self._file.path} cannot be written ({error}). Red flags are kept in memory and tried again at "
+                    "the next step. Free some space.",
                     RuntimeWarning,
                     stacklevel=3,
                 )
             self._disk_failing = True
             return False
-        self._waiting, self._disk_failing = [], False
+        self._disk_failing = False
         return True
 
     def _guard(self, work: Callable[[], Any]) -> Any:
