@@ -62,10 +62,14 @@ def make(
     eval_dataset=None,
     lora=None,
     kit=None,
+    trl=None,
+    chat_template="its own",
     **overrides,
 ):
-    """A trainer of either kind on a fresh tiny model; `kit` holds options only ours takes."""
+    """A trainer of either kind on a fresh tiny model; `kit` holds options only ours takes, `trl` those of both."""
     tokenizer = load_policy("tiny-random", quiet=True)[1]
+    if chat_template != "its own":
+        tokenizer.chat_template = chat_template
     if model is None:
         model = load_policy("tiny-random", tuning=tuning, lora=lora, quiet=True)[0]
     options = {"warmup": 0, "live": False, **(kit or {})} if which == "kit" else {}
@@ -77,7 +81,7 @@ def make(
         train_dataset=data() if dataset is None else dataset,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
-        **options,
+        **{**options, **(trl or {})},
     )
 
 

@@ -22,8 +22,17 @@ from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.rewards.judge import Asked, reward_names
-from grpo_kit.training.checks import align, check_prompt_lengths, check_training_data, choose_rollout
+from grpo_kit.training.checks import (
+    align,
+    as_data,
+    check_data,
+    check_prompts,
+    check_reward_kinds,
+    check_rewards,
+    choose_rollout,
+)
 from grpo_kit.training.logprobs import Logprobs
+from grpo_kit.training.messages import prompt_ids, with_prefills
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
 from grpo_kit.training.sampling import Sampling
@@ -31,6 +40,7 @@ from grpo_kit.training.session import Session
 from grpo_kit.training.temperature import Schedule, Temperature
 from grpo_kit.training.trl_internals import (
     follow_epochs,
+    is_function,
     is_plain_function,
     reference_is_a_copy_of,
     remove_notebook_table,
@@ -84,13 +94,21 @@ class GRPOTrainer(TRLGRPOTrainer):
         on_flag: OnFlag = "warn",
         **trl_options: Any,
     ) -> None:
-        args = copy.copy(args) if args is not None else GRPOConfig("runs/grpo")
-        rewards = _as_asked(reward_funcs)
-        check_training_data(
-            train_dataset,
-            [r.reward for r in rewards if isinstance(r, Asked)],
-            args.generation_batch_size // args.num_generations,
-        )
+        args = copy.copy(args) if args is not None else _default_args()
+        rewards = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        rewards = [r for r in rewards if r is not None]
+        check_reward_kinds(rewards, trl_options.get("reward_processing_classes"))
+        rewards = _as_asked(rewards)
+        train_dataset = as_data(train_dataset, "train_dataset")
+        eval_dataset = as_data(eval_dataset, "eval_dataset")
+        self._rewards_to_check = [getattr(r, "reward", r) for r in rewards if is_function(r)]
+        self._data_options = {
+            "environments": trl_options.get("environment_factory") is not None,
+            "more_columns": trl_options.get("rollout_func") is not None,
+        }
+        check_rewards(self._rewards_to_check, environments=self._data_options["environments"])
+        self._check_data(train_dataset, "train_dataset", args.generation_batch_size // args.num_generations)
+        self._check_data(eval_dataset, "eval_dataset")
         align(args, warmup)
         self.rollout = choose_rollout(rollout, args)
         dtypes = dtypes_of(model)
@@ -105,7 +123,9 @@ class GRPOTrainer(TRLGRPOTrainer):
                 **trl_options,
             )
         restore_dtypes(self.model, dtypes)
-        check_prompt_lengths(train_dataset, self._tokenizer, self.model, self.max_completion_length)
+        self._warned_of_bare_prompts = False
+        check_prompts(self, train_dataset, "train_dataset")
+        check_prompts(self, eval_dataset, "eval_dataset")
         self._optimizer_asked = optimizer is not None
         self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer)
         self._temperature = Temperature(self, temperature, eval_temperature)
@@ -118,6 +138,9 @@ class GRPOTrainer(TRLGRPOTrainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         remove_notebook_table(self)
+
+    def _check_data(self, data: Any, name: str, least: int = 1) -> None:
+        check_data(data, name, self._rewards_to_check, least=least, **self._data_options)
 
     def own_options(self) -> dict[str, Any]:
         """What a subclass was given besides GRPOTrainer's options, as JSON values; config.json keeps it."""
@@ -159,10 +182,18 @@ class GRPOTrainer(TRLGRPOTrainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._session.guard.end_finish_first()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As trl's, at the evaluation temperature; an interrupt stops it at once."""
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As trl's, at the evaluation temperature; an interrupt stops it at once.
+
+        Raises ValueError for an eval_dataset that cannot work, as the trainer does for its own.
+        """
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = as_data(eval_dataset, "eval_dataset")
+            if eval_dataset is not self.eval_dataset:
+                self._check_data(eval_dataset, "eval_dataset")
+                check_prompts(self, eval_dataset, "eval_dataset")
         with self._session.guard.at_once():
-            return super().evaluate(*args, **kwargs)
+            return super().evaluate(eval_dataset, *args, **kwargs)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """As trl's, sampled and scored at the evaluation temperature."""
@@ -175,6 +206,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         return follow_epochs(super()._get_train_sampler(*args, **kwargs))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        inputs = with_prefills(inputs)
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
@@ -188,6 +220,9 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._metrics["train"]["temperature"].append(self.temperature)
         self._recorder.completions(inputs)
         return output
+
+    def _tokenize_prompts(self, prompts: list) -> tuple[list[list[int]], Any, dict]:
+        return prompt_ids(self, super()._tokenize_prompts, prompts)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, *args: Any, **kwargs: Any
@@ -244,9 +279,13 @@ class GRPOTrainer(TRLGRPOTrainer):
             self.control.should_training_stop = True
 
 
-def _as_asked(reward_funcs: Any) -> list[Any]:
+def _default_args() -> GRPOConfig:
+    """trl's own defaults; a machine without bfloat16, which they ask for, computes in float32."""
+    cpu = not torch.cuda.is_available()
+    return GRPOConfig("runs/grpo", use_cpu=cpu, bf16=not cpu and torch.cuda.is_bf16_supported())
+
+
+def _as_asked(rewards: list[Any]) -> list[Any]:
     """The rewards as trl gets them: functions asked by the judge, under names that differ; the rest as they are."""
-    rewards = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    rewards = [r for r in rewards if r is not None]
     names = iter(reward_names([r for r in rewards if is_plain_function(r)]))
     return [Asked(r, next(names)) if is_plain_function(r) else r for r in rewards]

@@ -16,9 +16,14 @@ from trl.trainer.grpo_trainer import is_async_callable
 from grpo_kit.rewards.judge import totals
 
 
+def is_function(reward: Any) -> bool:
+    """No reward model, nor the name of one: trl calls it with lists."""
+    return not isinstance(reward, (str, torch.nn.Module))
+
+
 def is_plain_function(reward: Any) -> bool:
     """Neither a reward model nor asynchronous: trl calls it with lists, in this thread."""
-    return not isinstance(reward, (str, torch.nn.Module)) and not is_async_callable(reward)
+    return is_function(reward) and not is_async_callable(reward)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from grpo_kit.training.trl_internals import follow_epochs
 
 METHODS = {
     "_generate_and_score_completions": ["self", "inputs"],
+    "_tokenize_prompts": ["self", "prompts"],
     "_generate_single_turn": [
         "self",
         "prompt_ids",
@@ -48,6 +49,7 @@ ATTRIBUTES = [
     "use_transformers_continuous_batching", "reward_func_names", "reward_weights", "max_completion_length",
     "ref_model", "temperature", "model_wrapped", "loss_type", "beta", "num_iterations", "aux_loss_enabled",
     "top_entropy_quantile", "_entropy_bonus_enabled", "entropy_coef", "_last_world_entropy", "_entropy_window_stats",
+    "_is_vlm", "tools", "chat_template", "chat_template_kwargs", "environment_factories", "rollout_func",
 ]  # fmt: skip
 
 

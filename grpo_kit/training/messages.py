@@ -1,0 +1,65 @@
+"""Stage 3 of a step, where prompts are messages: one that ends in the assistant's opening words is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from grpo_kit.prompts import continue_messages
+
+
+def prefill_of(prompt: Any) -> Any:
+    """What the assistant's message holds that a prompt of messages ends in; None for any other prompt.
+
+    >>> prefill_of([{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "<answer>"}])
+    '<answer>'
+    """
+    if isinstance(prompt, str) or not prompt or prompt[-1]["role"] != "assistant":
+        return None
+    return prompt[-1]["content"]
+
+
+def with_prefills(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a batch with a column `prefill` where a prompt ends in one and they have none: rewards read it."""
+    prefills = [prefill_of(row.get("prompt")) for row in rows]
+    if not any(prefills) or "prefill" in rows[0]:
+        return rows
+    return [{**row, "prefill": prefill or ""} for row, prefill in zip(rows, prefills, strict=True)]
+
+
+def prompt_ids(
+    trainer: Any, trl_tokenize: Callable[..., tuple], prompts: Sequence[Any]
+) -> tuple[list[list[int]], Any, dict]:
+    """What trl's _tokenize_prompts gives: token ids, images, fields. trl_tokenize: trl's own, for all other prompts.
+
+    Raises PromptError for a prefill that the template spoils, ValueError for one beside images or an environment.
+    """
+    if not any(prefill_of(prompt) is not None for prompt in prompts):
+        return trl_tokenize(prompts)
+    beside = {
+        "a model that sees images": trainer._is_vlm,
+        "environment_factory": trainer.environment_factories is not None,
+        "a reward model": any(isinstance(reward, torch.nn.Module) for reward in trainer.reward_funcs),
+    }
+    if any(beside.values()):
+        raise ValueError(
+            f"a prompt ends in an assistant message, which with {next(b for b, there in beside.items() if there)} "
+            "would be closed and a second one opened; let it end in the user's message"
+        )
+    template = {
+        "tools": trainer.tools or None,
+        "chat_template": trainer.chat_template,
+        **trainer.chat_template_kwargs,
+    }
+    tokenizer, ids = trainer._tokenizer, []
+    for place, prompt in enumerate(prompts):
+        if place and prompt == prompts[place - 1]:  # of one group
+            ids.append(list(ids[-1]))
+        elif prefill_of(prompt) is None:
+            ids.append(trl_tokenize([prompt])[0][0])
+        else:
+            text = continue_messages(tokenizer, prompt, **template)
+            ids.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return ids, None, {}
