@@ -72,7 +72,7 @@ def make(
         tokenizer.chat_template = chat_template
     if model is None:
         model = load_policy("tiny-random", tuning=tuning, lora=lora, quiet=True)[0]
-    options = {"warmup": 0, "live": False, **(kit or {})} if which == "kit" else {}
+    options = {"warmup": 0, "live": None, **(kit or {})} if which == "kit" else {}
     torch.manual_seed(0)
     return BOTH[which](
         model=model,

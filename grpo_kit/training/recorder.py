@@ -45,14 +45,14 @@ _KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 1
 class Recorder:
     """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
 
-    live: False records files only. on_flag: see Monitor.
+    live: see GRPOTrainer. on_flag: see Monitor.
     """
 
-    def __init__(self, trainer: Any, *, live: bool, on_flag: OnFlag) -> None:
+    def __init__(self, trainer: Any, *, live: bool | None, on_flag: OnFlag) -> None:
         self.trainer = trainer
         self.folder: RunFolder | None = None
         self.stopped_by: Flag | None = None
-        self._chart = LiveChart() if live else None
+        self._chart = None if live is None else LiveChart(pictures=live)
         self._monitor = Monitor(on_flag)
         self._row: dict[str, Any] = {}  # of the last step
         self._once: dict[str, Any] = {}  # for the first row only

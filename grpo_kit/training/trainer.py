@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
-from grpo_kit.optim.choose import choose_optimizer, make_optimizer
+from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.rewards.judge import Asked, reward_names
 from grpo_kit.training.checks import (
     align,
@@ -33,6 +33,7 @@ from grpo_kit.training.checks import (
 )
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import prompt_ids, with_prefills
+from grpo_kit.training.optimizer import own_optimizer, start_above_zero
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
 from grpo_kit.training.sampling import Sampling
@@ -60,14 +61,15 @@ class GRPOTrainer(TRLGRPOTrainer):
     temperature: a schedule f(progress) -> temperature > 0; it changes only where a rollout buffer begins.
     None keeps args.temperature.
     eval_temperature: the sampler's in evaluation; None means args.temperature.
-    warmup: fraction of the steps (in [0, 1)) used when args.warmup_steps is 0; 0 turns it off.
+    warmup: fraction of the steps (in [0, 1)) used when args.warmup_steps is 0; 0 turns it off. A warmup of w steps
+    begins at 1 / (w + 1) of its height, where transformers' begins at 0, a step that trains nothing.
     rollout: who makes completions: "kit" (the default: this process, these weights), "hf" (trl's plain path), "vllm"
     (colocated) or "continuous" (transformers' continuous batching). None follows args.use_vllm and the like.
-    optimizer: a name of optim.choose.OPTIMIZERS. None follows args.optim, but for bfloat16 weights, on which it
+    optimizer: a name of optim.choose.OPTIMIZERS. None follows args.optim, but for an AdamW on bfloat16 weights, which
     would round its updates away: they get "adamw-8bit-split".
     pack: compute each prompt once per group, in chunks sized by free memory (same loss and gradient).
     skip_zero_advantage: leave out completions whose advantage is 0, wherever they add exactly nothing.
-    live: chart in a notebook, one line a step elsewhere.
+    live: True draws a chart in a notebook and prints one line a step elsewhere, False prints everywhere, None is quiet.
     on_flag: what a red flag does (see watch/monitor.py): "warn" shows it once, "stop" also ends training after the
     step and saves, a callable is called with the Flag. All are appended to flags.jsonl in the run folder.
     Raises ValueError before any training for data, rewards or settings that cannot work; RewardError, after saving,
@@ -90,7 +92,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         optimizer: str | None = None,
         pack: bool = True,
         skip_zero_advantage: bool = True,
-        live: bool = True,
+        live: bool | None = True,
         on_flag: OnFlag = "warn",
         **trl_options: Any,
     ) -> None:
@@ -127,7 +129,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         check_prompts(self, train_dataset, "train_dataset")
         check_prompts(self, eval_dataset, "eval_dataset")
         self._optimizer_asked = optimizer is not None
-        self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer)
+        optim = getattr(args.optim, "value", args.optim)
+        self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=optim)
         self._temperature = Temperature(self, temperature, eval_temperature)
         self._recorder = Recorder(self, live=live, on_flag=on_flag)
         self._sampling = Sampling(self, self._recorder.say)
@@ -250,21 +253,18 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
-        if self.optimizer is None and self._optimizer_name is not None:
-            if not self._optimizer_asked:
-                self._recorder.say(
-                    f"bfloat16 weights: optimizer {self._optimizer_name!r}, which keeps the bits that args.optim would "
-                    "round away"
-                )
-            self.optimizer = make_optimizer(
-                self._optimizer_name,
-                self.model,
-                learning_rate=self.args.learning_rate,
-                weight_decay=self.args.weight_decay,
-                betas=(self.args.adam_beta1, self.args.adam_beta2),
-                eps=self.args.adam_epsilon,
-            )
+        if self.optimizer is None:
+            how = {"asked": self._optimizer_asked, "say": self._recorder.say}
+            self.optimizer = own_optimizer(self, self._optimizer_name, **how)
         return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', but the first step of a warmup has a rate above 0."""
+        own = self.lr_scheduler is not None
+        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
+        return (
+            scheduler if own else start_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
+        )
 
     # ---- a step: records ------------------------------------------------------------------------------------------
 
