@@ -31,7 +31,7 @@ def test_plain_trl_s_first_step_has_a_rate_of_zero(tmp_path):
 
 
 def test_a_run_of_one_step_trains(tmp_path):
-    trainer = make("kit", tmp_path, max_steps=1, kit={"warmup": 0.1})
+    trainer = make("kit", tmp_path, max_steps=1, lr_scheduler_type="linear", kit={"warmup": 0.1})
     before = weights(trainer)
     trainer.train()
     assert not same(before, weights(trainer))
@@ -45,7 +45,9 @@ def test_resuming_inside_the_warmup_is_exact(tmp_path):
     resumed = make("kit", tmp_path / "b", **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-1"))
     assert same(weights(whole), weights(resumed))
-    rates = [[e["learning_rate"] for e in t.state.log_history if "learning_rate" in e] for t in (whole, resumed)]
+    rates = [
+        [e["learning_rate"] for e in t.state.log_history if "learning_rate" in e] for t in (whole, resumed)
+    ]
     assert rates[0] == rates[1] and rates[0][0] == pytest.approx(1e-2 / 4)
 
 
