@@ -78,7 +78,7 @@ def make(
         model=model,
         reward_funcs=rewards,
         args=settings(folder, **overrides),
-        train_dataset=data() if dataset is None else dataset,
+        train_dataset=data() if dataset is None else None if dataset == "none" else dataset,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         **{**options, **(trl or {})},

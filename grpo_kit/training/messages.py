@@ -1,4 +1,4 @@
-"""Stage 3 of a step, where prompts are messages: one that ends in the assistant's opening words is continued."""
+"""Stages 3 and 9 of a step, where prompts are messages: an assistant's opening words are continued, turns recorded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from grpo_kit.prompts import continue_messages
+from grpo_kit.rewards.response import text_of
 
 
 def prefill_of(prompt: Any) -> Any:
@@ -63,3 +64,42 @@ def prompt_ids(
             text = continue_messages(tokenizer, prompt, **template)
             ids.append(tokenizer(text, add_special_tokens=False)["input_ids"])
     return ids, None, {}
+
+
+def prompt_texts(tokenizer: Any, rows: Sequence[dict[str, Any]], batch: dict[str, torch.Tensor]) -> list[str]:
+    """Each row's prompt for the record: a text as it is, messages as the model saw them, template and all.
+
+    batch: prompt_ids and prompt_mask (B, T).
+    """
+    ids, masks = batch["prompt_ids"].tolist(), batch["prompt_mask"].bool().tolist()
+    return [
+        prompt if isinstance(prompt := row.get("prompt"), str) else _decoded(tokenizer, line, mask)
+        for row, line, mask in zip(rows, ids, masks, strict=True)
+    ]
+
+
+def _decoded(tokenizer: Any, ids: list[int], mask: list[bool]) -> str:
+    return tokenizer.decode([t for t, kept in zip(ids, mask, strict=True) if kept])
+
+
+def completion_texts(tokenizer: Any, completions: Sequence[Any], ids: Sequence[list[int]]) -> list[str]:
+    """Each completion for the record: its text; of calls, tool results and further turns, all of it with their marks.
+
+    completions: texts, or lists of messages as trl parses them. ids: the tokens of each.
+
+    >>> completion_texts(None, ["8", [{"role": "assistant", "content": "9"}]], [[], []])
+    ['8', '9']
+    """
+    return [
+        text_of(completion) if _is_one_text(completion) else tokenizer.decode(line)
+        for completion, line in zip(completions, ids, strict=True)
+    ]
+
+
+def _is_one_text(completion: Any) -> bool:
+    """Does its one content hold all that was written?"""
+    if isinstance(completion, str):
+        return True
+    return len(completion) == 1 and not any(
+        v for k, v in completion[0].items() if k not in ("role", "content")
+    )

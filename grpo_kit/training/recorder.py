@@ -12,10 +12,10 @@ import pandas as pd
 import torch
 
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import TEXT_COLUMNS, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards.judge import totals
-from grpo_kit.rewards.response import text_of
+from grpo_kit.training.messages import prompt_texts
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -151,11 +151,17 @@ class Recorder:
         if flags and self._monitor.on_flag == "stop":
             self.stopped_by = flags[0]
 
-    def completions(self, inputs: list[dict[str, Any]]) -> None:
-        """The rollouts just scored; written at once, so that a crash in the update does not lose them."""
-        trainer, logs, n = self.trainer, self.trainer._logs, len(inputs)
+    def completions(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> None:
+        """The rollouts just scored; written at once, so that a crash in the update does not lose them.
+
+        inputs: their rows of the data set. batch: what trl made of them (prompt_ids, prompt_mask).
+        """
+        trainer, logs = self.trainer, self.trainer._logs
+        prefills = [row.get("prefill") or "" for row in inputs]
+        prompts = prompt_texts(trainer._tokenizer, inputs, batch)
+        texts = list(zip(prompts, prefills, trainer.completion_texts, strict=True))
+        n = len(texts)
         last = lambda values: list(values)[-n:]  # noqa: E731
-        prompts = last(logs["prompt"])
         step = trainer.state.global_step + 1
         first = self._groups[1] if self._groups[0] == step else 0  # a step may fill several buffers
         groups = [first + row // trainer.num_generations for row in range(n)]
@@ -164,9 +170,7 @@ class Recorder:
         table = {
             "step": [step] * n,
             "group": groups,
-            "prompt": [str(p) for p in prompts],
-            "prefill": [row.get("prefill") or "" for row in inputs],
-            "completion": [text_of(c) for c in last(logs["completion"])],
+            **dict(zip(TEXT_COLUMNS, zip(*texts, strict=True), strict=True)),
             **parts,
             "reward": totals(scores, trainer.reward_weights.tolist(), groups),
             "advantage": last(logs["advantages"]),

@@ -32,7 +32,7 @@ from grpo_kit.training.checks import (
     choose_rollout,
 )
 from grpo_kit.training.logprobs import Logprobs
-from grpo_kit.training.messages import prompt_ids, with_prefills
+from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
@@ -221,7 +221,7 @@ class GRPOTrainer(TRLGRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         self._sampling.add_entropies(output)
         self._metrics["train"]["temperature"].append(self.temperature)
-        self._recorder.completions(inputs)
+        self._recorder.completions(inputs, output)
         return output
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list[list[int]], Any, dict]:
@@ -234,8 +234,11 @@ class GRPOTrainer(TRLGRPOTrainer):
             super()._generate_single_turn, prompt_ids, images, multimodal_fields, *args, **kwargs
         )
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.parts = super()._calculate_rewards(*args, **kwargs)  # (B*G, rewards), NaN: cannot judge
+    def _calculate_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
+        self.completion_texts = completion_texts(self._tokenizer, completions, ids)
+        self.parts = super()._calculate_rewards(
+            inputs, prompts, completions, ids
+        )  # (B*G, rewards), NaN: cannot judge
         return without_total(
             self.parts, self.num_generations if self.model.training else self.num_generations_eval
         )

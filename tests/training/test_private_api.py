@@ -26,6 +26,7 @@ METHODS = {
         "num_generations",
         "has_tool_images",
     ],
+    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
     "_get_per_token_logps_and_entropies": [
         "self",
         "model",
