@@ -231,6 +231,17 @@ def choose_rollout(rollout: str | None, args: Any) -> str:
     return rollout
 
 
+def one_card(args: Any) -> None:
+    """One card a process: transformers would copy the model to every card that it sees (DataParallel), trl refuses."""
+    if args.n_gpu > 1:
+        print(
+            f"{args.n_gpu} cards are visible, and this process trains on {args.device} alone. To use all of them start "
+            f"the script by `accelerate launch --num_processes {args.n_gpu}`, or in a notebook put everything from "
+            f"loading the model on into a function for accelerate.notebook_launcher(f, num_processes={args.n_gpu})."
+        )
+        args._n_gpu = 1
+
+
 def buffer_steps(args: Any) -> int:
     """Optimizer steps that share one rollout buffer."""
     return max(1, args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 import torch
+from accelerate.utils import gather_object
+from transformers import TrainerCallback
 
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import TEXT_COLUMNS, read_metrics
@@ -42,19 +44,23 @@ _DROPPED = {"epoch", "total_flos"}
 _KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 16-bit weights round away
 
 
-class Recorder:
+class Recorder(TrainerCallback):
     """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
 
+    Of several processes the main one alone does so. As a callback it comes before the trackers' (report_to), which
+    then see what metrics.csv sees.
     live: see GRPOTrainer. on_flag: see Monitor.
     """
 
     def __init__(self, trainer: Any, *, live: bool | None, on_flag: OnFlag) -> None:
         self.trainer = trainer
+        self._writes = trainer.accelerator.is_main_process
         self.folder: RunFolder | None = None
         self.stopped_by: Flag | None = None
         self._chart = None if live is None else LiveChart(pictures=live)
         self._monitor = Monitor(on_flag)
         self._row: dict[str, Any] = {}  # of the last step
+        self._measured: dict[str, float] = {}  # what the kit adds to it
         self._once: dict[str, Any] = {}  # for the first row only
         self._sampled = False  # completions that no row has measured yet
         self._completions: pd.DataFrame | None = None
@@ -64,6 +70,9 @@ class Recorder:
     def open(self, *, resume: bool) -> None:
         """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
         trainer, schedule = self.trainer, self.trainer._temperature.schedule
+        self.stopped_by = None
+        if not self._writes:
+            return
         if self.folder is not None:  # a full disk held rows back when the last run stopped
             self.folder.flush()
         config = {
@@ -90,10 +99,24 @@ class Recorder:
 
     def begin(self) -> None:
         """The first step is about to start."""
+        if not self._writes:
+            return
         share = _share_that_moves(self.trainer)
         self._once = {} if share is None else {"update/share_that_moves": share}
         if self._chart is not None:
             self._chart.start(self.trainer.state.max_steps, self.trainer.args.output_dir)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        """A training step is done: its row, and into logs and log_history what trl does not know of it.
+
+        That is what was measured of its completions (diversity/..., script/..., groups/equal_rewards,
+        frac_cancelled_groups), update/share_that_moves, and flags/<name> = 1 for a red flag that it raised.
+        """
+        if self._writes and "loss" in logs and self.trainer.model.training:
+            self.step(logs)
+            more = {name: value for name, value in self._measured.items() if name not in logs}
+            logs.update(more)
+            state.log_history[-1].update(more)
 
     def step(self, logs: Mapping[str, float | None]) -> None:
         """One training step done: a row, and the chart if it is due."""
@@ -110,13 +133,13 @@ class Recorder:
                 row["reward/" + key.removeprefix("rewards/").removesuffix("/mean")] = value
             elif key not in _DROPPED:
                 row[key] = value
-        measured = self._monitor.measure(self._completions) if self._sampled else {}
-        self._row = {**measured, **self._once, **row}  # what the run logs itself goes first
+        self._measured = (self._monitor.measure(self._completions) if self._sampled else {}) | self._once
+        self._row = {**self._measured, **row}  # what the run logs itself goes first
         self._once, self._sampled = {}, False
         self.folder.write_step(self._row)
         if self._chart is not None:
             self._chart.update([self._row], self._completions)
-        self._watch()
+        self._measured |= {f"flags/{flag.name.replace(' ', '_')}": 1.0 for flag in self._watch()}
 
     def evaluation(self, logs: Mapping[str, float | None]) -> None:
         """Held-out measures after a step: its row is written again, with eval/...; of two rows readers take the last.
@@ -141,7 +164,7 @@ class Recorder:
             self._chart.replace(self._row)
         self._watch()
 
-    def _watch(self) -> None:
+    def _watch(self) -> list[Flag]:
         flags = self._monitor.step(self._row)
         for flag in flags:
             if self._chart is not None:
@@ -150,6 +173,7 @@ class Recorder:
                 self.say(f"Red flag: {flag}")
         if flags and self._monitor.on_flag == "stop":
             self.stopped_by = flags[0]
+        return flags
 
     def completions(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> None:
         """The rollouts just scored; written at once, so that a crash in the update does not lose them.
@@ -159,7 +183,9 @@ class Recorder:
         trainer, logs = self.trainer, self.trainer._logs
         prefills = [row.get("prefill") or "" for row in inputs]
         prompts = prompt_texts(trainer._tokenizer, inputs, batch)
-        texts = list(zip(prompts, prefills, trainer.completion_texts, strict=True))
+        texts = gather_object(list(zip(prompts, prefills, trainer.completion_texts, strict=True)))
+        if not self._writes:
+            return
         n = len(texts)
         last = lambda values: list(values)[-n:]  # noqa: E731
         step = trainer.state.global_step + 1
@@ -183,7 +209,8 @@ class Recorder:
 
     def say(self, message: str) -> None:
         """A line for the person who watches."""
-        print(message, flush=True)
+        if self._writes:
+            print(message, flush=True)
 
     def close(self) -> None:
         """The last picture; rows that a full disk holds back stay for the next train(); no step leaves no trace."""

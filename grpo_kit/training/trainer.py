@@ -15,6 +15,7 @@ import copy
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
@@ -30,6 +31,7 @@ from grpo_kit.training.checks import (
     check_reward_kinds,
     check_rewards,
     choose_rollout,
+    one_card,
 )
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills
@@ -111,6 +113,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         check_rewards(self._rewards_to_check, environments=self._data_options["environments"])
         self._check_data(train_dataset, "train_dataset", args.generation_batch_size // args.num_generations)
         self._check_data(eval_dataset, "eval_dataset")
+        one_card(args)
         align(args, warmup)
         self.rollout = choose_rollout(rollout, args)
         dtypes = dtypes_of(model)
@@ -138,6 +141,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self.update = self._logprobs.update
         self._session = Session(self, self._recorder)
         self.add_callback(self._session)
+        self.callback_handler.callbacks.insert(0, self._recorder)  # before the trackers'
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         remove_notebook_table(self)
@@ -273,11 +277,11 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As trl's; every training step also becomes a row of metrics.csv and a point in the live chart."""
-        super().log(logs, start_time)
-        if "loss" in logs and self.model.training:
-            self._recorder.step(logs)
-        elif "eval_loss" in logs:
+        super().log(logs, start_time)  # a training step's row: Recorder.on_log
+        if "eval_loss" in logs:
             self._recorder.evaluation(logs)
+        # The main process alone knows; all must stop.
+        self._recorder.stopped_by = broadcast_object_list([self.stopped_by])[0]
         if self.stopped_by is not None:
             self.control.should_training_stop = True
 
