@@ -66,7 +66,7 @@ def make(
     chat_template="its own",
     **overrides,
 ):
-    """A trainer of either kind on a fresh tiny model; `kit` holds options only ours takes, `trl` those of both."""
+    """A trainer of either kind on a fresh tiny model; `kit`: options only ours takes, `trl`: those of both. dataset="no data": none."""
     tokenizer = load_policy("tiny-random", quiet=True)[1]
     if chat_template != "its own":
         tokenizer.chat_template = chat_template
@@ -78,7 +78,7 @@ def make(
         model=model,
         reward_funcs=rewards,
         args=settings(folder, **overrides),
-        train_dataset=data() if dataset is None else None if dataset == "none" else dataset,
+        train_dataset=data() if dataset is None else None if isinstance(dataset, str) else dataset,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         **{**options, **(trl or {})},

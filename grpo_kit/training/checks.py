@@ -15,6 +15,7 @@ from torch.nn import Module
 
 from grpo_kit.prompts import from_list
 from grpo_kit.rewards.judge import all_parts, check_columns, reward_names
+from grpo_kit.training.messages import prefill_of
 
 _AT_ONCE = 1000  # prompts tokenized together
 _PROBE = "KITPROBE"  # a word that no template holds
@@ -126,8 +127,9 @@ def check_data(
             raise ValueError(
                 f"{name} has columns {columns} but no 'prompt'; build it with grpo_kit.build_dataset"
             )
+        messages = isinstance(data, Dataset) and "prompt" in columns and prefill_of(data[0]["prompt"])
         if not more_columns:
-            check_columns(rewards, columns, name)
+            check_columns(rewards, [*columns, "prefill"] if messages else columns, name)
 
 
 def _check_size(data: Any, name: str, least: int) -> None:

@@ -66,6 +66,20 @@ def prompt_ids(
     return ids, None, {}
 
 
+def without_prefills(tokenizer: Any, prompts: Sequence[Any], completions: list[Any]) -> list[Any]:
+    """The completions (B*G) as the model wrote them: a response template, which tools need, parses the prefill too."""
+    if getattr(tokenizer, "response_template", None) is None:
+        return completions
+    made = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        prefill = prefill_of(prompt)
+        if prefill and completion[0].get("content", "").startswith(prefill):
+            first = {**completion[0], "content": completion[0]["content"].removeprefix(prefill)}
+            completion = [first, *completion[1:]]
+        made.append(completion)
+    return made
+
+
 def prompt_texts(tokenizer: Any, rows: Sequence[dict[str, Any]], batch: dict[str, torch.Tensor]) -> list[str]:
     """Each row's prompt for the record: a text as it is, messages as the model saw them, template and all.
 

@@ -34,7 +34,7 @@ from grpo_kit.training.checks import (
     one_card,
 )
 from grpo_kit.training.logprobs import Logprobs
-from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills
+from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
@@ -239,6 +239,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         )
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
+        completions = without_prefills(self._tokenizer, prompts, completions)
         self.completion_texts = completion_texts(self._tokenizer, completions, ids)
         self.parts = super()._calculate_rewards(
             inputs, prompts, completions, ids

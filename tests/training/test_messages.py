@@ -5,6 +5,7 @@ import warnings
 import pytest
 from datasets import Dataset
 from tiny_run import data, letters, make
+from trl_runs import CALL, FOUR, QWEN, add, scripted
 
 from grpo_kit.models import load_policy
 from grpo_kit.prompts import build_prompt
@@ -69,6 +70,33 @@ def test_rewards_see_the_prefill_and_so_does_the_record(tmp_path):
     make("kit", tmp_path, dataset=chat(), rewards=[starts_well, chat_letters], max_steps=1).train()
     assert seen and all(response.startswith("<answer>") for response in seen)
     assert set(read_completions(tmp_path)["prefill"]) == {"<answer>"}
+
+
+def test_beside_tools_a_completion_does_not_hold_the_prefill_either(tmp_path):
+    """Their response template parses prefill and completion together."""
+    seen = []
+
+    def responses(completions, prefill, **columns):
+        seen.extend(start + c[0]["content"] for c, start in zip(completions, prefill, strict=True))
+        return turns(completions)
+
+    trainer = make(
+        "kit", tmp_path, chat_template=QWEN, dataset=chat(prefill="Let me see:"), rewards=responses,
+        trl={"tools": [add]}, max_completion_length=80, max_steps=1, **FOUR,
+    )  # fmt: skip
+    scripted(lambda row: CALL if row % 2 else " no<|im_end|>", lambda row: "3<|im_end|>")(trainer)
+    trainer.train()
+    assert seen == ["Let me see: no", "Let me see:"] * 2
+    texts = read_completions(tmp_path)["completion"].tolist()
+    assert (
+        texts[0] == " no"
+        and texts[1].startswith("<tool_call>")
+        and texts[1].endswith("assistant\n3<|im_end|>")
+    )
+
+
+def turns(completions, **columns):
+    return [len(c) / 10 for c in completions]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ METHODS = {
     "_compute_loss": ["self", "model", "inputs"],
     "compute_loss": ["self", "model", "inputs"],
     "create_optimizer": ["self", "model"],
+    "create_scheduler": ["self", "num_training_steps"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "prediction_step": ["self", "inputs"],

@@ -91,7 +91,7 @@ def test_environments(dataset, environment, tmp_path):
 
     def run(which):
         trainer = make(
-            which, tmp_path / which, chat_template=QWEN, dataset="none" if dataset is None else dataset,
+            which, tmp_path / which, chat_template=QWEN, dataset="no data" if dataset is None else dataset,
             rewards=also_asks, trl={"environment_factory": environment}, max_completion_length=80, max_steps=1,
             **FOUR,
         )  # fmt: skip
