@@ -66,7 +66,10 @@ def make(
     chat_template="its own",
     **overrides,
 ):
-    """A trainer of either kind on a fresh tiny model; `kit`: options only ours takes, `trl`: those of both. dataset="no data": none."""
+    """A trainer of either kind on a fresh tiny model.
+
+    kit: options that only ours takes; trl: those that both take. dataset: "no data" gives none.
+    """
     tokenizer = load_policy("tiny-random", quiet=True)[1]
     if chat_template != "its own":
         tokenizer.chat_template = chat_template
