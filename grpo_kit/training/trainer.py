@@ -22,17 +22,8 @@ from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.optim.choose import choose_optimizer
-from grpo_kit.rewards.judge import Asked, reward_names
-from grpo_kit.training.checks import (
-    align,
-    as_data,
-    check_data,
-    check_prompts,
-    check_reward_kinds,
-    check_rewards,
-    choose_rollout,
-    one_card,
-)
+from grpo_kit.training.checks import align, choose_rollout, one_card
+from grpo_kit.training.data import Given
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
@@ -43,8 +34,6 @@ from grpo_kit.training.session import Session
 from grpo_kit.training.temperature import Schedule, Temperature
 from grpo_kit.training.trl_internals import (
     follow_epochs,
-    is_function,
-    is_plain_function,
     reference_is_a_copy_of,
     remove_notebook_table,
     without_total,
@@ -58,6 +47,8 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     args.output_dir is the run folder: config.json, metrics.csv (one row a step), completions.parquet, checkpoints.
 
+    train_dataset, eval_dataset: as trl takes them, or a list of dicts. A prompt of messages that ends in the
+    assistant's is continued.
     reward_funcs: rewards as trl takes them; functions must give None or a value in [0, 1] (rewards.Clipped brings any
     scale there). A completion without a total (rewards.judge.totals) moves no advantage.
     temperature: a schedule f(progress) -> temperature > 0; it changes only where a rollout buffer begins.
@@ -99,20 +90,10 @@ class GRPOTrainer(TRLGRPOTrainer):
         **trl_options: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else _default_args()
-        rewards = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-        rewards = [r for r in rewards if r is not None]
-        check_reward_kinds(rewards, trl_options.get("reward_processing_classes"))
-        rewards = _as_asked(rewards)
-        train_dataset = as_data(train_dataset, "train_dataset")
-        eval_dataset = as_data(eval_dataset, "eval_dataset")
-        self._rewards_to_check = [getattr(r, "reward", r) for r in rewards if is_function(r)]
-        self._data_options = {
-            "environments": trl_options.get("environment_factory") is not None,
-            "more_columns": trl_options.get("rollout_func") is not None,
-        }
-        check_rewards(self._rewards_to_check, environments=self._data_options["environments"])
-        self._check_data(train_dataset, "train_dataset", args.generation_batch_size // args.num_generations)
-        self._check_data(eval_dataset, "eval_dataset")
+        self._given = Given(reward_funcs, trl_options)
+        least = args.generation_batch_size // args.num_generations
+        train_dataset = self._given.take(train_dataset, "train_dataset", least=least)
+        eval_dataset = self._given.take(eval_dataset, "eval_dataset")
         one_card(args)
         align(args, warmup)
         self.rollout = choose_rollout(rollout, args)
@@ -120,7 +101,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         with reference_is_a_copy_of(model):
             super().__init__(
                 model=model,
-                reward_funcs=rewards,
+                reward_funcs=self._given.asked,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -128,9 +109,8 @@ class GRPOTrainer(TRLGRPOTrainer):
                 **trl_options,
             )
         restore_dtypes(self.model, dtypes)
-        self._warned_of_bare_prompts = False
-        check_prompts(self, train_dataset, "train_dataset")
-        check_prompts(self, eval_dataset, "eval_dataset")
+        self._given.check_prompts(self, train_dataset, "train_dataset")
+        self._given.check_prompts(self, eval_dataset, "eval_dataset")
         self._optimizer_asked = optimizer is not None
         optim = getattr(args.optim, "value", args.optim)
         self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=optim)
@@ -145,9 +125,6 @@ class GRPOTrainer(TRLGRPOTrainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         remove_notebook_table(self)
-
-    def _check_data(self, data: Any, name: str, least: int = 1) -> None:
-        check_data(data, name, self._rewards_to_check, least=least, **self._data_options)
 
     def own_options(self) -> dict[str, Any]:
         """What a subclass was given besides GRPOTrainer's options, as JSON values; config.json keeps it."""
@@ -195,10 +172,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         Raises ValueError for an eval_dataset that cannot work, as the trainer does for its own.
         """
         if eval_dataset is not None and not isinstance(eval_dataset, str):
-            eval_dataset = as_data(eval_dataset, "eval_dataset")
-            if eval_dataset is not self.eval_dataset:
-                self._check_data(eval_dataset, "eval_dataset")
-                check_prompts(self, eval_dataset, "eval_dataset")
+            eval_dataset = self._given.take(eval_dataset, "eval_dataset")
+            self._given.check_prompts(self, eval_dataset, "eval_dataset")
         with self._session.guard.at_once():
             return super().evaluate(eval_dataset, *args, **kwargs)
 
@@ -291,9 +266,3 @@ def _default_args() -> GRPOConfig:
     """trl's own defaults; a machine without bfloat16, which they ask for, computes in float32."""
     cpu = not torch.cuda.is_available()
     return GRPOConfig("runs/grpo", use_cpu=cpu, bf16=not cpu and torch.cuda.is_bf16_supported())
-
-
-def _as_asked(rewards: list[Any]) -> list[Any]:
-    """The rewards as trl gets them: functions asked by the judge, under names that differ; the rest as they are."""
-    names = iter(reward_names([r for r in rewards if is_plain_function(r)]))
-    return [Asked(r, next(names)) if is_plain_function(r) else r for r in rewards]
