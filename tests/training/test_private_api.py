@@ -96,6 +96,18 @@ def test_the_samplers_order_is_a_function_of_seed_and_epoch(tmp_path):
     assert order[0] != order[1] and list(followed) == order[1]
 
 
+def test_what_warmup_cards_and_trackers_hang_on(tmp_path):
+    trainer = make("plain", tmp_path)
+    assert isinstance(trainer.callback_handler.callbacks, list)
+    assert "logs=logs" in inspect.getsource(type(trainer.callback_handler).on_log), (
+        "every callback gets one dict"
+    )
+    scheduler = trainer.create_scheduler(4, trainer.create_optimizer())
+    assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+    assert scheduler.lr_lambdas and set(scheduler._last_lr) == {1e-2}
+    assert "self._n_gpu" in inspect.getsource(transformers.TrainingArguments.n_gpu.fget)
+
+
 def test_fused_head_keeps_its_temperature_in_a_closure(tmp_path):
     trainer = make("plain", tmp_path, temperature=0.7)
     function = trainer.model.forward.__func__

@@ -74,6 +74,16 @@ def test_tools(tmp_path):
     assert all("<|im_start|>user\n1 + " in prompt and "# Tools" in prompt for prompt in table["prompt"])
 
 
+def test_an_environment_may_be_the_only_reward(tmp_path):
+    trainer = make(
+        "kit", tmp_path, chat_template=QWEN, dataset=TALK, rewards=[], trl={"environment_factory": Counter},
+        max_completion_length=80, max_steps=1, **FOUR,
+    )  # fmt: skip
+    scripted(lambda row: CALL if row % 2 else "no<|im_end|>", lambda row: "3<|im_end|>")(trainer)
+    trainer.train()
+    assert read_completions(tmp_path)["reward"].tolist() == [0.0, 1.0] * 2
+
+
 @pytest.mark.parametrize(
     ("dataset", "environment"),
     [
