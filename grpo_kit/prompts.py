@@ -1,8 +1,8 @@
 """Chat messages + prefill -> the rendered text that a model continues; how tags are cut into tokens.
 
-Simplifications: text only (no images, no tools), one assistant turn to continue. Prompts are text, not
-messages, because TRL renders messages with `add_generation_prompt=True` only, which closes an assistant
-prefill and opens a second assistant turn behind it, without an error.
+Simplifications: text only (no images), one assistant turn to continue. Tasks render prompts to text, because TRL
+renders messages with `add_generation_prompt=True` only, which closes an assistant prefill and opens a second
+assistant turn behind it, without an error; the kit's trainer continues it (`continue_messages`).
 
 Longer than 300 lines because a chat template can spoil a prompt in ten ways, and each is told apart and named.
 """
@@ -75,6 +75,34 @@ def build_prompt(
     return _check_tokens(tokenizer, prompt, prefill)
 
 
+def continue_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **template: Any
+) -> str:
+    """Messages that end in the assistant's opening words -> the text that a model continues, that turn left open.
+
+    template: what else the chat template is given (tools, chat_template, its own keywords).
+    Tokenize it with add_special_tokens=False: the template has written them.
+    Raises PromptError for opening words that are empty or end in a space, and for a template that trims them or writes
+    something in front of them.
+
+    >>> turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "<answer>"}]
+    >>> continue_messages(tokenizer, turns)[-30:]  # doctest: +SKIP
+    '<|im_start|>assistant\\n<answer>'
+    """
+    *before, last = messages
+    opening = last["content"]
+    if not isinstance(opening, str) or not opening:
+        raise PromptError(
+            f"the last message is the assistant's, with content={opening!r}; give the words it begins with as a "
+            "string, or leave that message out"
+        )
+    _check_no_space(opening)
+    prompt = _continue(tokenizer, before, opening, **template)
+    opened = _render(tokenizer, before, add_generation_prompt=True, **template)
+    _check_prefill(tokenizer, before, opening, prompt=prompt, opened=opened, **template)
+    return prompt
+
+
 def build_dataset(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Mapping[str, Any]] | Dataset,
@@ -97,7 +125,7 @@ def build_dataset(
         raise PromptError(f"rows is a {type(rows).__name__}; use a list of dicts or a datasets.Dataset")
     if len(rows) == 0:
         raise PromptError("rows=[] is empty; give at least one row")
-    data = rows if isinstance(rows, Dataset) else _from_list(rows)
+    data = rows if isinstance(rows, Dataset) else from_list(rows)
     if question not in data.column_names:
         raise PromptError(f"question={question!r} is no column of rows; they have {data.column_names}")
     taken = [name for name in ("prompt", "prefill") if name in data.column_names]
@@ -167,6 +195,27 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
     return Drift(same=False, first=head, before=_pieces(tokenizer, before), after=_pieces(tokenizer, after))
 
 
+def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
+    """Rows, at least one, with the same columns each, as a data set. name: what they are called in messages.
+
+    Raises PromptError (a ValueError) for another element than a dict, rows that differ in columns, and a column that
+    mixes types.
+    """
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise PromptError(f"{name}[{index}] is a {type(row).__name__}; use a dict of one row's columns")
+    columns = list(rows[0])
+    for index, row in enumerate(rows):
+        if set(row) != set(columns):  # Dataset.from_list would drop or blank the difference silently
+            raise PromptError(
+                f"{name}[{index}] has the columns {sorted(row)}, {name}[0] has {sorted(columns)}"
+            )
+    try:
+        return Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
+    except Exception as error:  # pyarrow's errors have no common base below Exception
+        raise PromptError(f"{name} do not fit one table, a column mixes types: {error}") from error
+
+
 def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, examples: Any) -> None:
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError("tokenizer has no chat template; use an instruct model, or set its chat_template")
@@ -176,11 +225,7 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
         raise PromptError(f"system={system!r} is no text; give a string, or None for the template's own")
     if not isinstance(prefill, str):
         raise PromptError(f"prefill={prefill!r} is no text; give a string, or '' for none")
-    if prefill and prefill[-1].isspace() and prefill[-1] != "\n":
-        raise PromptError(
-            f"prefill={prefill!r} ends in a space, which tokenizers keep as part of the next word; "
-            f"use {prefill.rstrip()!r} or end it in a newline"
-        )
+    _check_no_space(prefill)
     for pair in examples:
         two = not isinstance(pair, str) and len(pair) == 2
         if not (two and all(isinstance(part, str) and part for part in pair)):
@@ -207,7 +252,15 @@ def _check_encodes(name: str, text: str) -> None:
         ) from error
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: bool) -> str:
+def _check_no_space(prefill: str) -> None:
+    if prefill and prefill[-1].isspace() and prefill[-1] != "\n":
+        raise PromptError(
+            f"prefill={prefill!r} ends in a space, which tokenizers keep as part of the next word; "
+            f"use {prefill.rstrip()!r} or end it in a newline"
+        )
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Any], **how: Any) -> str:
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **how)
     except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
@@ -215,11 +268,11 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], 
         raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error
 
 
-def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], opening: str) -> str:
+def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[Any], opening: str, **template: Any) -> str:
     """Render with the assistant's turn left open behind `opening`."""
-    turn = {"role": "assistant", "content": opening}
+    turns = [*messages, {"role": "assistant", "content": opening}]
     try:
-        return tokenizer.apply_chat_template([*messages, turn], tokenize=False, continue_final_message=True)
+        return tokenizer.apply_chat_template(turns, tokenize=False, continue_final_message=True, **template)
     except Exception as error:
         raise PromptError(
             f"prefill={opening!r} does not come through the chat template, which deletes a part of it or "
@@ -243,16 +296,17 @@ def _begun_by_the_template(
 
 def _check_prefill(
     tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, str]],
+    messages: list[Any],
     prefill: str,
     *,
     prompt: str,
     opened: str,
+    **template: Any,
 ) -> None:
     if prompt == opened + prefill:
         return
     # Compared with a harmless opening, so that a newline of the header is not taken for one of the prefill.
-    header = _continue(tokenizer, messages, _PROBE).removesuffix(_PROBE)
+    header = _continue(tokenizer, messages, _PROBE, **template).removesuffix(_PROBE)
     if prompt != header + prefill:
         shown = prompt[len(commonprefix([prompt, header])) :]
         cure = f"use prefill={shown!r}" if shown == prefill.strip() else "use another prefill"
@@ -261,7 +315,7 @@ def _check_prefill(
             f"{shown!r}; {cure} or set tokenizer.chat_template"
         )
     inserted = header[len(commonprefix([header, opened])) :]
-    has_generation_prompt = opened != _render(tokenizer, messages, add_generation_prompt=False)
+    has_generation_prompt = opened != _render(tokenizer, messages, add_generation_prompt=False, **template)
     if inserted.strip() and has_generation_prompt:
         raise PromptError(
             f"prefill={prefill!r}: the chat template writes {inserted!r} in front of it, which no reward "
@@ -304,20 +358,6 @@ def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str)
             "(tokenizer.add_eos_token = False)"
         )
     return prompt
-
-
-def _from_list(rows: Sequence[Mapping[str, Any]]) -> Dataset:
-    for index, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise PromptError(f"rows[{index}] is a {type(row).__name__}; use a dict of one row's columns")
-    columns = list(rows[0])
-    for index, row in enumerate(rows):
-        if set(row) != set(columns):  # Dataset.from_list would drop or blank the difference silently
-            raise PromptError(f"rows[{index}] has the columns {sorted(row)}, rows[0] has {sorted(columns)}")
-    try:
-        return Dataset.from_dict({name: [row[name] for row in rows] for name in columns})
-    except Exception as error:  # pyarrow's errors have no common base below Exception
-        raise PromptError(f"rows do not fit one table, a column mixes types: {error}") from error
 
 
 def _audit(tokenizer: PreTrainedTokenizerBase, tag: str) -> dict[str, Any]:

@@ -62,22 +62,29 @@ def make(
     eval_dataset=None,
     lora=None,
     kit=None,
+    trl=None,
+    chat_template="its own",
     **overrides,
 ):
-    """A trainer of either kind on a fresh tiny model; `kit` holds options only ours takes."""
+    """A trainer of either kind on a fresh tiny model.
+
+    kit: options that only ours takes; trl: those that both take. dataset: "no data" gives none.
+    """
     tokenizer = load_policy("tiny-random", quiet=True)[1]
+    if chat_template != "its own":
+        tokenizer.chat_template = chat_template
     if model is None:
         model = load_policy("tiny-random", tuning=tuning, lora=lora, quiet=True)[0]
-    options = {"warmup": 0, "live": False, **(kit or {})} if which == "kit" else {}
+    options = {"warmup": 0, "live": None, **(kit or {})} if which == "kit" else {}
     torch.manual_seed(0)
     return BOTH[which](
         model=model,
         reward_funcs=rewards,
         args=settings(folder, **overrides),
-        train_dataset=data() if dataset is None else dataset,
+        train_dataset=data() if dataset is None else None if isinstance(dataset, str) else dataset,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
-        **options,
+        **{**options, **(trl or {})},
     )
 
 

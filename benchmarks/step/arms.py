@@ -26,7 +26,7 @@ from benchmarks.step.workload import Workload
 from grpo_kit import GRPOTrainer
 from grpo_kit.models import base_model
 
-KIT = {"warmup": 0, "live": False}
+KIT = {"warmup": 0, "live": None}
 TINY_RATE = 1e-9  # the optimizer does all its work and the weights stay where they are
 
 

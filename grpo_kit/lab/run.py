@@ -53,7 +53,7 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluati
         args,
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
-        live=False,
+        live=None,
         **settings.options,
     )
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
+# transformers' names of plain AdamW; "galore_adamw", "stable_adamw" and the like are other algorithms.
+_ADAMW = re.compile(r"(paged_)?adamw_")
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,13 @@ def make_optimizer(
     return FlashAdamW(groups, **options, master_weight_bits=32)
 
 
-def choose_optimizer(name: str | None, model: torch.nn.Module, *, given: Any = None) -> str | None:
-    """The name, or for None what trained bfloat16 weights need; None where any AdamW will do, or one is given.
+def choose_optimizer(
+    name: str | None, model: torch.nn.Module, *, given: Any = None, optim: str = "adamw_torch"
+) -> str | None:
+    """The name, or for None what trained bfloat16 weights need; None where transformers' will do, or one is given.
 
+    optim: args.optim, transformers' choice. Any AdamW among them gives way to one that keeps what bfloat16 rounds away:
+    the same update, kept whole. Another algorithm is obeyed.
     Raises ValueError for an unknown name, and for a name beside an optimizer that is given.
     """
     if given is not None:
@@ -129,7 +136,7 @@ def choose_optimizer(name: str | None, model: torch.nn.Module, *, given: Any = N
             raise ValueError(f"optimizer={name!r} is not known; use one of {', '.join(OPTIMIZERS)}")
         return name
     narrow = any(p.requires_grad and p.dtype == _BFLOAT16 for p in model.parameters())
-    return "adamw-8bit-split" if narrow else None
+    return "adamw-8bit-split" if narrow and _ADAMW.match(optim) else None
 
 
 def share_that_moves(parameters: list[torch.Tensor], learning_rate: float) -> float:

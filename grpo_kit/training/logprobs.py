@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from grpo_kit.models import has_dropout
+from grpo_kit.training.packing import why_not_packed
 from grpo_kit.training.trl_internals import metrics_set_aside
 from grpo_kit.training.update import PackedUpdate
 
@@ -22,6 +23,7 @@ class Logprobs:
         self.trainer, self.pack = trainer, pack
         self.update = PackedUpdate(trainer, self.loss, skip_zero_advantage=skip_zero_advantage)
         self._ready: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._said: set[str] = set()  # reasons not to pack
         self._window: list[dict[str, Any]] = []  # micro-batches of the current optimizer step
 
     def begin(self) -> None:
@@ -41,8 +43,17 @@ class Logprobs:
             trainer.num_iterations = iterations
 
     def packs(self, inputs: dict[str, Any]) -> bool:
-        """Can these inputs be computed packed?"""
-        return self.pack and self.update.supports(inputs)
+        """Can these inputs be computed packed? Why they cannot is said once."""
+        if not self.pack:
+            return False
+        why_not = why_not_packed(self.trainer, inputs)
+        if why_not is not None and why_not not in self._said:
+            self._said.add(why_not)
+            self.trainer._recorder.say(
+                f"The packed update cannot do this run ({why_not}); log-probabilities and update are trl's own, each "
+                "prompt computed once a completion."
+            )
+        return why_not is None
 
     def of(
         self,

@@ -12,10 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from peft import PeftModel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from grpo_kit.models import MODEL_TYPES, base_model
+
+_ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 FLEX_BLOCK = 128  # FlexAttention's block; a row's length is padded to a multiple of it
 
 Row = tuple[tuple[int, ...], list[int]]  # prompt tokens, completion tokens
@@ -63,6 +68,30 @@ class PackedBatch:
         inside = offset < self.length[:, None]  # (R, width)
         column = (self.start[:, None] + offset).clamp(max=scores.size(1) - 1)
         return scores[self.row[:, None], column] * inside
+
+
+def why_not_packed(trainer: Any, inputs: dict[str, Any]) -> str | None:
+    """None if these inputs can be computed packed, else one sentence that says why not.
+
+    Text only, a known decoder, no auxiliary loss, one process and all of its weights here.
+    """
+    model, config = trainer.model, base_model(trainer.model).config
+    if trainer.accelerator.num_processes > 1:
+        return "several processes"
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return "its weights are sharded"
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"
+    if config.model_type not in MODEL_TYPES:
+        return f"model_type {config.model_type!r} is not one of {', '.join(MODEL_TYPES)}"
+    if config._attn_implementation not in _ATTENTIONS:
+        return f"attention {config._attn_implementation!r} is not one of {', '.join(_ATTENTIONS)}"
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
+        return "some of its layers see a sliding window only"
+    if trainer.aux_loss_enabled:
+        return "it has an auxiliary loss"
+    images = ("pixel", "image", "num_images", "num_tiles", "token_type")
+    return "images" if any(key.startswith(images) for key in inputs) else None
 
 
 def rows_of(input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_width: int) -> list[Row]:

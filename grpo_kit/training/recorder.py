@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from accelerate.utils import gather_object
+from transformers import TrainerCallback
 
 from grpo_kit.models import model_name
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
-from grpo_kit.record.files import METRIC_COLUMNS, REDONE, RunFolderError, read_metrics
+from grpo_kit.record.files import REDONE, TEXT_COLUMNS, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import Asked, totals
-from grpo_kit.rewards.response import text_of
 from grpo_kit.tasks.task import constant_of
+from grpo_kit.training.logged import names_inside
+from grpo_kit.training.messages import prompt_texts
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -45,35 +48,29 @@ _DROPPED = {"epoch", "total_flos"}
 _KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 16-bit weights round away
 
 
-# Where the kit's and trl's own numbers and columns are; what a reward logs goes beside them, under other names.
-_OWN_METRICS = {*METRIC_COLUMNS, *_NAMES, "policy_loss", "cispo_clip_ratio"}
-_OWN_GROUPS = {
-    "reward", "rewards", "eval", "completions", "rollout", "update", "diversity", "script", "groups", "clip_ratio",
-    "sampling", "tools",
-}  # fmt: skip
-_OWN_COLUMNS = {"step", "group", "prompt", "prefill", "completion", "reward", "advantage", "temperature"}
-
-
-class Recorder:
+class Recorder(TrainerCallback):
     """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
 
-    live: False records files only. on_flag: see Monitor.
+    Of several processes the main one alone does so. As a callback it comes before the trackers' (report_to), which
+    then see what metrics.csv sees.
+    live: see GRPOTrainer. on_flag: see Monitor.
     """
 
-    def __init__(self, trainer: Any, *, live: bool, on_flag: OnFlag) -> None:
+    def __init__(self, trainer: Any, *, live: bool | None, on_flag: OnFlag) -> None:
         self.trainer = trainer
+        self._writes = trainer.accelerator.is_main_process
         self.folder: RunFolder | None = None
         self.stopped_by: Flag | None = None
-        self._chart = LiveChart() if live else None
+        self._chart = None if live is None else LiveChart(pictures=live)
         self._monitor = Monitor(on_flag)
         self._row: dict[str, Any] = {}  # of the last step
+        self._measured: dict[str, float] = {}  # what the kit adds to it
         self._once: dict[str, Any] = {}  # for the first row only
         self._sampled = False  # completions that no row has measured yet
         self._completions: pd.DataFrame | None = None
         self._config: dict[str, Any] = {}
         self._groups = 0, 0  # step, and its groups so far
         self._begin = 0.0
-        self._said = False
 
     def open(self, *, resume: bool) -> None:
         """Open args.output_dir; raises RunFolderError if it holds a run and resume is False.
@@ -81,6 +78,9 @@ class Recorder:
         Also while a disk is still too full for the rows that it held back when the last run stopped.
         """
         trainer, schedule = self.trainer, self.trainer._temperature.schedule
+        self.stopped_by = None
+        if not self._writes:
+            return
         if self.folder is not None and not self._flush():
             raise RunFolderError(
                 f"{self.folder.path} cannot be written, and rows of the last run still wait in memory; free some "
@@ -112,6 +112,8 @@ class Recorder:
 
     def begin(self) -> None:
         """The first step is about to start; what is there of steps that are done again moves aside."""
+        if not self._writes:
+            return
         folder, step = self.folder, self.trainer.state.global_step
         if folder.go_on_from(step):
             self.say(
@@ -122,6 +124,18 @@ class Recorder:
         self._once = {} if share is None else {"update/share_that_moves": share}
         if self._chart is not None:
             self._chart.start(self.trainer.state.max_steps, self.trainer.args.output_dir)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        """A training step is done: its row, and into logs and log_history what trl does not know of it.
+
+        That is what was measured of its completions (diversity/..., script/..., groups/equal_rewards,
+        frac_cancelled_groups), update/share_that_moves, and flags/<name> = 1 for a red flag that it raised.
+        """
+        if self._writes and "loss" in logs and self.trainer.model.training:
+            self.step(logs)
+            more = {name: value for name, value in self._measured.items() if name not in logs}
+            logs.update(more)
+            state.log_history[-1].update(more)
 
     def step(self, logs: Mapping[str, float | None]) -> None:
         """One training step done: a row, and the chart if it is due."""
@@ -138,13 +152,13 @@ class Recorder:
                 row["reward/" + key.removeprefix("rewards/").removesuffix("/mean")] = value
             elif key not in _DROPPED:
                 row[key] = value
-        measured = self._monitor.measure(self._completions) if self._sampled else {}
-        self._row = {**measured, **self._once, **row}  # what the run logs itself goes first
+        self._measured = (self._monitor.measure(self._completions) if self._sampled else {}) | self._once
+        self._row = {**self._measured, **row}  # what the run logs itself goes first
         self._once, self._sampled = {}, False
         self.folder.write_step(self._row)
         if self._chart is not None:
             self._chart.update([self._row], self._completions)
-        self._watch()
+        self._measured |= {f"flags/{flag.name.replace(' ', '_')}": 1.0 for flag in self._watch()}
 
     def evaluation(self, logs: Mapping[str, float | None]) -> None:
         """Held-out measures after a step: its row is written again, with eval/...; of two rows readers take the last.
@@ -171,11 +185,13 @@ class Recorder:
 
     def take_up_row(self) -> None:
         """The last step's row, as it is on disk: an evaluation is made up."""
+        if not self._writes:
+            return
         rows = read_metrics(self.folder.path)
         for row in rows[rows["step"] == self.trainer.state.global_step].to_dict("records"):
             self._row = {name: value for name, value in row.items() if value == value and value is not None}
 
-    def _watch(self) -> None:
+    def _watch(self) -> list[Flag]:
         flags = self._monitor.step(self._row)
         for flag in flags:
             if self._chart is not None:
@@ -184,12 +200,21 @@ class Recorder:
                 self.say(f"Red flag: {flag}")
         if flags and self._monitor.on_flag == "stop":
             self.stopped_by = flags[0]
+        return flags
 
-    def completions(self, inputs: list[dict[str, Any]]) -> None:
-        """The rollouts just scored; written at once, so that a crash in the update does not lose them."""
-        trainer, logs, n = self.trainer, self.trainer._logs, len(inputs)
+    def completions(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> None:
+        """The rollouts just scored; written at once, so that a crash in the update does not lose them.
+
+        inputs: their rows of the data set. batch: what trl made of them (prompt_ids, prompt_mask).
+        """
+        trainer, logs = self.trainer, self.trainer._logs
+        prefills = [row.get("prefill") or "" for row in inputs]
+        prompts = prompt_texts(trainer._tokenizer, inputs, batch)
+        texts = gather_object(list(zip(prompts, prefills, trainer.completion_texts, strict=True)))
+        if not self._writes:
+            return
+        n = len(texts)
         last = lambda values: list(values)[-n:]  # noqa: E731
-        prompts = last(logs["prompt"])
         step = trainer.state.global_step + 1
         first = self._groups[1] if self._groups[0] == step else 0  # a step may fill several buffers
         groups = [first + row // trainer.num_generations for row in range(n)]
@@ -198,9 +223,7 @@ class Recorder:
         table = {
             "step": [step] * n,
             "group": groups,
-            "prompt": [str(p) for p in prompts],
-            "prefill": [row.get("prefill") or "" for row in inputs],
-            "completion": [text_of(c) for c in last(logs["completion"])],
+            **dict(zip(TEXT_COLUMNS, zip(*texts, strict=True), strict=True)),
             **parts,
             "reward": totals(scores, trainer.reward_weights.tolist(), groups),
             "advantage": last(logs["advantages"]),
@@ -211,38 +234,10 @@ class Recorder:
         self._completions, self._sampled = pd.DataFrame(table), True
         self.folder.write_completions(table)
 
-    def check_metric_name(self, name: str) -> str:
-        """The name of a reward's log_metric; ValueError where the record has a number of that name."""
-        if name not in self._inside() and (name in _OWN_METRICS or name.partition("/")[0] in _OWN_GROUPS):
-            raise ValueError(
-                f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name"
-            )
-        return name
-
-    def check_extra(self, column: str, values: Sequence[Any]) -> list[Any]:
-        """The values of a reward's log_extra column, as files can hold them: half a surrogate pair becomes its escape.
-
-        Raises ValueError where the record has a column of that name.
-        """
-        if column not in self._inside() and (column in _OWN_COLUMNS or column.startswith("reward/")):
-            raise ValueError(
-                f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
-            )
-        return [v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values]
-
-    def _inside(self) -> set[str]:
-        """What sums log of their parts."""
-        return {f"reward/{name}" for name in _names_inside(self.trainer)}
-
     def say(self, message: str) -> None:
         """A line for the person who watches."""
-        print(message, flush=True)
-
-    def say_once(self, message: str) -> None:
-        """The same, the first time that it has something to say."""
-        if message and not self._said:
-            self._said = True
-            self.say(message)
+        if self._writes:
+            print(message, flush=True)
 
     def close(self) -> None:
         """The last picture; rows that a full disk holds back stay for the next train(); no step leaves no trace."""
@@ -286,12 +281,7 @@ def _share_that_moves(trainer: Any) -> float | None:
 
 def _parts(trainer: Any) -> list[str]:
     """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
-    return list(dict.fromkeys([*trainer.reward_func_names, *_names_inside(trainer)]))
-
-
-def _names_inside(trainer: Any) -> list[str]:
-    sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
-    return [name for reward in sums for name in getattr(reward, "names", [])]
+    return list(dict.fromkeys([*trainer.reward_func_names, *names_inside(trainer)]))
 
 
 def _answer_parts(trainer: Any) -> list[str]:

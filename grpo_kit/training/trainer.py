@@ -16,25 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.models import tokenizer_of
-from grpo_kit.optim.choose import choose_optimizer, make_optimizer
-from grpo_kit.rewards.judge import Asked, AskedAsync
-from grpo_kit.rewards.parts import reward_names
+from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
-from grpo_kit.training.checks import (
-    align,
-    check_extra_lengths,
-    check_other_scores,
-    check_prompt_lengths,
-    check_training_data,
-    choose_rollout,
-)
+from grpo_kit.training.checks import align, choose_rollout, default_args, one_card
+from grpo_kit.training.data import Given
+from grpo_kit.training.logged import Logged
 from grpo_kit.training.logprobs import Logprobs
+from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
+from grpo_kit.training.optimizer import own_optimizer, start_above_zero
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
 from grpo_kit.training.sampling import Sampling
@@ -42,8 +38,6 @@ from grpo_kit.training.session import Session
 from grpo_kit.training.temperature import Schedule, Temperature
 from grpo_kit.training.trl_internals import (
     follow_epochs,
-    is_async_callable,
-    is_model,
     reference_is_a_copy_of,
     remove_notebook_table,
     without_total,
@@ -57,19 +51,22 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     args.output_dir is the run folder: config.json, metrics.csv (one row a step), completions.parquet, checkpoints.
 
+    train_dataset, eval_dataset: as trl takes them, or a list of dicts. A prompt of messages that ends in the
+    assistant's is continued.
     reward_funcs: rewards as trl takes them; functions must give None or a value in [0, 1] (rewards.Clipped brings any
     scale there). A completion without a total (rewards.judge.totals) moves no advantage.
     temperature: a schedule f(progress) -> temperature > 0; it changes only where a rollout buffer begins.
     None keeps args.temperature.
     eval_temperature: the sampler's in evaluation; None means args.temperature.
-    warmup: fraction of the steps (in [0, 1)) used when args.warmup_steps is 0; 0 turns it off.
+    warmup: fraction of the steps (in [0, 1)) used when args.warmup_steps is 0; 0 turns it off. A warmup of w steps
+    begins at 1 / (w + 1) of its height, where transformers' begins at 0, a step that trains nothing.
     rollout: who makes completions: "kit" (the default: this process, these weights), "hf" (trl's plain path), "vllm"
     (colocated) or "continuous" (transformers' continuous batching). None follows args.use_vllm and the like.
-    optimizer: a name of optim.choose.OPTIMIZERS. None follows args.optim, but for bfloat16 weights, on which it
+    optimizer: a name of optim.choose.OPTIMIZERS. None follows args.optim, but for an AdamW on bfloat16 weights, which
     would round its updates away: they get "adamw-8bit-split".
     pack: compute each prompt once per group, in chunks sized by free memory (same loss and gradient).
     skip_zero_advantage: leave out completions whose advantage is 0, wherever they add exactly nothing.
-    live: chart in a notebook, one line a step elsewhere.
+    live: True draws a chart in a notebook and prints one line a step elsewhere, False prints everywhere, None is quiet.
     on_flag: what a red flag does (see watch/monitor.py): "warn" shows it once, "stop" also ends training after the
     step and saves, a callable is called with the Flag. All are appended to flags.jsonl in the run folder.
     Raises ValueError before any training for data, rewards or settings that cannot work; RewardError, after saving,
@@ -92,24 +89,23 @@ class GRPOTrainer(TRLGRPOTrainer):
         optimizer: str | None = None,
         pack: bool = True,
         skip_zero_advantage: bool = True,
-        live: bool = True,
+        live: bool | None = True,
         on_flag: OnFlag = "warn",
         **trl_options: Any,
     ) -> None:
-        args = copy.copy(args) if args is not None else GRPOConfig("runs/grpo")
-        rewards = _as_asked(reward_funcs)
-        check_training_data(
-            train_dataset,
-            [r.reward for r in rewards if isinstance(r, Asked)],
-            args.generation_batch_size // args.num_generations,
-        )
+        args = copy.copy(args) if args is not None else default_args()
+        self._given = Given(reward_funcs, trl_options)
+        least = args.generation_batch_size // args.num_generations
+        train_dataset = self._given.take(train_dataset, "train_dataset", least=least)
+        eval_dataset = self._given.take(eval_dataset, "eval_dataset")
+        one_card(args)
         align(args, warmup)
         self.rollout = choose_rollout(rollout, args)
         dtypes = dtypes_of(model)
         with reference_is_a_copy_of(model):
             super().__init__(
                 model=model,
-                reward_funcs=rewards,
+                reward_funcs=self._given.asked,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -117,16 +113,20 @@ class GRPOTrainer(TRLGRPOTrainer):
                 **trl_options,
             )
         restore_dtypes(self.model, dtypes)
-        check_prompt_lengths(train_dataset, self._tokenizer, self.model, self.max_completion_length)
+        self._given.check_prompts(self, train_dataset, "train_dataset")
+        self._given.check_prompts(self, eval_dataset, "eval_dataset")
         self._optimizer_asked = optimizer is not None
-        self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer)
+        optim = getattr(args.optim, "value", args.optim)
+        self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=optim)
         self._temperature = Temperature(self, temperature, eval_temperature)
         self._recorder = Recorder(self, live=live, on_flag=on_flag)
+        self._logged = Logged(self, self._recorder.say)
         self._sampling = Sampling(self, self._recorder.say)
         self._logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
         self.update = self._logprobs.update
         self._session = Session(self, self._recorder)
         self.add_callback(self._session)
+        self.callback_handler.callbacks.insert(0, self._recorder)  # before the trackers'
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         remove_notebook_table(self)
@@ -196,10 +196,16 @@ class GRPOTrainer(TRLGRPOTrainer):
             self._session.saving_failed(error)
         self._session.guard.end_finish_first()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As trl's, at the evaluation temperature; in training an interrupt cuts it short, and train() makes it up."""
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As trl's, at the evaluation temperature; in training an interrupt cuts it short, and train() makes it up.
+
+        Raises ValueError for an eval_dataset that cannot work, as the trainer does for its own.
+        """
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = self._given.take(eval_dataset, "eval_dataset")
+            self._given.check_prompts(self, eval_dataset, "eval_dataset")
         evaluate = super().evaluate
-        return self._session.evaluate(lambda: evaluate(*args, **kwargs))
+        return self._session.evaluate(lambda: evaluate(eval_dataset, *args, **kwargs))
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """As trl's, sampled and scored at the evaluation temperature."""
@@ -212,6 +218,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         return follow_epochs(super()._get_train_sampler(*args, **kwargs))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        inputs = with_prefills(inputs)
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
@@ -222,8 +229,11 @@ class GRPOTrainer(TRLGRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         self._sampling.add_entropies(output)
         self._metrics["train"]["temperature"].append(self.temperature)
-        self._recorder.completions(inputs)
+        self._recorder.completions(inputs, output)
         return output
+
+    def _tokenize_prompts(self, prompts: list) -> tuple[list[list[int]], Any, dict]:
+        return prompt_ids(self, super()._tokenize_prompts, prompts)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, *args: Any, **kwargs: Any
@@ -233,16 +243,17 @@ class GRPOTrainer(TRLGRPOTrainer):
         )
 
     def _log_completion_extra(self, column: str, values: list) -> None:
-        super()._log_completion_extra(column, self._recorder.check_extra(column, values))
+        super()._log_completion_extra(column, self._logged.extra(column, values))
 
     def _log_metric(self, name: str, value: float) -> None:
-        super()._log_metric(self._recorder.check_metric_name(name), float(value))
+        super()._log_metric(name, self._logged.metric(name, value))
 
-    def _calculate_rewards(self, inputs: Any, prompts: list, completions: list, *args: Any) -> torch.Tensor:
+    def _calculate_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
+        completions = without_prefills(self._tokenizer, prompts, completions)
+        self.completion_texts = completion_texts(self._tokenizer, completions, ids)
         # (B*G, rewards), NaN: cannot judge
-        self.parts = super()._calculate_rewards(inputs, prompts, completions, *args)
-        check_extra_lengths(self._pending_extra_logs, len(prompts))
-        self._recorder.say_once(check_other_scores(self.parts, self.reward_funcs, self.reward_func_names))
+        self.parts = super()._calculate_rewards(inputs, prompts, completions, ids)
+        self._logged.check(self.parts, len(prompts))
         return without_total(
             self.parts, self.num_generations if self.model.training else self.num_generations_eval
         )
@@ -260,40 +271,27 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
-        if self.optimizer is None and self._optimizer_name is not None:
-            if not self._optimizer_asked:
-                self._recorder.say(
-                    f"bfloat16 weights: optimizer {self._optimizer_name!r}, which keeps the bits that args.optim would "
-                    "round away"
-                )
-            self.optimizer = make_optimizer(
-                self._optimizer_name,
-                self.model,
-                learning_rate=self.args.learning_rate,
-                weight_decay=self.args.weight_decay,
-                betas=(self.args.adam_beta1, self.args.adam_beta2),
-                eps=self.args.adam_epsilon,
-            )
+        if self.optimizer is None:
+            how = {"asked": self._optimizer_asked, "say": self._recorder.say}
+            self.optimizer = own_optimizer(self, self._optimizer_name, **how)
         return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', but the first step of a warmup has a rate above 0."""
+        own = self.lr_scheduler is not None
+        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
+        return (
+            scheduler if own else start_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
+        )
 
     # ---- a step: records ------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As trl's; every training step also becomes a row of metrics.csv and a point in the live chart."""
-        super().log(logs, start_time)
-        if "loss" in logs and self.model.training:
-            self._recorder.step(logs)
-        elif "eval_loss" in logs:
+        super().log(logs, start_time)  # a training step's row: Recorder.on_log
+        if "eval_loss" in logs:
             self._recorder.evaluation(logs)
+        # The main process alone knows; all must stop.
+        self._recorder.stopped_by = broadcast_object_list([self.stopped_by])[0]
         if self.stopped_by is not None:
             self.control.should_training_stop = True
-
-
-def _as_asked(reward_funcs: Any) -> list[Any]:
-    """The rewards as trl gets them: functions asked by the judge, under names that differ; models as they are."""
-    rewards = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    rewards = [r for r in rewards if r is not None]
-    names = iter(reward_names([r for r in rewards if not is_model(r)]))
-    return [
-        r if is_model(r) else (AskedAsync if is_async_callable(r) else Asked)(r, next(names)) for r in rewards
-    ]

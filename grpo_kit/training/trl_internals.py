@@ -17,9 +17,9 @@ from grpo_kit.rewards.judge import totals
 is_async_callable = trl_utils.is_async_callable
 
 
-def is_model(reward: Any) -> bool:
-    """A reward model, or the name of one, which trl calls itself, with tokens."""
-    return isinstance(reward, (str, torch.nn.Module))
+def is_function(reward: Any) -> bool:
+    """No reward model, nor the name of one: trl calls it with lists."""
+    return not isinstance(reward, (str, torch.nn.Module))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from grpo_kit.models import MODEL_TYPES, base_model, has_dropout
+from grpo_kit.models import base_model, has_dropout
 from grpo_kit.training.packing import Row, make_chunks, pack_rows, rows_of
 from grpo_kit.training.restore import get_random_state, set_random_state
 from grpo_kit.training.trl_internals import label_logprobs
@@ -47,23 +47,7 @@ class PackedUpdate:
         )
         self.skipped = 0.0
 
-    # ---- what can be packed -----------------------------------------------------------------------------------
-
-    def supports(self, inputs: MicroBatch) -> bool:
-        """Text only, a known decoder, no auxiliary loss, one process and all of its weights here."""
-        trainer = self.trainer
-        config = base_model(trainer.model).config
-        return (
-            config.model_type in MODEL_TYPES
-            and config._attn_implementation in ("sdpa", "eager", "flex_attention", "flash_attention_2")
-            and all(t == "full_attention" for t in getattr(config, "layer_types", None) or [])
-            and not trainer.aux_loss_enabled
-            and trainer.accelerator.num_processes == 1
-            and not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
-            and not any(
-                key.startswith(("pixel", "image", "num_images", "num_tiles", "token_type")) for key in inputs
-            )
-        )
+    # ---- what can be left out ---------------------------------------------------------------------------------
 
     def _needs_whole_micro_batches(self) -> bool:
         return self.trainer.top_entropy_quantile < 1.0 or self.trainer._entropy_bonus_enabled

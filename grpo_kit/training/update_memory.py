@@ -47,6 +47,7 @@ class UpdateMemory:
             groups.setdefault(prompt, []).append(completion)
         sizes = [packed_tokens(prompt, completions) for prompt, completions in groups.items()]
         longest = max((packed_tokens(prompt, [completion]) for prompt, completion in rows), default=1)
+        longest = max(1, longest)  # a prompt of one token whose completions are all masked takes none
         total = max(1, sum(sizes))
         if self.device.type != "cuda":
             total = min(total, max(CPU_CHUNK_TOKENS, *sizes, 1))

@@ -23,7 +23,7 @@ class LiveChart:
     Elsewhere it prints one line a step and never imports matplotlib. Between start() and finish() it takes
     at most 2 % of the time: a picture is drawn only once it fits. Trouble in here never stops training.
 
-    clock: seconds, any origin.
+    pictures: False prints lines in a notebook too. clock: seconds, any origin.
 
     >>> chart = LiveChart()
     >>> chart.start(60, "runs/demo")
@@ -33,8 +33,8 @@ class LiveChart:
 
     TEXT_SHARE, CHART_SHARE = 0.004, 0.015  # of the elapsed time
 
-    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, *, pictures: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._may_draw = clock, pictures
         self._reset(0)
 
     def _reset(self, total_steps: int) -> None:
@@ -48,7 +48,7 @@ class LiveChart:
         self._spent = {"text": 0.0, "chart": 0.0}
         # Expected seconds of the next one; then of the last one, as measured.
         self._cost = {"text": 0.01, "chart": 0.6}
-        self._pictures = in_notebook()
+        self._pictures = self._may_draw and in_notebook()
 
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
         """Begin; with a folder that holds steps of an earlier session, the chart goes on from them."""

@@ -17,6 +17,7 @@ from grpo_kit.training.trl_internals import follow_epochs
 
 METHODS = {
     "_generate_and_score_completions": ["self", "inputs"],
+    "_tokenize_prompts": ["self", "prompts"],
     "_generate_single_turn": [
         "self",
         "prompt_ids",
@@ -25,6 +26,7 @@ METHODS = {
         "num_generations",
         "has_tool_images",
     ],
+    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
     "_get_per_token_logps_and_entropies": [
         "self",
         "model",
@@ -36,12 +38,12 @@ METHODS = {
     "_compute_loss": ["self", "model", "inputs"],
     "compute_loss": ["self", "model", "inputs"],
     "create_optimizer": ["self", "model"],
+    "create_scheduler": ["self", "num_training_steps"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "prediction_step": ["self", "inputs"],
     "_run_epoch": ["self"],
     "log": ["self", "logs", "start_time"],
-    "_calculate_rewards": ["self", "inputs", "prompts", "completions"],
     "_log_completion_extra": ["self", "column", "values"],
     "_log_metric": ["self", "name", "value"],
 }
@@ -51,6 +53,7 @@ ATTRIBUTES = [
     "use_transformers_continuous_batching", "reward_func_names", "reward_weights", "max_completion_length",
     "ref_model", "temperature", "model_wrapped", "loss_type", "beta", "num_iterations", "aux_loss_enabled",
     "top_entropy_quantile", "_entropy_bonus_enabled", "entropy_coef", "_last_world_entropy", "_entropy_window_stats",
+    "_is_vlm", "tools", "chat_template", "chat_template_kwargs", "environment_factories", "rollout_func",
 ]  # fmt: skip
 
 
@@ -93,6 +96,18 @@ def test_the_samplers_order_is_a_function_of_seed_and_epoch(tmp_path):
     followed = follow_epochs(make("plain", tmp_path / "b")._get_train_sampler())
     followed.set_epoch(1)
     assert order[0] != order[1] and list(followed) == order[1]
+
+
+def test_what_warmup_cards_and_trackers_hang_on(tmp_path):
+    trainer = make("plain", tmp_path)
+    assert isinstance(trainer.callback_handler.callbacks, list)
+    assert "logs=logs" in inspect.getsource(type(trainer.callback_handler).on_log), (
+        "every callback gets one dict"
+    )
+    scheduler = trainer.create_scheduler(4, trainer.create_optimizer())
+    assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+    assert scheduler.lr_lambdas and set(scheduler._last_lr) == {1e-2}
+    assert "self._n_gpu" in inspect.getsource(transformers.TrainingArguments.n_gpu.fget)
 
 
 def test_fused_head_keeps_its_temperature_in_a_closure(tmp_path):

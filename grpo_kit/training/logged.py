@@ -1,0 +1,90 @@
+"""Stage 4 of a step, beside the judge: what rewards log, and the scores of those that the judge does not ask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from grpo_kit.record.files import METRIC_COLUMNS
+from grpo_kit.rewards.judge import Asked, RewardError
+
+# Where the kit's and trl's own numbers and columns are; what a reward logs goes beside them, under other names.
+_METRICS = {*METRIC_COLUMNS, "step_time", "policy_loss", "cispo_clip_ratio"}
+_GROUPS = {
+    "reward", "rewards", "eval", "completions", "rollout", "update", "diversity", "script", "groups", "clip_ratio",
+    "sampling", "tools", "flags",
+}  # fmt: skip
+_COLUMNS = {"step", "group", "prompt", "prefill", "completion", "reward", "advantage", "temperature"}
+
+
+class Logged:
+    """Holds one trainer's log_metric, log_extra, reward models and environments to names and numbers that can be kept.
+
+    say: a line for the person who watches.
+    """
+
+    def __init__(self, trainer: Any, say: Callable[[str], None]) -> None:
+        self._trainer, self._say = trainer, say
+        self._said = False
+
+    def metric(self, name: str, value: Any) -> float:
+        """The value of a reward's log_metric; ValueError for no number, and for a name of the record's own."""
+        if name not in self._inside() and (name in _METRICS or name.partition("/")[0] in _GROUPS):
+            raise ValueError(
+                f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name"
+            )
+        return float(value)
+
+    def extra(self, column: str, values: Sequence[Any]) -> list[Any]:
+        """The values of a reward's log_extra column, as files can hold them: half a surrogate pair becomes its escape.
+
+        Raises ValueError where the record has a column of that name.
+        """
+        if column not in self._inside() and (column in _COLUMNS or column.startswith("reward/")):
+            raise ValueError(
+                f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
+            )
+        return [v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values]
+
+    def check(self, scores: torch.Tensor, completions: int) -> None:
+        """Raises RewardError for a log_extra column that has not one value a completion, and for scores.
+
+        scores: (B*G, rewards), NaN where a reward cannot judge. Infinite ones are refused, and an environment's outside
+        [0, 1]; a reward model keeps its own scale, which is said once.
+        """
+        for column, values in self._trainer._pending_extra_logs.items():
+            if len(values) != completions:
+                raise RewardError(
+                    f"log_extra({column!r}, ...) was given {len(values)} values for {completions} completions; give "
+                    "one for each, once a call"
+                )
+        rewards, names = self._trainer.reward_funcs, self._trainer.reward_func_names
+        for column, reward, name in zip(scores.T, rewards, names, strict=True):
+            if not isinstance(reward, Asked):
+                self._check_scores(column[~column.isnan()], name, model=isinstance(reward, torch.nn.Module))
+
+    def _check_scores(self, scores: torch.Tensor, name: str, *, model: bool) -> None:
+        low, high = (scores.min().item(), scores.max().item()) if len(scores) else (0.0, 1.0)
+        outside = low < 0 or high > 1
+        if math.isinf(low) or math.isinf(high) or (outside and not model):
+            wanted = "a finite number" if model else "a value in [0, 1], or None"
+            raise RewardError(f"reward {name!r} gave {low:.3g} to {high:.3g}; use {wanted}")
+        if outside and not self._said:
+            self._said = True
+            self._say(
+                f"Reward model {name!r} scores outside [0, 1] (here {low:.3g} to {high:.3g}), where the other rewards "
+                "lie: choose reward_weights by its scale."
+            )
+
+    def _inside(self) -> set[str]:
+        """What sums log of their parts."""
+        return {f"reward/{name}" for name in names_inside(self._trainer)}
+
+
+def names_inside(trainer: Any) -> list[str]:
+    """Names of the parts of a trainer's rewards that are sums (WeightedSum reports them by `names`)."""
+    sums = [getattr(reward, "reward", reward) for reward in trainer.reward_funcs]
+    return [name for reward in sums for name in getattr(reward, "names", [])]
