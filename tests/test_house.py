@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,19 @@ def test_objectives_know_torch_and_themselves_alone():
 def test_only_one_file_touches_trl_internals():
     users = {p.name for p in FILES if any(n.startswith("trl.trainer") for n in imports(p))}
     assert users == {"trl_internals.py"}
+
+
+def test_no_file_names_a_folder_of_one_machine():
+    """Models are named by name; only the attacks on the sandbox ask for real homes, and documents for examples."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    home = re.compile(rb"(?<![\w.])/(?:root|Users|work|home/\w+)/[\w.]")
+    found = {}
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT.parent / name
+        if path.is_file() and name not in ("tests/sandbox/sandbox_attacks.py",):
+            hits = home.findall(path.read_bytes())
+            if hits:
+                found[name] = hits[:3]
+    assert not found

@@ -75,30 +75,32 @@ def plan_memory(
     whose name cannot be looked up (no network). attention: of the update; "sdpa" keeps a dense mask in every layer.
     chunk_tokens, checkpointed_layers: fix how the update is cut; None: as the trainer chooses from free memory.
     Compute runs in bfloat16; float32 weights are cast by autocast.
-    Unverified: CUDA kernels' workspaces and the allocator's fragmentation, for which the row `reserve` stands.
-    Raises ValueError for an unknown name, tuning or size.
+    Unverified: CUDA kernels' workspaces and the allocator's fragmentation: the row `reserve`. Raises ValueError for an
+    unknown name, tuning or size.
 
     >>> plan = plan_memory("gpu24", tuning="lora")
     >>> plan.fits, plan.advice
     (True, [])
     """
     cfg = profile_named(profile) if isinstance(profile, str) else profile
+    if not isinstance(cfg, Profile):
+        raise ValueError(f"profile={profile!r} must be a profile or its name, such as 'gpu24'")
     if tuning not in ("full", "lora", "qlora"):
         raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
     if attention not in ("flex_attention", "sdpa"):
         raise ValueError(f"attention={attention!r} is not known; use 'flex_attention' or 'sdpa'")
     if not (isinstance(gpu_gb, (int, float)) and math.isfinite(gpu_gb) and gpu_gb > 0):
         raise ValueError(f"gpu_gb={gpu_gb!r} must be a number above 0, e.g. 24")
-    chunk = 1 if chunk_tokens is None else chunk_tokens
-    sizes = {"prompt_tokens": prompt_tokens, "rank": rank, "chunk_tokens": chunk}
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+    sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1)}
+    sizes |= {"chunk_tokens": (chunk_tokens, 1)} if chunk_tokens is not None else {}
+    sizes |= {"checkpointed_layers": (checkpointed_layers, 0)} if checkpointed_layers is not None else {}
+    for name, (value, least) in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
     config = config or _config(cfg.model)
     usable, counts = gpu_gb * USABLE * GIB, _count(config, rank)
     request = _Request(cfg, config, tuning, prompt_tokens, attention, rank, usable, counts)
-    cut = (chunk_tokens, checkpointed_layers)
-    plan = request.plan(*cut)
+    plan = request.plan(*(cut := (chunk_tokens, checkpointed_layers)))
     return plan if plan.fits else replace(plan, advice=_advice(request, plan, *cut))
 
 

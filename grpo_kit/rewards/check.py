@@ -51,9 +51,13 @@ def check_rewards(
     >>> check_rewards(ExactAnswer(), crafted_cases("82", "47", prefill="<answer>"))["total"].tolist()[:2]
     [1.0, 0.0]
     """
+    if not callable(rewards) and not isinstance(rewards, Sequence):
+        raise ValueError(f"rewards={rewards!r:.100} must be a reward or a list of them")
     rewards = [rewards] if callable(rewards) else list(rewards)
     if not rewards:
         raise ValueError("rewards is empty; give at least one reward")
+    if not isinstance(cases, Sequence) and not hasattr(cases, "cases_for"):
+        raise ValueError(f"cases={cases!r:.100} must be a task or a list of Case")
     names = reward_names(rewards)
     if rows < 1:
         raise ValueError(f"rows={rows!r} must be at least 1")

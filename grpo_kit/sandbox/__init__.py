@@ -32,6 +32,7 @@ __all__ = ["SandboxResult", "SandboxUnavailableError", "isolation", "run_python"
 
 Status = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 SMALLEST_MEMORY_MB = 64
+LONGEST_SECONDS = 86_400  # a day
 
 
 class SandboxUnavailableError(RuntimeError):
@@ -99,8 +100,10 @@ def run_python_batch(
     >>> [result.stdout for result in run_python_batch([("print(1)", ""), ("print(2)", "")])]
     ['1\\n', '2\\n']
     """
-    if not seconds > 0 or seconds == float("inf"):
-        raise ValueError(f"seconds is {seconds!r}: a program needs a time limit above 0")
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise ValueError(
+            f"seconds is {seconds!r}: a program needs a time limit above 0, and of at most {LONGEST_SECONDS}"
+        )
     if memory_mb < SMALLEST_MEMORY_MB:
         raise ValueError(
             f"memory_mb is {memory_mb!r}: the interpreter alone needs about 40; give {SMALLEST_MEMORY_MB} or more"

@@ -91,7 +91,8 @@ class Task:
     ) -> Dataset:
         """The split as TRL wants it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's.
 
-        It carries what the best constant strategy earns (see constant_of), for the red flags of a run on it.
+        It carries the task's name, its completion length, and what the best constant strategy earns (see carried_by),
+        for the checks and the red flags of a run on it.
         """
         if split not in ("train", "held_out"):
             raise ValueError(f"split={split!r} is not known; use 'train' or 'held_out'")
@@ -99,7 +100,8 @@ class Task:
         built = build_dataset(
             tokenizer, rows, system=self.system, prefill=self.prefill, examples=self.examples
         )
-        built.info.description = json.dumps({"best_constant": self._constant_parts(rows[:_READ])})
+        carried = {"task": self.name, "max_completion_tokens": self.max_completion_tokens}
+        built.info.description = json.dumps({**carried, "best_constant": self._constant_parts(rows[:_READ])})
         return built
 
     def render(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> list[str]:
@@ -222,21 +224,23 @@ def _copies(question: str, honest: Case, tag: str) -> list[Case]:
     return cheats + answer_cases(honest, {"the question said again": question}, tag=None)
 
 
-def constant_of(dataset: Any) -> dict[str, Any] | None:
-    """What the best constant strategy earns on a data set that Task.dataset made; None for any other.
+def carried_by(dataset: Any) -> dict[str, Any]:
+    """What a data set that Task.dataset made says of its task; {} for any other. Survives select, map and shuffle.
 
-    {"strategy": its name, "parts": {answer part: mean score in [0, 1]}}, of the first 128 rows. A part that is not the
-    kit's is not asked: the strategy's accuracy stands for it. Survives select, map and shuffle.
+    {"task": name, "max_completion_tokens": tokens, "best_constant": None or {"strategy": its name, "parts": {answer
+    part: mean score in [0, 1]}}}; the last of the first 128 rows. A part that is not the kit's is not asked: the
+    strategy's accuracy stands for it.
 
     >>> from datasets import Dataset
-    >>> constant_of(Dataset.from_list([{"prompt": "1 + 1 ="}])) is None
-    True
+    >>> carried_by(Dataset.from_list([{"prompt": "1 + 1 ="}]))
+    {}
     """
     description = getattr(getattr(dataset, "info", None), "description", "") or ""
     try:
-        return json.loads(description).get("best_constant")
-    except (ValueError, AttributeError):  # somebody else's description
-        return None
+        carried = json.loads(description)
+    except ValueError:  # somebody else's description
+        return {}
+    return carried if isinstance(carried, dict) and "best_constant" in carried else {}
 
 
 def strategy_means(

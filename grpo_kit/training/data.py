@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,13 @@ from torch.nn import Module
 from grpo_kit.prompts import from_list
 from grpo_kit.rewards.judge import Asked, AskedAsync
 from grpo_kit.rewards.parts import all_parts, check_columns, reward_names
+from grpo_kit.tasks.task import carried_by
 from grpo_kit.training.messages import prefill_of
 from grpo_kit.training.trl_internals import is_async_callable, is_function
 
 _AT_ONCE = 1000  # prompts tokenized together
+_ANSWERS = 256  # rows whose right answers are measured
+_OPEN_TAG = re.compile(r"<(\w+)>\s*\Z")
 _PROBE = "KITPROBE"  # a word that no template holds
 
 
@@ -77,6 +81,7 @@ class Given:
             if isinstance(part, Dataset) and not (
                 self._environments or self._more_columns or trainer._is_vlm
             ):
+                _check_task_length(trainer, part, label)
                 _check_lengths(trainer, part, label)
                 self._warned = self._warned or _warn_of_bare_prompts(trainer, part[0]["prompt"], label)
 
@@ -168,6 +173,32 @@ def _check_size(data: Any, name: str, least: int) -> None:
         raise ValueError(
             f"{name} has {len(data)} prompts, but one step needs {least} different ones "
             "(generation_batch_size / num_generations); add rows or lower the batch"
+        )
+
+
+def _check_task_length(trainer: Any, data: Dataset, name: str) -> None:
+    """Refuse another length than the one that the data's task is evaluated with; warn where answers do not fit."""
+    limit, carried = trainer.max_completion_length, carried_by(data)
+    if carried.get("max_completion_tokens", limit) != limit:
+        raise ValueError(
+            f"max_completion_length={limit}, but {name} is of task {carried['task']!r}, whose max_completion_tokens="
+            f"{carried['max_completion_tokens']} evaluate and readiness use; take profile.grpo_config(folder, "
+            "task=task), or give the length to the task (dataclasses.replace(task, max_completion_tokens=...))"
+        )
+    rows = data[:_ANSWERS]
+    if not carried or "answer" not in rows:
+        return
+    opened = _OPEN_TAG.search(rows["prefill"][0]) if "prefill" in rows else None
+    closing = f"</{opened[1]}>" if opened else ""
+    texts = [f"{answer}{closing}" for answer in rows["answer"]]
+    lengths = [len(ids) for ids in trainer._tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    over = sum(length > limit for length in lengths)
+    if over:
+        warnings.warn(
+            f"{name}: of {len(lengths)} right answers {over} have more than {limit} tokens (the longest "
+            f"{max(lengths)}), so that they can only be cut off; kit.length_probe measures what is needed",
+            UserWarning,
+            stacklevel=4,
         )
 
 

@@ -19,7 +19,7 @@ from grpo_kit.record.files import REDONE, TEXT_COLUMNS, RunFolderError, read_met
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import Asked, totals
-from grpo_kit.tasks.task import constant_of
+from grpo_kit.tasks.task import carried_by
 from grpo_kit.training.logged import names_inside
 from grpo_kit.training.messages import prompt_texts
 from grpo_kit.watch.flags import Flag
@@ -90,7 +90,7 @@ class Recorder(TrainerCallback):
             "reward_parts": _parts(trainer),
             "reward_weights": trainer.reward_weights.tolist(),
             "answer_parts": _answer_parts(trainer),
-            "best_constant": constant_of(trainer.train_dataset),
+            "best_constant": carried_by(trainer.train_dataset).get("best_constant"),
             "temperature_schedule": repr(schedule) if schedule else None,
             "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
             "rollout": trainer.rollout,

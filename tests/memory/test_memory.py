@@ -372,6 +372,7 @@ def test_a_config_stands_for_a_model_that_cannot_be_looked_up():
         ({"chunk_tokens": 0}, "chunk_tokens=0"),
         ({"rank": 1.5}, "rank=1.5"),
         ({"checkpointed_layers": 29}, "checkpointed_layers=29"),
+        ({"checkpointed_layers": 2.5}, "checkpointed_layers=2.5 must be a whole number of at least 0"),
     ],
 )
 def test_what_cannot_be_planned_is_named(options, message):
@@ -380,6 +381,8 @@ def test_what_cannot_be_planned_is_named(options, message):
 
 
 def test_unknown_names_and_sizes_are_named():
+    with pytest.raises(ValueError, match="profile=None must be a profile or its name"):
+        plan_memory(None)
     with pytest.raises(ValueError, match="gpt2"):
         from transformers import GPT2Config
 

@@ -327,6 +327,18 @@ def test_a_task_brings_its_own_cases_and_cheats():
         check_rewards(task.rewards, _lenient_task(cheats=found))
 
 
+def test_what_is_no_reward_and_no_task_is_named():
+    task = _lenient_task()
+    for rewards, cases, message in (
+        (None, task, "rewards=None must be a reward or a list"),
+        ([], task, "rewards is empty"),
+        (task.rewards, None, "cases=None must be a task or a list of Case"),
+        (task.rewards, {"question": "x"}, "must be a task or a list of Case"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_rewards(rewards, cases)
+
+
 def test_copying_the_question_is_tried():
     """Where the question holds the answer, a reward that looks for it anywhere pays for reading nothing."""
 

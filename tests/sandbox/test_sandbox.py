@@ -146,6 +146,7 @@ def test_limits_are_the_callers():
         ({"seconds": -1.5}, "seconds is -1.5"),
         ({"seconds": float("nan")}, "seconds is nan"),
         ({"seconds": float("inf")}, "seconds is inf"),
+        ({"seconds": 1e300}, "seconds is 1e.300: a program needs a time limit above 0, and of at most 86400"),
         ({"memory_mb": 8}, "memory_mb is 8.*64 or more"),
         ({"output_kb": 0}, "output_kb is 0"),
     ],

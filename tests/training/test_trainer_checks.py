@@ -1,5 +1,8 @@
 """Bad data, rewards and settings: a clear error before any training, or nothing lost."""
 
+import dataclasses
+import warnings
+
 import pytest
 import torch
 from datasets import Dataset
@@ -10,6 +13,7 @@ from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards import Gated, SoftFormat, WeightedSum
 from grpo_kit.rewards.judge import RewardError, ask
 from grpo_kit.rewards.parts import required_columns
+from grpo_kit.tasks import from_rows
 
 
 def asks_for_answer(completions, answer, **columns):
@@ -249,3 +253,22 @@ def test_settings_of_the_caller_are_left_alone(tmp_path):
     GRPOTrainer(model, letters, args, data(), processing_class=tokenizer, live=False)
     assert args.logging_steps == 7 and args.warmup_steps == 0
     assert torch.is_grad_enabled()
+
+
+def test_training_and_evaluation_have_one_length(tmp_path, tiny):
+    """The task's: evaluate, readiness and sample read it, so another one in training is refused."""
+    rows = [{"question": f"Say {i}:", "answer": "many words " * (1 + 3 * (i % 2))} for i in range(20)]
+    task = from_rows("words", rows, reward=letters, max_completion_tokens=6, prefill="<answer>")
+    data = task.dataset(tiny[1]).shuffle(seed=1).select(range(10))
+    with pytest.raises(
+        ValueError, match="max_completion_length=5, but train_dataset is of task 'words', whose .*=6"
+    ):
+        make("kit", tmp_path, dataset=data, max_completion_length=5)
+    with pytest.warns(UserWarning, match=r"train_dataset: of 10 right answers \d have more than 6 tokens"):
+        make("kit", tmp_path, dataset=data, max_completion_length=6)
+    roomy = dataclasses.replace(task, max_completion_tokens=40)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "train_dataset: of", UserWarning)
+        make("kit", tmp_path, dataset=roomy.dataset(tiny[1]), max_completion_length=40)
+    with pytest.raises(ValueError, match="eval_dataset is of task 'words'"):
+        make("kit", tmp_path, eval_dataset=data, max_completion_length=5)

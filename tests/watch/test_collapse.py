@@ -11,7 +11,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rewards import ExactAnswer, Gated, Language, SoftFormat, WeightedSum
 from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.tasks.task import constant_of
+from grpo_kit.tasks.task import carried_by
 from grpo_kit.watch.monitor import red_flags
 from grpo_kit.watch.red_flag import Setup
 from tests.tiny_run import make
@@ -107,21 +107,23 @@ def test_a_data_set_carries_what_the_best_constant_strategy_earns():
     tokenizer = load_policy("tiny-random", quiet=True)[1]
     two = tasks.countdown(numbers=(2, 2), n_train=64, n_held_out=8)
     name, accuracy = two.best_constant(two.train)
-    carried = constant_of(two.dataset(tokenizer).shuffle(seed=0).select(range(4)))
+    carried = carried_by(two.dataset(tokenizer).shuffle(seed=0).select(range(4)))["best_constant"]
     assert carried == {"strategy": name, "parts": {"countdown_answer": pytest.approx(accuracy)}}
     soft = tasks.events(n_train=64, n_held_out=8)
-    share = constant_of(soft.dataset(tokenizer))["parts"]["schedule_share"]
+    share = carried_by(soft.dataset(tokenizer))["best_constant"]["parts"]["schedule_share"]
     assert share > soft.best_constant(soft.train)[1], (
         "in the part's own unit, which pays for a good schedule too"
     )
-    assert constant_of(None) is None
+    assert carried_by(None) == {}
 
     def mine(completions, answer, **columns):
         raise AssertionError("a reward that is not the kit's is not asked before training")
 
     rows = [{"question": f"{i}?", "answer": "yes" if i % 4 else "no"} for i in range(40)]
     own = tasks.from_rows("own", rows, reward=mine)
-    assert constant_of(own.dataset(tokenizer))["parts"] == {"mine": own.best_constant(own.train)[1]}
+    assert carried_by(own.dataset(tokenizer))["best_constant"]["parts"] == {
+        "mine": own.best_constant(own.train)[1]
+    }
 
 
 def test_a_trainer_writes_both_down(tmp_path):
