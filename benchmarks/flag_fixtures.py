@@ -4,7 +4,7 @@
     python -m benchmarks.flag_fixtures induced runs/induced/*
 
 Writes tests/fixtures/flags/<kind>/<name>/metrics.csv (with the measures of the completions in `extra`; numbers to 4
-digits) and config.json (reward parts, weights and the few settings that the flags look at).
+digits) and config.json (reward parts, weights, the best constant strategy and the few settings that the flags look at).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from grpo_kit.watch.flags import Setup
 from grpo_kit.watch.monitor import COLUMNS, PREFIXES, completion_measures
 
 FOLDER = ROOT / "tests" / "fixtures" / "flags"
+_KEPT = ("reward_parts", "reward_weights", "answer_parts", "best_constant")
 _ARGS = (
     "learning_rate", "beta", "temperature", "max_steps", "num_generations", "max_completion_length",
     "steps_per_generation", "num_iterations", "gradient_accumulation_steps", "scale_rewards",
@@ -32,7 +33,10 @@ def copy(run: Path, target: Path) -> None:
     """One run folder; a measure that the run recorded itself is kept as it is."""
     config = json.loads((run / "config.json").read_text())
     config = {
-        **{name: config.get(name) for name in ("reward_parts", "reward_weights", "model")},
+        **{name: config.get(name) for name in _KEPT},
+        "model": Path(config["model"]).name.removesuffix(
+            "-float32"
+        ),  # of a model from a cache its name, not its path
         "args": {name: config["args"].get(name) for name in _ARGS},
     }
     table, completions = read_metrics(run), read_completions(run)

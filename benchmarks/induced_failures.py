@@ -81,11 +81,16 @@ def translate() -> Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """what: done to the run, in words. flags: those it raises, with the steps it takes. changes: of trl.GRPOConfig."""
+    """what: done to the run, in words. flags: those it raises, with the steps it takes. changes: of trl.GRPOConfig.
+
+    prompts: of a step, 8 completions each.
+    """
 
     what: str
     flags: dict[str, int]
     steps: int = 10
+    prompts: int = 2
+    tuning: str = "full"
     changes: dict[str, Any] = field(default_factory=dict)
     task: Callable[[], Task] = tasks.largest
     rewards: Callable[[], list] | None = None
@@ -162,6 +167,16 @@ FAILURES = {
         rewards=lambda: hard_countdown().rewards[:1],
         weights=[1.0],
     ),
+    "constant_strategy": Failure(
+        "countdown with two numbers, LoRA at 4e-4, no warmup: nearly every completion is 'a + b' from step 11 on, "
+        "and with the format that earns more than 0.6 of the reward",
+        {"entropy collapse": 14},
+        steps=16,
+        prompts=4,
+        tuning="lora",
+        changes={"learning_rate": 4e-4},
+        task=lambda: tasks.countdown(numbers=(2, 2)),
+    ),
     "cut_off": Failure(
         "4 tokens where an answer takes 6", {"cut off": 3}, steps=6, changes={"max_completion_length": 4}
     ),
@@ -169,11 +184,11 @@ FAILURES = {
 
 
 def run(name: str, folder: Path) -> None:
-    """Train one failure: 2 prompts x 8 completions a step, the rest as in the cpu profile."""
+    """Train one failure, with what it leaves open as in the cpu profile."""
     failure = FAILURES[name]
-    cfg = profile("cpu", prompts_per_step=2, steps=failure.steps, seed=0)
+    cfg = profile("cpu", prompts_per_step=failure.prompts, steps=failure.steps, seed=0)
     torch.manual_seed(0)
-    model, tokenizer = load_policy(cfg.model, dtype="float32", quiet=True)
+    model, tokenizer = load_policy(cfg.model, tuning=failure.tuning, dtype="float32", quiet=True)
     task = failure.task()
     rewards = failure.rewards() if failure.rewards else task.rewards
     weights = failure.weights or task.reward_weights

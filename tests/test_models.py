@@ -1,10 +1,17 @@
 """Loading: what comes back, and what is said when something is missing."""
 
+import os
+import shutil
+import warnings
+
 import huggingface_hub.constants
 import pytest
 import torch
+from datasets import Dataset
+from tiny_run import settings
 from transformers import AutoModelForCausalLM
 
+from grpo_kit import GRPOTrainer, models
 from grpo_kit.models import (
     PolicyLoadError,
     _embedded_gguf,
@@ -12,6 +19,7 @@ from grpo_kit.models import (
     _tie_if_one_matrix,
     describe,
     load_policy,
+    model_name,
 )
 
 
@@ -109,6 +117,15 @@ def test_two_matrices_stay_two():
         ("tiny-random", {"lora": {"r": 8}}, "no effect with tuning='full'"),
         ("/nowhere/model.gguf", {}, "is no file"),
         ("owner/not-there", {}, "hub could not be reached.*smollm2"),
+        ("/nowhere/model", {}, "name_or_path='/nowhere/model': no such folder"),
+        ("./nowhere", {}, "no such folder"),
+        (None, {}, "name_or_path=None must be a name or a path"),
+        ("", {}, "name_or_path='' must be a name or a path"),
+        (
+            "tiny-random",
+            {"tuning": "lora", "lora": {"bogus": 1}},
+            "lora has bogus: no field of peft.LoraConfig",
+        ),
     ],
 )
 def test_errors_say_what_would_do(name, options, message, monkeypatch):
@@ -137,3 +154,115 @@ def test_gated_model_says_how_to_get_in(monkeypatch):
     monkeypatch.setattr("grpo_kit.models.AutoTokenizer.from_pretrained", refuse)
     with pytest.raises(PolicyLoadError, match="gated: accept its terms"):
         load_policy("owner/gated")
+
+
+def test_folder_without_a_tokenizer(tiny, tmp_path):
+    tiny[0].save_pretrained(tmp_path)
+    with pytest.raises(PolicyLoadError, match="holds no tokenizer; save it there too"):
+        load_policy(tmp_path)
+
+
+def test_an_adapter_names_its_base_and_loads_elsewhere(tmp_path, monkeypatch):
+    """Not by the path of one machine's cache: the copy is loaded where that cache does not exist."""
+    model, tokenizer = load_policy("smollm2-135m-instruct", tuning="lora", lora={"r": 2}, quiet=True)
+    cache = models._embedded_folder()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.02)
+    with warnings.catch_warnings(record=True) as said:
+        model.save_pretrained(tmp_path / "adapter")
+    assert not [w for w in said if "smollm2" in str(w.message)], (
+        "peft asks the hub for it, which is no trouble"
+    )
+    for file in (tmp_path / "adapter").glob("*.*"):
+        assert str(cache.parent).encode() not in file.read_bytes(), file
+    assert model_name(model) == model_name(model.get_base_model()) == "smollm2-135m-instruct"
+    shutil.copytree(cache, tmp_path / "other machine" / cache.name)
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "other machine"))
+    again, _ = load_policy(tmp_path / "adapter", tuning="lora", quiet=True)
+    assert models._embedded_folder().parent == tmp_path / "other machine"
+    ids = tokenizer("2 + 2 =", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, again(ids).logits)
+    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
+        n for n, p in model.named_parameters() if p.requires_grad
+    ]
+    with pytest.raises(PolicyLoadError, match="holds an adapter, not a whole model; use tuning='lora'"):
+        load_policy(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="has its own settings"):
+        load_policy(tmp_path / "adapter", tuning="lora", lora={"r": 4})
+
+
+@pytest.fixture
+def converts(tiny, monkeypatch):
+    """A conversion of a tiny model in place of SmolLM2's, which takes 20 s; it says where it was asked to write."""
+    asked = []
+
+    def convert(gguf, folder):
+        asked.append(folder)
+        for part in tiny:
+            part.save_pretrained(folder)
+
+    monkeypatch.setattr(models, "_convert", convert)
+    yield asked
+    models._converted_for_this_process.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_does_without(tmp_path, monkeypatch, converts):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="GRPO_KIT_CACHE='.*cache' cannot be written"):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    with pytest.warns(RuntimeWarning, match="set GRPO_KIT_CACHE to a folder that can be"):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    assert len(converts) == 1, "once a process"
+
+
+def test_what_a_killed_conversion_left_is_cleaned(tmp_path, monkeypatch, converts):
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    old, running = tmp_path / ".converting-old", tmp_path / ".converting-running"
+    old.mkdir(), running.mkdir()
+    os.utime(old, (0, 0))
+    load_policy("smollm2-135m-instruct", quiet=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".converting-running",
+        "smollm2-135m-instruct-float32",
+    ]
+
+
+def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path, monkeypatch):
+    def stop(gguf, folder):
+        (folder / "half").write_text("x")
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(models, "_convert", stop)
+    with pytest.raises(KeyboardInterrupt):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_trainer_finds_the_embedded_tokenizer(tmp_path):
+    model, tokenizer = load_policy("smollm2-135m-instruct", tuning="lora", quiet=True)
+    data = Dataset.from_dict({"prompt": ["2 + 2 ="] * 8})
+    options = {"train_dataset": data, "live": False}
+    made = GRPOTrainer(
+        model, lambda completions, **columns: [1.0] * len(completions), settings(tmp_path), **options
+    )
+    assert made.processing_class.get_vocab() == tokenizer.get_vocab()
+
+
+def test_adapters_are_a_function_of_the_seed_alone():
+    """LoRA's first matrix is drawn: not from whatever was drawn before, and no other random number moves."""
+
+    def adapters(**options):
+        model = load_policy("tiny-random", tuning="lora", quiet=True, **options)[0]
+        return torch.cat([p.flatten() for n, p in model.named_parameters() if "lora_A" in n])
+
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = adapters()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert torch.equal(first, adapters()) and torch.equal(first, adapters(seed=0))
+    assert not torch.equal(first, adapters(seed=1)) and torch.equal(adapters(seed=1), adapters(seed=1))

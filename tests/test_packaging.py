@@ -1,7 +1,9 @@
 """pyproject.toml, requirements.txt and environment.yml agree; the Makefile says what it can do."""
 
+import functools
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+import grpo_kit
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -106,8 +110,25 @@ def test_types_and_data_travel_with_the_package():
 def test_version_licence_and_description_are_named_alike():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     named = citation["version"], citation["license"], citation["abstract"]
-    assert named == tuple(PROJECT[key] for key in ("version", "license", "description"))
-    assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert named == (grpo_kit.__version__, PROJECT["license"], PROJECT["description"])
+    assert f"## [{grpo_kit.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.skipif(
+    not os.environ.get("KIT_SLOW_TESTS"), reason="installs build and twine; KIT_SLOW_TESTS=1 runs it"
+)
+def test_what_is_published_passes_twine_and_has_a_version(tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "runs", "*.egg-info", "build")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    run = functools.partial(subprocess.run, check=True, cwd=source)
+    run([sys.executable, "-m", "venv", tmp_path / "venv"])
+    python = tmp_path / "venv" / "bin" / "python"
+    run([python, "-m", "pip", "install", "-q", "build", "twine"])
+    run([python, "-m", "build", "--outdir", tmp_path / "dist"], stdout=subprocess.DEVNULL)
+    made = sorted((tmp_path / "dist").iterdir())
+    assert [path.name.split("-")[1].removesuffix(".tar.gz") for path in made] == [grpo_kit.__version__] * 2
+    run([python, "-m", "twine", "check", "--strict", *made])
 
 
 def _make(*arguments, **environment):

@@ -12,6 +12,8 @@ from grpo_kit import tasks
 from grpo_kit.models import load_policy
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.profiles import _TASKS, PROFILES, UNITS, Profile, profile
+from grpo_kit.rewards import ExactAnswer, SoftFormat
+from grpo_kit.tasks import from_rows
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +100,40 @@ def test_config_says_what_the_profile_says(tmp_path, name, tuning):
         0.28,
         "constant_with_warmup",
     )
+
+
+def test_the_task_decides_weights_and_length(tmp_path):
+    own = from_rows(
+        "own", [{"question": f"{i}?", "answer": str(i)} for i in range(9)], reward=[ExactAnswer(), SoftFormat()],
+        reward_weights=[0.75, 0.25], max_completion_tokens=40,
+    )  # fmt: skip
+    args = profile("cpu").grpo_config(tmp_path, task=own)
+    assert (args.max_completion_length, args.reward_weights) == (40, [0.75, 0.25])
+    assert profile("cpu").grpo_config(tmp_path, task=own, reward_weights=[0.5, 0.5]).reward_weights == [
+        0.5,
+        0.5,
+    ]
+    assert (
+        profile("cpu", max_completion_tokens=40).grpo_config(tmp_path, task=own).max_completion_length == 40
+    )
+    for name in PROFILES:
+        cfg = profile(name, held_out=4)
+        assert (
+            cfg.grpo_config(tmp_path, task=cfg.make_task()).max_completion_length == cfg.max_completion_tokens
+        )
+    with pytest.raises(ValueError, match="max_completion_tokens of the profile=8, but task 'own' has .*=40"):
+        profile("cpu", max_completion_tokens=8).grpo_config(tmp_path, task=own)
+    with pytest.raises(ValueError, match="max_completion_length=12, but task 'own' has .*=40"):
+        profile("cpu").grpo_config(tmp_path, task=own, max_completion_length=12)
+
+
+def test_steps_that_are_given_count(tmp_path):
+    cfg = profile("cpu")  # saves nothing and evaluates nothing by itself
+    assert cfg.grpo_config(tmp_path, save_steps=5).save_strategy.value == "steps"
+    assert cfg.grpo_config(tmp_path, eval_steps=5).eval_strategy.value == "steps"
+    assert cfg.grpo_config(tmp_path, save_steps=5, save_strategy="no").save_strategy.value == "no"
+    assert cfg.grpo_config(tmp_path, num_train_epochs=2).max_steps == -1
+    assert cfg.grpo_config(tmp_path, num_train_epochs=2, max_steps=3).max_steps == 3
 
 
 def test_config_overrides_win_and_sizes_always_divide(tmp_path):

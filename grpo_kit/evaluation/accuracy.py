@@ -47,10 +47,19 @@ class Evaluation:
         """Number of prompts."""
         return len(self.rows)
 
+    @property
+    def rewards(self) -> dict[str, Estimate]:
+        """Mean reward, and of each part reward/<name>, over the prompts that it can judge: partial credit shows here.
+
+        Empty for an evaluation that was saved without rewards.
+        """
+        columns = {name: self.rows[name].dropna() for name in self.rows if is_reward(name)}
+        return {name: bootstrap_mean(column.tolist()) for name, column in columns.items() if len(column)}
+
     def table(self) -> pd.DataFrame:
-        """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
+        """One row a measure: value, low, high (95 %), n; the mean rewards; the best constant strategy last."""
         named = {"strict": self.strict, "lenient": self.lenient, "formatted": self.formatted}
-        named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
+        named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()} | self.rewards
         rows = {name: asdict(estimate) for name, estimate in named.items()}
         if self.constant is not None:
             rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
@@ -78,6 +87,11 @@ class Evaluation:
         return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
 
 
+def is_reward(column: str) -> bool:
+    """Does this column of Evaluation.rows hold the total or a part?"""
+    return column == "reward" or column.startswith("reward/")
+
+
 def evaluate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -91,12 +105,13 @@ def evaluate(
     batch_size: int = 64,
     seed: int = 0,
 ) -> Evaluation:
-    """Greedy accuracy of the model on rows (default: the task's held-out rows), each with a 95 % interval.
+    """Greedy accuracy of the model on rows (default: the task's held-out rows), and its mean rewards, each with a 95 %
+    interval.
 
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
     max_completion_tokens: None means the task's. batch_size: sequences generated at once.
     seed: of the sampling alone. The model's mode, random state and settings are as before afterwards.
-    Rates have Wilson's interval, pass@k a bootstrap over prompts.
+    Rates have Wilson's interval, pass@k and rewards a bootstrap over prompts.
     Raises ValueError naming the argument for empty rows, sizes below 1, a temperature of 0, no k <= samples, and
     a prompt that leaves no room in the model's context.
 

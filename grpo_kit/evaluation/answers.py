@@ -15,7 +15,8 @@ import pandas as pd
 
 from grpo_kit.display import progress_line
 from grpo_kit.evaluation.chunks import sample_chunks
-from grpo_kit.rewards.judge import Scores, ask_all, check_columns, totals
+from grpo_kit.rewards.judge import Scores, ask_all, totals
+from grpo_kit.rewards.parts import check_columns
 from grpo_kit.rollout.complete import Completion, complete
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p
 
 if TYPE_CHECKING:
@@ -21,26 +22,27 @@ _MEASURES = ("strict", "lenient", "formatted")
 class Comparison:
     """Two evaluations of the same rows. Made by compare().
 
-    difference: measure -> tuned minus base, with a paired bootstrap's 95 % interval. p: measure -> exact McNemar
-    p-value. fixed, broken: rows wrong before and right after (strict), and the other way round.
+    difference: measure -> tuned minus base, with a paired bootstrap's 95 % interval; for rewards over the rows that
+    both can be judged on. p: measure -> exact McNemar p-value, None for rewards.
+    fixed, broken: rows wrong before and right after (strict), and the other way round.
     """
 
     base: Evaluation
     tuned: Evaluation
     difference: dict[str, Estimate]
-    p: dict[str, float]
+    p: dict[str, float | None]
     fixed: int
     broken: int
 
     def table(self) -> pd.DataFrame:
         """One row a measure: base, tuned, difference, each with its interval, and p. The constant strategy last."""
         rows = {}
-        for name in _MEASURES:
+        for name, difference in self.difference.items():
             row = {}
-            named = {"base": getattr(self.base, name), "tuned": getattr(self.tuned, name)}
-            for who, e in (named | {"difference": self.difference[name]}).items():
+            named = {"base": _of(self.base, name), "tuned": _of(self.tuned, name), "difference": difference}
+            for who, e in named.items():
                 row |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
-            rows[name] = row | {"p": self.p[name], "n": self.base.n}
+            rows[name] = row | {"p": self.p[name], "n": difference.n}
         if self.base.constant is not None:
             name, value = self.base.constant
             rows[name] = {"base": value, "tuned": value, "n": self.base.n}
@@ -50,7 +52,11 @@ class Comparison:
         return self.table().to_html(float_format="{:.3g}".format, na_rep="")
 
     def __str__(self) -> str:
-        lines = [f"{name:9}  {getattr(self.base, name)} -> {getattr(self.tuned, name)}" for name in _MEASURES]
+        wide = max(map(len, self.difference))
+        lines = [
+            f"{name:{wide}}  {_said(self.base, name)} -> {_said(self.tuned, name)}"
+            for name in self.difference
+        ]
         lines.append(
             f"strict: {self.fixed} fixed, {self.broken} broken, p = {self.p['strict']:.2g} (McNemar, exact)"
         )
@@ -106,6 +112,16 @@ class Comparison:
         )
 
 
+def _of(evaluation: Evaluation, name: str) -> Estimate:
+    return getattr(evaluation, name) if name in _MEASURES else evaluation.rewards[name]
+
+
+def _said(evaluation: Evaluation, name: str) -> str:
+    """A rate in per cent; a mean reward, which is none, as a number."""
+    e = _of(evaluation, name)
+    return str(e) if name in _MEASURES else f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}] (n = {e.n})"
+
+
 def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
     """What changed from base to tuned, row by row.
 
@@ -127,4 +143,8 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
         difference[name] = bootstrap_mean(change.tolist(), lowest=-1.0)
         counts[name] = int((change > 0).sum()), int((change < 0).sum())
         p[name] = mcnemar_p(*counts[name])
+    for name in filter(is_reward, base.rows):
+        change = (tuned.rows[name] - base.rows[name]).dropna() if name in tuned.rows else ()
+        if len(change):
+            difference[name], p[name] = bootstrap_mean(change.tolist(), lowest=-1.0), None
     return Comparison(base, tuned, difference, p, *counts["strict"])

@@ -33,10 +33,14 @@ FORMATTED = 0.5  # at least so many samples give an answer that can be read
 EVER = 0.1  # at least so many prompts are right once in all their samples
 ALWAYS = 0.9  # at most so many samples are right
 SIGNAL = 0.2  # at least so many groups hold right and wrong
+SHORTCUT = 0.5  # an answer given without reading the question may be right for at most so many prompts,
+LEAD = 2  # unless the model is right more than 1 / LEAD as often as that
 
 VERDICTS = {
     "format first": "most samples give no readable answer: show a worked example, prefill the tag, or warm up with SFT",
     "never succeeds": "there is nothing to make likelier: do SFT first, or take easier rows or a stronger model",
+    "shortcut pays": "training finds that one answer before it finds the task: take rows on which none pays, or a "
+    "prompt with which the model is right more often",
     "too easy": "little is left to learn: take harder rows",
     "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, easier rows, or SFT first",
     "ready": "train",
@@ -132,9 +136,17 @@ class Readiness:
             return "format first"
         if passes[self.samples].value < EVER:
             return "never succeeds"
+        if self._shortcut is not None:
+            return "shortcut pays"
         if passes[1].value > ALWAYS:
             return "too easy"
         return "ready" if self.signal_right().value >= SIGNAL else "rarely succeeds"
+
+    @property
+    def _shortcut(self) -> tuple[str, float] | None:
+        """The best constant strategy where it is far ahead of the model."""
+        best = self.constant
+        return best if best and best[1] >= SHORTCUT and LEAD * self.pass_at[1].value < best[1] else None
 
     @property
     def reason(self) -> str:
@@ -144,15 +156,20 @@ class Readiness:
         mixed, unequal = self.signal_right().value, self.signal_reward().value
         in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
         groups = f"{_share(mixed, SIGNAL)} of groups of {self.group_size} would hold right and wrong"
+        name, share = self.constant or ("", 0.0)
+        guess = f"{name!r} is right for {share:.0%} without reading the question"
         why = {
             "format first": f"{_share(shown, FORMATTED)} of samples have a readable answer, below {FORMATTED:.0%} "
             f"(read leniently, {guessed:.0%} are right)",
             "never succeeds": f"{in_any}, below {EVER:.0%}",
+            "shortcut pays": f"pass@1 is {once:.0%}, and {guess}, so not ready",
             "too easy": f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}",
             "rarely succeeds": f"{groups}, below {SIGNAL:.0%}",
             "ready": f"{once:.0%} of samples are right, {in_any}, and {groups}",
         }[self.verdict]
         told = f"{self.verdict}: {why}. So: {VERDICTS[self.verdict]}."
+        if share > once and self.verdict in ("ready", "rarely succeeds"):
+            told += f" ({guess}: compare with that, and not with {once:.0%}.)"
         if self.verdict != "ready" and unequal >= SIGNAL:
             told += (
                 f" (In {unequal:.0%} of groups rewards would differ all the same, by format or soft parts.)"

@@ -62,6 +62,10 @@ QUESTIONS = {
         {
             "format first": ("most samples give no answer that can be read", "Prefill, then GRPO"),
             "never succeeds": ("hardly any prompt is right even once", "demonstrations"),
+            "shortcut pays": (
+                "one answer, given without reading the question, is right far more often",
+                "Rows without a shortcut, then GRPO",
+            ),
             "rarely succeeds": ("few groups hold right and wrong answers", "extra_samples"),
             "ready": ("many groups hold right and wrong answers", "unstable"),
             "too easy": ("nearly all samples are right", "Harder rows, or stop"),
@@ -159,6 +163,12 @@ METHODS = {
         1, 0, _PROMPTS, "yes", "02_reward_design.ipynb", (_KIT, "grpo_kit.rewards.check_rewards"),
         "check_rewards: what would a cheat earn from the softer reward?", "C4, E3, D3",
         ("Soft rewards beat binary ones",),
+    ),
+    "Rows without a shortcut, then GRPO": Method(
+        "An answer that is right without reading the question is made likelier first, and once all samples say it "
+        "groups no longer differ. Take rows on which no such answer pays, or lift the model above it before.",
+        1, 0, _PROMPTS, "yes", "12_is_the_base_model_ready.ipynb", (_KIT, "grpo_kit.readiness"),
+        "task.best_constant() on the new rows: is it near the model's own pass@1?", "D3",
     ),
     "SFT on its own right samples, then GRPO": Method(
         "The samples are scored by your reward, and SFT on the right ones makes them less rare; GRPO starts there.",

@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 from transformers import set_seed
-from transformers.trainer import TRAINER_STATE_NAME
 
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.answers import answer
@@ -22,6 +21,7 @@ from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, reso
 from grpo_kit.models import hardware, load_policy
 from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
+from grpo_kit.training.checkpoints import last_whole_checkpoint, step_of
 from grpo_kit.watch.monitor import read_flags
 
 RESULT = "result.json"
@@ -36,9 +36,11 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluati
     """
     settings = resolve(changes)
     cfg, task, args = settings.profile, settings.task, settings.args(folder, seed)
-    checkpoint = last_checkpoint(folder)
+    checkpoint = last_whole_checkpoint(folder)
     set_seed(seed)
-    model, tokenizer = load_policy(cfg.model, tuning=settings.tuning, dtype=settings.dtype, quiet=True)
+    model, tokenizer = load_policy(
+        cfg.model, tuning=settings.tuning, dtype=settings.dtype, seed=seed, quiet=True
+    )
     start = time.perf_counter()
     if settings.prepare is not None:  # before a checkpoint is loaded too: a reference model comes from it
         settings.prepare(model, tokenizer, task, seed)
@@ -105,17 +107,6 @@ def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:
     return found
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; a run killed while it saved leaves a part of one."""
-    for path in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
-        try:
-            json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))  # written last
-        except (OSError, ValueError):
-            continue
-        return path
-    return None
-
-
 def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
     """An unfinished run that cannot be continued keeps its files under another name, which is returned.
 
@@ -127,7 +118,7 @@ def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
     settings, file = resolve(changes), folder / SETTINGS
     same = file.exists() and json.loads(file.read_text(encoding="utf-8")) == fingerprint(settings)
     flagged = settings.options.get("on_flag") == "stop" and read_flags(folder)
-    if same and not flagged and last_checkpoint(folder) is not None:
+    if same and not flagged and last_whole_checkpoint(folder) is not None:
         return None
     number = 1
     while (target := folder.with_name(f"{folder.name}.unfinished-{number}")).exists():
@@ -147,15 +138,10 @@ def _sampled(model: Any, tokenizer: Any, task: Task, temperature: float, seed: i
     return sum(right) / len(right)
 
 
-def _step(checkpoint: Path) -> int:
-    number = checkpoint.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else -1
-
-
 def _earlier_seconds(metrics: pd.DataFrame, checkpoint: Path | None) -> float:
     """Of the steps up to the checkpoint that a run went on from."""
     return (
         0.0
         if checkpoint is None
-        else float(metrics["step_seconds"][metrics["step"] <= _step(checkpoint)].sum())
+        else float(metrics["step_seconds"][metrics["step"] <= step_of(checkpoint)].sum())
     )

@@ -20,7 +20,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from grpo_kit.profiles import Profile, profile
-from grpo_kit.rewards.judge import all_parts
+from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
 from grpo_kit.training.trainer import GRPOTrainer
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 METRIC_COLUMNS: tuple[str, ...] = (
@@ -22,6 +23,7 @@ METRIC_COLUMNS: tuple[str, ...] = (
 
 TEXT_COLUMNS = ("prompt", "prefill", "completion")
 PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
+REDONE = "redone"  # in a run's folder: what was there of steps that a resumed run did again
 
 
 class RunFolderError(ValueError):
@@ -29,9 +31,9 @@ class RunFolderError(ValueError):
 
 
 def holds_run(path: str | Path) -> bool:
-    """Whether `path` holds files of a run: config.json, metrics.csv, completions.parquet, a checkpoint."""
-    names = ("config.json", "metrics.csv", "completions.parquet")
-    return any((Path(path) / name).exists() for name in names) or any(Path(path).glob("checkpoint-*"))
+    """Whether `path` holds files of a run: config.json, metrics.csv, completions, a checkpoint."""
+    names = ("config.json", "metrics.csv", "completions.parquet/*", "checkpoint-*")
+    return any(next(Path(path).glob(name), None) for name in names)
 
 
 def next_run_folder(root: str | Path, name: str) -> Path:
@@ -82,20 +84,36 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:
-    """metrics.csv as numbers, one row a step in order; of a step written twice (resumed run) the last row.
+    """metrics.csv as numbers, one row a step in order; of a step written twice the last row.
 
     Safe while the run writes: a row not yet complete is left out. Keys in `extra` become columns.
-    Raises RunFolderError if there is no such folder; a folder without rows gives an empty table.
+    Raises RunFolderError if there is no such folder, and for a row that cannot be read, by its line; a folder without
+    rows gives an empty table.
     """
     path = _existing(folder) / "metrics.csv"
     data = path.read_bytes() if path.exists() else b""
     text = data[: data.rfind(b"\n") + 1].decode("utf-8")
     if not text:
         return pd.DataFrame(columns=list(METRIC_COLUMNS), dtype=float)
-    header, *rows = csv.reader(io.StringIO(text))
-    table = pd.DataFrame(rows, columns=header)
-    extra = pd.DataFrame([json.loads(cell or "{}") for cell in table.pop("extra")])
-    table = table.apply(lambda column: [float(cell or "nan") for cell in column]).astype({"step": int})
+    try:
+        header, *rows = csv.reader(io.StringIO(text))
+    except csv.Error as error:
+        raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
+    numbers, extras = [], []
+    for line, cells in enumerate(rows, 2):
+        try:
+            row = dict(zip(header, cells, strict=True))
+            extras.append(json.loads(row.pop("extra", "") or "{}"))
+            numbers.append(
+                {name: float(cell or "nan") for name, cell in row.items()} | {"step": int(row["step"])}
+            )
+        except (ValueError, KeyError) as error:
+            raise RunFolderError(
+                f"{path}, line {line} cannot be read ({len(cells)} cells where the header has {len(header)}; "
+                f"{error}). Mend the line or delete it."
+            ) from error
+    table = pd.DataFrame(numbers, columns=[name for name in header if name != "extra"])
+    extra = pd.DataFrame(extras)
     table = table.join(extra.drop(columns=[name for name in extra if name in table]))
     return table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
 
@@ -103,18 +121,38 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
 def read_completions(folder: str | Path) -> pd.DataFrame:
     """All completions in the order they were written; of a step done twice (resumed run) the later ones.
 
-    Raises RunFolderError if there is no such folder; a run without completions gives an empty table.
+    Raises RunFolderError if there is no such folder, and for a file among the parts that is none; a run without
+    completions gives an empty table.
     """
     frames: list[pd.DataFrame] = []
-    for path in sorted(_existing(folder).glob("completions.parquet/part-*.parquet")):
-        session = int(PART_NAME.fullmatch(path.name)[1])
-        frames.append(pq.ParquetFile(path).read().to_pandas().assign(_session=session))
+    for path in parts_of(_existing(folder)):
+        frames.append(read_part(path).to_pandas().assign(_session=int(PART_NAME.fullmatch(path.name)[1])))
     if not frames:
         return pd.DataFrame(columns=["step", *TEXT_COLUMNS, "reward", "advantage", "group", "temperature"])
     table = pd.concat(frames, ignore_index=True)
     last = table.groupby("step")["_session"].transform("max")
     table = table[table["_session"] == last].drop(columns="_session")
     return table.sort_values("step", kind="stable", ignore_index=True)
+
+
+def parts_of(folder: Path) -> list[Path]:
+    """The part files of a run's completions, in order. Raises RunFolderError for a .parquet file that is no part."""
+    found = sorted(p for p in folder.glob("completions.parquet/*.parquet") if not p.name.startswith("."))
+    for path in found:
+        if not PART_NAME.fullmatch(path.name):
+            raise RunFolderError(f"{path} is not a part that a run wrote; move it out of that folder.")
+    return found
+
+
+def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """A part file's table. Raises RunFolderError, naming the file, for one that is no parquet or has no `step`."""
+    try:
+        table = pq.ParquetFile(path).read(columns)
+    except (pa.ArrowException, OSError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); move it out of that folder.") from error
+    if "step" not in table.column_names:
+        raise RunFolderError(f"{path} has no column 'step': no run wrote it; move it out of that folder.")
+    return table
 
 
 def _existing(folder: str | Path) -> Path:

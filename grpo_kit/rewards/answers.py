@@ -10,9 +10,12 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_kit.rewards.response import column as get_column
-from grpo_kit.rewards.response import own_answer, pair_prefill
+from grpo_kit.rewards.response import gold_text, own_answer, pair_prefill
 
-_NUMBER = re.compile(r"[-+]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?(?:/[0-9]+)?")
+_NUMBER = re.compile(
+    r"[-+]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.[0-9]))(?:\.[0-9]*)?"
+    r"(?:/[0-9]+|[eE][-+]?[0-9]{1,3})?"
+)
 _MAX_NUMBER = 64  # characters; longer digit strings take quadratic time to read, and no answer needs them
 _MAX_MATH = 256
 # sympy works out integer powers at once: 10^(10^10) needs gigabytes, and no signal can interrupt that.
@@ -72,7 +75,8 @@ class AnswerReward:
 class ExactAnswer(AnswerReward):
     """1.0 if the answer is the gold, character for character (white space at both ends aside), else 0.0.
 
-    column: data set column of the gold. tag: name of the answer tag. None if the gold is None or empty.
+    column: data set column of the gold, a text or a number (2.0 reads "2"). tag: name of the answer tag.
+    None if the gold is None, NaN or empty; a list of references, which has no one text, is a ValueError.
     No answer, two answers, or an answer that stands in the prefill give 0.0.
 
     >>> ExactAnswer()(["82</answer>", "82"], prefill="<answer>", answer=["82", "82"])
@@ -83,8 +87,8 @@ class ExactAnswer(AnswerReward):
         super().__init__("exact_answer", column, tag=tag)
 
     def score(self, answer: str | None, gold: Any) -> float | None:
-        wanted = "" if gold is None else str(gold).strip()
-        return float(answer == wanted) if wanted else None
+        wanted = gold_text(gold)
+        return None if wanted is None else float(answer == wanted)
 
 
 class NumericAnswer(AnswerReward):

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import pandas as pd
 
 from grpo_kit.rewards.cases import Case, RewardCheckError
-from grpo_kit.rewards.judge import RewardError, ask_all, reward_names, totals
+from grpo_kit.rewards.judge import RewardError, ask_all, totals
+from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.response import Reward
 
 _PAYS = 1e-9

@@ -8,6 +8,8 @@ The three are worth most in this order, with weights that are exact in binary:
 A block that does not run earns 1/8 to 3/16, one that runs but answers wrongly 1/4, and each test its share of
 the other 3/4. The sandboxed program is told the arguments, never the expected answers; those are compared
 outside. Printing, patching or forging therefore earns no more than returning the same values.
+
+Programs have Python's standard library and nothing else: `import numpy` fails in the sandbox.
 """
 
 from __future__ import annotations

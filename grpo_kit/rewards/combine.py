@@ -8,7 +8,8 @@ from typing import Any
 
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.judge import all_parts, ask, check_range, reward_names, total
+from grpo_kit.rewards.judge import ask, check_range, total
+from grpo_kit.rewards.parts import all_parts, required_columns, reward_names
 from grpo_kit.rewards.response import Reward
 
 
@@ -120,6 +121,24 @@ class WeightedSum(_Composite):
             return {}
         share = cancelled_share(parts, totals, prompts)
         return {} if share is None else {"frac_cancelled_groups": share}
+
+
+def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) -> dict[str, Reward]:
+    """The rewards that judge the answer, by name: those that ask for a column of the row besides its prefill.
+
+    Format, length and language ask for none. A WeightedSum counts by its parts. names: default reward_names(rewards).
+
+    >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
+    >>> list(answer_parts([WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25})]))
+    ['exact_answer']
+    """
+    found: dict[str, Reward] = {}
+    for reward, name in zip(rewards, names or reward_names(rewards), strict=True):
+        if isinstance(reward, WeightedSum):
+            found |= answer_parts(reward.parts, [reward._name_of[id(part)] for part in reward.parts])
+        elif set(required_columns(reward)) - {"prompt", "prefill"}:
+            found[name] = reward
+    return found
 
 
 class Gated(_Composite):

@@ -5,92 +5,23 @@ Trainer, evaluation, readiness, preferences, check_rewards and the composite rew
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import inspect
 import math
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
+from grpo_kit.rewards.parts import bare_name, reward_names
 from grpo_kit.rewards.response import Reward
 
 Scores = list[float | None]
-# What TRL hands every reward besides the columns of the data set.
-_GIVEN_BY_TRL = frozenset(
-    {
-        "self",
-        "prompts",
-        "completions",
-        "completion_ids",
-        "trainer_state",
-        "log_extra",
-        "log_metric",
-        "environments",
-    }
-)
-
 _ROUNDING = 1e-6  # what a sum of float32 parts may lie outside [0, 1]
 
 
 class RewardError(ValueError):
     """A reward raised or broke its contract; the message names the reward, the row and the completion."""
-
-
-def all_parts(reward: Reward) -> list[Reward]:
-    """The parts of a reward made of others (`made_of_others`), and their parts, each object once; [] for any other.
-
-    >>> from grpo_kit.rewards import ExactAnswer, Gated, SoftFormat
-    >>> reward_names(all_parts(Gated(ExactAnswer(), on=SoftFormat())))
-    ['exact_answer', 'soft_format']
-    """
-    direct = list(reward.parts) if getattr(reward, "made_of_others", False) else []
-    inside = direct + [part for outer in direct for part in all_parts(outer)]
-    return list({id(part): part for part in inside}.values())
-
-
-def reward_names(rewards: Sequence[Reward]) -> list[str]:
-    """The names that rewards go by in metrics and tables, as TRL gives them: `__name__`, else the class's name.
-
-    A functools.partial has the name of what it wraps. Of several rewards of one name the later ones get "_2", "_3",
-    and a warning says so; the parts of a reward made of others keep theirs.
-
-    >>> def short(completions, most, **columns): ...
-    >>> reward_names([functools.partial(short, most=8), lambda completions, **columns: [1.0]])
-    ['short', '<lambda>']
-    """
-    objects = {id(reward) for reward in rewards}
-    taken = {
-        name
-        for reward in rewards
-        for part, name in zip(all_parts(reward), getattr(reward, "names", ()), strict=False)
-        if id(part) not in objects
-    }
-    names: list[str] = []
-    for reward in rewards:
-        bare, number = _bare_name(reward), 1
-        name = bare
-        while name in taken:
-            number += 1
-            name = f"{bare}_{number}"
-        if name != bare:
-            warnings.warn(
-                f"several rewards are named {bare!r}; one of them is {name!r} in metrics and tables. Set __name__ to "
-                "choose its name.",
-                UserWarning,
-                stacklevel=3,
-            )
-        taken.add(name)
-        names.append(name)
-    return names
-
-
-def _bare_name(reward: Any) -> str:
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    if not callable(reward):
-        raise ValueError(f"reward {reward!r} cannot be called; give a function of completions")
-    return getattr(reward, "__name__", None) or type(reward).__name__
 
 
 class Asked:
@@ -103,6 +34,14 @@ class Asked:
         return ask(self.reward, completions, name=self.__name__, **columns)
 
 
+class AskedAsync(Asked):
+    """An asynchronous reward, which a trainer awaits beside the others."""
+
+    async def __call__(self, *, completions: Sequence[Any], **columns: Any) -> Scores:
+        waiting, judge = _begin(self.reward, completions, self.__name__, True, columns)
+        return await judge(waiting)
+
+
 def ask(
     reward: Reward,
     completions: Sequence[Any],
@@ -113,28 +52,83 @@ def ask(
 ) -> Scores:
     """The reward's scores, one a completion, held to its contract: None ("cannot judge") or a number in [0, 1].
 
-    The reward is called by keyword, as TRL does; columns are its data set columns, one entry a completion.
+    The reward is called by keyword, as TRL does; columns are its data set columns, one entry a completion. It gets
+    copies of the lists; an asynchronous one is waited for.
     in_range: False allows any number (for rewards that are about to be scaled).
-    Raises RewardError, naming the reward, the row and the completion, if it raises, returns another number of values,
-    or a value that is no number or out of range.
+    Raises RewardError, naming the reward, the row and the completion, if it raises, changes the completions in place,
+    returns what is no flat list, another number of values, or a value that is no number or out of range.
 
     >>> ask(lambda completions, **columns: [len(text) / 4 for text in completions], ["a", "four"])
     [0.25, 1.0]
     """
-    name = _bare_name(reward) if name is None else name
+    name = bare_name(reward) if name is None else name
+    made, judge = _begin(reward, completions, name, in_range, columns)
+    return _finished(judge(made))
+
+
+def _begin(
+    reward: Reward, completions: Sequence[Any], name: str, in_range: bool, columns: Mapping[str, Any]
+) -> tuple[Any, Callable[[Any], Any]]:
+    """What the call gives, and a function from that to the checked scores, a coroutine function for an awaitable."""
+    given = _own(list(completions))
+
+    def failed(error: Exception) -> RewardError:
+        row, completion = _culprit(reward, completions, columns)
+        return RewardError(
+            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
+        )
+
+    def judge(result: Any) -> Scores:
+        if given != list(completions):
+            raise RewardError(
+                f"reward {name!r} changed the list of completions, whose order its scores must keep; work on a copy, "
+                "such as sorted(completions)"
+            )
+        return _checked(result, completions, name, in_range)
+
+    async def wait(result: Awaitable) -> Scores:
+        try:
+            scores = await result
+        except RewardError:
+            raise
+        except Exception as error:
+            raise failed(error) from error
+        return judge(scores)
+
     try:
-        scores = reward(completions=completions, **columns)
+        result = reward(completions=given, **{key: _own(value) for key, value in columns.items()})
     except RewardError:  # of a part: it names its row already
         raise
     except Exception as error:
-        row, completion = _culprit(reward, completions, columns)
+        raise failed(error) from error
+    return result, wait if inspect.iscoroutine(result) else judge
+
+
+def _finished(result: Any) -> Any:
+    """The result; of a coroutine, what it returns."""
+    if not inspect.iscoroutine(result):
+        return result
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running loop
+        return thread.submit(asyncio.run, result).result()
+
+
+def _own(value: Any) -> Any:
+    """A copy of lists and dicts all the way down; everything else is shared."""
+    if type(value) is list:
+        return [_own(item) for item in value]
+    return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _checked(result: Any, completions: Sequence[Any], name: str, in_range: bool) -> Scores:
+    """The result as a list of float and None."""
+    flat = getattr(result, "ndim", 1) == 1 and hasattr(result, "__len__") and hasattr(result, "__iter__")
+    if not flat or isinstance(result, str | bytes | Mapping | Set):
+        shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
-        ) from error
-    if not hasattr(scores, "__len__"):
-        raise RewardError(
-            f"reward {name!r} returned {type(scores).__name__}; return one float or None for each completion"
+            f"reward {name!r} returned {type(result).__name__}{shape}; return a flat list, one float or None for each "
+            "completion"
         )
+    scores = result.tolist() if hasattr(result, "tolist") else list(result)
     if len(scores) != len(completions):
         row = min(len(scores), len(completions) - 1)
         raise RewardError(
@@ -142,7 +136,7 @@ def ask(
             f"first row without a partner: {row}, completion {completions[row]!r}"
         )
     check_range(scores, completions, name, in_range=in_range)
-    return list(scores)
+    return [None if score is None else float(score) for score in scores]
 
 
 def check_range(scores: Scores, completions: Sequence[Any], name: str, *, in_range: bool = True) -> None:
@@ -162,6 +156,8 @@ def check_range(scores: Scores, completions: Sequence[Any], name: str, *, in_ran
 def _fits(score: Any, in_range: bool) -> bool:
     if score is None:
         return True
+    if isinstance(score, str | bytes) or getattr(score, "ndim", 0):  # float() would take "1" and [1]
+        return False
     try:
         value = float(score)
     except (TypeError, ValueError):
@@ -178,7 +174,7 @@ def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, A
             for k, v in quiet.items()
         }
         try:
-            reward(completions=completions[row : row + 1], **one)
+            _finished(reward(completions=completions[row : row + 1], **one))
         except Exception:
             return row, completions[row]
     return "unknown (each passes alone)", completions[0] if completions else ""
@@ -241,32 +237,3 @@ def totals(
             row = [inside[i][place] for i in applies]
             made.append(total(row, [weights[i] for i in applies]) if applies else None)
     return made
-
-
-def check_columns(rewards: Sequence[Reward], given: Collection[str], where: str) -> None:
-    """Raises ValueError, naming reward and column, where a reward needs a column that is not among those given.
-
-    where: what has these columns, for the message.
-    """
-    for reward in rewards:
-        missing = [column for column in required_columns(reward) if column not in given]
-        if missing:
-            raise ValueError(
-                f"reward {_bare_name(reward)!r} asks for the column{'s' * (len(missing) > 1)} {missing}, "
-                f"which {where} does not have (it has {sorted(given)})"
-            )
-
-
-def required_columns(reward: Reward) -> list[str]:
-    """Columns a reward cannot do without: its `columns` attribute and its parameters that have no default.
-
-    >>> def right(completions, answer, **columns): ...
-    >>> required_columns(right)
-    ['answer']
-    """
-    columns = list(getattr(reward, "columns", ()))
-    for p in inspect.signature(reward).parameters.values():
-        named = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        if named and p.default is p.empty and p.name not in _GIVEN_BY_TRL and p.name not in columns:
-            columns.append(p.name)
-    return columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 Reward = Callable[..., list[float | None]]
@@ -118,6 +118,28 @@ def last_number(text: str) -> str | None:
     """
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "") if found else None
+
+
+def gold_text(value: Any) -> str | None:
+    """A right answer as text, stripped; None where there is none (None, NaN, blank text).
+
+    A table turns whole numbers into floats where one is missing, so 2.0 is "2".
+    Raises ValueError for a list, a dict and the like, which have no one text.
+
+    >>> gold_text(2.0), gold_text(" 82 "), gold_text(float("nan"))
+    ('2', '82', None)
+    """
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, bytes | Mapping | Set) or hasattr(value, "__len__"):
+        raise ValueError(
+            f"{value!r:.200} is a {type(value).__name__}, not one answer; keep it in a column of its own for the "
+            "reward, and give a text, a number or None"
+        )
+    if value is None or value != value or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Sequence[Any]:

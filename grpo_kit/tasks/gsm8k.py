@@ -118,9 +118,18 @@ def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
             + (" or 'test'" if argument == "train" else ", 'package' or 'auto'")
         )
     opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
-        found = (_json(path, place, line) for place, line in enumerate(lines, 1) if line.strip())
-        return _rows(found, str(path))
+    try:
+        with opened as lines:
+            found = (_json(path, place, line) for place, line in enumerate(lines, 1) if line.strip())
+            rows = _rows(found, str(path))
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{argument}={os.fspath(source)!r} cannot be read as text in UTF-8{' and gzip' * (path.suffix == '.gz')}: "
+            f"{error}"
+        ) from error
+    if not rows:
+        raise ValueError(f"{argument}={os.fspath(source)!r} holds no row")
+    return rows
 
 
 def _json(path: Path, place: int, line: str) -> dict:
@@ -149,6 +158,6 @@ def _rows(raw: Iterable[dict], source: str) -> list[dict]:
 def _pick(argument: str, rows: list[dict], count: int | None, seed: int) -> list[dict]:
     if count is None:
         return rows
-    if not 1 <= count <= len(rows):
+    if not isinstance(count, int) or not 1 <= count <= len(rows):
         raise ValueError(f"{argument}={count!r}: gsm8k has {len(rows)} such rows; use 1..{len(rows)} or None")
     return random.Random(f"gsm8k {seed}").sample(rows, count)

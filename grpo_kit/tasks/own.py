@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from grpo_kit.rewards.response import Reward
+import pandas as pd
+from datasets import Dataset
+
+from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
-if TYPE_CHECKING:
-    from datasets import Dataset
+Rows = Iterable[dict] | Mapping[str, Sequence] | pd.DataFrame | Dataset
 
 
 def from_rows(
     name: str,
-    train: Iterable[dict] | Dataset,
-    held_out: Iterable[dict] | Dataset | None = None,
+    train: Rows,
+    held_out: Rows | None = None,
     *,
     reward: Reward | Sequence[Reward],
     reward_weights: Sequence[float] | None = None,
@@ -29,20 +31,29 @@ def from_rows(
     max_completion_tokens: int = 256,
     answer_tag: str = "answer",
 ) -> Task:
-    """A task from a list of dicts or a datasets.Dataset, and a reward (or several).
+    """A task from your rows and a reward (or several).
 
+    train: a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset.
     held_out: rows never trained on; None moves every fifth row of train there.
-    question, answer: the columns that hold them; kept, and copied to "question" and "answer" as text.
+    question, answer: the columns that hold them; kept, and copied to "question" and "answer". The question is text,
+    the answer text or a number (2.0, as a table writes a whole number beside a gap, becomes "2").
     reward_weights: default equal. is_correct: by default the same text, ignoring white space at the ends.
     strategies: default "always the most frequent answer". Rows that have no answer column get "".
-    Raises ValueError naming the column, the split and the row that do not fit.
+    Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
+    a list of answers, or a question that is no text.
 
     >>> def says_yes(completions, **columns):
     ...     return [float("yes" in text) for text in completions]
     >>> from_rows("yes", [{"question": str(i), "answer": "yes"} for i in range(10)], reward=says_yes)
     Task('yes', train=8, held_out=2)
     """
-    rewards = [reward] if callable(reward) else list(reward)
+    rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+    for one in rewards:
+        if not callable(one) or hasattr(one, "state_dict"):
+            raise ValueError(
+                f"task {name!r}: reward={one!r:.100} is no function of completions; wrap a reward model in one that "
+                "gives values in [0, 1]"
+            )
     rows = _rows(name, "train", train, question, answer)
     if held_out is None:
         if len(rows) < 5:
@@ -69,18 +80,62 @@ def from_rows(
     )
 
 
-def _rows(name: str, split: str, rows: Iterable[dict] | Dataset, question: str, answer: str) -> list[dict]:
+def _rows(name: str, split: str, rows: Rows, question: str, answer: str) -> list[dict]:
     made: list[dict[str, Any]] = []
-    for place, row in enumerate(rows):
-        if question not in row:
+    for place, row in enumerate(_records(name, split, rows)):
+        where = f"task {name!r}: {split} row {place}"
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{where} is a {type(row).__name__}; use a dict of its columns")
+        for argument, column in (("question", question), ("answer", answer)):
+            if column not in row and column != "answer":
+                raise ValueError(f"{where} has no column {argument}={column!r}; it has {sorted(row)}")
+        if not isinstance(row[question], str):
             raise ValueError(
-                f"task {name!r}: {split} row {place} has no column question={question!r}; it has {sorted(row)}"
+                f"{where} has the question {row[question]!r:.200}, a {type(row[question]).__name__}; use text (earlier "
+                "turns go into examples, a system message into system)"
             )
-        if answer not in row and answer != "answer":
-            raise ValueError(
-                f"task {name!r}: {split} row {place} has no column answer={answer!r}; it has {sorted(row)}"
-            )
-        made.append({**row, "question": row[question], "answer": str(row.get(answer, ""))})
+        made.append({**row, "question": row[question], "answer": _answer(where, row, answer)})
     if not made:
         raise ValueError(f"task {name!r}: {split} is empty; give at least one row")
     return made
+
+
+def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
+    """The rows one by one, of every form that from_rows takes."""
+    if isinstance(rows, pd.DataFrame):
+        return rows.to_dict("records")
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise ValueError(
+            f"task {name!r}: {split}={rows!r:.100} is a {type(rows).__name__}; use a list of dicts, a dict of lists, a "
+            "DataFrame or a datasets.Dataset"
+        )
+    if not isinstance(rows, Mapping):
+        return rows
+    if any(isinstance(split_rows, Dataset) for split_rows in rows.values()):
+        raise ValueError(
+            f"task {name!r}: {split} is a DatasetDict; give one of its splits {sorted(rows)}, and another as held_out"
+        )
+    lengths = {
+        column: None if isinstance(v, str) else len(v) for column, v in rows.items() if hasattr(v, "__len__")
+    }
+    if len(lengths) < len(rows) or None in lengths.values() or len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"task {name!r}: {split} is a dict whose values are no lists of one length ({lengths}); give a dict of "
+            "lists (column -> values), or a list of dicts"
+        )
+    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+
+
+def _answer(where: str, row: Mapping[str, Any], column: str) -> str:
+    if column not in row:
+        return ""
+    try:
+        text = gold_text(row[column])
+    except ValueError as error:
+        raise ValueError(f"{where}, column {column!r}: {error}") from error
+    if text is None and not isinstance(row[column], str):
+        raise ValueError(
+            f"{where} has the answer {row[column]!r} in column {column!r}; drop the row, or give '' where nothing is "
+            "known that a reward could compare with"
+        )
+    return row[column] if isinstance(row[column], str) else text

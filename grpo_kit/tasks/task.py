@@ -1,15 +1,22 @@
-"""Task: data, prompt and rewards of one problem, kept together and checked when made."""
+"""Task: data, prompt and rewards of one problem, kept together and checked when made.
+
+Longer than 300 lines because what a task is and what answers earn that never read its question are read together.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.prompts import build_dataset, build_prompt
-from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
-from grpo_kit.rewards.judge import all_parts, ask_all, totals
+from grpo_kit.rewards.answers import AnswerReward
+from grpo_kit.rewards.cases import Case, RewardCheckError, answer_cases, crafted_cases
+from grpo_kit.rewards.combine import answer_parts
+from grpo_kit.rewards.judge import ask_all, totals
+from grpo_kit.rewards.parts import all_parts
 from grpo_kit.rewards.response import Reward, last_number, own_answer
 
 if TYPE_CHECKING:
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
 
 
 Strategy = Callable[[dict], str | None]
+_READ = 128  # rows of a data set that its best constant strategy is measured on
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,18 @@ class Task:
     def dataset(
         self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
     ) -> Dataset:
-        """The split as TRL wants it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's."""
+        """The split as TRL wants it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's.
+
+        It carries what the best constant strategy earns (see constant_of), for the red flags of a run on it.
+        """
         if split not in ("train", "held_out"):
             raise ValueError(f"split={split!r} is not known; use 'train' or 'held_out'")
-        return build_dataset(
-            tokenizer, getattr(self, split), system=self.system, prefill=self.prefill, examples=self.examples
+        rows = getattr(self, split)
+        built = build_dataset(
+            tokenizer, rows, system=self.system, prefill=self.prefill, examples=self.examples
         )
+        built.info.description = json.dumps({"best_constant": self._constant_parts(rows[:_READ])})
+        return built
 
     def render(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> list[str]:
         """The rows' prompts as training renders them, each ending in the prefill."""
@@ -128,7 +142,8 @@ class Task:
         """What check_rewards tries on a row: the honest completion and the cheats, no two alike.
 
         They are self.cases(row), or crafted ones (prefill and answer tag; reasoning tags if a SoftFormat among the
-        rewards asks for them); then what each reward's `cheats(honest)` and self.cheats(row, honest) add.
+        rewards asks for them); then the question copied, alone and as the answer; then what each reward's
+        `cheats(honest)` and self.cheats(row, honest) add.
         Raises ValueError where no case is honest, or the row's own answer does not count as correct; RewardCheckError
         where any answer does.
         """
@@ -138,8 +153,8 @@ class Task:
             raise ValueError(
                 f"task {self.name!r}: cases has no case with honest=True for {row['question']!r:.300}"
             )
-        for reward in rewards:
-            made += reward.cheats(honest) if hasattr(reward, "cheats") else []
+        made += _copies(row["question"], honest, self.answer_tag)
+        made += [case for one in rewards if hasattr(one, "cheats") for case in one.cheats(honest)]
         made += self.cheats(row, honest) if self.cheats else []
         distinct: dict[tuple[str, str], Case] = {}
         for case in made:
@@ -180,8 +195,48 @@ class Task:
             raise ValueError(f"task {self.name!r} has no strategies; give at least the most frequent answer")
         return next(iter(self.constant_accuracies(rows).items()))
 
+    def _constant_parts(self, rows: Sequence[dict]) -> dict[str, Any] | None:
+        if not self.strategies or self.read_answer is not None:
+            return None
+        name, accuracy = self.best_constant(rows)
+        parts = {}
+        for part, reward in answer_parts(self.rewards).items():
+            parts[part] = accuracy  # of a reward that is not the kit's: asking it may cost anything
+            if isinstance(reward, AnswerReward):
+                answers = [
+                    (self.strategies[name](row), *(row[column] for column in reward.columns)) for row in rows
+                ]
+                judged = [
+                    score for score in (reward.score(*values) for values in answers) if score is not None
+                ]
+                parts[part] = sum(judged) / len(judged) if judged else 0.0
+        return {"strategy": name, "parts": parts}
+
     def __repr__(self) -> str:
         return f"Task({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
+
+
+def _copies(question: str, honest: Case, tag: str) -> list[Case]:
+    """The question said again, as the answer and in place of the response: what a lenient reward pays for."""
+    cheats = answer_cases(honest, {"the question as the answer": question}, tag=tag)
+    return cheats + answer_cases(honest, {"the question said again": question}, tag=None)
+
+
+def constant_of(dataset: Any) -> dict[str, Any] | None:
+    """What the best constant strategy earns on a data set that Task.dataset made; None for any other.
+
+    {"strategy": its name, "parts": {answer part: mean score in [0, 1]}}, of the first 128 rows. A part that is not the
+    kit's is not asked: the strategy's accuracy stands for it. Survives select, map and shuffle.
+
+    >>> from datasets import Dataset
+    >>> constant_of(Dataset.from_list([{"prompt": "1 + 1 ="}])) is None
+    True
+    """
+    description = getattr(getattr(dataset, "info", None), "description", "") or ""
+    try:
+        return json.loads(description).get("best_constant")
+    except (ValueError, AttributeError):  # somebody else's description
+        return None
 
 
 def strategy_means(
@@ -246,8 +301,8 @@ def split_distinct(
 ) -> tuple[list[dict], list[dict]]:
     """(train, held_out) rows with distinct questions out of `draw`; see distinct_rows."""
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
-        if count < 1:
-            raise ValueError(f"{name}={count!r} must be at least 1")
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
     rows = distinct_rows(draw, n_train + n_held_out, what=what, avoid=avoid)
     return rows[n_held_out:], rows[:n_held_out]
 

@@ -13,9 +13,10 @@ from datasets import Dataset, IterableDataset
 from torch.nn import Module
 
 from grpo_kit.prompts import from_list
-from grpo_kit.rewards.judge import Asked, all_parts, check_columns, reward_names
+from grpo_kit.rewards.judge import Asked, AskedAsync
+from grpo_kit.rewards.parts import all_parts, check_columns, reward_names
 from grpo_kit.training.messages import prefill_of
-from grpo_kit.training.trl_internals import is_function, is_plain_function
+from grpo_kit.training.trl_internals import is_async_callable, is_model
 
 _AT_ONCE = 1000  # prompts tokenized together
 _PROBE = "KITPROBE"  # a word that no template holds
@@ -33,9 +34,12 @@ class Given:
         rewards = list(rewards) if isinstance(rewards, (list, tuple)) else [rewards]
         rewards = [r for r in rewards if r is not None]
         _check_kinds(rewards, options.get("reward_processing_classes"))
-        names = iter(reward_names([r for r in rewards if is_plain_function(r)]))
-        self.asked = [Asked(r, next(names)) if is_plain_function(r) else r for r in rewards]
-        self._functions = [r for r in rewards if is_function(r)]
+        self._functions = [r for r in rewards if not is_model(r)]
+        names = iter(reward_names(self._functions))
+        self.asked = [
+            r if is_model(r) else (AskedAsync if is_async_callable(r) else Asked)(r, next(names))
+            for r in rewards
+        ]
         self._environments = options.get("environment_factory") is not None
         self._more_columns = options.get("rollout_func") is not None  # it may add some that rewards ask for
         self._warned = False

@@ -12,7 +12,10 @@ from types import FrameType
 class InterruptGuard:
     """Context manager that turns SIGINT into KeyboardInterrupt at a moment when nothing is half done.
 
-    Inside `finish_first` an interrupt waits; it is raised by `raise_if_pending`. Elsewhere it is raised at once.
+    An interrupt waits, but inside `at_once`, where it is raised where it lands. Between `begin_finish_first` and
+    `end_finish_first` it waits there too. One that waits is raised by `raise_if_pending`.
+    The first one counts: until the guard closes nothing cuts short what it has set in motion. One that is raised where
+    Python drops exceptions (in a `__del__`) waits as well.
     Off the main thread Python delivers no signals, so there it does nothing.
     """
 
@@ -22,7 +25,7 @@ class InterruptGuard:
         self._previous = None
 
     def __enter__(self) -> InterruptGuard:
-        self.pending, self._depth = False, 0
+        self.pending, self._depth = False, 1
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
@@ -31,11 +34,12 @@ class InterruptGuard:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
+        self.pending, self._depth = False, 0
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._depth == 0:
-            raise KeyboardInterrupt
         self.pending = True
+        if self._depth == 0:
+            self.raise_if_pending()
 
     def begin_finish_first(self) -> None:
         """From here on an interrupt waits, until `end_finish_first`."""
@@ -47,14 +51,14 @@ class InterruptGuard:
         self.raise_if_pending()
 
     def raise_if_pending(self) -> None:
-        """Raise the KeyboardInterrupt that waited, if one did."""
+        """Raise the KeyboardInterrupt that waited, if one did; from then on further ones wait."""
         if self.pending:
-            self.pending = False
+            self._depth = 1
             raise KeyboardInterrupt
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A long part inside `finish_first` (an evaluation) that an interrupt may cut short."""
+        """A long part (training, an evaluation inside a step) that an interrupt may cut short."""
         depth, self._depth = self._depth, 0
         try:
             self.raise_if_pending()

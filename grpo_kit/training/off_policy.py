@@ -8,7 +8,6 @@ computed in benchmarks/utilisation.py.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -166,7 +165,6 @@ class OffPolicyTrainer(GRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
-        self._session.remember_random_state(step)  # also where nothing is sampled
         self._sync(step)
         self._waiting_before = (step, list(self._waiting))
         for i in range(self._arrivals(step)):
@@ -224,7 +222,7 @@ class OffPolicyTrainer(GRPOTrainer):
         """Those that what waits in a checkpoint depends on."""
         return {"sync_every": self.sync_every, "buffer": self.buffer, "lead": self.lead}
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _write_own(self, folder: Path) -> None:
         step = self.state.global_step
         if self.sync_every > 1 or self.buffer:
             began, before = self._waiting_before
@@ -235,11 +233,7 @@ class OffPolicyTrainer(GRPOTrainer):
                 "weights": self._sampler_weights if step % self.sync_every else None,
                 "waiting": [vars(b) for b in (before if began == step else self._waiting)],
             }
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.save(state, folder / (STATE_FILE + ".tmp"))
-            os.replace(folder / (STATE_FILE + ".tmp"), folder / STATE_FILE)
-        super()._save_checkpoint(model, trial)
+            torch.save(state, folder / STATE_FILE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

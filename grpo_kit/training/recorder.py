@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
-from grpo_kit.record.files import TEXT_COLUMNS, read_metrics
+from grpo_kit.record.files import METRIC_COLUMNS, REDONE, TEXT_COLUMNS, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards.judge import totals
 from grpo_kit.training.messages import prompt_texts
+from grpo_kit.training.run_config import names_inside, run_config
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -44,6 +44,15 @@ _DROPPED = {"epoch", "total_flos"}
 _KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 16-bit weights round away
 
 
+# Where the kit's and trl's own numbers and columns are; what a reward logs goes beside them, under other names.
+_OWN_METRICS = {*METRIC_COLUMNS, *_NAMES, "policy_loss", "cispo_clip_ratio"}
+_OWN_GROUPS = {
+    "reward", "rewards", "eval", "completions", "rollout", "update", "diversity", "script", "groups", "clip_ratio",
+    "sampling", "tools", "flags",
+}  # fmt: skip
+_OWN_COLUMNS = {"step", "group", "prompt", "prefill", "completion", "reward", "advantage", "temperature"}
+
+
 class Recorder(TrainerCallback):
     """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
 
@@ -64,43 +73,42 @@ class Recorder(TrainerCallback):
         self._once: dict[str, Any] = {}  # for the first row only
         self._sampled = False  # completions that no row has measured yet
         self._completions: pd.DataFrame | None = None
+        self._config: dict[str, Any] = {}
         self._groups = 0, 0  # step, and its groups so far
         self._begin = 0.0
+        self._said = False
 
     def open(self, *, resume: bool) -> None:
-        """Open args.output_dir; raises RunFolderError if it holds a run and resume is False."""
-        trainer, schedule = self.trainer, self.trainer._temperature.schedule
+        """Open args.output_dir; raises RunFolderError if it holds a run and resume is False.
+
+        Also while a disk is still too full for the rows that it held back when the last run stopped.
+        """
+        trainer = self.trainer
         self.stopped_by = None
         if not self._writes:
             return
-        if self.folder is not None:  # a full disk held rows back when the last run stopped
-            self.folder.flush()
-        config = {
-            "reward_parts": _parts(trainer),
-            "reward_weights": trainer.reward_weights.tolist(),
-            "temperature_schedule": repr(schedule) if schedule else None,
-            "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
-            "rollout": trainer.rollout,
-            "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
-            "model": getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type,
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-            "versions": {
-                name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")
-            },
-            "args": trainer.args.to_dict(),
-        }
+        if self.folder is not None and not self._flush():
+            raise RunFolderError(
+                f"{self.folder.path} cannot be written, and rows of the last run still wait in memory; free some "
+                "space, then call train() again."
+            )
+        config = run_config(trainer)
         self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
+        self._config = config
         self._completions, self._sampled, self._row, self.stopped_by = None, False, {}, None
         self._groups = 0, 0
-        self._monitor.begin(self.folder.path, config, read_metrics(self.folder.path).to_dict("records"))
         self._begin = time.monotonic()
 
     def begin(self) -> None:
-        """The first step is about to start."""
+        """The first step is about to start; what is there of steps that are done again moves aside."""
         if not self._writes:
             return
+        folder, step = self.folder, self.trainer.state.global_step
+        if folder.go_on_from(step):
+            self.say(
+                f"Steps after {step} are done again; what was there of them is in {folder.path / REDONE}."
+            )
+        self._monitor.begin(folder.path, self._config, read_metrics(folder.path).to_dict("records"))
         share = _share_that_moves(self.trainer)
         self._once = {} if share is None else {"update/share_that_moves": share}
         if self._chart is not None:
@@ -151,7 +159,7 @@ class Recorder(TrainerCallback):
         step = self.trainer.state.global_step
         if self._row.get("step") != step:
             if step:
-                return  # the row of an earlier session is on disk, and not known here
+                return  # eval_on_start of a resumed run: the row of its step is another evaluation's
             self._row = {"step": 0, "progress": 0.0, "seconds": time.monotonic() - self._begin}
         for key, value in logs.items():
             name = key.removeprefix("eval_")
@@ -163,6 +171,12 @@ class Recorder(TrainerCallback):
         if self._chart is not None:
             self._chart.replace(self._row)
         self._watch()
+
+    def take_up_row(self) -> None:
+        """The last step's row, as it is on disk: an evaluation is made up."""
+        rows = read_metrics(self.folder.path) if self._writes else pd.DataFrame({"step": []})
+        for row in rows[rows["step"] == self.trainer.state.global_step].to_dict("records"):
+            self._row = {name: value for name, value in row.items() if value == value and value is not None}
 
     def _watch(self) -> list[Flag]:
         flags = self._monitor.step(self._row)
@@ -207,10 +221,39 @@ class Recorder(TrainerCallback):
         self._completions, self._sampled = pd.DataFrame(table), True
         self.folder.write_completions(table)
 
+    def check_metric_name(self, name: str) -> str:
+        """The name of a reward's log_metric; ValueError where the record has a number of that name."""
+        if name not in self._inside() and (name in _OWN_METRICS or name.partition("/")[0] in _OWN_GROUPS):
+            raise ValueError(
+                f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name"
+            )
+        return name
+
+    def check_extra(self, column: str, values: Sequence[Any]) -> list[Any]:
+        """The values of a reward's log_extra column, as files can hold them: half a surrogate pair becomes its escape.
+
+        Raises ValueError where the record has a column of that name.
+        """
+        if column not in self._inside() and (column in _OWN_COLUMNS or column.startswith("reward/")):
+            raise ValueError(
+                f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
+            )
+        return [v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values]
+
+    def _inside(self) -> set[str]:
+        """What sums log of their parts."""
+        return {f"reward/{name}" for name in names_inside(self.trainer)}
+
     def say(self, message: str) -> None:
         """A line for the person who watches."""
         if self._writes:
             print(message, flush=True)
+
+    def say_once(self, message: str) -> None:
+        """The same, the first time that it has something to say."""
+        if message and not self._said:
+            self._said = True
+            self.say(message)
 
     def close(self) -> None:
         """The last picture; rows that a full disk holds back stay for the next train(); no step leaves no trace."""
@@ -218,13 +261,16 @@ class Recorder(TrainerCallback):
             return
         if self._chart is not None:
             self._chart.finish()
-        if not self.folder.flush():
+        if not self._flush():
             self.say(
                 f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
             )
             return
         _discard_if_nothing_happened(Path(self.folder.path))
         self.folder = None
+
+    def _flush(self) -> bool:
+        return all([self.folder.flush(), self._monitor.flush()])
 
 
 def _discard_if_nothing_happened(path: Path) -> None:
@@ -233,7 +279,8 @@ def _discard_if_nothing_happened(path: Path) -> None:
     if written or any(path.glob("checkpoint-*")):
         return
     (path / "config.json").unlink(missing_ok=True)
-    (path / "completions.parquet").rmdir()
+    if (path / "completions.parquet").is_dir():
+        (path / "completions.parquet").rmdir()
     if not any(path.iterdir()):
         path.rmdir()
 
@@ -246,10 +293,3 @@ def _share_that_moves(trainer: Any) -> float | None:
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     kept = own is not None and own.weights != torch.float32 or type(optimizer).__name__ in _KEEP_LOW_BITS
     return None if kept or not narrow or not rate else share_that_moves(narrow, rate)
-
-
-def _parts(trainer: Any) -> list[str]:
-    """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
-    sums = [getattr(r, "reward", r) for r in trainer.reward_funcs]
-    inside = [name for reward in sums for name in getattr(reward, "names", [])]
-    return list(dict.fromkeys([*trainer.reward_func_names, *inside]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import set_seed
 
 
 def dtypes_of(model: Any) -> dict[str, torch.dtype]:
@@ -57,3 +58,14 @@ def set_random_state(state: tuple[Any, ...]) -> None:
     torch.set_rng_state(state[2])
     if state[3] is not None:
         torch.cuda.set_rng_state_all(state[3])
+
+
+@contextmanager
+def random_state_of_its_own(name: str) -> Iterator[None]:
+    """Inside, random numbers are a function of the name; afterwards they go on as if nothing had been drawn."""
+    state = get_random_state()
+    set_seed(random.Random(name).getrandbits(32))
+    try:
+        yield
+    finally:
+        set_random_state(state)

@@ -12,6 +12,7 @@ transformers that it leans on is listed in tests/training/test_private_api.py.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,17 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer
-from grpo_kit.training.checks import align, choose_rollout, one_card
+from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
+from grpo_kit.training.checks import (
+    align,
+    check_extra_lengths,
+    check_other_scores,
+    choose_rollout,
+    default_args,
+    one_card,
+)
 from grpo_kit.training.data import Given
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
@@ -89,7 +99,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         on_flag: OnFlag = "warn",
         **trl_options: Any,
     ) -> None:
-        args = copy.copy(args) if args is not None else _default_args()
+        args = copy.copy(args) if args is not None else default_args()
         self._given = Given(reward_funcs, trl_options)
         least = args.generation_batch_size // args.num_generations
         train_dataset = self._given.take(train_dataset, "train_dataset", least=least)
@@ -105,15 +115,14 @@ class GRPOTrainer(TRLGRPOTrainer):
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=processing_class,
+                processing_class=tokenizer_of(model) if processing_class is None else processing_class,
                 **trl_options,
             )
         restore_dtypes(self.model, dtypes)
         self._given.check_prompts(self, train_dataset, "train_dataset")
         self._given.check_prompts(self, eval_dataset, "eval_dataset")
         self._optimizer_asked = optimizer is not None
-        optim = getattr(args.optim, "value", args.optim)
-        self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=optim)
+        self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=args.optim)
         self._temperature = Temperature(self, temperature, eval_temperature)
         self._recorder = Recorder(self, live=live, on_flag=on_flag)
         self._sampling = Sampling(self, self._recorder.say)
@@ -135,10 +144,14 @@ class GRPOTrainer(TRLGRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """Train; the stop button (SIGINT) ends the step cleanly, saves, and returns; call train() again to go on.
 
-        resume_from_checkpoint: a checkpoint folder, or True for the last one in args.output_dir.
+        resume_from_checkpoint: a checkpoint folder, or True for the last whole one in args.output_dir: one that a kill
+        cut short is passed over.
         After an interrupt `trainer.interrupted` is True, after a red flag (on_flag="stop") `trainer.stopped_by` is
         the Flag; train() then continues where it stopped, with fresh rollouts, and that flag stops it no more.
-        Raises RunFolderError if the folder already holds a run and resuming was not asked for.
+        A checkpoint that the disk does not take is said, and training goes on; where it stops the trainer keeps it in
+        memory, and the next train() saves it first. An evaluation that was cut short is made up first, too.
+        Raises RunFolderError if the folder already holds a run and resuming was not asked for; ValueError where there
+        is no whole checkpoint; CheckpointNotSaved (an OSError) while the disk is too full to go on.
         """
         return self._session.train(super().train, resume_from_checkpoint, **kwargs)
 
@@ -155,6 +168,23 @@ class GRPOTrainer(TRLGRPOTrainer):
     def _save_where_it_stopped(self, why: str) -> None:
         self._session.save_where_it_stopped(why)
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        write = super()._save_checkpoint
+        self._session.save(lambda: write(model, trial), self._write_own, trial)
+
+    def _write_own(self, folder: Path) -> None:
+        """What a subclass keeps in a checkpoint."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / SAVING) if self._session.checkpoints.writing else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._session.checkpoints.writing:
+            self._session.checkpoints.push_later(checkpoint_folder)
+        else:
+            super()._push_from_checkpoint(checkpoint_folder)
+
     def _run_epoch(self, **kwargs: Any) -> None:
         """Where a finished run is resumed nothing is left to do; transformers would train one step more."""
         if self.state.global_step < self.state.max_steps:
@@ -163,19 +193,23 @@ class GRPOTrainer(TRLGRPOTrainer):
             self.control.should_training_stop = True
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except CheckpointNotSaved as error:
+            self.control.should_save = False
+            self._session.saving_failed(error)
         self._session.guard.end_finish_first()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As trl's, at the evaluation temperature; an interrupt stops it at once.
+        """As trl's, at the evaluation temperature; in training an interrupt cuts it short, and train() makes it up.
 
         Raises ValueError for an eval_dataset that cannot work, as the trainer does for its own.
         """
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             eval_dataset = self._given.take(eval_dataset, "eval_dataset")
             self._given.check_prompts(self, eval_dataset, "eval_dataset")
-        with self._session.guard.at_once():
-            return super().evaluate(eval_dataset, *args, **kwargs)
+        evaluate = super().evaluate
+        return self._session.evaluate(lambda: evaluate(eval_dataset, *args, **kwargs))
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """As trl's, sampled and scored at the evaluation temperature."""
@@ -192,7 +226,6 @@ class GRPOTrainer(TRLGRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
-        self._session.remember_random_state(step)
         self._temperature.set(self._temperature.at(step))
         # Else a column that a reward logs only at times would show an earlier batch's.
         self._logs["extra"].clear()
@@ -213,12 +246,19 @@ class GRPOTrainer(TRLGRPOTrainer):
             super()._generate_single_turn, prompt_ids, images, multimodal_fields, *args, **kwargs
         )
 
+    def _log_completion_extra(self, column: str, values: list) -> None:
+        super()._log_completion_extra(column, self._recorder.check_extra(column, values))
+
+    def _log_metric(self, name: str, value: float) -> None:
+        super()._log_metric(self._recorder.check_metric_name(name), float(value))
+
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
         completions = without_prefills(self._tokenizer, prompts, completions)
         self.completion_texts = completion_texts(self._tokenizer, completions, ids)
-        self.parts = super()._calculate_rewards(
-            inputs, prompts, completions, ids
-        )  # (B*G, rewards), NaN: cannot judge
+        # (B*G, rewards), NaN: cannot judge
+        self.parts = super()._calculate_rewards(inputs, prompts, completions, ids)
+        check_extra_lengths(self._pending_extra_logs, len(prompts))
+        self._recorder.say_once(check_other_scores(self.parts, self.reward_funcs, self.reward_func_names))
         return without_total(
             self.parts, self.num_generations if self.model.training else self.num_generations_eval
         )
@@ -243,11 +283,8 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
         """As transformers', but the first step of a warmup has a rate above 0."""
-        own = self.lr_scheduler is not None
-        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
-        return (
-            scheduler if own else start_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
-        )
+        warmup = self.args.get_warmup_steps(num_training_steps) if self.lr_scheduler is None else 0
+        return start_above_zero(super().create_scheduler(num_training_steps, *args, **kwargs), warmup)
 
     # ---- a step: records ------------------------------------------------------------------------------------------
 
@@ -260,9 +297,3 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._recorder.stopped_by = broadcast_object_list([self.stopped_by])[0]
         if self.stopped_by is not None:
             self.control.should_training_stop = True
-
-
-def _default_args() -> GRPOConfig:
-    """trl's own defaults; a machine without bfloat16, which they ask for, computes in float32."""
-    cpu = not torch.cuda.is_available()
-    return GRPOConfig("runs/grpo", use_cpu=cpu, bf16=not cpu and torch.cuda.is_bf16_supported())

@@ -11,19 +11,15 @@ import torch
 import trl.trainer.grpo_trainer as trl_grpo
 import trl.trainer.utils as trl_utils
 from peft import PeftModel
-from trl.trainer.grpo_trainer import is_async_callable
 
 from grpo_kit.rewards.judge import totals
 
-
-def is_function(reward: Any) -> bool:
-    """No reward model, nor the name of one: trl calls it with lists."""
-    return not isinstance(reward, (str, torch.nn.Module))
+is_async_callable = trl_utils.is_async_callable
 
 
-def is_plain_function(reward: Any) -> bool:
-    """Neither a reward model nor asynchronous: trl calls it with lists, in this thread."""
-    return is_function(reward) and not is_async_callable(reward)
+def is_model(reward: Any) -> bool:
+    """A reward model, or the name of one, which trl calls itself, with tokens."""
+    return isinstance(reward, (str, torch.nn.Module))
 
 
 @contextmanager

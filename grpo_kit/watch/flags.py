@@ -2,20 +2,33 @@
 
 Each takes the steps so far and the run's Setup, and gives a Flag or None: what it says stands above it, when it is
 raised and what it saw in its last lines. A flag raised once stays: more steps never take it back.
-The thresholds lie between induced failures and healthy runs (tests/fixtures/flags). Where both look alike, as entropy
-does, a flag also asks whether the task is solved: whether the reward is above SOLVED. So a run that collapsed onto a
-shortcut that pays more than that raises none: the fixture healthy/events gives one answer on every day, and no flag.
+The thresholds lie between induced failures and healthy runs (tests/fixtures/flags); how often they miss and how often
+they are wrong is counted by `python -m benchmarks.red_flags`. Groups without a signal are in collapse.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pandas as pd
 
-from grpo_kit.watch.red_flag import Flag, Setup, Sign, red_flag
+from grpo_kit.watch.collapse import entropy_collapse, mode_collapse, sparse_reward
+from grpo_kit.watch.red_flag import (
+    WINDOW,
+    Flag,
+    Setup,
+    Sign,
+    column,
+    first_mean,
+    over_window,
+    red_flag,
+    trailing,
+    usual_before,
+)
 
-WINDOW = 5  # steps that a state must last; spikes are seen at once
-SOLVED = 0.6  # of the highest reward: above it groups without a signal count as right; they may be a shortcut that pays
+# Steps. None in 10 x 32 completions means a rate below 1 % (95 %): one success in a dozen groups of 8.
+NEVER = 10
 
 
 @red_flag(
@@ -25,8 +38,8 @@ SOLVED = 0.6  # of the highest reward: above it groups without a signal count as
 )
 def kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     """A step's KL above 0.5 nats a token and 5 times the usual, the median of up to 8 steps before it."""
-    kl = _column(table, "kl")
-    usual = _usual(kl)
+    kl = column(table, "kl")
+    usual = usual_before(kl)
     return kl > np.maximum(5 * usual, 0.5), lambda at: f"KL {kl[at]:.2g} where {usual[at]:.2g} was usual"
 
 
@@ -37,58 +50,9 @@ def kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient are not usual."""
-    norm = _column(table, "grad_norm")
-    usual = _usual(np.where(norm > 0, norm, np.nan))  # groups without a signal have none
+    norm = column(table, "grad_norm")
+    usual = usual_before(np.where(norm > 0, norm, np.nan))  # groups without a signal have none
     return norm > 5 * usual, lambda at: f"gradient norm {norm[at]:.3g} where {usual[at]:.3g} was usual"
-
-
-@red_flag(
-    "mode collapse",
-    lasted=WINDOW,
-    why="Without differences in a group there is no advantage: nothing more is learnt.",
-    first="an earlier checkpoint and a higher temperature; then more prompts a step, a lower learning rate or beta",
-)
-def mode_collapse(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps: nearly equal completions (self-BLEU above 0.9), no signal, and the task not solved."""
-    same, equal = _mean(table, "diversity/self_bleu"), _mean(table, "groups/equal_rewards")
-    unique, distinct = _mean(table, "diversity/unique"), _mean(table, "diversity/distinct_2")
-    return (
-        (same > 0.9) & (equal > 0.8) & _unsolved(table, setup),
-        lambda at: (
-            f"{equal[at]:.0%} of groups have no signal and their completions are the same (self-BLEU {same[at]:.2f}, "
-            f"{unique[at]:.0%} unique, distinct-2 {distinct[at]:.2f}) at reward {_mean(table, 'reward')[at]:.2f}"
-        ),
-    )
-
-
-@red_flag(
-    "entropy collapse",
-    lasted=WINDOW,
-    why="The policy is sure of itself and wrong; it will hardly sample anything better.",
-    first="an earlier checkpoint and a lower learning rate; then a higher temperature or epsilon_high",
-)
-def entropy_collapse(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps: entropy below 0.05 nats a token, and the task not solved."""
-    entropy = _mean(table, "entropy")
-    low, reward = (entropy < 0.05) & _unsolved(table, setup), _mean(table, "reward")
-    return low, lambda at: f"entropy {entropy[at]:.3f} nats a token at reward {reward[at]:.2f}"
-
-
-@red_flag(
-    "sparse reward",
-    lasted=WINDOW,
-    why="These completions cost time and teach nothing.",
-    first="easier prompts or partial credit; more completions a prompt; a warm start if none is ever right",
-)
-def sparse_reward(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps: 4 groups of 5 without a signal though completions differ, and the task not solved."""
-    equal, same, reward = (_mean(table, n) for n in ("groups/equal_rewards", "diversity/self_bleu", "reward"))
-    return (
-        (equal > 0.8) & ~(same > 0.9) & _unsolved(table, setup),
-        lambda at: (
-            f"{equal[at]:.0%} of groups have no signal (reward {reward[at]:.2f}) though completions differ"
-        ),
-    )
 
 
 @red_flag(
@@ -99,7 +63,7 @@ def sparse_reward(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 5 steps: in half of the groups parts of the reward differ and their sum does not."""
-    share = _mean(table, "frac_cancelled_groups")
+    share = over_window(table, "frac_cancelled_groups")
     return (
         share > 0.5,
         lambda at: f"in {share[at]:.0%} of groups the parts of the reward differ and their sum does not",
@@ -129,7 +93,7 @@ def hacking(table: pd.DataFrame, setup: Setup) -> Flag | None:
 def _left_behind(table: pd.DataFrame, setup: Setup, name: str) -> Sign:
     """The reward rose by a quarter of its range, and the measure by less than a quarter of that."""
     held_out = name.startswith("eval/")
-    reward, measure = (pd.Series(_column(table, column)).dropna() for column in ("reward", name))
+    reward, measure = (pd.Series(column(table, one)).dropna() for one in ("reward", name))
     base, width = (measure.iloc[0], 2) if held_out else (measure.iloc[:3].mean(), 4)
     gained = (reward.rolling(4).mean() - reward.iloc[:3].mean()) / setup.best
     changes = (gained, measure.rolling(width).mean() - base)
@@ -153,10 +117,10 @@ def _left_behind(table: pd.DataFrame, setup: Setup, name: str) -> Sign:
 )
 def length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: 4 times the tokens of the first steps, or twice with 30 points more cut off."""
-    raw = _column(table, "completion_length")
-    length, start = _trailing(raw, 3), _start(raw)
-    cut = _trailing(_column(table, "completion_cut_off"), 3)
-    grown = np.nan_to_num(cut) - np.nan_to_num(_start(_column(table, "completion_cut_off")))
+    raw = column(table, "completion_length")
+    length, start = trailing(raw, 3), first_mean(raw)
+    cut = trailing(column(table, "completion_cut_off"), 3)
+    grown = np.nan_to_num(cut) - np.nan_to_num(first_mean(column(table, "completion_cut_off")))
     return (
         (length > 4 * start) | (length > 2 * start) & (grown > 0.3),
         lambda at: (
@@ -174,7 +138,7 @@ def length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def cut_off(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: more than half of the completions cut off."""
-    share = _trailing(_column(table, "completion_cut_off"), 3)
+    share = trailing(column(table, "completion_cut_off"), 3)
     return (
         share > 0.5,
         lambda at: (
@@ -186,8 +150,8 @@ def cut_off(table: pd.DataFrame, setup: Setup) -> Sign:
 
 def _that_would_do(table: pd.DataFrame, at: int) -> str:
     """The measured length that would do, where enough completions ended by themselves."""
-    ended = 1 - _trailing(_column(table, "completion_cut_off"), 3)[at]
-    longest = _column(table, "completions/max_terminated_length")[: at + 1]
+    ended = 1 - trailing(column(table, "completion_cut_off"), 3)[at]
+    longest = column(table, "completions/max_terminated_length")[: at + 1]
     if not ended > 0.05 or not np.nansum(longest[-8:]):
         return "hardly one ended by itself, so the length that would do is not known"
     return f"the longest that ended by itself took {np.nanmax(longest[-8:]):.0f} tokens, so that many would do for it"
@@ -211,7 +175,7 @@ def language_switch(table: pd.DataFrame, setup: Setup) -> Sign:
     if not was.max() >= 0.6:  # nothing to read, or no usual script
         return None
     usual = was.idxmax()
-    share = _trailing(shares[usual].to_numpy(), 3)
+    share = trailing(shares[usual].to_numpy(), 3)
 
     def saw(at: int) -> str:
         now = shares.iloc[at].drop(usual)
@@ -229,25 +193,34 @@ def language_switch(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: 0.05 nats a token between sampler and trainer on fresh rollouts; bfloat16 rounds by about 0.01."""
-    fresh = ~(_column(table, "rollout/age") > 0)  # older weights give other probabilities without any error
-    gap = _trailing(np.where(fresh, _column(table, "rollout/logprob_gap"), np.nan), 3)
+    fresh = ~(column(table, "rollout/age") > 0)  # older weights give other probabilities without any error
+    gap = trailing(np.where(fresh, column(table, "rollout/logprob_gap"), np.nan), 3)
     return gap > 0.05, lambda at: f"sampler and trainer differ by {gap[at]:.2g} nats a token"
 
 
 @red_flag(
     "stale rollouts",
-    lasted=3,
-    why="A clipped token has no gradient: what was sampled no longer says what the policy would do.",
-    first="fewer passes over a rollout (num_iterations, steps_per_generation), or a lower learning rate",
+    lasted=WINDOW,
+    why="A clipped token has no gradient, and one that is not weighted has another policy's: little of it is learnt.",
+    first="fewer passes over a rollout (num_iterations, steps_per_generation, sync_every), or a lower learning rate",
 )
 def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 3 steps: more than a fifth of the tokens of rollouts that are not fresh are clipped."""
-    age = pd.Series(_column(table, "rollout/age")).fillna(setup.age).to_numpy()
-    cut = _trailing(_column(table, "clip_ratio"), 3)
-    return (
-        (age > 0) & (cut > 0.2),
-        lambda at: f"rollouts up to {age[at]:.0f} steps old, and {cut[at]:.0%} of their tokens are clipped",
-    )
+    """Over 5 steps on rollouts that are not fresh: a tenth of the tokens clipped, or 0.1 nats a token from the policy.
+
+    With importance weights that gap is recorded as 0, and clipping tells; without them nothing is clipped.
+    """
+    age = pd.Series(column(table, "rollout/age")).fillna(setup.age).to_numpy()
+    cut, gap = over_window(table, "clip_ratio"), over_window(table, "rollout/logprob_gap")
+
+    def saw(at: int) -> str:
+        how = (
+            f"{cut[at]:.0%} of their tokens are clipped"
+            if cut[at] > 0.1
+            else f"{gap[at]:.2g} nats a token away"
+        )
+        return f"rollouts up to {age[at]:.0f} steps old, and {how}"
+
+    return (age > 0) & ((cut > 0.1) | (gap > 0.1)), saw
 
 
 @red_flag(
@@ -257,43 +230,60 @@ def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def lost_updates(table: pd.DataFrame, setup: Setup) -> Sign:
     """A step of the learning rate moves fewer than half of the weights; the rest round back."""
-    share = _column(table, "update/share_that_moves")
+    share = column(table, "update/share_that_moves")
     return (
         share < 0.5,
         lambda at: f"a step of the learning rate changes {share[at]:.1%} of the weights, the rest round back",
     )
 
 
+@red_flag(
+    "part never paid",
+    lasted=NEVER,
+    why="What is never rewarded is not learnt; the other parts may rise all the same.",
+    first="check_rewards on a few rows; then an easier task, partial credit or a warm start",
+)
+def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
+    """A part that is trained on gave 0 to every completion of 10 steps; of a sum's parts those that judge the answer.
+
+    Others inside a sum may be penalties before they are brought to [0, 1], where 0 is best.
+    """
+    trained = [name for name in {**setup.weights, **setup.answer} if setup.weights.get(name, 1) > 0]
+    return _dead(table, trained, lambda mean: mean == 0, "gave 0 to")
+
+
+@red_flag(
+    "part never judged",
+    lasted=NEVER,
+    why="It moves nothing: the total is that of the other parts, or there is none at all.",
+    first="the columns that it reads: a gold answer that cannot be read gives None; check_rewards says in which rows",
+)
+def part_never_judged(table: pd.DataFrame, setup: Setup) -> Sign:
+    """A part, of any weight, gave None to every completion of 10 steps."""
+    return _dead(table, [*setup.weights, *setup.inside], np.isnan, "gave None to")
+
+
+def _dead(
+    table: pd.DataFrame, parts: Sequence[str], is_dead: Callable[[np.ndarray], np.ndarray], gave: str
+) -> Sign:
+    """Parts whose mean is_dead in NEVER rows on end; a part that has no column cannot be told."""
+    names = [name for name in parts if f"reward/{name}" in table]
+    if not names:
+        return None
+    dead = np.stack([is_dead(column(table, f"reward/{name}")) for name in names], axis=1)  # (steps, parts)
+    lasted = pd.DataFrame(dead, dtype=float).rolling(NEVER).sum().to_numpy() == NEVER
+
+    def saw(at: int) -> str:
+        which = " and ".join(name for name, there in zip(names, lasted[at], strict=True) if there)
+        return f"{which} {gave} every completion of {NEVER} steps"
+
+    return lasted.any(axis=1), saw
+
+
 OF_ROLLOUTS = (
     entropy_collapse, mode_collapse, sparse_reward, cancelling_parts, length_explosion, cut_off, language_switch,
 )  # fmt: skip
 """On the rows of steps that sampled; with num_iterations above 1 the others have no reward."""
+OF_PARTS = (part_never_paid, part_never_judged)
+"""On the rows of steps that sampled, those without any total among them."""
 OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, lost_updates)
-
-
-def _column(table: pd.DataFrame, name: str) -> np.ndarray:
-    return table[name].to_numpy(float) if name in table else np.full(len(table), np.nan)
-
-
-def _trailing(values: np.ndarray, width: int) -> np.ndarray:
-    """Mean of the last `width` values at each step; NaN where one is missing."""
-    return pd.Series(values).rolling(width).mean().to_numpy()
-
-
-def _mean(table: pd.DataFrame, name: str) -> np.ndarray:
-    return _trailing(_column(table, name), WINDOW)
-
-
-def _start(values: np.ndarray) -> float:
-    """Mean of the first three values that are there."""
-    there = values[~np.isnan(values)][:3]
-    return float(there.mean()) if len(there) else np.nan
-
-
-def _usual(values: np.ndarray) -> np.ndarray:
-    """Median of up to 8 steps before each one, from the fifth on."""
-    return pd.Series(values).shift(1).rolling(8, min_periods=4).median().to_numpy()
-
-
-def _unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
-    return _mean(table, "reward") < SOLVED * setup.best

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from grpo_kit.record.lines import LineFile
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.diversity import group_diversity
-from grpo_kit.watch.flags import OF_ROLLOUTS, OF_STEPS, Flag, Setup
+from grpo_kit.watch.flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
@@ -58,8 +59,15 @@ def red_flags(
         table = table.join(measured[new], on="step")
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
         table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
-    sampled = table[table["reward"].notna()].reset_index(drop=True) if "reward" in table else table
-    found = [find(sampled, setup) for find in OF_ROLLOUTS] + [find(table, setup) for find in OF_STEPS]
+    held_out = table.filter(regex="^eval/")
+    if setup.age and len(held_out.columns):  # measured while a rollout was used again: told with the next one
+        held_out = held_out.ffill(limit=setup.age)
+    sampled = table.assign(**held_out)
+    sampled = sampled[sampled["reward"].notna()].reset_index(drop=True) if "reward" in table else sampled
+    there = [name for name in ("reward", "completion_length") if name in table]
+    asked = table[table[there].notna().any(axis=1)].reset_index(drop=True) if there else table
+    rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table)]
+    found = [find(some, setup) for finders, some in rows for find in finders]
     return sorted((flag for flag in found if flag is not None), key=lambda flag: flag.step)
 
 
@@ -119,20 +127,34 @@ def _scripts(texts: Sequence[str]) -> dict[str, float]:
 def read_flags(folder: str | Path) -> list[Flag]:
     """The red flags of a run folder, in the order in which they were raised; also while the run writes.
 
+    A line that is no flag, as one cut short by a kill or a full disk, is left out with a RuntimeWarning.
+
     >>> read_flags("runs/no-such-run")
     []
     """
     path = Path(folder) / "flags.jsonl"
-    data = path.read_bytes() if path.is_file() else b""
-    lines = data[: data.rfind(b"\n") + 1].decode("utf-8").splitlines()
-    return [Flag(**json.loads(line)) for line in lines]
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    flags = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("cut short")
+            flags.append(Flag(**json.loads(line)))
+        except (ValueError, TypeError):
+            warnings.warn(
+                f"{path}, line {number} is no whole flag ({line[:40]!r}) and is left out",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return flags
 
 
 class Monitor:
     """Watches one run: measures each step's completions, raises each flag once, appends it to flags.jsonl.
 
     on_flag: "warn" shows it, "stop" also ends training after the step, a callable is called with the flag.
-    Trouble in here never stops training: it is said once as a RuntimeWarning.
+    Trouble in here never stops training: it is said once as a RuntimeWarning. A flag that cannot be written, on a full
+    disk, is raised all the same; it is kept and tried again at each step, and in flush().
     Raises ValueError for another on_flag.
     """
 
@@ -140,13 +162,19 @@ class Monitor:
         if on_flag not in ("warn", "stop") and not callable(on_flag):
             raise ValueError(f"on_flag={on_flag!r} must be 'warn', 'stop' or a callable f(flag)")
         self.on_flag = on_flag
+        self._file: LineFile | None = None
+        self._disk_failing = False
         self.begin(Path(), {}, [])
 
     def begin(self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """A run begins in `folder`, or goes on from `rows`; the flags it raised before are not raised again."""
-        self._folder, self._config = folder, config
+        same = self._file is not None and self._file.path.parent == folder
+        self._file = self._file if same else LineFile(folder / "flags.jsonl")
+        self.flush()
+        self._config = config
         self._rows = [_slim(row) for row in rows]
-        self._raised = {flag.name for flag in self._guard(lambda: read_flags(folder)) or []}
+        waiting = [json.loads(line)["name"] for line in self._file.waiting]
+        self._raised = {*waiting, *(flag.name for flag in self._guard(lambda: read_flags(folder)) or [])}
         self._weights = Setup.of(config).weights
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
@@ -157,23 +185,38 @@ class Monitor:
         return {} if table is None else {k: v for k, v in table.iloc[-1].items() if k != "step" and v == v}
 
     def step(self, row: Mapping[str, Any]) -> list[Flag]:
-        """Take in a finished step's row; returns the flags raised by it, already written to the folder."""
+        """Take in a finished step's row; returns the flags raised by it, already written unless the disk is full."""
+        unjudged = {f"reward/{part}": np.nan for part in self._config.get("reward_parts") or ()}
         self._rows = [
             *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
-            _slim(row),
+            unjudged | _slim(row),
         ]
         flags = self._guard(lambda: red_flags(pd.DataFrame(self._rows), config=self._config)) or []
         new = [flag for flag in flags if flag.name not in self._raised]
         for flag in new:
             self._raised.add(flag.name)
-            self._guard(lambda flag=flag: self._write(flag))
+            self._file.waiting.append((json.dumps(asdict(flag)) + "\n").encode())
             if callable(self.on_flag):
                 self._guard(lambda flag=flag: self.on_flag(flag))
+        self.flush()
         return new
 
-    def _write(self, flag: Flag) -> None:
-        with open(self._folder / "flags.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(flag)) + "\n")
+    def flush(self) -> bool:
+        """Write the flags that wait; True if none waits any more. Warns once each time the disk fails."""
+        try:
+            self._file.write()
+        except OSError as error:
+            if not self._disk_failing:
+                warnings.warn(
+                    f"{self._file.path} cannot be written ({error}). Red flags are kept in memory and tried again at "
+                    "the next step. Free some space.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            self._disk_failing = True
+            return False
+        self._disk_failing = False
+        return True
 
     def _guard(self, work: Callable[[], Any]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What a red flag says, what it needs to know of the run, and how it is raised. The flags stand in flags.py."""
+"""What a red flag says, what it needs to know of the run, how it is raised, and how a table is read for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+WINDOW = 5  # steps that a state must last; spikes are seen at once
 # Whether it is there, a bool for each row of the table, and what it saw in a row; None where it cannot be judged.
 Sign = tuple[np.ndarray, Callable[[int], str]] | None
 
@@ -32,12 +33,17 @@ class Flag:
 class Setup:
     """What the flags need of a run's config.json; the defaults where there is none.
 
-    weights: of the reward parts by name. best: the highest reward. max_tokens of a completion. age: the highest of a
-    rollout, in optimizer steps.
+    weights: of the rewards by name. inside: names of the parts of those that are sums. best: the highest reward.
+    answer: weights, by name, of the parts that say whether the answer is right; empty where that is not known.
+    constant: what the best constant strategy earns of them, in [0, 1]; None where that is not known.
+    max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
+    inside: tuple[str, ...] = ()
     best: float = 1.0
+    answer: Mapping[str, float] = field(default_factory=dict)
+    constant: float | None = None
     max_tokens: int | None = None
     age: int = 0
 
@@ -47,11 +53,21 @@ class Setup:
         config = config or {}
         args = config.get("args") or {}
         weights = [float(w) for w in config.get("reward_weights") or ()]
-        parts = list(config.get("reward_parts") or ())[: len(weights)]
+        parts = list(config.get("reward_parts") or ())
+        weight_of = dict(zip(parts, weights, strict=False))
+        answer = {name: weight_of.get(name, 1.0) for name in config.get("answer_parts") or ()}
+        if not any(answer.values()):  # measured, not trained on
+            answer = dict.fromkeys(answer, 1.0)
+        answer = {name: weight for name, weight in answer.items() if weight > 0}
+        earned = (config.get("best_constant") or {}).get("parts") or {}
+        known = bool(answer) and all(name in earned for name in answer)
         passes = (args.get("steps_per_generation") or 1) * (args.get("num_iterations") or 1)
         return cls(
-            weights=dict(zip(parts, weights, strict=False)),
+            weights=weight_of,
+            inside=tuple(parts[len(weights) :]),
             best=sum(w for w in weights if w > 0) or 1.0,
+            answer=answer,
+            constant=sum(w * earned[n] for n, w in answer.items()) / sum(answer.values()) if known else None,
             max_tokens=args.get("max_completion_length"),
             age=max(0, passes // (args.get("gradient_accumulation_steps") or 1) - 1),
         )
@@ -77,3 +93,29 @@ def red_flag(
         return raised
 
     return raising
+
+
+def column(table: pd.DataFrame, name: str) -> np.ndarray:
+    """A measure at each step; NaN where it is missing."""
+    return table[name].to_numpy(float) if name in table else np.full(len(table), np.nan)
+
+
+def trailing(values: np.ndarray, width: int) -> np.ndarray:
+    """Mean of the last `width` values at each step; NaN where one is missing."""
+    return pd.Series(values).rolling(width).mean().to_numpy()
+
+
+def over_window(table: pd.DataFrame, name: str) -> np.ndarray:
+    """Mean of a measure over the last WINDOW steps."""
+    return trailing(column(table, name), WINDOW)
+
+
+def first_mean(values: np.ndarray) -> float:
+    """Mean of the first three values that are there."""
+    there = values[~np.isnan(values)][:3]
+    return float(there.mean()) if len(there) else np.nan
+
+
+def usual_before(values: np.ndarray) -> np.ndarray:
+    """Median of up to 8 steps before each one, from the fifth on."""
+    return pd.Series(values).shift(1).rolling(8, min_periods=4).median().to_numpy()

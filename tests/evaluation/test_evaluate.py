@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -334,6 +335,9 @@ class Scripted(LlamaForCausalLM):
         return CausalLMOutputWithPast(logits=logits)
 
 
+MEASURES = ["strict", "lenient", "formatted"]
+
+
 @pytest.fixture(scope="module")
 def taught():
     """(base, scripted model, tokenizer, task): rows 0-3 right, 4-5 wrong, 6 right but its tag never closed."""
@@ -416,6 +420,31 @@ def test_comparison_of_base_and_taught(taught):
     assert heights == pytest.approx([0, 0, 0, 4 / 7, 5 / 7, 6 / 7])
     assert any(line.get_ydata()[0] == task.best_constant()[1] for line in figure.axes[0].lines)
     assert figure._repr_png_()[:4] == b"\x89PNG"
+
+
+def test_partial_credit_on_held_out_rows_is_shown(taught, tmp_path):
+    """Right 4, 2 wrong in a whole format, 1 with its tag open: what the parts and the total come to by hand."""
+    base, model, tokenizer, task = taught
+    before, after = evaluate(base, tokenizer, task), evaluate(model, tokenizer, task)
+    parts = {"reward/exact_answer": [1, 1, 1, 1, 0, 0, 0], "reward/soft_format": [1] * 6 + [0.25]}
+    parts["reward"] = [0.75 * a + 0.25 * b for a, b in zip(*parts.values(), strict=True)]
+    assert set(after.rewards) == set(parts)
+    for name, scores in parts.items():
+        assert after.rewards[name] == bootstrap_mean(scores)
+        assert after.table().loc[name, "value"] == pytest.approx(np.mean(scores))
+    c = compare(before, after)
+    change = np.array(parts["reward"]) - before.rows["reward"]
+    assert c.difference["reward"] == bootstrap_mean(change.tolist(), lowest=-1) and c.p["reward"] is None
+    row = c.table().loc["reward/soft_format"]
+    assert row["tuned"] == pytest.approx(6.25 / 7) and math.isnan(row["p"]) and row["n"] == 7
+    assert re.search(r"reward/soft_format +0\.\d+ .* -> 0\.893 \[0\.\d+, 1\.000\] \(n = 7\)", str(c))
+
+    after.rows.loc[0, ["reward", "reward/exact_answer"]] = math.nan  # a row that could not be judged
+    assert compare(before, after).difference["reward"].n == 6 and after.rewards["reward"].n == 6
+    old = Evaluation(**{**vars(before), "rows": before.rows[["question", "answer", "completion", *MEASURES]]})
+    assert old.rewards == {} and set(compare(old, old).difference) == set(
+        MEASURES
+    )  # saved by an older version
 
 
 def test_examples_are_the_first_fixed_and_the_first_broken(taught):

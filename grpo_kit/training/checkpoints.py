@@ -1,0 +1,175 @@
+"""Checkpoints that are there whole or not at all, and what the kit keeps in them beside transformers' files.
+
+runs/<name>/.saving/checkpoint-<step>   while it is written; then it is renamed to
+            checkpoint-<step>/          whole: a process killed at any moment leaves no part of one under this name
+                stop_and_go.pt          only where the next step needs it: see `Session`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers.trainer_utils import rotate_checkpoints
+
+SAVING = ".saving"
+_STATE = "trainer_state.json"  # transformers writes it last
+_WEIGHTS = ("*.safetensors", "*.bin", "global_step*", "pytorch_model_fsdp*")
+
+
+class CheckpointNotSaved(OSError):
+    """A checkpoint could not be written; what it should hold is still in memory."""
+
+
+def is_whole(checkpoint: str | Path) -> bool:
+    """Whether a checkpoint was written to its end: it has weights, and a trainer_state.json that can be read."""
+    folder = Path(checkpoint)
+    try:
+        json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+
+
+def last_whole_checkpoint(folder: str | Path) -> Path | None:
+    """The checkpoint of the highest step that was written to its end; None if there is none.
+
+    >>> last_whole_checkpoint("runs/no-such-run") is None
+    True
+    """
+    _put_back(Path(folder))
+    return next((path for path in reversed(checkpoints(folder)) if is_whole(path)), None)
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The folders checkpoint-<step>, whole or not, lowest step first."""
+    found = [
+        path for path in Path(folder).glob("checkpoint-*") if path.is_dir() and step_of(path) is not None
+    ]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: str | Path) -> int | None:
+    """The step in a checkpoint's name; None where the name is another's.
+
+    >>> step_of("runs/full/checkpoint-12")
+    12
+    """
+    number = Path(checkpoint).name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else None
+
+
+def choose(checkpoint: str | bool, folder: str | Path, say: Callable[[str], None]) -> str:
+    """The folder to resume from; `True` is the last whole one in the run's folder, and what is passed over is said.
+
+    Raises ValueError where there is none, and for one that was not written to its end.
+    """
+    last = last_whole_checkpoint(folder)
+    instead = f"resume from {str(last)!r}" if last else "there is no whole one; start under another name"
+    if checkpoint is not True:
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"resume_from_checkpoint={checkpoint!r} is no folder; {instead}")
+        if not is_whole(checkpoint):
+            raise ValueError(
+                f"resume_from_checkpoint={checkpoint!r} was not written to its end (killed while it was "
+                f"saved?); {instead}"
+            )
+        return str(checkpoint)
+    if last is None:
+        kind = "whole checkpoint" if checkpoints(folder) else "checkpoint"
+        raise ValueError(
+            f"resume_from_checkpoint=True, but {str(folder)!r} holds no {kind}; start under another name"
+        )
+    for path in checkpoints(folder):
+        if step_of(path) > step_of(last):
+            say(f"{path} was not written to its end and is passed over; going on from {last}.")
+    return str(last)
+
+
+class Checkpoints:
+    """How one trainer saves.
+
+    writing: is a checkpoint being written? Then transformers' output folder is `.saving` in the run's folder.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.writing = trainer, False
+        self._to_push: list[str] = []
+
+    def save(self, write: Callable[[], None], own: Callable[[Path], None], trial: Any) -> Path:
+        """Write a checkpoint of the trainer's step; returns its folder, which is whole.
+
+        write: transformers' way, which makes <output folder>/checkpoint-<step>. own: adds the kit's files to a folder.
+        Raises CheckpointNotSaved, and leaves nothing behind, where the disk does not take it.
+        """
+        trainer = self.trainer
+        name = f"checkpoint-{trainer.state.global_step}"
+        run = Path(trainer._get_output_dir(trial))
+        if trainer.args.should_save:
+            _put_back(run)
+            shutil.rmtree(run / SAVING, ignore_errors=True)  # what a kill left
+        trainer.accelerator.wait_for_everyone()
+        part, best = run / SAVING / name, trainer.state.best_model_checkpoint
+        self.writing, self._to_push = True, []
+        try:
+            write()
+            own(part)
+            self._name_best(run, part)
+            trainer.accelerator.wait_for_everyone()
+            if trainer.args.should_save:
+                _move(part, run / name)
+        except BaseException as error:
+            trainer.state.best_model_checkpoint = best
+            shutil.rmtree(run / SAVING / name, ignore_errors=True)
+            if isinstance(error, (OSError, RuntimeError, SafetensorError)):
+                raise CheckpointNotSaved(f"{run / name} cannot be written ({error})") from error
+            raise
+        finally:
+            self.writing = False
+        trainer.accelerator.wait_for_everyone()
+        if trainer.args.should_save:
+            shutil.rmtree(run / SAVING, ignore_errors=True)
+            rotate_checkpoints(
+                output_dir=str(run),
+                save_total_limit=trainer.args.save_total_limit,
+                best_model_checkpoint=trainer.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        for _ in self._to_push:
+            trainer._push_from_checkpoint(str(run / name))
+        return run / name
+
+    def push_later(self, folder: str) -> None:
+        """A checkpoint goes to the hub under its own name."""
+        self._to_push.append(folder)
+
+    def _name_best(self, run: Path, part: Path) -> None:
+        """transformers names the best checkpoint by the folder it writes to; it will be there under its own name."""
+        state = self.trainer.state
+        if not state.best_global_step:
+            return
+        best = run / f"checkpoint-{state.best_global_step}"
+        if best.name == part.name or best.is_dir():
+            state.best_model_checkpoint = str(best)
+        if self.trainer.args.should_save:
+            state.save_to_json(str(part / _STATE))
+
+
+def _move(part: Path, target: Path) -> None:
+    """Under its own name; one that is there already stays until the new one has it."""
+    if target.exists():
+        os.replace(target, part.with_name("replaced-" + target.name))
+    os.replace(part, target)
+
+
+def _put_back(run: Path) -> None:
+    """What a kill between the two renames of `_move` left."""
+    for old in (run / SAVING).glob("replaced-checkpoint-*"):
+        target = run / old.name.removeprefix("replaced-")
+        if not target.exists():
+            os.replace(old, target)

@@ -1,0 +1,106 @@
+"""Red flags of groups without a signal: collapsed, or nothing ever right. The same signs are those of a solved task.
+
+What tells them apart is how often the answer is right, see unsolved().
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from grpo_kit.watch.red_flag import WINDOW, Setup, Sign, column, over_window, red_flag, trailing
+
+SOLVED = 0.6  # of the highest reward: a run below it has not solved its task
+FROZEN, NEARLY = (
+    0.01,
+    0.8,
+)  # entropy of a policy that samples one text; of the answer parts: nearly the highest
+
+
+def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
+    """Is the task not solved, over 5 steps? A bool at each step.
+
+    Below SOLVED of the reward it is not. Above it a shortcut may pay, the format in any case, so the answer parts must
+    have come a quarter of the way from the best constant strategy to 1. Held-out measures of those 5 steps are
+    believed first. Where that strategy is not known, a policy that has frozen (two steps without entropy and without
+    any signal) is taken for one unless its answer parts are nearly at their highest.
+    """
+    right = _answer_share(table, setup)
+    short = over_window(table, "reward") < SOLVED * setup.best
+    if setup.constant is not None:
+        return short | (right < setup.constant + (1 - setup.constant) / 4)
+    frozen = (column(table, "entropy") < FROZEN) & (column(table, "groups/equal_rewards") == 1)
+    return short | (trailing(frozen, 2) == 1) & (right < NEARLY)
+
+
+def _answer_share(table: pd.DataFrame, setup: Setup) -> np.ndarray:
+    """Of the answer parts, the mean over 5 steps; of the reward where no part is known to be one."""
+
+    def share(prefix: str) -> pd.Series:
+        if not setup.answer:
+            return pd.Series(column(table, f"{prefix}reward") / setup.best)
+        parts = [weight * column(table, f"{prefix}reward/{name}") for name, weight in setup.answer.items()]
+        return pd.Series(np.sum(parts, axis=0) / sum(setup.answer.values()))
+
+    held_out = share("eval/").ffill(limit=WINDOW - 1)
+    return held_out.fillna(share("").rolling(WINDOW).mean()).to_numpy()
+
+
+def _earned(table: pd.DataFrame, setup: Setup, at: int) -> str:
+    """The reward in words, beside what a shortcut earns where that is known."""
+    earned = f"reward {over_window(table, 'reward')[at]:.2f}"
+    if setup.constant is None:
+        return earned
+    right = _answer_share(table, setup)[at]
+    return f"{earned}, {right:.2f} for answers where the best constant strategy earns {setup.constant:.2f}"
+
+
+@red_flag(
+    "mode collapse",
+    lasted=WINDOW,
+    why="Without differences in a group there is no advantage: nothing more is learnt.",
+    first="an earlier checkpoint and a higher temperature; then more prompts a step, a lower learning rate or beta",
+)
+def mode_collapse(table: pd.DataFrame, setup: Setup) -> Sign:
+    """Over 5 steps: nearly equal completions (self-BLEU above 0.9), no signal, and the task not solved."""
+    same, equal = over_window(table, "diversity/self_bleu"), over_window(table, "groups/equal_rewards")
+    unique, distinct = over_window(table, "diversity/unique"), over_window(table, "diversity/distinct_2")
+    return (
+        (same > 0.9) & (equal > 0.8) & unsolved(table, setup),
+        lambda at: (
+            f"{equal[at]:.0%} of groups have no signal and their completions are the same (self-BLEU {same[at]:.2f}, "
+            f"{unique[at]:.0%} unique, distinct-2 {distinct[at]:.2f}) at {_earned(table, setup, at)}"
+        ),
+    )
+
+
+@red_flag(
+    "entropy collapse",
+    lasted=WINDOW,
+    why="The policy is sure of itself and wrong; it will hardly sample anything better.",
+    first="an earlier checkpoint and a lower learning rate; then a higher temperature or epsilon_high",
+)
+def entropy_collapse(table: pd.DataFrame, setup: Setup) -> Sign:
+    """Over 5 steps: entropy below 0.05 nats a token, and the task not solved."""
+    entropy = over_window(table, "entropy")
+    return (
+        (entropy < 0.05) & unsolved(table, setup),
+        lambda at: f"entropy {entropy[at]:.3f} nats a token at {_earned(table, setup, at)}",
+    )
+
+
+@red_flag(
+    "sparse reward",
+    lasted=WINDOW,
+    why="These completions cost time and teach nothing.",
+    first="easier prompts or partial credit; more completions a prompt; a warm start if none is ever right",
+)
+def sparse_reward(table: pd.DataFrame, setup: Setup) -> Sign:
+    """Over 5 steps: 4 groups of 5 without a signal though completions differ, and the task not solved."""
+    equal, same = over_window(table, "groups/equal_rewards"), over_window(table, "diversity/self_bleu")
+    return (
+        (equal > 0.8) & ~(same > 0.9) & unsolved(table, setup),
+        lambda at: (
+            f"{equal[at]:.0%} of groups have no signal though completions differ, at {_earned(table, setup, at)}"
+        ),
+    )

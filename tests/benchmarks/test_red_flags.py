@@ -1,0 +1,41 @@
+"""Misses and false alarms over all recorded runs: the committed table is the command's, and it gets no worse."""
+
+import re
+
+import pytest
+
+from benchmarks.red_flags import fixtures, laboratory, markdown
+from benchmarks.result import RESULTS, ROOT
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return fixtures(), laboratory()
+
+
+def test_the_committed_table_is_that_of_the_command(tables):
+    assert (RESULTS / "red_flags.md").read_text() == markdown(*tables)
+
+
+def test_fixtures_are_told_apart(tables):
+    runs = tables[0]
+    missed = [r.run for r in runs.itertuples() if not set(r.expected) <= set(r.flags)]
+    alarms = [r.run for r in runs[runs["kind"] == "healthy"].itertuples() if r.flags or r.blind]
+    assert (missed, alarms) == ([], [])
+
+
+def test_arms_that_fall_behind_by_old_rollouts_are_seen(tables):
+    arms = tables[1].set_index("arm")
+    seen = arms.loc[["sync 20", "sync 10", "sync 10, no weights", "oldest first", "4 iterations"], "flagged"]
+    assert seen.tolist() == [5, 5, 5, 3, 5]
+    assert arms["worse"].sum() == 7 and arms.loc[~arms["worse"], "flagged"].sum() == 1
+
+
+def test_recorded_runs_name_no_folder_of_a_machine():
+    files = [*(ROOT / "tests" / "fixtures" / "flags").rglob("*.*"), *RESULTS.rglob("*.*")]
+    texts = {path: path.read_text() for path in files if path.suffix in (".json", ".csv", ".md", ".jsonl")}
+    assert len(texts) > 100
+    named = [
+        str(path) for path, text in texts.items() if re.search(r"/(root|home|Users|tmp)/|\.cache/", text)
+    ]
+    assert not named
