@@ -145,7 +145,8 @@ def test_evaluation_while_training(form, tmp_path):
         "stream": data(2).to_iterable_dataset(),
     }[form]
     more = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 2, "max_steps": 2}
-    assert_alike(both(tmp_path, eval_dataset=held_out, **more))
+    # The kit's evaluations draw from random numbers of their own, and move no later step.
+    assert_alike(both(tmp_path, eval_dataset=held_out, **more), numbers=False)
 
 
 @pytest.mark.parametrize("given", ["its own", "another", "a dict", "by name"])
@@ -187,7 +188,7 @@ def test_early_stopping_and_the_best_model_at_the_end(tmp_path):
         metric_for_best_model="eval_reward", greater_is_better=True,
         trl={"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]},
     )  # fmt: skip
-    assert_alike(trainers)
+    assert_alike(trainers, numbers=False)
     for which, trainer in trainers.items():
         assert trainer.state.global_step == 3, which
         assert trainer.state.best_model_checkpoint == str(tmp_path / which / "checkpoint-1")
