@@ -55,13 +55,11 @@ class Session(TrainerCallback):
             checkpoint = self._where_to_go_on(checkpoint)
             self.recorder.open(resume=bool(checkpoint) or self.interrupted)
             self.interrupted = self._started = self._updating = False
-            start, self._on_disk = get_random_state(), (-1, checkpoint)
+            start, self._on_disk, done = get_random_state(), (-1, checkpoint), False
             try:
                 with self.guard.at_once():
                     output = trl_train(resume_from_checkpoint=checkpoint or None, **kwargs)
-                self._stopped_at = None
-                if self._save_failed and not self.trainer.args.load_best_model_at_end:
-                    self._unsaved = get_random_state()
+                self._stopped_at, done = None, True
                 if self.recorder.stopped_by is not None:
                     self.trainer._save_where_it_stopped(f"red flag: {self.recorder.stopped_by.name}")
                 return output
@@ -80,7 +78,9 @@ class Session(TrainerCallback):
             finally:
                 self.guard.begin_finish_first()
                 self._started = False
-                self.recorder.close()
+                left = not self.recorder.close() or self._save_failed
+                if done and left and not self.trainer.args.load_best_model_at_end:
+                    self._unsaved = get_random_state()
 
     def _where_to_go_on(self, checkpoint: str | bool | None) -> str | None:
         """The checkpoint to load; what is in memory alone is saved first.
