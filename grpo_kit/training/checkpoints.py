@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers.trainer_utils import rotate_checkpoints
 
 SAVING = ".saving"
@@ -126,8 +125,9 @@ class Checkpoints:
         except BaseException as error:
             trainer.state.best_model_checkpoint = best
             shutil.rmtree(run / SAVING / name, ignore_errors=True)
-            if isinstance(error, (OSError, RuntimeError, SafetensorError)):
-                raise CheckpointNotSaved(f"{run / name} cannot be written ({error})") from error
+            if isinstance(error, Exception):  # a full disk is an error of its own in every library
+                what = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise CheckpointNotSaved(f"{run / name} cannot be written ({what})") from error
             raise
         finally:
             self.writing = False

@@ -13,7 +13,7 @@ from grpo_kit.training.packing import why_not_packed
 from grpo_kit.training.trl_internals import metrics_set_aside
 from grpo_kit.training.update import PackedUpdate
 
-_LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
+LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
 
 
 class Logprobs:
@@ -101,7 +101,7 @@ class Logprobs:
     ) -> torch.Tensor:
         """trl's loss of known log-probabilities of a micro-batch; its metrics and controllers move only if log."""
         trainer = self.trainer
-        state = {name: getattr(trainer, name) for name in _LOSS_STATE}
+        state = {name: getattr(trainer, name) for name in LOSS_STATE}
         gradient_state = trainer.accelerator.gradient_state
         sync = gradient_state.sync_gradients
         gradient_state._set_sync_gradients(last)

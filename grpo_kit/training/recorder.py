@@ -239,19 +239,20 @@ class Recorder(TrainerCallback):
         if self._writes:
             print(message, flush=True)
 
-    def close(self) -> None:
-        """The last picture; rows that a full disk holds back stay for the next train(); no step leaves no trace."""
+    def close(self) -> bool:
+        """The last picture; no step leaves no trace. False: a full disk holds rows back, for the next train()."""
         if self.folder is None:
-            return
+            return True
         if self._chart is not None:
             self._chart.finish()
         if not self._flush():
             self.say(
                 f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
             )
-            return
+            return False
         _discard_if_nothing_happened(Path(self.folder.path))
         self.folder = None
+        return True
 
     def _flush(self) -> bool:
         return all([self.folder.flush(), self._monitor.flush()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from transformers.trainer_utils import TrainOutput
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
 from grpo_kit.training.interrupts import InterruptGuard
+from grpo_kit.training.logprobs import LOSS_STATE
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import get_random_state, random_state_of_its_own, set_random_state
 
@@ -36,7 +38,8 @@ class Session(TrainerCallback):
         self.checkpoints = Checkpoints(trainer)
         self.interrupted = False
         self.random_state: tuple[int, Any] | None = None
-        self._buffer: Any = None  # the rollouts at hand as the step of random_state began
+        self._before: dict[str, Any] = {}  # what else the trainer had as that step began
+        self._tokens_before = 0  # and its state
         self._stopped_at: str | None = None  # the checkpoint that the next train() goes on from
         self._unsaved: Any = None  # random state of a step that the disk did not take: it is in memory alone
         self._on_disk: tuple[int, str] | None = None  # step and folder of what was saved or loaded last
@@ -55,13 +58,11 @@ class Session(TrainerCallback):
             checkpoint = self._where_to_go_on(checkpoint)
             self.recorder.open(resume=bool(checkpoint) or self.interrupted)
             self.interrupted = self._started = self._updating = False
-            start, self._on_disk = get_random_state(), (-1, checkpoint)
+            start, self._on_disk, done = get_random_state(), (-1, checkpoint), False
             try:
                 with self.guard.at_once():
                     output = trl_train(resume_from_checkpoint=checkpoint or None, **kwargs)
-                self._stopped_at = None
-                if self._save_failed and not self.trainer.args.load_best_model_at_end:
-                    self._unsaved = get_random_state()
+                self._stopped_at, done = None, True
                 if self.recorder.stopped_by is not None:
                     self.trainer._save_where_it_stopped(f"red flag: {self.recorder.stopped_by.name}")
                 return output
@@ -80,7 +81,9 @@ class Session(TrainerCallback):
             finally:
                 self.guard.begin_finish_first()
                 self._started = False
-                self.recorder.close()
+                left = not self.recorder.close() or self._save_failed
+                if done and left and not self.trainer.args.load_best_model_at_end:
+                    self._unsaved = get_random_state()
 
     def _where_to_go_on(self, checkpoint: str | bool | None) -> str | None:
         """The checkpoint to load; what is in memory alone is saved first.
@@ -114,7 +117,8 @@ class Session(TrainerCallback):
             return
         if self.random_state is not None and self.random_state[0] == step:  # as if the step had never begun
             set_random_state(self.random_state[1])
-            trainer._buffered_inputs = self._buffer
+            vars(trainer).update(self._before)
+            trainer.state.num_input_tokens_seen = self._tokens_before
         if self._on_disk[0] != step:
             try:
                 trainer._save_checkpoint(trainer.model, trial=None)
@@ -204,7 +208,7 @@ class Session(TrainerCallback):
         trainer._pending_extra_logs.clear()
         trainer._logprobs.begin()
         control.should_log = control.should_evaluate = control.should_save = False
-        self.random_state, self._buffer, self._evaluated_at = None, None, -1
+        self.random_state, self._evaluated_at = None, -1
         self._save_failed = False
         self._began_at = state.global_step
         self.recorder.begin()
@@ -236,7 +240,10 @@ class Session(TrainerCallback):
             self._remember(state.global_step)
 
     def _remember(self, step: int) -> None:
-        self.random_state, self._buffer = (step, get_random_state()), self.trainer._buffered_inputs
+        trainer = self.trainer
+        self.random_state = step, get_random_state()
+        self._before = {name: copy.copy(getattr(trainer, name)) for name in ("_buffered_inputs", *LOSS_STATE)}
+        self._tokens_before = trainer.state.num_input_tokens_seen
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here on weights and files change: an interrupt waits for the end of the step."""

@@ -147,8 +147,8 @@ class FillsUp(TrainerCallback):
     A row finds no room where metrics.csv is larger than the limit already: its first row gets long.
     """
 
-    def __init__(self, trainer, step, *, rows=False):
-        self.trainer, self.step, self.rows, self._disk = trainer, step, rows, None
+    def __init__(self, trainer, step, *, rows=False, free=100_000):
+        self.trainer, self.step, self.rows, self.bytes, self._disk = trainer, step, rows, free, None
         trainer.add_callback(self)
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -156,7 +156,7 @@ class FillsUp(TrainerCallback):
             if self.rows:
                 folder = self.trainer._recorder.folder
                 folder.write_step({"step": 1, "note": "x" * 110_000})
-            self._disk = full_disk()
+            self._disk = full_disk(self.bytes)
             self._disk.__enter__()
 
     def free(self):
@@ -172,11 +172,15 @@ class FillsUp(TrainerCallback):
         self.free()
 
 
-def test_training_goes_on_over_a_save_that_the_disk_refuses(tmp_path):
-    longer = make("kit", tmp_path / "a", max_steps=6)
+@pytest.mark.parametrize(
+    "tuning, free", [("full", 100_000), ("lora", 2_000_000)], ids=["weights", "tokenizer"]
+)
+def test_training_goes_on_over_a_save_that_the_disk_refuses(tuning, free, tmp_path):
+    """Every library says it in its own way: safetensors, tokenizers (which has the largest file under LoRA), torch."""
+    longer = make("kit", tmp_path / "a", tuning=tuning, max_steps=6)
     longer.train()
-    trainer = make("kit", tmp_path / "b", **SAVES)
-    with FillsUp(trainer, 1):
+    trainer = make("kit", tmp_path / "b", tuning=tuning, **SAVES)
+    with FillsUp(trainer, 1, free=free):
         with pytest.warns(RuntimeWarning, match="checkpoint-2 cannot be written.*Training goes on"):
             trainer.train()
         assert trainer.state.global_step == 4 and not list(tmp_path.glob("b/checkpoint-*"))

@@ -41,6 +41,20 @@ METHODS = {
     "create_scheduler": ["self", "num_training_steps"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+    "_get_output_dir": ["self", "trial"],
+    "_push_from_checkpoint": ["self", "checkpoint_folder"],
+    "_load_rng_state": ["self", "checkpoint"],
+    "_maybe_log_save_evaluate": [
+        "self",
+        "tr_loss",
+        "grad_norm",
+        "model",
+        "trial",
+        "epoch",
+        "ignore_keys_for_eval",
+        "start_time",
+    ],
+    "evaluate": ["self"],
     "prediction_step": ["self", "inputs"],
     "_run_epoch": ["self"],
     "log": ["self", "logs", "start_time"],
@@ -75,6 +89,10 @@ def test_module_functions():
     assert "compact = _use_triton(" in inspect.getsource(trl_utils.add_fused_lm_head)
     assert "_maybe_log_save_evaluate" in inspect.getsource(transformers.Trainer._run_epoch)
     assert "on_pre_optimizer_step" in inspect.getsource(transformers.Trainer._run_epoch)
+    saving = inspect.getsource(transformers.Trainer._save_checkpoint)
+    assert "output_dir = os.path.join(run_dir, checkpoint_folder)" in saving  # under _get_output_dir
+    assert saving.index("save_model(") < saving.index("save_to_json(")  # trainer_state.json comes last
+    assert "_buffered_inputs is None" in inspect.getsource(trl_grpo.GRPOTrainer._prepare_inputs)
     assert "_set_sync_gradients" in inspect.getsource(transformers.Trainer._run_epoch)
     assert "self._gradient_checkpointing_func(" in inspect.getsource(transformers.modeling_layers)
 

@@ -26,7 +26,11 @@ def test_interrupt_then_train_equals_never_stopping(where, tuning, tmp_path):
 
     assert not trainer.interrupted and trainer.state.global_step == 4
     assert same(weights(untouched), weights(trainer))
-    assert read_metrics(tmp_path / "b")["step"].tolist() == [1, 2, 3, 4]
+    rows, redone = read_metrics(tmp_path / "a"), read_metrics(tmp_path / "b")
+    assert redone["step"].tolist() == [1, 2, 3, 4]
+    assert redone["num_tokens"].tolist() == rows["num_tokens"].tolist(), (
+        "those of a step left are not counted"
+    )
 
 
 @pytest.mark.parametrize("rows", [8, 32], ids=["ends with an epoch", "ends inside one"])

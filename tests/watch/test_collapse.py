@@ -129,7 +129,10 @@ def test_a_data_set_carries_what_the_best_constant_strategy_earns():
 def test_a_trainer_writes_both_down(tmp_path):
     tokenizer = load_policy("tiny-random", quiet=True)[1]
     task = tasks.largest(n_train=16, n_held_out=4)
-    make("kit", tmp_path / "run", rewards=task.rewards, dataset=task.dataset(tokenizer), max_steps=1).train()
+    make(
+        "kit", tmp_path / "run", rewards=task.rewards, dataset=task.dataset(tokenizer), max_steps=1,
+        max_completion_length=task.max_completion_tokens,
+    ).train()  # fmt: skip
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["answer_parts"] == ["exact_answer"]
     assert config["best_constant"]["strategy"] == task.best_constant(task.train)[0]

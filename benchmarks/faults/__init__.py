@@ -1,0 +1,1 @@
+"""Faults drawn at random, and whether the run is then the one that nobody touched."""
