@@ -189,10 +189,11 @@ def run(name: str, folder: Path) -> None:
     cfg = profile("cpu", prompts_per_step=failure.prompts, steps=failure.steps, seed=0)
     torch.manual_seed(0)
     model, tokenizer = load_policy(cfg.model, tuning=failure.tuning, dtype="float32", quiet=True)
-    task = failure.task()
+    task, changes = failure.task(), dict(failure.changes)
     rewards = failure.rewards() if failure.rewards else task.rewards
     weights = failure.weights or task.reward_weights
-    changes = {"max_completion_length": task.max_completion_tokens, **failure.changes}
+    longest = changes.setdefault("max_completion_length", task.max_completion_tokens)
+    task = replace(task, max_completion_tokens=longest)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=rewards,
