@@ -104,7 +104,8 @@ class Checkpoints:
         """Write a checkpoint of the trainer's step; returns its folder, which is whole.
 
         write: transformers' way, which makes <output folder>/checkpoint-<step>. own: adds the kit's files to a folder.
-        Raises CheckpointNotSaved, and leaves nothing behind, where the disk does not take it.
+        Raises CheckpointNotSaved, and leaves nothing behind, where the disk does not take it; under several processes
+        the error itself.
         """
         trainer = self.trainer
         name = f"checkpoint-{trainer.state.global_step}"
@@ -125,7 +126,8 @@ class Checkpoints:
         except BaseException as error:
             trainer.state.best_model_checkpoint = best
             shutil.rmtree(run / SAVING / name, ignore_errors=True)
-            if isinstance(error, Exception):  # a full disk is an error of its own in every library
+            # A full disk is an error of its own in every library. Of several processes the others would wait for ever.
+            if isinstance(error, Exception) and trainer.accelerator.num_processes == 1:
                 what = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise CheckpointNotSaved(f"{run / name} cannot be written ({what})") from error
             raise
