@@ -46,7 +46,7 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("notebooks/02_reward_design.ipynb", "groups"): (5, SAVED),
     ("notebooks/04_grpo_by_hand.ipynb", "max_completion_length"): (1, OF_TRL),
     ("notebooks/12_is_the_base_model_ready.ipynb", "groups"): (1, SAVED),
-    ("notebooks/14_stability_lab.ipynb", "max_completion_length"): (1, OF_TRL),
+    ("notebooks/14_stability_lab.ipynb", "max_completion_length"): (2, OF_TRL),
 }
 
 

@@ -286,6 +286,6 @@ def _parts(trainer: Any) -> list[str]:
 
 
 def _answer_parts(trainer: Any) -> list[str]:
-    """Names of the parts that judge the answer; reward models and asynchronous rewards cannot be told."""
+    """Names of the parts that judge the answer; of reward models that cannot be told."""
     asked = [r for r in trainer.reward_funcs if isinstance(r, Asked)]
     return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))
