@@ -57,20 +57,7 @@ def build_prompt(
     for asked, answered in examples:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
     messages.append({"role": "user", "content": question})
-    opened = _render(tokenizer, messages, add_generation_prompt=True)
-    begun = _begun_by_the_template(tokenizer, messages, opened)
-    if begun and not prefill:
-        raise PromptError(
-            f"prefill='': the chat template opens {begun!r} itself, which no reward would see; "
-            f"give prefill={begun!r}, and it stands there once"
-        )
-    if begun and prefill.startswith(begun):
-        prompt = opened + prefill.removeprefix(begun)
-    elif prefill:
-        prompt = _continue(tokenizer, messages, prefill)
-        _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened)
-    else:
-        prompt = opened
+    prompt = _ending_in(tokenizer, messages, prefill)
     _check_nothing_dropped(prompt, messages)
     return _check_tokens(tokenizer, prompt, prefill)
 
@@ -97,10 +84,7 @@ def continue_messages(
             "string, or leave that message out"
         )
     _check_no_space(opening)
-    prompt = _continue(tokenizer, before, opening, **template)
-    opened = _render(tokenizer, before, add_generation_prompt=True, **template)
-    _check_prefill(tokenizer, before, opening, prompt=prompt, opened=opened, **template)
-    return prompt
+    return _ending_in(tokenizer, before, opening, **template)
 
 
 def build_dataset(
@@ -280,15 +264,33 @@ def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[Any], opening: 
         ) from error
 
 
+def _ending_in(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prefill: str, **template: Any
+) -> str:
+    """The messages rendered, with the assistant's turn open behind the prefill; what a template begins stands once."""
+    opened = _render(tokenizer, messages, add_generation_prompt=True, **template)
+    begun = _begun_by_the_template(tokenizer, messages, opened, **template)
+    if begun and not prefill:
+        raise PromptError(
+            f"prefill='': the chat template opens {begun!r} itself, which no reward would see; "
+            f"give prefill={begun!r}, and it stands there once"
+        )
+    if not prefill or (begun and prefill.startswith(begun)):
+        return opened + prefill.removeprefix(begun)
+    prompt = _continue(tokenizer, messages, prefill, **template)
+    _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened, **template)
+    return prompt
+
+
 def _begun_by_the_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], opened: str
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], opened: str, **template: Any
 ) -> str:
     """The opening tag that the template itself writes behind the assistant's header ("<think>\\n"); "" for none."""
     tag = _OPENING_TAG.search(opened)
     if tag is None:
         return ""
     try:
-        header = _continue(tokenizer, messages, _PROBE).removesuffix(_PROBE)
+        header = _continue(tokenizer, messages, _PROBE, **template).removesuffix(_PROBE)
     except PromptError:
         return tag[0]
     return "" if header.endswith(tag[0]) else tag[0]

@@ -11,7 +11,15 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from grpo_kit.prompts import Drift, PromptError, audit_tags, build_dataset, build_prompt, roundtrip_drift
+from grpo_kit.prompts import (
+    Drift,
+    PromptError,
+    audit_tags,
+    build_dataset,
+    build_prompt,
+    continue_messages,
+    roundtrip_drift,
+)
 from grpo_kit.rewards import SoftFormat
 
 QWEN25 = (Path(__file__).parent / "fixtures" / "qwen2.5_chat_template.jinja").read_text()
@@ -162,6 +170,7 @@ def test_thinking_that_the_template_opens_is_the_prefill(smol_tokenizer, templat
     opened = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert opened.endswith("<think>\n")
     assert build_prompt(tokenizer, "2 + 2?", prefill="<think>\n") == opened
+    assert continue_messages(tokenizer, [*messages, {"role": "assistant", "content": "<think>\n"}]) == opened
     assert build_prompt(tokenizer, "2 + 2?", prefill="<think>\nLet me see.") == opened + "Let me see."
     (row,) = build_dataset(tokenizer, [{"question": "2 + 2?"}], prefill="<think>\n")
     perfect = "4\n</think>\n<answer>4</answer>"

@@ -106,7 +106,7 @@ class Recorder(TrainerCallback):
         }
         self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
         self._config = config
-        self._completions, self._sampled, self._row, self.stopped_by = None, False, {}, None
+        self._completions, self._sampled, self._row = None, False, {}
         self._groups = 0, 0
         self._begin = time.monotonic()
 
