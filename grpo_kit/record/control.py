@@ -1,0 +1,146 @@
+"""What a person asks of a run while it trains, by way of its folder: from a widget, a notebook, a terminal, a web page.
+
+    runs/<name>/control/<any name>.json   one request a file: {"change": {"learning_rate": 1e-5}} or {"do": "pause"}
+                changes.jsonl             what became of the changes, a line each
+
+The trainer takes requests up between two steps, in the order of their names, and deletes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.record.files import RunFolderError, holds_run, write_whole
+
+CONTROL, CHANGES = "control", "changes.jsonl"
+ACTIONS = ("pause", "go on", "stop", "save")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _weights(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(_number, value))
+
+
+_AT_LEAST_0 = (lambda value: _number(value) and value >= 0, "a number, at least 0")
+_ABOVE_0 = (lambda value: _number(value) and value > 0, "a number above 0")
+_COUNT = (lambda value: _whole(value) and value >= 1, "a whole number, at least 1")
+CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "learning_rate": _ABOVE_0,
+    "temperature": (lambda value: callable(value) or _ABOVE_0[0](value), "a number above 0, or a schedule"),
+    "max_steps": _COUNT,
+    "beta": _AT_LEAST_0,
+    "epsilon": _ABOVE_0,
+    "epsilon_high": _ABOVE_0,
+    "max_grad_norm": _AT_LEAST_0,
+    "max_completion_tokens": _COUNT,
+    "reward_weights": (_weights, "a list of numbers, one a reward"),
+    "save_steps": _COUNT,
+    "eval_steps": _COUNT,
+}
+"""What may change while a run trains: name -> (is this value one, what it must be)."""
+
+
+def check_change(name: str, value: Any) -> None:
+    """Raises ValueError for a name that no run can change, or a value that it never takes."""
+    if name not in CHANGEABLE:
+        raise ValueError(
+            f"{name}={value!r} cannot be changed while a run goes on; what can: {', '.join(CHANGEABLE)}. For another "
+            f"{name} make a new trainer, with a new folder"
+        )
+    fits, words = CHANGEABLE[name]
+    if not fits(value):
+        raise ValueError(f"{name}={value!r} must be {words}")
+
+
+class Control:
+    """Asks a running trainer for something; it answers between two steps. Made by `control`.
+
+    A change that the trainer refuses, and one that it makes, is in changes.jsonl of the run's folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def change(self, **values: Any) -> None:
+        """Other numbers from the next rollout buffer on: see GRPOTrainer.change. A schedule cannot be sent this way.
+
+        Raises ValueError for a name or a value that cannot be.
+        """
+        for name, value in values.items():
+            check_change(name, value)
+            if callable(value):
+                raise ValueError(f"{name}={value!r} is a function, and a file takes numbers; give a number")
+        self._ask({"change": values})
+
+    def pause(self) -> None:
+        """Wait after this step, with the model in memory, until go_on() or stop()."""
+        self._ask({"do": "pause"})
+
+    def go_on(self) -> None:
+        """After a pause: train on."""
+        self._ask({"do": "go on"})
+
+    def stop(self) -> None:
+        """End after this step and save, as the stop button does."""
+        self._ask({"do": "stop"})
+
+    def save(self) -> None:
+        """Save a checkpoint after this step."""
+        self._ask({"do": "save"})
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        target = self.folder / CONTROL / f"{time.time_ns():020d}-{uuid.uuid4().hex[:6]}.json"
+        target.parent.mkdir(exist_ok=True)
+        write_whole(target, json.dumps(request).encode())
+
+
+def control(folder: str | Path) -> Control:
+    """Steer a run that trains, from any process: change(...), pause(), go_on(), stop(), save().
+
+    Raises RunFolderError (a ValueError) if the folder holds no run.
+
+    >>> control("runs/full").change(learning_rate=5e-6)  # doctest: +SKIP
+    """
+    if not holds_run(folder):
+        raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
+    return Control(folder)
+
+
+def take_requests(folder: str | Path) -> list[dict[str, Any]]:
+    """The requests that wait, oldest first; they are deleted. A file that is not whole yet waits for the next time.
+
+    Its JSON may be anything that a person wrote by hand: who takes it up checks it.
+    """
+    found = []
+    for path in sorted((Path(folder) / CONTROL).glob("[!.]*.json")):
+        try:
+            request = json.loads(path.read_text(encoding="utf-8"))
+            os.remove(path)
+        except (OSError, ValueError):
+            continue
+        found.append(request)
+    return found
+
+
+def read_changes(folder: str | Path) -> list[dict[str, Any]]:
+    """The lines of changes.jsonl: {"step": the first step trained with it, "change": {name: value}, "was": {...}}.
+
+    One that was refused has "refused" in place of "change", and "why". A line cut short is left out.
+    """
+    path = Path(folder) / CHANGES
+    data = path.read_bytes() if path.is_file() else b""
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines() if line.strip()]
