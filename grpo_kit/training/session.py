@@ -17,6 +17,7 @@ from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
 from grpo_kit.training.interrupts import InterruptGuard
 from grpo_kit.training.logprobs import LOSS_STATE
+from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import get_random_state, random_state_of_its_own, set_random_state
 
@@ -52,9 +53,7 @@ class Session(TrainerCallback):
         self, trl_train: Callable[..., TrainOutput], checkpoint: str | bool | None, **kwargs: Any
     ) -> TrainOutput:
         """See GRPOTrainer.train."""
-        with self.guard, warnings.catch_warnings():
-            # trl asks transformers for a renamed property at every rollout.
-            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        with self.guard, quiet(self.trainer.model):
             checkpoint = self._where_to_go_on(checkpoint)
             self.recorder.open(resume=bool(checkpoint) or self.interrupted)
             self.interrupted = self._started = self._updating = False
