@@ -57,8 +57,6 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluati
         **settings.options,
     )
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if trainer.interrupted:
-        raise KeyboardInterrupt
     del trainer
     trained = time.perf_counter()
     after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)

@@ -90,6 +90,12 @@ class LiveChart:
         if not self._pictures:
             self._guard(lambda: print(f"Red flag: {flag}", flush=True))
 
+    def change(self, step: int, text: str) -> None:
+        print(f"From step {step}: {text}", flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
     def finish(self) -> None:
         """Show the last state, whatever it costs."""
         if self._pictures and self._rows:
