@@ -44,9 +44,9 @@ _FIXED = (
 class Changes:
     """The changes of one trainer.
 
-    ask() takes one from any thread. Around train(): open() and prepare() before transformers' loop, begin() once a checkpoint is
-    loaded, at_buffer() where a rollout buffer begins. told: f(step, text) for each change that took effect, and f(step,
-    text) of a refusal.
+    ask() takes one from any thread. Around train(): open() and prepare() before transformers' loop, begin() once a
+    checkpoint is loaded, at_buffer() where a rollout buffer begins. told: f(step, text) for each change that took
+    effect, and for a refusal.
     """
 
     def __init__(self, trainer: Any, told: Callable[[int, str], None], say: Callable[[str], None]) -> None:
@@ -167,7 +167,7 @@ class Changes:
         for line in self._later:
             if line["step"] == step + 1 and "max_steps" in line["change"]:
                 self._apply({"max_steps": line["change"]["max_steps"]}, "change", step, again=True)
-        for values, by in self._asked:
+        for values, by in list(self._asked):  # another thread may add one
             if "max_steps" in values:
                 self._apply({"max_steps": values.pop("max_steps")}, by, step)
 

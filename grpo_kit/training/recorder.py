@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,10 @@ import pandas as pd
 import torch
 from transformers import TrainerCallback
 
-from grpo_kit.models import model_name
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import CONFIG, REDONE, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
-from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.rewards.judge import Asked
-from grpo_kit.tasks.task import carried_by
-from grpo_kit.training.logged import names_inside
+from grpo_kit.training.config import config_of
 from grpo_kit.training.rollouts import Rollouts
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
@@ -78,7 +73,7 @@ class Recorder(TrainerCallback):
         Raises RunFolderError if it holds a run and resume is False; also
         while a disk is still too full for the rows that it held back when the last run stopped.
         """
-        trainer, schedule = self.trainer, self.trainer._temperature.schedule
+        trainer = self.trainer
         self.stopped_by = None
         path = Path(trainer.args.output_dir)
         begun = json.loads((path / CONFIG).read_text(encoding="utf-8")) if (path / CONFIG).exists() else None
@@ -89,26 +84,7 @@ class Recorder(TrainerCallback):
                 f"{self.folder.path} cannot be written, and rows of the last run still wait in memory; free some "
                 "space, then call train() again."
             )
-        config = {
-            "reward_parts": _parts(trainer),
-            "reward_weights": trainer.reward_weights.tolist(),
-            "answer_parts": _answer_parts(trainer),
-            "best_constant": carried_by(trainer.train_dataset).get("best_constant"),
-            "temperature_schedule": trainer._changes.keep(schedule) if schedule else None,
-            "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
-            "rollout": trainer.rollout,
-            "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
-            "model": model_name(trainer.model),
-            "starts_from": trainer.starts_from,
-            "data": _data_of(trainer.train_dataset),
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-            "versions": {
-                name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")
-            },
-            "args": trainer.args.to_dict(),
-        }
+        config = config_of(trainer)
         self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
         self._config = config
         self._completions, self._sampled, self._row = None, False, {}
@@ -295,21 +271,3 @@ def _share_that_moves(trainer: Any) -> float | None:
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     kept = own is not None and own.weights != torch.float32 or type(optimizer).__name__ in _KEEP_LOW_BITS
     return None if kept or not narrow or not rate else share_that_moves(narrow, rate)
-
-
-def _data_of(data: Any) -> dict[str, Any]:
-    """The task that the rows carry, and how many there are."""
-    carried = carried_by(data)
-    named = {"task": carried["task"]} if carried else {}
-    return named | ({"rows": len(data)} if hasattr(data, "__len__") else {})
-
-
-def _parts(trainer: Any) -> list[str]:
-    """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
-    return list(dict.fromkeys([*trainer.reward_func_names, *names_inside(trainer)]))
-
-
-def _answer_parts(trainer: Any) -> list[str]:
-    """Names of the parts that judge the answer; of reward models that cannot be told."""
-    asked = [r for r in trainer.reward_funcs if isinstance(r, Asked)]
-    return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))
