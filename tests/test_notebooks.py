@@ -1,11 +1,13 @@
 """Every notebook: its anatomy, and a run from top to bottom in the smoke profile."""
 
 import os
+import re
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
+from ipykernel.ipkernel import IPythonKernel
 
 from grpo_kit.sandbox import isolation
 
@@ -38,11 +40,26 @@ def test_anatomy(path):
     assert not long, f"code cells of more than {MOST_LINES} lines, by number: {long}"
     prose = sum(cell.cell_type == "markdown" for cell in notebook.cells)
     assert prose >= len(_code(notebook)), "at least as many cells of prose as of code"
-    assert notebook.metadata.kernelspec.name == "python3"
-    assert "widgets" not in notebook.metadata, "widget state is not committed"
     failed = [out.ename for cell in _code(notebook) for out in cell.outputs if out.output_type == "error"]
     assert not failed, f"committed with errors: {failed}"
     assert path.stat().st_size < 2_000_000, "outputs stay small"
+
+
+def test_is_committed_as_jupyterlab_writes_it(path):
+    """Else opening one makes it dirty, and saving it changes lines that nobody touched.
+
+    The one difference that is left: the version of Python, which Lab takes from the kernel that is there.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}, "nothing else; widget state least of all"
+    assert notebook.metadata.kernelspec == {
+        "display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3",
+    }  # fmt: skip
+    version = notebook.metadata.language_info.version
+    assert re.fullmatch(r"3\.1[1-3]\.\d+", version)
+    assert notebook.metadata.language_info == {**IPythonKernel.language_info, "version": version}
+    assert path.read_text(encoding="utf-8") == f"{nbformat.writes(notebook)}\n", "order, indent, last newline"
+    assert all("id" in cell for cell in notebook.cells)
 
 
 def _too_long(cell):

@@ -1,0 +1,174 @@
+"""Buttons under the chart that ask a running trainer for something: pause, stop, save, another rate or temperature.
+
+They are buttons of the page, not widgets: each writes a request into the run's folder through the Jupyter server, as
+record.control does from a terminal, and the kernel has no part in it. So they answer while the kernel is busy, after
+the page was loaded again, and with any ipykernel. They need a run below the folder that the server was started in.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo_kit.display import escape, in_notebook
+from grpo_kit.record.control import CONTROL
+
+# What is seen where no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
+_INSTEAD = (
+    "To steer this run, in another notebook or a terminal's Python: "
+    "<code>import grpo_kit as kit; kit.control({folder}).pause()</code>, <code>.go_on()</code>, "
+    "<code>.stop()</code>, <code>.save()</code>, <code>.change(learning_rate=5e-6, temperature=0.9)</code>"
+)
+_SCRIPT = """
+(() => {
+  const [name, folders] = ARGUMENTS;
+  const data = document.getElementById("jupyter-config-data");
+  if (!data) return;
+  const page = JSON.parse(data.textContent);
+  const root = (page.serverRoot || "").replace(/\\\\/g, "/").replace(/\\/+$/, "");
+  const folder = folders.find(path => page.serverRoot && path.startsWith(root + "/"));
+  const at = folder && folder.slice(root.length + 1).split("/").map(encodeURIComponent).join("/");
+  const tell = text => document.querySelectorAll(`[data-kit-status="${name}"]`).forEach(e => e.textContent = text);
+  const server = (path, options) => {
+    const headers = {"Content-Type": "application/json"};
+    const xsrf = document.cookie.match(/(?:^|; )_xsrf=([^;]*)/);
+    if (xsrf) headers["X-XSRFToken"] = xsrf[1];
+    if (page.token) headers.Authorization = `token ${page.token}`;
+    return fetch(`${page.baseUrl}api/contents/${path}`, {credentials: "same-origin", headers, ...options});
+  };
+  const ask = async (request, words) => {
+    const number = crypto.getRandomValues(new Uint32Array(1))[0];
+    const file = `${BigInt(Date.now()) * 1000000n}`.padStart(20, "0") + `-${number}.json`;
+    const body = JSON.stringify({type: "file", format: "text", content: JSON.stringify(request)});
+    tell(`${words} …`);
+    try {
+      const got = await server(`${at}/${file}`, {method: "PUT", body});
+      if (!got.ok) tell(`Not asked: the server answered ${got.status}.`);
+    } catch (error) {
+      tell(`Not asked: ${error.message}.`);
+    }
+  };
+  const make = (tag, more, ...inside) => {
+    const made = Object.assign(document.createElement(tag), more);
+    made.append(...inside);
+    return made;
+  };
+  const button = (text, title, onclick) => make("button", {type: "button", textContent: text, title, onclick});
+  const pause = () => {
+    const made = button("Pause", "wait after this step, with the model in memory", () =>
+      made.textContent === "Pause" ? ask({do: "pause"}, "Asked to pause after this step")
+        : ask({do: "go on"}, "Asked to go on"));
+    return Object.assign(made, {className: "kit-pause"});
+  };
+  const number = (label, key, example) => {
+    const field = make("input", {type: "text", size: 7, placeholder: example});
+    const set = () => {
+      const value = Number(field.value.trim() || NaN);
+      if (value > 0 && Number.isFinite(value)) ask({change: {[key]: value}}, `Asked for ${label} ${value}`);
+      else tell(`Not asked: ${label} must be a number above 0, such as ${example}.`);
+    };
+    field.onkeydown = event => { if (event.key === "Enter") set(); };
+    const row = make("span", {}, make("label", {}, `${label} `, field), " ",
+      button("Set", `${label} from the next rollout buffer on`, set));
+    row.style.whiteSpace = "nowrap";
+    return row;
+  };
+  for (const row of document.querySelectorAll(`[data-kit-panel="${name}"]:not([data-kit-filled])`)) {
+    row.setAttribute("data-kit-filled", "");
+    if (!folder) {
+      row.prepend(`Buttons need a run below ${root || "the server's folder"}, where JupyterLab was started. `);
+      continue;
+    }
+    row.replaceChildren(pause(),
+      button("Stop after this step", "end and save; the same cell goes on from there",
+        () => ask({do: "stop"}, "Asked to stop after this step")),
+      button("Save now", "a checkpoint after this step", () => ask({do: "save"}, "Asked to save after this step")),
+      number("learning rate", "learning_rate", "5e-6"), number("temperature", "temperature", "0.9"));
+    row.setAttribute("data-lm-suppress-shortcuts", "true");  // else what is typed commands the notebook
+    row.style.cssText += ";display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;padding:2px 0";
+    for (const one of row.querySelectorAll("button, input"))
+      one.style.cssText = "font:inherit;color:inherit;background:var(--jp-layout-color2,transparent);"
+        + "border:1px solid var(--jp-border-color1,gray);border-radius:2px;padding:1px 8px";
+    for (const one of row.querySelectorAll("button")) one.style.cursor = "pointer";
+  }
+})();
+"""
+_LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').forEach(e => e.textContent = {label});"
+
+
+class Panel:
+    """A row of buttons under the chart, and a line on what was said last; only in a notebook.
+
+    Pause / Go on, Stop after this step, Save now, learning rate and temperature. A click is a file in the run's
+    folder control/, which the trainer takes up between two steps. Where no button can be had the row says what to
+    type instead. Nothing of it stays in the notebook after end(). Trouble in here never stops training.
+
+    >>> panel = Panel("runs/full")
+    >>> panel.show()
+    >>> panel.say("learning rate 1e-05 from step 13")
+    >>> panel.end()
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._name = uuid.uuid4().hex
+        self._handles: dict[str, object] = {}
+        self._broken = False
+
+    def show(self) -> None:
+        """Show it, once, under what the cell has shown so far."""
+        if in_notebook() and not self._handles:
+            self._guard(self._show_row)
+
+    def say(self, text: str, *, paused: bool = False) -> None:
+        """What the trainer did about a request, in one line. paused: it waits, and the first button says "Go on"."""
+        if self._handles:
+            self._guard(lambda: self._show_status(text, paused))
+
+    def end(self) -> None:
+        """Training is over: take it away."""
+        for name in list(self._handles):
+            self._guard(lambda name=name: self._show(name, {}))
+        self._handles = {}
+
+    def _show_row(self) -> None:
+        at = self.folder / CONTROL
+        at.mkdir(parents=True, exist_ok=True)  # the server makes no folders
+        paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
+        script = _SCRIPT.replace("ARGUMENTS", json.dumps([self._name, paths]).replace("<", "\\u003c"))
+        run = repr(self.folder.absolute().as_posix())
+        instead = _INSTEAD.format(folder=escape(run, len(run)))
+        row = f'<div data-kit-panel="{self._name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
+        self._show("row", {"text/plain": f"kit.control({run}) steers this run", "text/html": row})
+        self._show_status("", False)
+
+    def _show_status(self, text: str, paused: bool) -> None:
+        script = _LABEL.format(name=self._name, label='"Go on"' if paused else '"Pause"')
+        line = (
+            f'<div data-kit-status="{self._name}" role="status" style="min-height:1.5em">{escape(text)}</div>'
+        )
+        self._show("status", {"text/plain": text, "text/html": f"{line}<script>{script}</script>"})
+
+    def _show(self, name: str, bundle: dict) -> None:
+        from IPython.display import display
+
+        if name in self._handles:
+            self._handles[name].update(bundle, raw=True)
+        else:
+            self._handles[name] = display(bundle, raw=True, display_id=True)
+
+    def _guard(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except Exception as error:  # steering must never stop training; what went wrong is said once
+            if not self._broken:
+                warnings.warn(
+                    f"The control panel fails ({type(error).__name__}: {error}). Training goes on; the stop button "
+                    f"and kit.control({str(self.folder)!r}) work.",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+            self._broken = True
