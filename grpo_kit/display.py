@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart with any colour vision: jfly.uni-koeln.de/color
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY, RED = "#555555", "#B00020"
+# What draws the eye on a page of any theme: text on a ground of its own, what follows in the page's own colour. (No
+# colour of text has a contrast of 4.5 on white and on JupyterLab's dark #111111 both.)
+BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
+# The same thing has the same colour in every picture: the model (or arm) to compare with, the trained one, and the best
+# answer that is given without reading the question.
+BASE, TUNED, CONSTANT = "#9aa5b1", COLOURS[0], "#c44e52"
 
 
 def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
