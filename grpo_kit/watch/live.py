@@ -151,7 +151,8 @@ class LiveChart:
                 words.append(f"{label} {value:{'.0%' if name == 'completion_cut_off' else '.2f'}}")
         held_out = [(step, row.get(ACCURACY)) for step, row in self._rows.items()]
         held_out = [(step, value) for step, value in held_out if value is not None and value == value]
-        return words + [f"held-out accuracy {value:.0%} (step {step})" for step, value in held_out[-1:]]
+        words[1:1] = [f"held-out accuracy {value:.0%} (step {step})" for step, value in held_out[-1:]]
+        return words
 
     def _time(self, done: bool) -> str:
         step, now = max(self._rows, default=0), self._clock()
@@ -220,8 +221,10 @@ class LiveChart:
             said.append(f'<span style="{BADGE}">red flag</span> {escape(flag)}')
             plain.append(f"red flag: {flag}")
         bar = f'<progress value="{step}" max="{self._total}" style="width:100%;height:1em"></progress>'
-        lines = " · ".join(said), escape(" · ".join(self._measures()))
-        page = "".join(f'<div style="height:1.5em;{_ONE_LINE}">{line}</div>' for line in lines)
+        measures = escape(" · ".join(self._measures()))
+        page = "".join(
+            f'<div style="height:1.5em;{_ONE_LINE}">{line}</div>' for line in (" · ".join(said), measures)
+        )
         page = f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 

@@ -29,7 +29,8 @@ from grpo_kit.watch.curves import (
 from grpo_kit.watch.flags import Flag
 
 WIDTH, HEIGHT = 1920, 600  # half pixels
-_POINTS = 560  # in all lines together
+_POINTS = 460  # in all lines together
+_MARKS = 20  # changes at most, the last ones
 _LEFT, _GAP, _RIGHT = 70, 90, 24
 _TITLE, _ROW, _BOTTOM = 44, 30, 92  # height of the title, of a legend's row, of what is below the panels
 _LETTER = 11.6  # mean width of a letter
@@ -116,7 +117,7 @@ class _Panel:
             f'<path fill="none" stroke="#999" stroke-width="2" d="M{self.x} {self.y}V{bottom}H{end}"/>'
         )
         numbers = [(flag.step, str(n)) for n, flag in enumerate(flags, 1)]
-        letters = [(step, letter(n)) for n, (step, _) in enumerate(changes)]
+        letters = [(step, letter(n)) for n, (step, _) in [*enumerate(changes)][-_MARKS:]]
         for marks, colour, dash, y in (
             (letters, "#777", "2 6", bottom - 8),
             (numbers, RED, "8 8", self.y - 4),
@@ -155,7 +156,8 @@ class _Panel:
             drawn.append(f'<path fill="{colour}" fill-opacity=".15" d="{outline}z"/>')
         points, strong = (values, ".4") if window > 1 else (middle, "1")
         if window > 1 or len(steps) <= 20:
-            dots = _path(x, self.up(points)[few], dots=True)
+            some = slice(None, None, 2 if len(few) < len(steps) else 1)  # of a long run
+            dots = _path(x[some], self.up(points)[few][some], dots=True)
             drawn.append(
                 f'<path stroke="{colour}" stroke-opacity="{strong}" stroke-width="7" stroke-linecap="round" '
                 f'd="{dots}"/>'
@@ -169,7 +171,7 @@ class _Panel:
     def accuracy(self, steps: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
         """Points, with their intervals where those are there; some of very many."""
         there = np.flatnonzero(np.isfinite(values))
-        there = there[:: max(1, len(there) // 40)]
+        there = there[:: max(1, len(there) // 30)]
         x, y = self.across(steps[there]), self.up(values[there])
         bars = [
             f"M{at} {a}V{b}"
@@ -177,8 +179,12 @@ class _Panel:
             if np.isfinite([a, b]).all()
             for a, b in [self.up([a, b])]
         ]
-        return f'<path stroke="#000" stroke-width="2.4" d="{"".join(bars)}"/>' + "".join(
-            f'<circle cx="{a}" cy="{b}" r="6" fill="#000"/>' for a, b in zip(x, y, strict=True)
+        if not len(there):
+            return ""
+        dots = _path(x, y, dots=True)
+        return (
+            f'<path stroke="#000" stroke-width="2.4" d="{"".join(bars)}"/>'
+            f'<path stroke="#000" stroke-width="12" stroke-linecap="round" d="{dots}"/>'
         )
 
 
