@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
     from grpo_kit.watch.browse import browse  # its completions
+    from grpo_kit.watch.found_case import case_from  # one of them as a case for rewards.check_rewards
     from grpo_kit.watch.monitor import read_flags  # its red flags
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
 
@@ -75,7 +76,7 @@ __all__ = [
     "readiness", "length_probe",
     "GRPOTrainer", "OffPolicyTrainer", "PositivesTrainer", "make_optimizer", "survival_plot", "update_survival",
     "RolloutEngine",
-    "plot_run", "browse", "read_flags", "next_run_folder", "read_completions", "read_metrics",
+    "plot_run", "browse", "case_from", "read_flags", "next_run_folder", "read_completions", "read_metrics",
     "evaluate", "compare", "plot_pass_at_k", "sample", "lab", "objectives",
 ]  # fmt: skip
 
@@ -96,6 +97,7 @@ _MODULES = {
     "rollout": ["RolloutEngine"],
     "watch.chart": ["plot_run"],
     "watch.browse": ["browse"],
+    "watch.found_case": ["case_from"],
     "watch.monitor": ["read_flags"],
     "record.files": ["next_run_folder", "read_completions", "read_metrics"],
     "evaluation.accuracy": ["evaluate"],

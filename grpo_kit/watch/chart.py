@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from grpo_kit.display import COLOURS, GREY, RED, new_figure
+from grpo_kit.display import COLOURS, GREY, RED, in_notebook, new_figure
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
@@ -14,6 +14,8 @@ from grpo_kit.watch.monitor import read_flags
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from grpo_kit.watch.follow import FollowedChart
 
 _STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _SHARES = ("completion_cut_off", "frac_reward_zero_std")
@@ -30,16 +32,24 @@ _WORDS = {
 }
 
 
-def plot_run(folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None) -> "Figure":
+def plot_run(
+    folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None, follow: bool = False
+) -> "Figure | FollowedChart":
     """The live chart drawn again from metrics.csv, also while the run writes it.
 
     compare: one or more other run folders, drawn into the same panels in their own colours.
+    follow: in a notebook the picture is drawn again as the run goes on, while this kernel is free, until the run has
+    ended: for a second notebook beside the one that trains.
     Points are steps; from 21 steps on a line shows their centred moving mean. Red flags are numbered lines where they
     began, with the words under the chart.
     Raises RunFolderError (a ValueError) if a folder does not exist.
 
     >>> plot_run("runs/full", compare="runs/lora").savefig("both.png")
     """
+    if follow and in_notebook():
+        from grpo_kit.watch.follow import FollowedChart
+
+        return FollowedChart(folder, lambda: plot_run(folder, compare=compare))
     others = [] if compare is None else [compare] if isinstance(compare, (str, Path)) else list(compare)
     folders = [Path(name) for name in (folder, *others)]
     names = [path.name for path in folders]
