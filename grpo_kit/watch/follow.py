@@ -64,6 +64,7 @@ class Follower:
         self.folder, self._show, self._ended = Path(folder), show, ended
         self._context = contextvars.copy_context()  # of the cell: what is shown later belongs under it
         self._run: object | None = None
+        self._seen = signature(folder)  # before it is first shown: what is written from here on is news
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -99,17 +100,17 @@ class Follower:
         task.add_done_callback(_TASKS.discard)
 
     async def _follow(self, run: object) -> None:
-        seen, pause = signature(self.folder), _LOOK
+        pause = _LOOK
         while True:
             await asyncio.sleep(pause)
             if self._run is not run:
                 return
             began = time.perf_counter()
             going, now = is_going(self.folder), signature(self.folder)
-            if now != seen:
+            if now != self._seen:
                 try:
                     self._show()
-                    seen = now
+                    self._seen = now
                 except (ValueError, OSError):  # a file that is not whole, or moved away: next time
                     going = True
             pause = max(_LOOK, (time.perf_counter() - began) / _SHARE)
