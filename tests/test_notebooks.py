@@ -51,7 +51,9 @@ def test_is_committed_as_jupyterlab_writes_it(path):
     The one difference that is left: the version of Python, which Lab takes from the kernel that is there.
     """
     notebook = nbformat.read(path, as_version=4)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}, "nothing else; widget state least of all"
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}, (
+        "nothing else; widget state least of all"
+    )
     assert notebook.metadata.kernelspec == {
         "display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3",
     }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from grpo_kit.display import COLOURS, GREY, RED, new_figure
+from grpo_kit.display import COLOURS, GREY, RED, in_notebook, new_figure
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.curves import (
     ACCURACY,
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+    from grpo_kit.watch.follow import FollowedChart
+
 _STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _SHARES = ("completion_cut_off", "frac_reward_zero_std")
 _WORDS = {
@@ -45,10 +47,14 @@ _WORDS = {
 }
 
 
-def plot_run(folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None) -> "Figure":
+def plot_run(
+    folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None, follow: bool = False
+) -> "Figure | FollowedChart":
     """The live chart drawn again from metrics.csv, also while the run writes it.
 
     compare: one or more other run folders, drawn into the same panels in their own colours.
+    follow: in a notebook the picture is drawn again as the run goes on, while this kernel is free, until the run has
+    ended: for a second notebook beside the one that trains.
     Points are steps; from 21 steps on a line shows their centred moving mean. Black points with bars are held-out
     accuracy with its 95 % interval, where it was measured during training. Red flags are numbered lines where they
     began, changes made during training dotted lines with a letter; the words for both are under the chart.
@@ -56,6 +62,10 @@ def plot_run(folder: str | Path, *, compare: str | Path | Sequence[str | Path] |
 
     >>> plot_run("runs/full", compare="runs/lora").savefig("both.png")
     """
+    if follow and in_notebook():
+        from grpo_kit.watch.follow import FollowedChart
+
+        return FollowedChart(folder, lambda: plot_run(folder, compare=compare))
     others = [] if compare is None else [compare] if isinstance(compare, (str, Path)) else list(compare)
     folders = [Path(name) for name in (folder, *others)]
     names = [path.name for path in folders]

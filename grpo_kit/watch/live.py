@@ -119,12 +119,6 @@ class LiveChart:
         self._refresh(at_once=True)
         self._otherwise(lambda: text)
 
-    def change(self, step: int, text: str) -> None:
-        print(f"From step {step}: {text}", flush=True)
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
     def finish(self) -> None:
         """Show the last state, whatever it costs: the whole chart in place of the two panels."""
         self._status, self._over = "", True
