@@ -2,9 +2,16 @@
 
 What a notebook calls stands here, one line each. Result and error classes, and what is needed once in a while, live in
 the packages: `grpo_kit.tasks`, `grpo_kit.rewards`, `grpo_kit.objectives`, `grpo_kit.lab`, `grpo_kit.evaluation`, ...
+
+A name is imported when it is first asked for: `import grpo_kit` loads none of torch, transformers, trl and peft, which
+take seconds.
 """
 
+import gc
+import importlib.util
 import logging
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -13,50 +20,57 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: "gemm_4bit_forward" not in str(record.msg)
 )
 
-# ruff: noqa: E402, I001  the order is the reader's: prompts, rewards, schedules first
+# ruff: noqa: I001  the order is the reader's: prompts, rewards, schedules first
 
-# Prompts: what the model sees.
-from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
-from grpo_kit.prompts import build_dataset  # rows as TRL wants them: prompt, prefill, and the row's columns
-from grpo_kit.prompts import audit_tags  # how tags are cut into tokens, and what beside them changes it
-from grpo_kit.prompts import roundtrip_drift  # how often text made from tokens becomes other tokens
+# What editors and type checkers read; _MODULES below says the same at run time, and a test compares the two.
+if TYPE_CHECKING:
+    # Prompts: what the model sees.
+    from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
+    from grpo_kit.prompts import build_dataset  # rows as TRL wants them, with the row's columns
+    from grpo_kit.prompts import audit_tags  # how tags are cut into tokens, and what beside them changes it
+    from grpo_kit.prompts import roundtrip_drift  # how often text made from tokens becomes other tokens
 
-# Rewards: what a completion is worth.
-from grpo_kit import rewards  # rewards.ExactAnswer(), rewards.SoftFormat(), rewards.check_rewards(...), ...
+    # Rewards: what a completion is worth.
+    from grpo_kit import rewards  # rewards.ExactAnswer(), rewards.check_rewards(...), ...
 
-# Schedules: a number as a function of progress.
-from grpo_kit.schedules import constant, cosine, exponential, linear, stepwise
+    # Schedules: a number as a function of progress.
+    from grpo_kit.schedules import constant, cosine, exponential, linear, stepwise
 
-# A task, its model and its machine, before training.
-from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
-from grpo_kit.profiles import profile  # the numbers of a run that fit this machine
-from grpo_kit.memory.plan import plan_memory  # does it fit the card?
-from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
-from grpo_kit.guide.which_method import which_method  # which method for which data and reward
-from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
-from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
+    # A task, its model and its machine, before training.
+    from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
+    from grpo_kit.profiles import profile  # the numbers of a run that fit this machine
+    from grpo_kit.memory.plan import plan_memory  # does it fit the card?
+    from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
+    from grpo_kit.guide.which_method import which_method  # which method for which data and reward
+    from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
+    from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
-# Training.
-from grpo_kit.training.trainer import GRPOTrainer  # trl.GRPOTrainer made safe, fast and visible
-from grpo_kit.training.off_policy import OffPolicyTrainer  # rollouts by older weights, as on a cluster
-from grpo_kit.training.positives import PositivesTrainer  # where nearly every completion is wrong
-from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
-from grpo_kit.optim.survival import survival_plot, update_survival  # how much of an update rounding leaves
-from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
+    # Training.
+    from grpo_kit.training.trainer import GRPOTrainer  # trl.GRPOTrainer made safe, fast and visible
+    from grpo_kit.training.off_policy import OffPolicyTrainer  # rollouts by older weights, as on a cluster
+    from grpo_kit.training.positives import PositivesTrainer  # where nearly every completion is wrong
+    from grpo_kit.training.interrupts import Stopped  # what train() raises where it was stopped
+    from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
+    from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
+    from grpo_kit.optim.survival import survival_plot, update_survival  # what rounding leaves
+    from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
 
-# Watching.
-from grpo_kit.watch.chart import plot_run  # the chart of a run folder
-from grpo_kit.watch.browse import browse  # its completions
-from grpo_kit.watch.monitor import read_flags  # its red flags
-from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
+    # Watching.
+    from grpo_kit.watch.chart import plot_run  # the chart of a run folder
+    from grpo_kit.watch.browse import browse  # its completions
+    from grpo_kit.watch.found_case import case_from  # one of them as a case for rewards.check_rewards
+    from grpo_kit.watch.monitor import read_flags  # its red flags
+    from grpo_kit.record.control import control, read_changes  # steer a run from elsewhere; what was changed
+    from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
 
-# After training.
-from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
-from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
-from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
-from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
-from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
-from grpo_kit import objectives  # every loss by hand
+    # After training.
+    from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
+    from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
+    from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
+    from grpo_kit.watch.card import model_card  # what was trained, on what, and what came of it
+    from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
+    from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
+    from grpo_kit import objectives  # every loss by hand
 
 __all__ = [
     "build_prompt", "build_dataset", "audit_tags", "roundtrip_drift",
@@ -64,8 +78,70 @@ __all__ = [
     "constant", "cosine", "exponential", "linear", "stepwise",
     "tasks", "profile", "plan_memory", "describe", "load_policy", "which_method",
     "readiness", "length_probe",
-    "GRPOTrainer", "OffPolicyTrainer", "PositivesTrainer", "make_optimizer", "survival_plot", "update_survival",
-    "RolloutEngine",
-    "plot_run", "browse", "read_flags", "next_run_folder", "read_completions", "read_metrics",
-    "evaluate", "compare", "plot_pass_at_k", "sample", "lab", "objectives",
+    "GRPOTrainer", "OffPolicyTrainer", "PositivesTrainer", "Stopped", "HeldOut", "make_optimizer", "survival_plot",
+    "update_survival", "RolloutEngine",
+    "plot_run", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
+    "read_metrics",
+    "evaluate", "compare", "plot_pass_at_k", "model_card", "sample", "lab", "objectives",
 ]  # fmt: skip
+
+_MODULES = {
+    "prompts": ["build_prompt", "build_dataset", "audit_tags", "roundtrip_drift"],
+    "schedules": ["constant", "cosine", "exponential", "linear", "stepwise"],
+    "profiles": ["profile"],
+    "memory.plan": ["plan_memory"],
+    "models": ["describe", "load_policy"],
+    "guide.which_method": ["which_method"],
+    "evaluation.readiness": ["readiness"],
+    "evaluation.lengths": ["length_probe"],
+    "training.trainer": ["GRPOTrainer"],
+    "training.off_policy": ["OffPolicyTrainer"],
+    "training.positives": ["PositivesTrainer"],
+    "training.interrupts": ["Stopped"],
+    "evaluation.held_out": ["HeldOut"],
+    "optim.choose": ["make_optimizer"],
+    "optim.survival": ["survival_plot", "update_survival"],
+    "rollout": ["RolloutEngine"],
+    "watch.chart": ["plot_run"],
+    "watch.browse": ["browse"],
+    "watch.found_case": ["case_from"],
+    "watch.monitor": ["read_flags"],
+    "record.control": ["control", "read_changes"],
+    "record.files": ["next_run_folder", "read_completions", "read_metrics"],
+    "evaluation.accuracy": ["evaluate"],
+    "evaluation.comparison": ["compare"],
+    "evaluation.pass_curves": ["plot_pass_at_k"],
+    "watch.card": ["model_card"],
+    "preferences": ["sample"],
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a room as a module, at its first use; from then on it is an attribute like any other."""
+    if name.startswith("_"):  # what Python and notebooks ask any module for
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _WHERE:
+        globals()[name] = getattr(_load(_WHERE[name]), name)
+        return globals()[name]
+    if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return _load(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _load(module: str) -> ModuleType:
+    """A module of the kit, and what it needs.
+
+    Collecting garbage while torch and transformers load finds none and takes a quarter of the time: it waits.
+    """
+    waits = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(f"{__name__}.{module}")
+    finally:
+        if waits:
+            gc.enable()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart with any colour vision: jfly.uni-koeln.de/color
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY, RED = "#555555", "#B00020"
+# What draws the eye on a page of any theme: text on a ground of its own, what follows in the page's own colour. (No
+# colour of text has a contrast of 4.5 on white and on JupyterLab's dark #111111 both.)
+BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
+# The same thing has the same colour in every picture: the model (or arm) to compare with, the trained one, and the best
+# answer that is given without reading the question.
+BASE, TUNED, CONSTANT = "#9aa5b1", COLOURS[0], "#c44e52"
 
 
 def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
@@ -62,40 +70,120 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     return safe.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
 
 
-@contextmanager
-def progress_line(what: str, *, after: float = 3.0) -> Iterator[Callable[[int, int], None]]:
-    """Yields f(done, total), which shows "what: 64 of 256, 12 s left" in one place, gone at the end.
+class ProgressLine:
+    """One line that says how far a piece of work is, and how long it will take. Made by progress_line."""
 
-    after: seconds before the first line. In a notebook a display that is updated, in a terminal a line that is written
-    over; nothing where the output goes to a file.
+    def __init__(self, what: str, outer: ProgressLine | None) -> None:
+        self.what = what
+        self._outer = outer
+        self._where, self._share, self._end, self._inside = "", 0.0, "", ""
+        self._began = time.monotonic()
+        self._base = self._began, 0.0  # time and share, from which on the work itself took the time
+        self._lock = threading.Lock()  # the first line comes from a thread
+        self._handle: Any = None
+        self._told = self._over = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many of so many."""
+        self.say(f"{done} of {total}", done / max(total, 1), end=str(total))
+
+    def say(self, where: str, share: float, *, end: str = "") -> None:
+        """Where the work is, in words and as a share of it; `end` stands in the line that is left in the end."""
+        now = time.monotonic()
+        if now - self._base[0] < 0.1:  # so fast: it was there before
+            self._base = now, share
+        self._where, self._share, self._end = where, share, end
+        self.show()
+
+    def print(self, text: str) -> None:
+        """A line of its own that stays."""
+        self._in_terminal("")
+        print(text, flush=True)
+
+    def text(self) -> str:
+        """What the line says now."""
+        since, base = self._base
+        left = ""
+        if self._share > base:
+            seconds = (time.monotonic() - since) / (self._share - base) * (1 - self._share)
+            left = f", {duration(seconds)} left"
+        inside = f" ({self._inside})" if self._inside else ""
+        return f"{self.what}: {self._where}{left}{inside}" if self._where else self.what
+
+    def show(self, *, begin: bool = False) -> None:
+        """Update the line, if it is there; begin: from now on it is."""
+        if self._outer is not None:
+            self._outer._inside = self.text()
+            self._outer.show()
+            return
+        with self._lock:
+            self._told |= begin
+            if self._told and not self._over:
+                self._in_notebook(self.text()) if in_notebook() else self._in_terminal(self.text())
+
+    def close(self, *, whole: bool) -> None:
+        """The end: in a terminal the line goes, in a notebook one that says what was done stays in its place."""
+        if self._outer is not None:
+            self._outer._inside = ""
+            return
+        with self._lock:
+            took = duration(time.monotonic() - self._began)
+            if self._handle is not None:
+                end = f": {self._end}" if self._end else ""
+                self._in_notebook(
+                    f"{self.what}{end} in {took}" if whole else f"{self.text()}, stopped after {took}",
+                    bar=False,
+                )
+            elif self._told:
+                self._in_terminal("")
+            self._over = True
+
+    def _in_notebook(self, text: str, *, bar: bool = True) -> None:
+        from IPython.display import display
+
+        drawn = f'<progress value="{self._share:.3f}" max="1" style="width:12em"></progress> ' * bar
+        bundle = {"text/plain": text, "text/html": f'<div style="height:1.6em">{drawn}{escape(text)}</div>'}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def _in_terminal(self, text: str) -> None:
+        if self._told and not in_notebook() and sys.stderr.isatty():
+            print(f"\r{text[:78]:<78}", end="" if text else "\r", file=sys.stderr, flush=True)
+
+
+_AROUND: ContextVar[ProgressLine | None] = ContextVar(
+    "_AROUND", default=None
+)  # the line of the work around this
+
+
+@contextmanager
+def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
+    """Yields f(done, total), which shows "what: 64 of 256, 12 s left" in one place.
+
+    after: seconds before the line comes, whether or not f was called by then; work that takes less shows nothing. In a
+    notebook it is a display that is updated, and in the end says "what: 256 in 14 s"; in a terminal a line that is
+    written over, and gone in the end; where the output goes to a file nothing. Inside the work of another line it is
+    shown in that line.
 
     >>> with progress_line("samples") as progress:
     ...     progress(1, 2)
     """
-    began, shown = time.monotonic(), []
-
-    def show(text: str) -> None:
-        if in_notebook():
-            from IPython.display import display
-
-            bundle = {"text/plain": text}
-            shown[0].update(bundle, raw=True) if shown else shown.append(
-                display(bundle, raw=True, display_id=True)
-            )
-        elif sys.stderr.isatty():
-            shown.append(True)
-            print(f"\r{text:<78}", end="" if text else "\r", file=sys.stderr, flush=True)
-
-    def progress(done: int, total: int) -> None:
-        spent = time.monotonic() - began
-        if spent > after and done:
-            show(f"{what}: {done} of {total}, {duration(spent / done * (total - done))} left")
-
+    line = ProgressLine(what, _AROUND.get())
+    timer = threading.Timer(max(after, 0.0), lambda: line.show(begin=True))
+    timer.daemon = True
+    token = _AROUND.set(line)
+    whole = False
     try:
-        yield progress
+        if line._outer is None:
+            timer.start() if after > 0 else line.show(begin=True)
+        yield line
+        whole = True
     finally:
-        if shown:
-            show("")
+        timer.cancel()
+        _AROUND.reset(token)
+        line.close(whole=whole)
 
 
 def duration(seconds: float) -> str:

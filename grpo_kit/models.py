@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -53,6 +54,32 @@ def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 # A saved notebook would keep a widget for each time that weights are read or written. Downloads keep their bars.
 _bar_before = logging.set_tqdm_hook(_bar)
+
+
+def _import_bitsandbytes() -> None:
+    """What peft will import, in a sixth of the time: its compiled functions are put off until somebody calls one.
+
+    torch.compile loads a second's worth of torch._inductor as soon as it is named, and bitsandbytes names it when
+    imported. Its 8-bit and 4-bit kernels on a CPU are all that it compiles; the kit uses none of them.
+    """
+    compile_now = torch.compile
+
+    def compile_later(function: Any = None, **options: Any) -> Any:
+        if not isinstance(function, FunctionType):  # a model, or a decorator with options
+            return compile_now(function, **options)
+        compiled = functools.cache(lambda: compile_now(function, **options))
+        return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = compile_later
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:  # who needs it says so
+        pass
+    finally:
+        torch.compile = compile_now
+
+
+_import_bitsandbytes()
 
 
 class PolicyLoadError(ValueError):

@@ -6,8 +6,9 @@ exact at both ends, never outside the range between its ends, and prints as the 
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -132,6 +133,26 @@ class stepwise:  # noqa: N801
         """The value at progress in [0, 1]."""
         progress = _clamp(progress)
         return float(self.values[sum(edge <= progress for edge in self.at)])
+
+
+def schedule_from(text: str) -> Callable[[float], float]:
+    """The schedule that prints as this text; files keep schedules so.
+
+    Raises ValueError for a text that is no call of a schedule of this file with numbers.
+
+    >>> schedule_from("linear(start=1.2, end=0.6)")
+    linear(start=1.2, end=0.6)
+    """
+    known = {kind.__name__: kind for kind in (constant, linear, cosine, exponential, stepwise)}
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        given = [ast.literal_eval(value) for value in call.args]
+        named = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        return known[call.func.id](*given, **named)
+    except (AttributeError, KeyError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"schedule {text!r} cannot be read ({error}); write it as 'linear(1.2, 0.6)', one of {', '.join(known)}"
+        ) from error
 
 
 def _clamp(progress: float) -> float:

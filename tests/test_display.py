@@ -1,9 +1,14 @@
-"""The progress line: in one place, only where somebody can see it, and gone at the end."""
+"""The progress line: in one place, only where somebody can see it, and nothing empty left of it."""
 
 import io
 import sys
 
-from grpo_kit.display import duration, progress_line
+import nbclient
+import nbformat
+import pytest
+
+from grpo_kit import display
+from grpo_kit.display import BADGE, duration, progress_line
 
 
 class Terminal(io.StringIO):
@@ -11,41 +16,124 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_in_a_terminal_it_is_written_over_and_gone_at_the_end(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when the test says so."""
+    now = [100.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    return now
+
+
+def lines(screen):
+    return [line.strip() for line in screen.getvalue().split("\r") if line.strip()]
+
+
+def test_in_a_terminal_it_is_written_over_and_gone_at_the_end(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    with progress_line("largest, completions", after=-1) as progress:
-        progress(0, 4)  # nothing to say yet
+    with progress_line("largest, completions", after=0) as progress:
+        progress(0, 4)
+        clock[0] += 10
         progress(1, 4)
+        clock[0] += 30
         progress(4, 4)
-    lines = screen.getvalue().split("\r")
-    assert [line.strip() for line in lines if line.strip()] == [
-        "largest, completions: 1 of 4, 0 s left",
+    assert lines(screen) == [
+        "largest, completions",
+        "largest, completions: 0 of 4",
+        "largest, completions: 1 of 4, 30 s left",
         "largest, completions: 4 of 4, 0 s left",
     ]
-    assert len({len(line) for line in lines if line}) == 1  # each covers the one before
-    assert lines[-2].isspace() and lines[-1] == ""
+    ends = screen.getvalue().split("\r")
+    assert len({len(line) for line in ends if line}) == 1  # each covers the one before
+    assert ends[-2].isspace() and ends[-1] == ""
+
+
+def test_what_was_there_before_does_not_count_as_quick_work(monkeypatch, clock):
+    """6 of 10 files are read back at once; the seventh takes 5 s, so three more take 15 s."""
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with progress_line("x", after=0) as progress:
+        for done in range(7):
+            clock[0] += 0.05
+            progress(done, 10)
+        clock[0] += 5
+        progress(7, 10)
+    assert lines(screen)[-1] == "x: 7 of 10, 15 s left"
+
+
+def test_a_line_inside_another_is_told_in_that_one(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with progress_line("laboratory", after=0) as outer:
+        outer.say("run 2 of 9", 1 / 9)
+        with progress_line("largest", after=0) as inner:
+            inner(64, 256)
+        outer.say("run 3 of 9", 2 / 9)
+    assert lines(screen) == [
+        "laboratory",
+        "laboratory: run 2 of 9",
+        "laboratory: run 2 of 9 (largest: 64 of 256)",
+        "laboratory: run 3 of 9",
+    ]
+
+
+def test_a_printed_line_does_not_run_into_it(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with progress_line("x", after=0) as progress:
+        progress(1, 2)
+        progress.print("run 1: 90 %")
+        assert screen.getvalue().endswith(" \r")  # nothing is left of the line when the text comes
+    assert capsys.readouterr().out == "run 1: 90 %\n"
 
 
 def test_nothing_where_it_is_quick_or_goes_to_a_file(monkeypatch):
-    for screen, after in ((Terminal(), 60), (io.StringIO(), -1)):
+    for screen, after in ((Terminal(), 60), (io.StringIO(), 0)):
         monkeypatch.setattr(sys, "stderr", screen)
         with progress_line("x", after=after) as progress:
             progress(1, 2)
         assert screen.getvalue() == ""
 
 
-def test_in_a_notebook_it_is_one_output_that_ends_empty():
-    import nbclient
-    import nbformat
+def outputs(*cells):
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = nbclient.NotebookClient(made, timeout=120, allow_errors=True)
+    return [cell.outputs for cell in client.execute().cells]
 
-    cell = (
-        "from grpo_kit.display import progress_line\n"
-        "with progress_line('x', after=-1) as progress:\n"
-        "    progress(1, 2)\n    progress(2, 2)"
+
+def test_in_a_notebook_one_line_is_left_that_says_what_was_done():
+    _, quick, slow, stopped = outputs(
+        "import time\nfrom grpo_kit.display import progress_line",
+        "with progress_line('x') as progress:\n    progress(1, 2)",
+        # Nothing is told before the work is done: the line comes all the same, from a thread.
+        "with progress_line('largest', after=0.2) as progress:\n"
+        "    time.sleep(1)\n    shown = progress._handle is not None\n    progress(256, 256)\nprint(shown)",
+        "with progress_line('largest', after=0) as progress:\n    progress(64, 256)\n    1 / 0",
     )
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
-    (output,) = nbclient.NotebookClient(notebook, timeout=120).execute().cells[0].outputs
-    assert output["data"] == {"text/plain": ""}
+    assert quick == []
+    line, shown = slow
+    assert shown["text"] == "True\n"
+    assert (
+        line["data"]["text/plain"] == "largest: 256 in 1 s" and "<progress" not in line["data"]["text/html"]
+    )
+    assert stopped[0]["data"]["text/plain"] == "largest: 64 of 256, stopped after 0 s"
+
+
+def luminance(colour):
+    """Of WCAG 2: relative luminance of #rrggbb."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, two):
+    low, high = sorted([luminance(one), luminance(two)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_badge_can_be_read_on_every_theme():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#B00020", "#111111") < 3
+    style = dict(item.split(":") for item in BADGE.split(";"))
+    assert contrast(style["color"], style["background"]) >= 4.5
+    # Why it has a ground of its own: no grey, and so no colour, is far enough from both pages.
+    greys = [f"#{level:02x}{level:02x}{level:02x}" for level in range(256)]
+    assert max(min(contrast(g, "#ffffff"), contrast(g, "#111111")) for g in greys) < 4.5
 
 
 def test_durations():

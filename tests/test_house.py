@@ -2,8 +2,10 @@
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,9 +120,69 @@ def test_no_room_is_hidden_by_a_name():
         for name in MODULES
         if name.count(".") == 2
         and room(name) != "tasks"  # a task's file has its function's name, and little else
-        if not isinstance(getattr(getattr(grpo_kit, room(name)), name.split(".")[2], re), type(re))
+        if importlib.import_module(name)
+        if not isinstance(getattr(getattr(grpo_kit, room(name)), name.split(".")[2]), type(re))
     ]
     assert not hidden
+
+
+def python(code):
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout.split()
+
+
+def test_the_front_door_loads_nothing_heavy():
+    heavy = {
+        "torch",
+        "transformers",
+        "trl",
+        "peft",
+        "bitsandbytes",
+        "datasets",
+        "pandas",
+        "numpy",
+        "matplotlib",
+    }
+    said = f"print(*[name for name in sorted({heavy}) if name in sys.modules])"
+    looked_at = "import sys, grpo_kit; grpo_kit.__version__; dir(grpo_kit); "
+    assert python(looked_at + said) == []
+    assert python("import sys; from grpo_kit import linear, cosine; " + said) == []
+    assert "torch" in python("import sys; from grpo_kit import load_policy; " + said), "the test can fail"
+
+
+def test_the_front_door_names_the_same_everywhere():
+    """What editors read, what is imported at run time, and __all__."""
+    (block,) = [
+        node
+        for node in ast.parse(MODULES[FRONT_DOOR].read_text()).body
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    read = {alias.name: node.module for node in block.body for alias in node.names}
+    rooms = {name for name, module in read.items() if module == FRONT_DOOR}
+    assert {n: m.removeprefix("grpo_kit.") for n, m in read.items() if n not in rooms} == grpo_kit._WHERE
+    assert sorted(grpo_kit.__all__) == sorted(read) and set(read) <= set(dir(grpo_kit))
+    for name, module in read.items():
+        found = getattr(grpo_kit, name)
+        wanted = f"grpo_kit.{name}" if name in rooms else module
+        assert found is (sys.modules[wanted] if name in rooms else getattr(sys.modules[wanted], name))
+
+
+def test_the_front_door_refuses_what_it_has_not():
+    for name in ("brows", "_repr_html_"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(grpo_kit, name)
+    with pytest.raises(ImportError, match="brows"):
+        exec("from grpo_kit import brows")
+
+
+def test_garbage_is_collected_again_after_a_name_is_loaded():
+    said = "print(gc.isenabled()); "
+    on_and_off = f"grpo_kit.linear; {said} gc.disable(); grpo_kit.rewards; {said}"
+    assert python("import gc, grpo_kit; " + on_and_off) == ["True", "False"]
+    fails = f"import gc, grpo_kit\ntry: grpo_kit._load('nowhere')\nexcept ImportError: {said}"
+    assert python(fails) == ["True"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

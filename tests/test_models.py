@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 
 import huggingface_hub.constants
@@ -266,3 +268,14 @@ def test_adapters_are_a_function_of_the_seed_alone():
     torch.manual_seed(2)
     assert torch.equal(first, adapters()) and torch.equal(first, adapters(seed=0))
     assert not torch.equal(first, adapters(seed=1)) and torch.equal(adapters(seed=1), adapters(seed=1))
+
+
+def test_bitsandbytes_does_not_load_the_compiler():
+    """torch._inductor takes a second, and nobody has asked for anything compiled."""
+    code = (
+        "import sys, grpo_kit; grpo_kit.load_policy, grpo_kit.GRPOTrainer; import torch; "
+        "loaded = 'torch._inductor.compile_fx' in sys.modules; "
+        "print('bitsandbytes' in sys.modules, loaded, torch.compile.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "torch"], done.stderr

@@ -65,7 +65,7 @@ def touched(fault: dict[str, Any], folder: Path, lasts: dict[str, float]) -> dic
     set_off(trainer, fault, lasts, strike)
     while True:
         try:
-            trainer.train()
+            trainer.train(on_stop="return")
         except (OSError, RunFolderError) as error:
             said.append(str(error))
         calls += 1

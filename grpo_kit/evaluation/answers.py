@@ -53,7 +53,12 @@ class Answers:
     @cached_property
     def right(self) -> list[bool]:
         """Is the one answer in the tags right?"""
-        return [self.task.is_right(row, text) for row, text in zip(self.asked, self.texts, strict=True)]
+        found = []
+        with progress_line(f"{self.task.name}, answers judged") as progress:
+            for row, text in zip(self.asked, self.texts, strict=True):
+                progress(len(found), len(self.texts))
+                found.append(self.task.is_right(row, text))
+        return found
 
     @cached_property
     def lenient(self) -> list[bool]:
@@ -71,14 +76,15 @@ class Answers:
         """Each reward's scores by its name, asked as in training. Raises RewardError."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         columns = {name: [row.get(name) for row in self.asked] for name in names}
-        return ask_all(
-            self.task.rewards,
-            self.texts,
-            prompts=[prompt for prompt in self.prompts for _ in range(self.samples)],
-            completion_ids=[list(made.ids) for made in self.completions],
-            prefill=[self.task.prefill] * len(self.texts),
-            **columns,
-        )
+        with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
+            return ask_all(
+                self.task.rewards,
+                self.texts,
+                prompts=[prompt for prompt in self.prompts for _ in range(self.samples)],
+                completion_ids=[list(made.ids) for made in self.completions],
+                prefill=[self.task.prefill] * len(self.texts),
+                **columns,
+            )
 
     @cached_property
     def rewards(self) -> Scores:
@@ -129,7 +135,7 @@ def answer(
     samples: completions a row; temperature 0 is greedy. max_completion_tokens: None means the task's.
     folder, chunk: keep the completions there, so many prompts a file (see sample_chunks); rows whose prompt came before
     must have been left out.
-    A progress line says how far it is where that takes more than some seconds.
+    A progress line says how far it is where that takes more than a second.
     Raises ValueError for empty rows, a column that a reward needs and the rows lack, and what complete() refuses.
     """
     rows = list(task.held_out if rows is None else rows)
@@ -140,6 +146,7 @@ def answer(
     limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
     with progress_line(f"{task.name}, completions") as progress:
+        progress(0, len(prompts) * samples)
         run = {**how, "batch_size": batch_size, "progress": progress}
         if folder is None:
             made, settings = complete(model, tokenizer, prompts, **run), how

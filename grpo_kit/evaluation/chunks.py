@@ -52,7 +52,7 @@ def sample_chunks(
     """Samples of rendered prompts, drawn or read back, a prompt's adjacent; and their settings.
 
     chunk: prompts a file, so what a kill loses at most. how: samples, temperature, max_completion_tokens of complete().
-    progress: see complete().
+    progress: called with (completions there, completions in all) after each batch and each file.
     Raises ValueError for sizes below 1 and what check_room refuses, before anything is written; RunFolderError where
     the folder holds samples of other settings, or another process is at it.
     """
@@ -75,13 +75,18 @@ def sample_chunks(
     with lock:  # releases it, whatever happens
         _claim(folder, settings)
         kept: list[Completion] = []
+        of_chunk = None
+        if progress is not None:
+            of_chunk = lambda done, _: progress(len(kept) + done, len(prompts) * how["samples"])  # noqa: E731
         for number, first in enumerate(range(0, len(prompts), chunk)):
             path = folder / _PARTS / f"part-{number:05d}.parquet"
             if not path.exists():
                 asked = prompts[first : first + chunk]
                 # With one seed for all, the first prompts of two chunks would be sampled with the same random numbers.
                 own = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
-                made = complete(model, tokenizer, asked, batch_size=batch_size, seed=own, **how)
+                made = complete(
+                    model, tokenizer, asked, batch_size=batch_size, seed=own, progress=of_chunk, **how
+                )
                 rows = {
                     "prompt": [prompt for prompt in asked for _ in range(how["samples"])],
                     "completion": [completion.text for completion in made],
@@ -96,8 +101,8 @@ def sample_chunks(
             kept += [
                 Completion(text, len(ids), cut, tuple(ids)) for text, ids, cut in zip(*columns, strict=True)
             ]
-            if progress is not None:
-                progress(len(kept), len(prompts) * how["samples"])
+            if of_chunk is not None:
+                of_chunk(0, 0)
     return kept, settings
 
 

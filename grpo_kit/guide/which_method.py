@@ -139,7 +139,7 @@ def which_method(**answers: str) -> Asking | Choice | None:
 
 
 def method_html(name: str) -> str:
-    """A method of METHODS as HTML, with links to notebooks; they hold from within the folder notebooks/."""
+    """A method of METHODS as HTML, with links to notebooks that hold from within the folder notebooks/."""
     method = METHODS[name]
     rows = {key: html.escape(text) for key, text in _rows(method).items()}
     rows["see"] = _link(method.see, method.see)
@@ -229,4 +229,5 @@ def _answer_html(name: str, value: str) -> str:
 
 
 def _link(target: str, text: str) -> str:
-    return f'<a href="{target}">{html.escape(text)}</a>'
+    """In a tab of its own: in a widget a link would take the place of the notebook."""
+    return f'<a href="{target}" target="_blank" rel="noopener">{html.escape(text)}</a>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.display import COLOURS, GREY, new_figure
+from grpo_kit.display import BASE, COLOURS, CONSTANT, GREY, new_figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *, against: str) -> Figure:
     """A Lab's tables as a picture.
 
-    Curves: mean over seeds, band from the lowest to the highest seed. Dots: seeds; bars: 95 % intervals.
+    The arm to compare with is grey-blue in every laboratory. Curves: mean over seeds, band from the lowest to the
+    highest seed. Dots: seeds; bars: 95 % intervals.
     """
     from matplotlib.ticker import MaxNLocator
 
     arms = list(summary.index)
-    colour = {arm: COLOURS[i % len(COLOURS)] for i, arm in enumerate(arms)}
+    others = [arm for arm in arms if arm != against]
+    colour = {against: BASE} | {arm: COLOURS[i % len(COLOURS)] for i, arm in enumerate(others)}
     height = max(3.2, 1.5 + 0.34 * len(arms))
     figure = new_figure(13, height)
     lines, right, change, cost = figure.subplots(1, 4, gridspec_kw={"width_ratios": [5, 3, 3, 2]})
@@ -45,7 +47,7 @@ def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *,
         cost.barh(i, row["tokens"] / 1000, color=colour[arm], height=0.6)
     constant = runs["best_constant"].dropna()
     if len(constant):
-        right.axvline(constant.max(), color="#c44e52", linestyle="--", linewidth=1)
+        right.axvline(constant.max(), color=CONSTANT, linestyle="--", linewidth=1)
     change.axvline(0, color=GREY, linewidth=0.8)
     lines.set_title("reward in training (band: seeds)", loc="left", fontsize=9.5)
     lines.set_xlabel("step", fontsize=8, color=GREY)

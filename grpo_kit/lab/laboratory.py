@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
+from grpo_kit.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.lab.figure import draw_lab
-from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside
+from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside, tell_steps
 from grpo_kit.lab.settings import as_json, fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError, read_metrics
@@ -146,8 +147,9 @@ def compare(
     of these arms that are done there are in the result. A function or class is compared by its name alone: when you
     change its code, name the arm otherwise.
     Seeds go first to last, each through all arms, so that a table half done is fair. What another process is at is
-    left to it, and is not in the result. The stop button saves and stops; calling again goes on (with fresh rollouts,
-    where it came between two steps that share some: num_iterations > 1).
+    left to it, and is not in the result. A line says which run and step it is at, and how long all will take.
+    The stop button saves and stops; calling again goes on (with fresh rollouts, where it came between two steps that
+    share some: num_iterations > 1).
     Raises ValueError for unknown settings, no seeds, and RunFolderError where the folder holds an arm of that name with
     other settings, or another process is at all there is to do and nothing is finished.
 
@@ -170,27 +172,31 @@ def compare(
             _check_settings(path, changes)
     (folder / ".locks").mkdir(parents=True, exist_ok=True)
     todo = [(seed, arm) for seed in seeds for arm in arms]
-    done = sum((folder / arm / f"seed-{seed}" / RESULT).exists() for seed, arm in todo)
+    waiting = [(seed, arm) for seed, arm in todo if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
+    done = len(todo) - len(waiting)
     if done and not quiet:
         print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
-    for number, (seed, arm) in enumerate(todo, 1):
-        path, changes = folder / arm / f"seed-{seed}", settings[arm]
-        which = f"{number}/{len(todo)} {arm}, seed {seed}"
-        lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
-        try:
-            mine = lock.acquire(blocking=False)
-        except Timeout:
-            print(f"{which}: another process is at it", flush=True)
-            continue
-        with mine:  # releases it, whatever happens
-            if (path / RESULT).exists():
-                _check_settings(path, changes)
+    with progress_line(f"laboratory {folder.name}") as progress:
+        for number, (seed, arm) in enumerate(todo, 1):
+            path, changes = folder / arm / f"seed-{seed}", settings[arm]
+            which = f"{number}/{len(todo)} {arm}, seed {seed}"
+            lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
+            try:
+                mine = lock.acquire(blocking=False)
+            except Timeout:
+                progress.print(f"{which}: another process is at it")
                 continue
-            if (kept := set_aside(path, changes)) is not None:
-                print(f"{which}: an unfinished run is now {kept.name}", flush=True)
-            result = run(changes, seed, path, before=before_training(changes, folder))
-            if not quiet:
-                print(f"{which}: {Estimate(**result['accuracy'])}", flush=True)
+            with mine:  # releases it, whatever happens
+                if (path / RESULT).exists():
+                    _check_settings(path, changes)
+                    continue
+                if (kept := set_aside(path, changes)) is not None:
+                    progress.print(f"{which}: an unfinished run is now {kept.name}")
+                run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
+                on_step = tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting))
+                result = run(changes, seed, path, before=before_training(changes, folder), on_step=on_step)
+                if not quiet:
+                    progress.print(f"{which}: {Estimate(**result['accuracy'])}")
     return load(folder, list(arms))
 
 

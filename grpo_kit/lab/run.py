@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
+from grpo_kit.display import ProgressLine
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.answers import answer
 from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
@@ -29,9 +30,27 @@ SETTINGS = "settings.json"
 _SAMPLED_ROWS, _SAMPLES = 64, 4  # of an evaluation at a temperature
 
 
-def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluation) -> dict[str, Any]:
+class _Steps(TrainerCallback):
+    """Tells where training is."""
+
+    def __init__(self, on_step: Callable[[int, int], None]) -> None:
+        self.on_step = on_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step(state.global_step, state.max_steps)
+
+
+def run(
+    changes: Mapping[str, Any],
+    seed: int,
+    folder: Path,
+    *,
+    before: Evaluation,
+    on_step: Callable[[int, int], None],
+) -> dict[str, Any]:
     """Train and evaluate; returns what result.json then holds. A run goes on from a whole checkpoint in the folder.
 
+    on_step: called with (steps done, steps in all) after each.
     Raises KeyboardInterrupt after the stop button, once the trainer has saved.
     """
     settings = resolve(changes)
@@ -56,9 +75,8 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluati
         live=None,
         **settings.options,
     )
+    trainer.add_callback(_Steps(on_step))
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if trainer.interrupted:
-        raise KeyboardInterrupt
     del trainer
     trained = time.perf_counter()
     after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
@@ -92,6 +110,17 @@ def run(changes: Mapping[str, Any], seed: int, folder: Path, *, before: Evaluati
     del model
     gc.collect()
     return result
+
+
+def tell_steps(progress: ProgressLine, which: str, made: int, in_all: int) -> Callable[[int, int], None]:
+    """f(step, steps), which says where a run is, and how long all of them will take."""
+
+    def on_step(step: int, steps: int) -> None:
+        where = f"{which}, step {step} of {steps}" if step else which
+        progress.say(where, (made + step / steps) / in_all, end=f"{in_all} runs")
+
+    on_step(0, 1)
+    return on_step
 
 
 def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:

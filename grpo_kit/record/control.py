@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
+from grpo_kit.schedules import schedule_from
 
 CONTROL, CHANGES = "control", "changes.jsonl"
 ACTIONS = ("pause", "go on", "stop", "save")
@@ -31,6 +32,12 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _temperature(value: Any) -> bool:
+    if isinstance(value, str):
+        schedule_from(value)  # says what is wrong with it
+    return callable(value) or isinstance(value, str) or (_number(value) and value > 0)
+
+
 def _weights(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(map(_number, value))
 
@@ -40,13 +47,12 @@ _ABOVE_0 = (lambda value: _number(value) and value > 0, "a number above 0")
 _COUNT = (lambda value: _whole(value) and value >= 1, "a whole number, at least 1")
 CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "learning_rate": _ABOVE_0,
-    "temperature": (lambda value: callable(value) or _ABOVE_0[0](value), "a number above 0, or a schedule"),
+    "temperature": (_temperature, "a number above 0, or a schedule"),
     "max_steps": _COUNT,
     "beta": _AT_LEAST_0,
     "epsilon": _ABOVE_0,
     "epsilon_high": _ABOVE_0,
     "max_grad_norm": _AT_LEAST_0,
-    "max_completion_tokens": _COUNT,
     "reward_weights": (_weights, "a list of numbers, one a reward"),
     "save_steps": _COUNT,
     "eval_steps": _COUNT,
@@ -62,8 +68,19 @@ def check_change(name: str, value: Any) -> None:
             f"{name} make a new trainer, with a new folder"
         )
     fits, words = CHANGEABLE[name]
-    if not fits(value):
-        raise ValueError(f"{name}={value!r} must be {words}")
+    try:
+        fine, why = fits(value), ""
+    except ValueError as error:
+        fine, why = False, f": {error}"
+    if not fine:
+        raise ValueError(f"{name}={value!r} must be {words}{why}")
+
+
+def in_a_file(value: Any) -> Any:
+    """The value as JSON holds it: a schedule as its text. Raises ValueError for a function that has none."""
+    if callable(value):
+        schedule_from(repr(value))
+    return repr(value) if callable(value) else value
 
 
 class Control:
@@ -76,15 +93,14 @@ class Control:
         self.folder = Path(folder)
 
     def change(self, **values: Any) -> None:
-        """Other numbers from the next rollout buffer on: see GRPOTrainer.change. A schedule cannot be sent this way.
+        """Other numbers from the next rollout buffer on: see GRPOTrainer.change.
 
-        Raises ValueError for a name or a value that cannot be.
+        Raises ValueError for a name or a value that cannot be, and for a schedule that is none of the kit's: a file
+        holds those alone.
         """
         for name, value in values.items():
             check_change(name, value)
-            if callable(value):
-                raise ValueError(f"{name}={value!r} is a function, and a file takes numbers; give a number")
-        self._ask({"change": values})
+        self._ask({"change": {name: in_a_file(value) for name, value in values.items()}})
 
     def pause(self) -> None:
         """Wait after this step, with the model in memory, until go_on() or stop()."""

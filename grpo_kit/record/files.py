@@ -23,6 +23,7 @@ METRIC_COLUMNS: tuple[str, ...] = (
 
 TEXT_COLUMNS = ("prompt", "prefill", "completion")
 PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
+CONFIG = "config.json"
 REDONE = "redone"  # in a run's folder: what was there of steps that a resumed run did again
 
 

@@ -8,7 +8,12 @@ import pyarrow.parquet as pq
 
 from grpo_kit.record.files import TEXT_COLUMNS, read_part
 
-_INTEGERS = ("step", "group")
+_TYPES = {name: pa.string() for name in (*TEXT_COLUMNS, "answer")} | {
+    "step": pa.int64(),
+    "group": pa.int64(),
+    "tokens": pa.list_(pa.string()),
+    "logprobs": pa.list_(pa.float32()),
+}
 
 
 def joined(one: pa.Schema | None, other: pa.Schema) -> pa.Schema:
@@ -49,10 +54,8 @@ def to_arrow(table: dict[str, list]) -> pa.Table:
     columns = {}
     for name, values in table.items():
         values = [plain(value) for value in values]
-        if name in _INTEGERS:
-            columns[name] = pa.array(values, pa.int64())
-        elif name in TEXT_COLUMNS:
-            columns[name] = pa.array(values, pa.string())
+        if name in _TYPES:
+            columns[name] = pa.array(values, _TYPES[name])
         elif name.startswith("reward") or all(v is None or isinstance(v, (int, float)) for v in values):
             columns[name] = pa.array(values, pa.float64())
         else:

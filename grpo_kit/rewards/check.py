@@ -32,17 +32,20 @@ def check_rewards(
     *,
     weights: Sequence[float] | None = None,
     rows: int = 4,
+    found: Sequence[Case] = (),
 ) -> pd.DataFrame:
     """A table of every reward and their weighted total on crafted completions; raises where cheating pays.
 
     cases: a task, whose first `rows` held-out rows are turned into cases (Task.cases_for). Or a list of Case with at
     least one honest one.
     weights: of the total; default the task's if they fit, else equal.
+    found: completions of a run (kit.case_from), tried beside the first row's; each is judged by its own columns.
     A reward with `only_a_part = True` (length, repetition, ...) judges nothing by itself: beside others it is held to
     account in the total alone.
-    Returns one row per case of the first task row (or of all given cases): case, response, <reward name> ...,
-    total. Scores are in [0, 1], None where a reward cannot judge.
-    Raises ValueError if the task's rows hold no answer that counts as correct, so that nothing can be crafted;
+    Returns one row per case of the first task row (or of all given cases) and of `found`: case, response,
+    <reward name> ..., total. Scores are in [0, 1], None where a reward cannot judge.
+    Raises ValueError if the task's rows hold no answer that counts as correct, so that nothing can be crafted,
+    and for a case in `found` without a column that a reward asks for;
     RewardCheckError, with the table in its `.table`, if a cheat outranks the honest completion, or
     ties with it where it must not, in one reward or in the total; if an honest completion cannot be judged;
     if a reward breaks its contract.
@@ -67,6 +70,15 @@ def check_rewards(
         groups = [cases.cases_for(row, rewards) for row in cases.held_out[:rows]]
     else:
         groups = [list(cases)]
+    for case in found:
+        for name, reward in zip(names, rewards, strict=True):
+            missing = [column for column in getattr(reward, "columns", ()) if column not in case.columns]
+            if missing:
+                raise ValueError(
+                    f"found: {case.name!r} has no column {missing[0]!r}, which {name} asks for; make it with "
+                    "case_from(..., task=task)"
+                )
+    groups[0] = [*groups[0], *found]
     weights = [1 / len(rewards)] * len(rewards) if weights is None else list(weights)
     if len(weights) != len(rewards):
         raise ValueError(f"weights={weights!r} for {len(rewards)} rewards; give one per reward")

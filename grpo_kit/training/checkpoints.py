@@ -3,6 +3,7 @@
 runs/<name>/.saving/checkpoint-<step>   while it is written; then it is renamed to
             checkpoint-<step>/          whole: a process killed at any moment leaves no part of one under this name
                 stop_and_go.pt          only where the next step needs it: see `Session`
+                saved-by-a-stop         where a stop saved it; it goes when the run is done
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from transformers.trainer_utils import rotate_checkpoints
 
-SAVING = ".saving"
+SAVING, OF_A_STOP = ".saving", "saved-by-a-stop"
 _STATE = "trainer_state.json"  # transformers writes it last
 _WEIGHTS = ("*.safetensors", "*.bin", "global_step*", "pytorch_model_fsdp*")
 
@@ -61,6 +62,18 @@ def step_of(checkpoint: str | Path) -> int | None:
     """
     number = Path(checkpoint).name.removeprefix("checkpoint-")
     return int(number) if number.isdecimal() else None
+
+
+def steps_in(checkpoint: str | Path) -> int:
+    """Steps that were done as a whole checkpoint was saved."""
+    return json.loads((Path(checkpoint) / _STATE).read_text(encoding="utf-8"))["global_step"]
+
+
+def remove_those_of_stops(folder: str | Path, best: str | None) -> None:
+    """A run is done: what was saved only to go on from is in the way. best: stays."""
+    for path in checkpoints(folder):
+        if (path / OF_A_STOP).exists() and str(path) != best:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def choose(checkpoint: str | bool, folder: str | Path, say: Callable[[str], None]) -> str:

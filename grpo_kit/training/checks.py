@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig
+
+from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
+from grpo_kit.training.checkpoints import last_whole_checkpoint
+
+
+def check_run_folder(folder: str, *, quiet: bool) -> None:
+    """Refuse a folder that training could not begin in, before anything is loaded; say how to go on with its run.
+
+    Raises RunFolderError for a file, for what cannot be written, and for a run without a checkpoint to go on from.
+    """
+    path = Path(folder)
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise RunFolderError(
+            f"output_dir={folder!r}: {there} is no folder that can be written; name another."
+        )
+    if not holds_run(path):
+        return
+    free, last = next_run_folder(path.parent, path.name), last_whole_checkpoint(path)
+    if last is None:
+        raise RunFolderError(
+            f"output_dir={folder!r} already holds a run, without a checkpoint to go on from, and no run is "
+            f"overwritten. The next free name is {str(free)!r}."
+        )
+    if not quiet:
+        print(
+            f"{folder} holds a run: train(resume_from_checkpoint=True) goes on from {last.name}. For a new run take "
+            f"{str(free)!r}.",
+            flush=True,
+        )
 
 
 def default_args() -> GRPOConfig:
@@ -17,6 +49,36 @@ def default_args() -> GRPOConfig:
 
 
 _ROLLOUTS = ("kit", "hf", "vllm", "continuous")
+
+
+def evaluation_of(args: Any, held_out: Any, keep: str) -> dict[str, Any]:
+    """What args are to say of evaluation and of the best checkpoint, once trl's trainer is made.
+
+    Until then they say nothing of it: transformers refuses to evaluate without an eval_dataset.
+    Raises ValueError for another keep, and for "best" with nothing to judge by.
+    """
+    if keep not in ("last", "best"):
+        raise ValueError(f"keep={keep!r} is not known; use 'last' or 'best'")
+    if keep == "best" and held_out is None:
+        raise ValueError("keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by")
+    if held_out is None:
+        return {}
+    found: dict[str, Any] = {"eval_strategy": args.eval_strategy, "eval_steps": args.eval_steps}
+    if args.eval_strategy == IntervalStrategy.NO:
+        found = {"eval_strategy": IntervalStrategy.STEPS, "eval_steps": held_out.every}
+    args.eval_strategy = IntervalStrategy.NO
+    if keep == "best":
+        found |= {
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "accuracy",
+            "greater_is_better": True,
+        }
+        found["save_strategy"] = (
+            SaveStrategy.BEST if args.save_strategy == SaveStrategy.NO else args.save_strategy
+        )
+        # The best, and the last to go on from: of 1 transformers deletes the last.
+        found["save_total_limit"] = max(args.save_total_limit or 2, 2)
+    return found
 
 
 def choose_rollout(rollout: str | None, args: Any) -> str:

@@ -9,6 +9,25 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Stopped(KeyboardInterrupt):
+    """train() was stopped by the stop button, Ctrl-C or a control, and has saved what it says.
+
+    Raised so that what comes after training does not take the half-trained model for a finished one: in a notebook it
+    ends "Run all", shown as one line; a script ends. step: whole steps done.
+    """
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [
+            f"{self} Cells queued below were not run. To go on, run this cell again; to do without the rest of the "
+            "steps, run the cells below."
+        ]
+
+
 class InterruptGuard:
     """Context manager that turns SIGINT into KeyboardInterrupt at a moment when nothing is half done.
 

@@ -17,7 +17,9 @@ _GROUPS = {
     "reward", "rewards", "eval", "completions", "rollout", "update", "diversity", "script", "groups", "clip_ratio",
     "sampling", "tools", "flags",
 }  # fmt: skip
-_COLUMNS = {"step", "group", "prompt", "prefill", "completion", "reward", "advantage", "temperature"}
+_COLUMNS = {"step", "group", "prompt", "prefill", "completion", "reward", "advantage", "temperature"} | {
+    "answer", "tokens", "logprobs",
+}  # fmt: skip
 
 
 class Logged:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from grpo_kit.models import model_name
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
-from grpo_kit.record.files import REDONE, TEXT_COLUMNS, RunFolderError, read_metrics
+from grpo_kit.record.files import CONFIG, REDONE, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
-from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.rewards.judge import Asked, totals
-from grpo_kit.tasks.task import carried_by
-from grpo_kit.training.logged import names_inside
-from grpo_kit.training.messages import prompt_texts
+from grpo_kit.training.config import config_of
+from grpo_kit.training.rollouts import Rollouts
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -69,46 +64,33 @@ class Recorder(TrainerCallback):
         self._sampled = False  # completions that no row has measured yet
         self._completions: pd.DataFrame | None = None
         self._config: dict[str, Any] = {}
-        self._groups = 0, 0  # step, and its groups so far
-        self._begin = 0.0
+        self._rollouts = Rollouts(trainer)
+        self._begin = self._seconds_before = 0.0
 
-    def open(self, *, resume: bool) -> None:
-        """Open args.output_dir; raises RunFolderError if it holds a run and resume is False.
+    def open(self, *, resume: bool) -> dict[str, Any] | None:
+        """Open args.output_dir; returns the config.json of the run that is there, None of a new one.
 
-        Also while a disk is still too full for the rows that it held back when the last run stopped.
+        Raises RunFolderError if it holds a run and resume is False; also
+        while a disk is still too full for the rows that it held back when the last run stopped.
         """
-        trainer, schedule = self.trainer, self.trainer._temperature.schedule
+        trainer = self.trainer
         self.stopped_by = None
+        path = Path(trainer.args.output_dir)
+        begun = json.loads((path / CONFIG).read_text(encoding="utf-8")) if (path / CONFIG).exists() else None
         if not self._writes:
-            return
+            return begun
         if self.folder is not None and not self._flush():
             raise RunFolderError(
                 f"{self.folder.path} cannot be written, and rows of the last run still wait in memory; free some "
                 "space, then call train() again."
             )
-        config = {
-            "reward_parts": _parts(trainer),
-            "reward_weights": trainer.reward_weights.tolist(),
-            "answer_parts": _answer_parts(trainer),
-            "best_constant": carried_by(trainer.train_dataset).get("best_constant"),
-            "temperature_schedule": repr(schedule) if schedule else None,
-            "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
-            "rollout": trainer.rollout,
-            "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
-            "model": model_name(trainer.model),
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-            "versions": {
-                name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")
-            },
-            "args": trainer.args.to_dict(),
-        }
+        config = config_of(trainer)
         self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
         self._config = config
         self._completions, self._sampled, self._row = None, False, {}
-        self._groups = 0, 0
+        self._rollouts = Rollouts(trainer)
         self._begin = time.monotonic()
+        return begun
 
     def begin(self) -> None:
         """The first step is about to start; what is there of steps that are done again moves aside."""
@@ -119,7 +101,9 @@ class Recorder(TrainerCallback):
             self.say(
                 f"Steps after {step} are done again; what was there of them is in {folder.path / REDONE}."
             )
-        self._monitor.begin(folder.path, self._config, read_metrics(folder.path).to_dict("records"))
+        rows = read_metrics(folder.path).to_dict("records")
+        self._seconds_before = rows[-1]["seconds"] if rows else 0.0  # of the steps before a stop
+        self._monitor.begin(folder.path, self._config, rows)
         share = _share_that_moves(self.trainer)
         self._once = {} if share is None else {"update/share_that_moves": share}
         if self._chart is not None:
@@ -143,7 +127,7 @@ class Recorder(TrainerCallback):
         row: dict[str, float | None] = {
             "step": state.global_step,
             "progress": state.global_step / max(state.max_steps, 1),
-            "seconds": time.monotonic() - self._begin,
+            "seconds": self._seconds(),
         }
         for key, value in logs.items():
             if key in _NAMES:
@@ -171,11 +155,13 @@ class Recorder(TrainerCallback):
         if self._row.get("step") != step:
             if step:
                 return  # eval_on_start of a resumed run: the row of its step is another evaluation's
-            self._row = {"step": 0, "progress": 0.0, "seconds": time.monotonic() - self._begin}
+            self._row = {"step": 0, "progress": 0.0, "seconds": self._seconds()}
         for key, value in logs.items():
             name = key.removeprefix("eval_")
             if _NAMES.get(name) in _HELD_OUT:
                 self._row["eval/" + _NAMES[name]] = value
+            elif name.startswith("accuracy"):
+                self._row["eval/" + name] = value
             elif name.startswith("rewards/") and name.endswith("/mean"):
                 self._row["eval/reward/" + name.removeprefix("rewards/").removesuffix("/mean")] = value
         self.folder.write_step(self._row)
@@ -191,6 +177,36 @@ class Recorder(TrainerCallback):
         for row in rows[rows["step"] == self.trainer.state.global_step].to_dict("records"):
             self._row = {name: value for name, value in row.items() if value == value and value is not None}
 
+    def _seconds(self) -> float:
+        """Of training since the run began: what came before a stop counts, a pause does not."""
+        paused = self.trainer._requests.paused_seconds
+        return self._seconds_before + time.monotonic() - self._begin - paused
+
+    def changed(self, step: int, text: str) -> None:
+        """A change took effect with this step, or was refused."""
+        if self._chart is not None and self.folder is not None:
+            self._chart.change(step, text)
+        else:
+            self.say(f"From step {step}: {text}")
+
+    def weights_changed(self, weights: list[float]) -> None:
+        """The red flags go by the rewards' weights."""
+        self._config = self._config | {"reward_weights": weights}
+        self._monitor.take_up(self._config)
+
+    def status(self, text: str) -> None:
+        """What the run is doing just now."""
+        if self._writes and self._chart is not None:
+            self._chart.say(text)
+        else:
+            self.say(text)
+
+    def show_again(self) -> None:
+        """The chart of a run that is done, where its cell is run once more."""
+        if self._writes and self._chart is not None:
+            self._chart.start(self.trainer.state.max_steps, self.trainer.args.output_dir)
+            self._chart.finish()
+
     def _watch(self) -> list[Flag]:
         flags = self._monitor.step(self._row)
         for flag in flags:
@@ -203,36 +219,11 @@ class Recorder(TrainerCallback):
         return flags
 
     def completions(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> None:
-        """The rollouts just scored; written at once, so that a crash in the update does not lose them.
-
-        inputs: their rows of the data set. batch: what trl made of them (prompt_ids, prompt_mask).
-        """
-        trainer, logs = self.trainer, self.trainer._logs
-        prefills = [row.get("prefill") or "" for row in inputs]
-        prompts = prompt_texts(trainer._tokenizer, inputs, batch)
-        texts = gather_object(list(zip(prompts, prefills, trainer.completion_texts, strict=True)))
-        if not self._writes:
-            return
-        n = len(texts)
-        last = lambda values: list(values)[-n:]  # noqa: E731
-        step = trainer.state.global_step + 1
-        first = self._groups[1] if self._groups[0] == step else 0  # a step may fill several buffers
-        groups = [first + row // trainer.num_generations for row in range(n)]
-        scores = trainer.parts[-n:].T.tolist()  # of all processes, as the logs are
-        parts = {f"reward/{name}": part for name, part in zip(trainer.reward_func_names, scores, strict=True)}
-        table = {
-            "step": [step] * n,
-            "group": groups,
-            **dict(zip(TEXT_COLUMNS, zip(*texts, strict=True), strict=True)),
-            **parts,
-            "reward": totals(scores, trainer.reward_weights.tolist(), groups),
-            "advantage": last(logs["advantages"]),
-            "temperature": [trainer.temperature] * n,
-            **{name: last(values) for name, values in logs["extra"].items() if len(values) >= n},
-        }
-        self._groups = step, groups[-1] + 1
-        self._completions, self._sampled = pd.DataFrame(table), True
-        self.folder.write_completions(table)
+        """The rollouts just scored; written at once, so that a crash in the update does not lose them."""
+        table = self._rollouts.table(inputs, batch)
+        if self._writes:
+            self._completions, self._sampled = pd.DataFrame(table), True
+            self.folder.write_completions(table)
 
     def say(self, message: str) -> None:
         """A line for the person who watches."""
@@ -250,24 +241,26 @@ class Recorder(TrainerCallback):
                 f"{self.folder.path} cannot be written; free some space, and train() writes the rest first."
             )
             return False
-        _discard_if_nothing_happened(Path(self.folder.path))
+        if not _discard_if_nothing_happened(Path(self.folder.path)):
+            self.trainer.create_model_card()
         self.folder = None
         return True
 
     def _flush(self) -> bool:
-        return all([self.folder.flush(), self._monitor.flush()])
+        return all([self.folder.flush(), self._monitor.flush(), self.trainer._changes.flush()])
 
 
-def _discard_if_nothing_happened(path: Path) -> None:
-    """Else a run that failed before its first rollout would block its own name."""
+def _discard_if_nothing_happened(path: Path) -> bool:
+    """Whether there was nothing to keep. Else a run that failed before its first rollout would block its own name."""
     written = any((path / "completions.parquet").glob("*")) or (path / "metrics.csv").exists()
     if written or any(path.glob("checkpoint-*")):
-        return
-    (path / "config.json").unlink(missing_ok=True)
+        return False
+    (path / CONFIG).unlink(missing_ok=True)
     if (path / "completions.parquet").is_dir():
         (path / "completions.parquet").rmdir()
     if not any(path.iterdir()):
         path.rmdir()
+    return True
 
 
 def _share_that_moves(trainer: Any) -> float | None:
@@ -278,14 +271,3 @@ def _share_that_moves(trainer: Any) -> float | None:
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     kept = own is not None and own.weights != torch.float32 or type(optimizer).__name__ in _KEEP_LOW_BITS
     return None if kept or not narrow or not rate else share_that_moves(narrow, rate)
-
-
-def _parts(trainer: Any) -> list[str]:
-    """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
-    return list(dict.fromkeys([*trainer.reward_func_names, *names_inside(trainer)]))
-
-
-def _answer_parts(trainer: Any) -> list[str]:
-    """Names of the parts that judge the answer; of reward models that cannot be told."""
-    asked = [r for r in trainer.reward_funcs if isinstance(r, Asked)]
-    return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))

@@ -1,4 +1,8 @@
-"""Stop and go: what train() does around the steps, so that nothing is lost and nothing stale is trained on."""
+"""Stop and go: what train() does around the steps, so that nothing is lost and nothing stale is trained on.
+
+Longer than 300 lines because the state machine is read as a whole: going on, saving, evaluating, and the callbacks
+between which each of them may happen.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
-from grpo_kit.training.interrupts import InterruptGuard
+from grpo_kit.training.interrupts import InterruptGuard, Stopped
+from grpo_kit.training.lineage import mark_trained
 from grpo_kit.training.logprobs import LOSS_STATE
 from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import get_random_state, random_state_of_its_own, set_random_state
-
-_FILE = "stop_and_go.pt"
+from grpo_kit.training.unfinished import begins_buffer, keep_unfinished, take_up_unfinished
 
 
 class Session(TrainerCallback):
@@ -29,8 +32,6 @@ class Session(TrainerCallback):
 
     interrupted: did the stop button end the last train()? random_state: (step, state) with which a step began: an
     unfinished step is done again with it.
-    A checkpoint holds stop_and_go.pt where the next step goes on inside a rollout buffer (the buffer and its
-    temperature), or where the step's evaluation was not made to its end (it is made up before the next step).
     """
 
     def __init__(self, trainer: Any, recorder: Recorder) -> None:
@@ -48,41 +49,104 @@ class Session(TrainerCallback):
         self._started = self._updating = False
         self._began_at = 0
         self._evaluated_at = -1
+        # The step that the last train() ended with, and its random state.
+        self._finished: tuple[int, Any] | None = None
+        self._of_a_stop = False  # the checkpoint being written
+        self._last_words = ""
+
+    @property
+    def training(self) -> bool:
+        """Is train() between its first and its last step?"""
+        return self._started
 
     def train(
-        self, trl_train: Callable[..., TrainOutput], checkpoint: str | bool | None, **kwargs: Any
+        self,
+        trl_train: Callable[..., TrainOutput],
+        checkpoint: str | bool | None,
+        on_stop: str,
+        **kwargs: Any,
     ) -> TrainOutput:
         """See GRPOTrainer.train."""
-        with self.guard, quiet(self.trainer.model):
+        trainer = self.trainer
+        if on_stop not in ("raise", "return"):
+            raise ValueError(f"on_stop={on_stop!r} is not known; use 'raise' or 'return'")
+        trainer._changes.take_over_assigned(running=False)
+        if not checkpoint and self._nothing_left():
+            return self._show_what_is_done()
+        with self.guard, quiet(trainer.model):
             checkpoint = self._where_to_go_on(checkpoint)
-            self.recorder.open(resume=bool(checkpoint) or self.interrupted)
+            config = self.recorder.open(resume=bool(checkpoint) or self.interrupted)
             self.interrupted = self._started = self._updating = False
             start, self._on_disk, done = get_random_state(), (-1, checkpoint), False
             try:
+                folder = Path(trainer.args.output_dir)
+                step = checkpoints.steps_in(checkpoint) if checkpoint else 0
+                trainer._changes.open(folder)
+                trainer._requests.open(folder)
+                trainer._changes.prepare(folder, step, config if checkpoint else None)
                 with self.guard.at_once():
                     output = trl_train(resume_from_checkpoint=checkpoint or None, **kwargs)
                 self._stopped_at, done = None, True
                 if self.recorder.stopped_by is not None:
-                    self.trainer._save_where_it_stopped(f"red flag: {self.recorder.stopped_by.name}")
+                    trainer._save_where_it_stopped(f"red flag: {self.recorder.stopped_by.name}")
+                    self.recorder.say(self._last_words)
+                else:
+                    self._finish()
                 return output
             except KeyboardInterrupt:
                 self.interrupted = True
-                self.trainer._save_where_it_stopped("interrupted")
-                step = self.trainer.state.global_step
+                trainer._save_where_it_stopped("interrupted")
+                step = trainer.state.global_step
                 if not self._started or step == 0:
                     set_random_state(start)
-                return TrainOutput(step, float("nan"), {"interrupted": 1.0})
+                if on_stop == "return":
+                    self.recorder.say(self._last_words)
+                    return TrainOutput(step, float("nan"), {"interrupted": 1.0})
+                raise Stopped(self._last_words, step) from None
             except Exception as error:
                 # Between the optimizer's first and last write the weights are neither old nor new: not worth saving.
                 if not self._updating:
-                    self.trainer._save_where_it_stopped(type(error).__name__)
+                    trainer._save_where_it_stopped(type(error).__name__)
+                    self.recorder.say(self._last_words)
                 raise
             finally:
                 self.guard.begin_finish_first()
                 self._started = False
+                trainer._requests.close()
+                if trainer.state.global_step:
+                    mark_trained(trainer.model, trainer.args.output_dir, trainer.state.global_step)
                 left = not self.recorder.close() or self._save_failed
                 if done and left and not self.trainer.args.load_best_model_at_end:
                     self._unsaved = get_random_state()
+
+    def _finish(self) -> None:
+        """All steps are done: the memory has what a later train() with more steps goes on from."""
+        trainer = self.trainer
+        self._finished = trainer.state.global_step, get_random_state()
+        best = trainer.state.best_model_checkpoint
+        if trainer.args.should_save:
+            checkpoints.remove_those_of_stops(trainer.args.output_dir, best)
+        if trainer.args.load_best_model_at_end and best is not None:
+            self.recorder.say(
+                f"The model has the weights of step {trainer.state.best_global_step}, the best evaluation "
+                f"({trainer.args.metric_for_best_model} {trainer.state.best_metric:.4g})."
+            )
+
+    def _nothing_left(self) -> bool:
+        """The run is done, and no more steps are asked for."""
+        waits = self._unsaved is not None or self.recorder.folder is not None
+        if self._finished is None or self._stopped_at is not None or waits:
+            return False
+        return (self.trainer._changes.waiting("max_steps") or 0) <= self._finished[0]
+
+    def _show_what_is_done(self) -> TrainOutput:
+        step = self._finished[0]
+        self.recorder.show_again()
+        self.recorder.say(
+            f"All {step} steps are done. To go on from here: trainer.change(max_steps={step + max(1, step // 2)}), "
+            "then train() again. To start anew: load the model again, and a trainer with another folder."
+        )
+        return TrainOutput(step, float("nan"), {})
 
     def _where_to_go_on(self, checkpoint: str | bool | None) -> str | None:
         """The checkpoint to load; what is in memory alone is saved first.
@@ -93,6 +157,13 @@ class Session(TrainerCallback):
             set_random_state(self._unsaved)
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
             self._unsaved, self._stopped_at = None, self._on_disk[1]
+        elif self._finished is not None and self._stopped_at is None and not checkpoint:
+            step, random_state = self._finished
+            if self._on_disk[0] != step or not checkpoints.is_whole(self._on_disk[1]):
+                set_random_state(random_state)
+                self._save_to_go_on()
+            self._stopped_at = self._on_disk[1]
+        self._finished = None
         if checkpoint:
             self._stopped_at = checkpoints.choose(checkpoint, self.trainer.args.output_dir, self.recorder.say)
         return self._stopped_at
@@ -112,7 +183,7 @@ class Session(TrainerCallback):
         trainer.model.zero_grad(set_to_none=True)
         trainer.model.train()
         if not self._started or step == 0:
-            self.recorder.say(f"Stopped before the first step was done ({why}); nothing to save.")
+            self._last_words = f"Stopped before the first step was done ({why}); nothing to save."
             return
         if self.random_state is not None and self.random_state[0] == step:  # as if the step had never begun
             set_random_state(self.random_state[1])
@@ -120,18 +191,49 @@ class Session(TrainerCallback):
             trainer.state.num_input_tokens_seen = self._tokens_before
         if self._on_disk[0] != step:
             try:
-                trainer._save_checkpoint(trainer.model, trial=None)
+                self._save_to_go_on()
             except CheckpointNotSaved as error:
                 self._unsaved = get_random_state()
-                self.recorder.say(
+                self._last_words = (
                     f"Stopped after step {step} ({why}), not saved: {error}. It is in memory: free some space, and "
                     "train() saves it and continues from here."
                 )
                 return
         self._stopped_at = self._on_disk[1]
-        self.recorder.say(
-            f"Stopped after step {step} ({why}), saved to {self._stopped_at}; train() continues from here."
+        self._last_words = (
+            f"Stopped after step {step} of {trainer.state.max_steps} ({why}), saved to {self._stopped_at}; train() "
+            "continues from here."
         )
+
+    def _save_to_go_on(self) -> None:
+        """A checkpoint that goes when the run is done."""
+        self._of_a_stop = True
+        try:
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+        finally:
+            self._of_a_stop = False
+
+    def save_between_steps(self) -> None:
+        """A checkpoint that a person asked for, while the run is paused."""
+        self.guard.begin_finish_first()
+        try:
+            if self._on_disk[0] != self.trainer.state.global_step:
+                self.trainer._save_checkpoint(self.trainer.model, trial=None)
+        except CheckpointNotSaved as error:
+            self.saving_failed(error)
+        finally:
+            self.trainer.control.should_save = False
+        self.guard.end_finish_first()
+
+    def after_step(self) -> None:
+        """Logged, evaluated and saved: from here on the stop button works at once again."""
+        trainer, state = self.trainer, self.trainer.state
+        if state.global_step >= state.max_steps and trainer._changes.at_the_end():
+            trainer.control.should_training_stop = False
+        if trainer.args.load_best_model_at_end and state.global_step >= state.max_steps:
+            self.save_between_steps()  # the last step too, to go on from: the memory gets the best one's weights
+        self.guard.end_finish_first()
+        trainer._requests.wait_while_paused()
 
     def saving_failed(self, error: CheckpointNotSaved) -> None:
         """Training goes on where a disk does not take a checkpoint; the next one may find more room."""
@@ -144,28 +246,9 @@ class Session(TrainerCallback):
 
     def _write(self, folder: Path) -> None:
         """What the next step needs beside transformers' files."""
-        trainer, args = self.trainer, self.trainer.args
-        inside = trainer.state.global_step * args.gradient_accumulation_steps % _length(trainer)
-        # Of several processes each has a buffer of its own: they begin a new one.
-        buffer = trainer._buffered_inputs if inside and trainer.accelerator.num_processes == 1 else None
-        if not args.should_save or buffer is None and not self._owes_evaluation():
-            return
-        state = {
-            "buffer": buffer,
-            "shape": _shape(trainer),
-            "temperature": trainer.temperature,
-            "owes_evaluation": self._owes_evaluation(),
-        }
-        torch.save(state, folder / _FILE)
-
-    def _owes_evaluation(self) -> bool:
-        """An evaluation is due at this step and has not been made, or not to its end."""
-        trainer, state, args = self.trainer, self.trainer.state, self.trainer.args
-        if self._evaluated_at == state.global_step or state.epoch is None:
-            return False
-        ends = float(state.epoch).is_integer() or state.global_step >= state.max_steps
-        by_epoch = args.eval_strategy == "epoch" and ends and args.eval_delay <= state.epoch
-        return bool(trainer.control.should_evaluate or by_epoch)
+        if self._of_a_stop and self.trainer.args.should_save:
+            (folder / checkpoints.OF_A_STOP).touch()
+        keep_unfinished(self.trainer, folder, owes_evaluation=self._owes_evaluation())
 
     # ---- evaluation ---------------------------------------------------------------------------------------------
 
@@ -182,6 +265,15 @@ class Session(TrainerCallback):
             metrics = trl_evaluate()
         self._evaluated_at = step
         return metrics
+
+    def _owes_evaluation(self) -> bool:
+        """An evaluation is due at this step and has not been made, or not to its end."""
+        trainer, state, args = self.trainer, self.trainer.state, self.trainer.args
+        if self._evaluated_at == state.global_step or state.epoch is None:
+            return False
+        ends = float(state.epoch).is_integer() or state.global_step >= state.max_steps
+        by_epoch = args.eval_strategy == "epoch" and ends and args.eval_delay <= state.epoch
+        return bool(trainer.control.should_evaluate or by_epoch)
 
     def _make_up_evaluation(self, folder: str) -> None:
         """The one that a checkpoint owes; then the checkpoint is what it would have been."""
@@ -210,22 +302,21 @@ class Session(TrainerCallback):
         self.random_state, self._evaluated_at = None, -1
         self._save_failed = False
         self._began_at = state.global_step
+        trainer._changes.begin()
+        state.num_train_epochs = trainer.planned_epochs
         self.recorder.begin()
         folder = self._on_disk[1]
         if folder:
             self._on_disk = state.global_step, folder
-            self._take_up(folder)
+            evaluates = trainer.eval_dataset is not None or trainer.held_out is not None
+            if take_up_unfinished(trainer, folder) and evaluates:
+                self._make_up_evaluation(folder)
         if state.global_step >= state.max_steps:
-            self.recorder.say(f"All {state.max_steps} steps are done already; raise max_steps to train on.")
-
-    def _take_up(self, folder: str) -> None:
-        trainer = self.trainer
-        kept = _load(folder, trainer.accelerator.device)
-        if kept.get("buffer") is not None and kept["shape"] == _shape(trainer):
-            trainer._buffered_inputs = kept["buffer"]
-            trainer._temperature.set(kept["temperature"])
-        if kept.get("owes_evaluation") and trainer.eval_dataset is not None:
-            self._make_up_evaluation(folder)
+            self.recorder.say(
+                f"All {state.max_steps} steps are done already; trainer.change(max_steps=...) trains on."
+            )
+        elif state.global_step == 0 and trainer.held_out is not None and not args.eval_on_start:
+            trainer.evaluate()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Opening the data draws a random number, and a step that an epoch begins with is redone with it."""
@@ -233,8 +324,10 @@ class Session(TrainerCallback):
             self._remember(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An unfinished step is done again from here."""
+        """An unfinished step is done again from here; where a rollout buffer begins changes take effect."""
         self.guard.raise_if_pending()
+        if begins_buffer(self.trainer):
+            self.trainer._changes.at_buffer()
         if self.random_state is None or self.random_state[0] != state.global_step:
             self._remember(state.global_step)
 
@@ -251,28 +344,6 @@ class Session(TrainerCallback):
         self._updating = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The weights are whole again."""
+        """The weights are whole again; what was asked for meanwhile is heard."""
         self._updating = False
-
-
-def _length(trainer: Any) -> int:
-    """Micro-batches that are trained on one rollout buffer."""
-    return trainer.args.steps_per_generation * trainer.num_iterations
-
-
-def _shape(trainer: Any) -> list[int]:
-    """A buffer fits a trainer that has the same."""
-    args = trainer.args
-    return [
-        args.per_device_train_batch_size,
-        args.gradient_accumulation_steps,
-        args.steps_per_generation,
-        trainer.num_iterations,
-        trainer.num_generations,
-    ]
-
-
-def _load(folder: str, device: Any = "cpu") -> dict[str, Any]:
-    """stop_and_go.pt of a checkpoint; {} where it has none."""
-    file = Path(folder) / _FILE
-    return torch.load(file, map_location=device, weights_only=True) if file.is_file() else {}
+        self.trainer._requests.take_up()

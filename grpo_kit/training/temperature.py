@@ -23,13 +23,24 @@ class Temperature:
 
     def __init__(self, trainer: Any, schedule: Schedule | None, evaluation: float | None) -> None:
         self.trainer, self.schedule = trainer, schedule
-        self.start = trainer.temperature
+        self.start = self.now = trainer.temperature
         self.evaluation = self.start if evaluation is None else evaluation
         models = [base_model(trainer.model), *([trainer.ref_model] if trainer.ref_model is not None else [])]
         self.heads = [fused_head(model) for model in models]
         for progress in (0.0, 0.5, 1.0):
             check_temperature(schedule(progress) if schedule else self.start, "temperature")
         check_temperature(self.evaluation, "eval_temperature")
+
+    @property
+    def asked(self) -> Schedule | float:
+        """The schedule, or the constant where there is none."""
+        return self.start if self.schedule is None else self.schedule
+
+    def change(self, value: Schedule | float) -> None:
+        """From the next rollout buffer on; the evaluation's stays."""
+        self.schedule, self.start = (value, self.start) if callable(value) else (None, float(value))
+        if not callable(value):
+            self.trainer.args.temperature = float(value)
 
     def at(self, step: int) -> float:
         """A function of the step alone, constant inside a rollout buffer."""
@@ -43,7 +54,7 @@ class Temperature:
     def set(self, value: float) -> None:
         """Sampler and scorer together: anything else biases the gradient."""
         trainer = self.trainer
-        trainer.temperature = value
+        trainer.temperature = self.now = value
         for head in self.heads:
             head.cell_contents = value
         if trainer.use_vllm:

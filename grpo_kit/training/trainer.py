@@ -7,11 +7,13 @@ and the chart. session.py is around them: stop, save and go on.
 
 Left out: sharded weights and several processes take trl's own path; images too. Every private method of trl and
 transformers that it leans on is listed in tests/training/test_private_api.py.
+Longer than 300 lines because it has every override of trl's trainer in one place, most of them one call long.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,25 @@ from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer
+from grpo_kit.record.files import CONFIG
+from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
-from grpo_kit.training.checks import align, choose_rollout, default_args, one_card
+from grpo_kit.training.checks import (
+    align,
+    check_run_folder,
+    choose_rollout,
+    default_args,
+    evaluation_of,
+    one_card,
+)
 from grpo_kit.training.data import Given
+from grpo_kit.training.lineage import trained_before
 from grpo_kit.training.logged import Logged
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
 from grpo_kit.training.recorder import Recorder
+from grpo_kit.training.requests import Requests
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
 from grpo_kit.training.sampling import Sampling
 from grpo_kit.training.session import Session
@@ -42,6 +55,7 @@ from grpo_kit.training.trl_internals import (
     remove_notebook_table,
     without_total,
 )
+from grpo_kit.watch.card import model_card
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import OnFlag
 
@@ -69,6 +83,10 @@ class GRPOTrainer(TRLGRPOTrainer):
     live: True draws a chart in a notebook and prints one line a step elsewhere, False prints everywhere, None is quiet.
     on_flag: what a red flag does (see watch/monitor.py): "warn" shows it once, "stop" also ends training after the
     step and saves, a callable is called with the Flag. All are appended to flags.jsonl in the run folder.
+    held_out: an evaluation.HeldOut: greedy accuracy on a small fixed set before the first step, every so many steps and
+    after the last, in the chart and as eval/accuracy in metrics.csv.
+    keep: "last" leaves the model as the last step made it; "best", with held_out, gives it the weights of the best
+    evaluation in the end, and keeps that checkpoint.
     Raises ValueError before any training for data, rewards or settings that cannot work; RewardError, after saving,
     for a reward that raises or breaks its contract.
     """
@@ -91,9 +109,20 @@ class GRPOTrainer(TRLGRPOTrainer):
         skip_zero_advantage: bool = True,
         live: bool | None = True,
         on_flag: OnFlag = "warn",
+        held_out: Any = None,
+        keep: str = "last",
         **trl_options: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else default_args()
+        check_run_folder(args.output_dir, quiet=live is None)
+        evaluates = evaluation_of(args, held_out, keep)
+        self.starts_from = trained_before(model, args.output_dir)
+        if self.starts_from and live is not None:
+            print(
+                f"This model was trained before: {self.starts_from}. The run goes on from those weights; for the base "
+                "load it again.",
+                flush=True,
+            )
         self._given = Given(reward_funcs, trl_options)
         least = args.generation_batch_size // args.num_generations
         train_dataset = self._given.take(train_dataset, "train_dataset", least=least)
@@ -112,6 +141,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 processing_class=tokenizer_of(model) if processing_class is None else processing_class,
                 **trl_options,
             )
+        vars(self.args).update(evaluates)
         restore_dtypes(self.model, dtypes)
         self._given.check_prompts(self, train_dataset, "train_dataset")
         self._given.check_prompts(self, eval_dataset, "eval_dataset")
@@ -124,6 +154,10 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._sampling = Sampling(self, self._recorder.say)
         self._logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
         self.update = self._logprobs.update
+        self.held_out, self.planned_epochs = held_out, 0
+        self.has_reference = self.beta != 0
+        self._changes = Changes(self, self._recorder.changed, self._recorder.say)
+        self._requests = Requests(self)
         self._session = Session(self, self._recorder)
         self.add_callback(self._session)
         self.callback_handler.callbacks.insert(0, self._recorder)  # before the trackers'
@@ -131,25 +165,50 @@ class GRPOTrainer(TRLGRPOTrainer):
             self.remove_callback(callback)
         remove_notebook_table(self)
 
+    @property
+    def is_training_now(self) -> bool:
+        """Is train() between its first step and its last?"""
+        return self._session.training
+
     def own_options(self) -> dict[str, Any]:
         """What a subclass was given besides GRPOTrainer's options, as JSON values; config.json keeps it."""
         return {}
 
     # ---- around the steps: stop and go --------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """Train; the stop button (SIGINT) ends the step cleanly, saves, and returns; call train() again to go on.
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *, on_stop: str = "raise", **kwargs: Any
+    ) -> TrainOutput:
+        """Train; the stop button (SIGINT) ends the step, saves and raises Stopped; call train() again to go on.
 
         resume_from_checkpoint: a checkpoint folder, or True for the last whole one in args.output_dir: one that a kill
         cut short is passed over.
+        on_stop: "raise" raises Stopped, a KeyboardInterrupt, so that nothing after train() takes the model for done;
+        "return" returns.
         After an interrupt `trainer.interrupted` is True, after a red flag (on_flag="stop") `trainer.stopped_by` is
-        the Flag; train() then continues where it stopped, with fresh rollouts, and that flag stops it no more.
+        the Flag; train() then continues where it stopped, and that flag stops it no more. A run that is done goes on
+        from where it ended after change(max_steps=...).
         A checkpoint that the disk does not take is said, and training goes on; where it stops the trainer keeps it in
         memory, and the next train() saves it first. An evaluation that was cut short is made up first, too.
         Raises RunFolderError if the folder already holds a run and resuming was not asked for; ValueError where there
         is no whole checkpoint; CheckpointNotSaved (an OSError) while the disk is too full to go on.
         """
-        return self._session.train(super().train, resume_from_checkpoint, **kwargs)
+        return self._session.train(super().train, resume_from_checkpoint, on_stop, **kwargs)
+
+    def change(self, **values: Any) -> None:
+        """Other numbers, from the next rollout buffer on: before, between and during train(), from any thread.
+
+        learning_rate (the height of its schedule), temperature (a number, or a schedule of the whole run's progress),
+        max_steps (schedules follow; the warmup stays as long as it was), beta (where the trainer was made with one
+        above 0), epsilon, epsilon_high, max_grad_norm, reward_weights (a list), save_steps, eval_steps.
+        Each is written to changes.jsonl with the first step trained with it, marked in the chart, and made again when
+        the run is resumed. Assigning to trainer.args between two train() does the same. Another process asks by
+        grpo_kit.control(folder).
+        Raises ValueError, and changes nothing, for a name that no run can change and a value that this one cannot take.
+
+        >>> trainer.change(learning_rate=5e-6, max_steps=64)  # doctest: +SKIP
+        """
+        self._changes.ask(values)
 
     @property
     def interrupted(self) -> bool:
@@ -194,7 +253,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         except CheckpointNotSaved as error:
             self.control.should_save = False
             self._session.saving_failed(error)
-        self._session.guard.end_finish_first()
+        self._session.after_step()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As trl's, at the evaluation temperature; in training an interrupt cuts it short, and train() makes it up.
@@ -205,7 +264,37 @@ class GRPOTrainer(TRLGRPOTrainer):
             eval_dataset = self._given.take(eval_dataset, "eval_dataset")
             self._given.check_prompts(self, eval_dataset, "eval_dataset")
         evaluate = super().evaluate
-        return self._session.evaluate(lambda: evaluate(eval_dataset, *args, **kwargs))
+
+        def both() -> dict[str, float]:
+            found = self._measure_held_out() if eval_dataset is None and self.held_out is not None else {}
+            if not found or self.eval_dataset is not None:
+                found |= evaluate(eval_dataset, *args, **kwargs)
+            return found
+
+        return self._session.evaluate(both)
+
+    def _measure_held_out(self) -> dict[str, float]:
+        model = self.accelerator.unwrap_model(self.model)
+        found = {
+            f"eval_{name}": value for name, value in self.held_out.measure(model, self._tokenizer).items()
+        }
+        training = self.model.training
+        self.model.eval()  # trl logs by the mode
+        self.log(found)
+        self.model.train(training)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        best = super()._determine_best_metric(metrics, trial)
+        if best and self.args.load_best_model_at_end:
+            self.control.should_save = True
+        return best
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """README.md in the run folder: base, data, reward, curve, before and after. Takes what trl's takes."""
+        if self.is_world_process_zero() and (Path(self.args.output_dir) / CONFIG).exists():
+            model_card(self.args.output_dir)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """As trl's, sampled and scored at the evaluation temperature."""
@@ -278,18 +367,33 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
         """As transformers', but the first step of a warmup has a rate above 0."""
-        own = self.lr_scheduler is not None
-        scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
-        return (
-            scheduler if own else start_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
+        if self.lr_scheduler is not None:
+            return super().create_scheduler(num_training_steps, *args, **kwargs)
+        begun = self._changes.begun_steps
+        asked, warmup = (
+            self.args.warmup_steps,
+            self.args.get_warmup_steps(begun if begun > 0 else num_training_steps),
         )
+        self.args.warmup_steps = warmup  # of a run that was made longer it stays as it was
+        try:
+            scheduler = super().create_scheduler(num_training_steps, *args, **kwargs)
+        finally:
+            self.args.warmup_steps = asked
+        self.lr_scheduler = start_above_zero(scheduler, warmup)
+        return self.lr_scheduler
+
+    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> tuple:
+        """As transformers', but epochs do not end a run: its steps do, and they can be changed while it goes on."""
+        epochs, *rest = super().set_initial_training_values(*args, **kwargs)
+        self.planned_epochs = epochs
+        return sys.maxsize, *rest
 
     # ---- a step: records ------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As trl's; every training step also becomes a row of metrics.csv and a point in the live chart."""
         super().log(logs, start_time)  # a training step's row: Recorder.on_log
-        if "eval_loss" in logs:
+        if any(name.startswith("eval_") for name in logs):
             self._recorder.evaluation(logs)
         # The main process alone knows; all must stop.
         self._recorder.stopped_by = broadcast_object_list([self.stopped_by])[0]

@@ -1,70 +1,26 @@
-"""Completions beside their rewards: widgets in a notebook, plain tables elsewhere."""
+"""Completions beside their rewards: widgets in a notebook, a plain table elsewhere."""
 
 import importlib.util
+import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from grpo_kit.display import escape, in_notebook
-from grpo_kit.record.files import read_completions
+from grpo_kit.record.files import RunFolderError, read_completions
+from grpo_kit.rewards.cases import Case
+from grpo_kit.watch.completions import completions_html, group_html, numbered, pick_three, reward_columns
+from grpo_kit.watch.follow import Follower, is_going
+from grpo_kit.watch.found_case import as_code, case_of
+
+if TYPE_CHECKING:
+    from grpo_kit.tasks import Task
 
 AS_WRITTEN = "as written"
+ALL = "all"
 _MOST = 64  # completions shown at once
-_CELL = (
-    "text-align:left;vertical-align:top;padding:2px 10px 2px 0;white-space:pre-wrap;overflow-wrap:anywhere;"
-)
-
-
-def reward_columns(table: pd.DataFrame) -> list[str]:
-    """The total reward first, then its parts."""
-    return [n for n in table if n == "reward"] + [n for n in table if str(n).startswith("reward/")]
-
-
-def pick_three(table: pd.DataFrame) -> pd.DataFrame:
-    """Best, median and worst reward of the last step in `table`; of equals the one written first.
-
-    Completions without a reward are left out where three others are there. Adds a column `pick`.
-    """
-    last = table[table["step"] == table["step"].max()]
-    judged = last[last["reward"].notna()]
-    order = (judged if len(judged) >= 3 else last).sort_values("reward", ascending=False, kind="stable")
-    places = {len(order) // 2: "median", len(order) - 1: "worst", 0: "best"} if len(order) else {}
-    rows = order.iloc[sorted(places)]
-    return rows.assign(pick=[places[place] for place in sorted(places)])
-
-
-def completions_html(table: pd.DataFrame) -> str:
-    """One row a completion: its rewards, the end of its prompt, prefill + completion; everything escaped."""
-    rewards = reward_columns(table)
-    picks = ["pick"] if "pick" in table else []
-    heads = [*picks, *(name.removeprefix("reward/") for name in rewards), "end of prompt", "response"]
-    rows = []
-    for row in table.to_dict("records"):
-        cells = [escape(row[name]) for name in picks] + [_number(row[name]) for name in rewards]
-        cells += [f"<small>{escape(_question(row), 160, end=True)}</small>", _response_html(row)]
-        rows.append("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>")
-    head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def group_html(table: pd.DataFrame) -> str:
-    """The completions of one prompt side by side, each under its rewards."""
-    cards = []
-    for row in table.to_dict("records"):
-        rewards = "<br>".join(
-            f"{escape(name.removeprefix('reward/'))} <b>{_number(row[name])}</b>"
-            for name in reward_columns(table)
-        )
-        cards.append(
-            f'<div style="flex:1 1 180px;max-width:360px;border-top:3px solid #0072B2;{_CELL}">'
-            f"<small>{rewards}</small><hr>{_response_html(row)}</div>"
-        )
-    question = escape(_question(table.iloc[0]), 600, end=True)
-    return (
-        f'<div style="{_CELL}"><small>{question}</small></div>'
-        f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(cards)}</div>'
-    )
 
 
 def select(
@@ -86,53 +42,107 @@ class CompletionBrowser:
 
         self.folder = Path(folder)
         self.table = pd.DataFrame()
-        wide = {"description_width": "initial"}
+        self._lock = (
+            threading.RLock()
+        )  # JupyterLab's clicks may come in another thread than the follower's looks
+        wide, narrow = {"description_width": "initial"}, w.Layout(width="190px")
         self.step = w.SelectionSlider(options=[0], description="step", continuous_update=False)
-        self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", style=wide)
-        self.text = w.Text(placeholder="text to find", description="filter", continuous_update=False)
-        self.group = w.Dropdown(options=[("all", None)], description="group", style=wide)
+        self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", style=wide, layout=narrow)
+        self.text = w.Text(placeholder="text to find", continuous_update=False, layout=narrow)
+        self.group = w.Dropdown(options=[(ALL, ALL)], description="group", style=wide, layout=narrow)
+        self.colours = w.Checkbox(description="colour tokens by log-probability", indent=False)
+        self.follow = w.Checkbox(description="follow the run", indent=False, layout=narrow)
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
+        self.number = w.Dropdown(description="completion", style=wide, layout=w.Layout(width="260px"))
+        self.as_case = w.Button(description="As a case", tooltip="for check_rewards: a line to copy")
+        self.code = w.Textarea(layout=w.Layout(width="100%", height="90px", display="none"))
         self.view = w.HTML()
-        for control in (self.step, self.sort, self.text, self.group):
+        for control in (self.step, self.sort, self.text, self.group, self.colours):
             control.observe(self._show, "value")
-        self.button.on_click(self.refresh)
-        controls = [self.step, self.sort, self.group, self.text, self.button]
-        self.widget = w.VBox([w.HBox(controls, layout=w.Layout(flex_flow="row wrap")), self.view])
+        self.button.on_click(self._refresh_or_say)
+        self.as_case.on_click(self._show_case)
+        self.follow.observe(self._follow, "value")
+        self._follower = Follower(self.folder, self.refresh, lambda: setattr(self.follow, "value", False))
+        row = w.Layout(flex_flow="row wrap", align_items="center")
+        controls = [self.step, self.group, self.sort, self.text, self.button, self.follow, self.colours]
+        lines = [w.HBox(controls, layout=row), self.view, w.HBox([self.number, self.as_case], layout=row)]
+        self.widget = w.VBox([*lines, self.code])
         self.refresh()
+        self.follow.value = is_going(self.folder)
 
-    def refresh(self, _button: object = None) -> None:
-        """Read the folder again; the slider follows to the newest step if it stood on the last one."""
-        at_end = self.table.empty or self.step.value == self.step.options[-1]
-        before = self.step.value
-        self.table = read_completions(self.folder)
-        if not self.table.empty:
-            steps = sorted(int(step) for step in self.table["step"].unique())
-            self.step.options = steps
-            self.step.value = steps[-1] if at_end or before not in steps else before
-            sortable = [
-                AS_WRITTEN,
-                *reward_columns(self.table),
-                *(["advantage"] * ("advantage" in self.table)),
-            ]
-            if list(self.sort.options) != sortable:
-                self.sort.options = sortable
-        self._show()
+    def refresh(self) -> None:
+        """Read the folder again; the slider follows to the newest step if it stood on the last one.
+
+        Raises RunFolderError as read_completions does.
+        """
+        table = numbered(_read(self.folder))
+        with self._lock, self.view.hold_sync():
+            at_end = self.table.empty or self.step.value == self.step.options[-1]
+            before = self.step.value
+            self.table = table
+            if not table.empty:
+                steps = sorted(int(step) for step in table["step"].unique())
+                if list(self.step.options) != steps:
+                    self.step.options = steps
+                    self.step.value = steps[-1] if at_end or before not in steps else before
+                more = ["advantage"] * ("advantage" in table)
+                sortable = [AS_WRITTEN, *reward_columns(table), *more]
+                if list(self.sort.options) != sortable:
+                    self.sort.options = sortable
+                has_tokens = {"tokens", "logprobs"} <= set(table)
+                self.colours.layout.display = None if has_tokens else "none"
+            self._show()
+
+    def case(self, *, task: "Task | None" = None, honest: bool = False) -> Case:
+        """The completion chosen under the page as a Case for check_rewards(rewards, task, found=[case]).
+
+        task, honest: as for kit.case_from. Raises ValueError where nothing is shown.
+        """
+        if self.number.value is None:
+            raise ValueError("no completion is shown; choose a step that has some")
+        return case_of(self.table.loc[self.number.value].to_dict(), task=task, honest=honest)
+
+    def close(self) -> None:
+        """Take the widgets away and stop following."""
+        self._follower.stop()
+        self.widget.close()
+
+    def _refresh_or_say(self, _button: object) -> None:
+        try:
+            self.refresh()
+        except (ValueError, OSError) as error:  # else nobody would see it
+            self.view.value = escape(str(error), 1000)
+
+    def _follow(self, change: dict) -> None:
+        if not change["new"]:
+            self._follower.stop()
+        elif not self._follower.start("completions"):
+            self.follow.value = False
+
+    def _show_case(self, _button: object = None) -> None:
+        self.code.value = (
+            f"case = {as_code(self.case())}\n# kit.rewards.check_rewards(rewards, task, found=[case])"
+        )
+        self.code.layout.display = None
 
     def _show(self, change: object = None) -> None:
-        if self.table.empty:
-            self.view.value = "No completions yet. Press Refresh once a step is done."
-            return
-        groups = self.table.loc[self.table["step"] == self.step.value, "group"].dropna().unique()
-        options = [("all", None), *((f"{int(g)}, side by side", int(g)) for g in sorted(groups))]
-        if list(self.group.options) != options:
-            chosen = self.group.value if self.group.value in [value for _, value in options] else None
-            self.group.options = options
-            self.group.value = chosen
-        self.view.value = self._page()
+        with self._lock:
+            if self.table.empty:
+                self.view.value = "No completions yet. Press Refresh once a step is done."
+                return
+            groups = self.table.loc[self.table["step"] == self.step.value, "group"].dropna().unique()
+            options = [(ALL, ALL), *((f"{int(g)}, side by side", int(g)) for g in sorted(groups))]
+            if list(self.group.options) != options:
+                chosen = self.group.value if self.group.value in [value for _, value in options] else ALL
+                self.group.options = options
+                self.group.value = chosen
+            self.view.value = self._page()
 
     def _page(self) -> str:
-        step, text, group = self.step.value, self.text.value, self.group.value
+        step, text = self.step.value, self.text.value
+        group = None if self.group.value == ALL else self.group.value
         found = select(self.table, step, sort=self.sort.value, text=text, group=group)
+        self._offer(found.head(_MOST))
         if found.empty:
             elsewhere = sorted(int(s) for s in self.table.loc[_holds(self.table, text), "step"].unique())
             where = (
@@ -141,11 +151,19 @@ class CompletionBrowser:
             part = f"step {step}" if group is None else f"group {group} of step {step}"
             return f"No completion of {part} holds <b>{escape(text)}</b>. {where}"
         if group is not None:
-            return group_html(found)
+            return group_html(found, colours=self.colours.value)
         more = f"<p>{len(found) - _MOST} more are not shown: filter, or pick a group.</p>" * (
             len(found) > _MOST
         )
-        return completions_html(found.head(_MOST)) + more
+        return completions_html(found.head(_MOST), colours=self.colours.value) + more
+
+    def _offer(self, found: pd.DataFrame) -> None:
+        """The completions on the page, to choose one as a case; the code of the last one goes."""
+        options = [(_name(row), place) for place, row in found.iterrows()]
+        if list(self.number.options) != options:
+            self.number.options = options
+            self.number.index = 0 if options else None
+            self.code.layout.display = "none"
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget, and for a saved notebook (which keeps no widgets) the three picks of the last step."""
@@ -158,29 +176,36 @@ class CompletionBrowser:
 def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     """Completions of a run: a browser with step slider, sorting, text filter and groups side by side.
 
-    Reads the folder when made and at each press of Refresh, also while the run writes it.
-    Outside a notebook or without ipywidgets: a table with the columns of completions.parquet and `response`.
+    Reads the folder when made, at each press of Refresh, and by itself while a run writes it ("follow the run").
+    Under the page, and by `.case()`, a completion becomes a case for check_rewards.
+    Outside a notebook or without ipywidgets: a table with the columns of completions.parquet, `response`, and
+    `number`, the place in the group.
     Raises RunFolderError (a ValueError) if there is no such folder.
     """
     if in_notebook() and importlib.util.find_spec("ipywidgets"):
         return CompletionBrowser(folder)
-    table = read_completions(folder)
+    table = numbered(_read(folder))
     if {"prefill", "completion"} <= set(table):
         table["response"] = table["prefill"].fillna("") + table["completion"].fillna("")
     return table
 
 
-def _question(row: Any) -> str:
-    """The prompt without its prefill, which is shown with the completion."""
-    return str(row.get("prompt") or "").removesuffix(str(row.get("prefill") or ""))
+def _read(folder: str | Path) -> pd.DataFrame:
+    """read_completions, again where a run that is resumed moves files away between the look and the reading."""
+    for _ in range(2):
+        try:
+            return read_completions(folder)
+        except RunFolderError:
+            if not Path(folder).is_dir():
+                raise
+            time.sleep(0.2)
+    return read_completions(folder)
 
 
-def _response_html(row: Any) -> str:
-    return f'<span style="opacity:.6">{escape(row.get("prefill"))}</span>{escape(row.get("completion"))}'
-
-
-def _number(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, (int, float)) and value == value else "none"
+def _name(row: pd.Series) -> str:
+    total = row.get("reward")
+    group = f"group {int(row['group'])}, " if pd.notna(row.get("group")) else ""
+    return f"{group}number {row['number']}, reward {'none' if pd.isna(total) else format(total, '.2f')}"
 
 
 def _holds(table: pd.DataFrame, text: str) -> pd.Series:

@@ -4,16 +4,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
-from grpo_kit.display import COLOURS, GREY, RED, new_figure
+from grpo_kit.display import COLOURS, GREY, RED, in_notebook, new_figure
 from grpo_kit.record.files import read_metrics
+from grpo_kit.watch.curves import (
+    ACCURACY,
+    ACCURACY_HIGH,
+    ACCURACY_LOW,
+    ROUGH,
+    Change,
+    changes_of,
+    cut,
+    labels,
+    letter,
+    moving_mean,
+    window_of,
+)
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from grpo_kit.watch.follow import FollowedChart
 
 _STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _SHARES = ("completion_cut_off", "frac_reward_zero_std")
@@ -30,23 +47,32 @@ _WORDS = {
 }
 
 
-def plot_run(folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None) -> "Figure":
+def plot_run(
+    folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None, follow: bool = False
+) -> "Figure | FollowedChart":
     """The live chart drawn again from metrics.csv, also while the run writes it.
 
     compare: one or more other run folders, drawn into the same panels in their own colours.
-    Points are steps; from 21 steps on a line shows their centred moving mean. Red flags are numbered lines where they
-    began, with the words under the chart.
+    follow: in a notebook the picture is drawn again as the run goes on, while this kernel is free, until the run has
+    ended: for a second notebook beside the one that trains.
+    Points are steps; from 21 steps on a line shows their centred moving mean. Black points with bars are held-out
+    accuracy with its 95 % interval, where it was measured during training. Red flags are numbered lines where they
+    began, changes made during training dotted lines with a letter; the words for both are under the chart.
     Raises RunFolderError (a ValueError) if a folder does not exist.
 
     >>> plot_run("runs/full", compare="runs/lora").savefig("both.png")
     """
+    if follow and in_notebook():
+        from grpo_kit.watch.follow import FollowedChart
+
+        return FollowedChart(folder, lambda: plot_run(folder, compare=compare))
     others = [] if compare is None else [compare] if isinstance(compare, (str, Path)) else list(compare)
     folders = [Path(name) for name in (folder, *others)]
     names = [path.name for path in folders]
-    labels = names if len(set(names)) == len(names) else [str(path) for path in folders]
-    runs = {label: read_metrics(path) for label, path in zip(labels, folders, strict=True)}
-    figure = draw(runs, flags={label: read_flags(path) for label, path in zip(labels, folders, strict=True)})
-    return figure
+    found = dict(zip(names if len(set(names)) == len(names) else map(str, folders), folders, strict=True))
+    runs = {label: read_metrics(path) for label, path in found.items()}
+    flags = {label: read_flags(path) for label, path in found.items()}
+    return draw(runs, flags=flags, changes={label: changes_of(path) for label, path in found.items()})
 
 
 def draw(
@@ -54,101 +80,178 @@ def draw(
     *,
     last_step: int | None = None,
     flags: Mapping[str, Sequence[Flag]] | None = None,
+    changes: Mapping[str, Sequence[Change]] | None = None,
     words: bool = True,
 ) -> "Figure":
     """The chart of tables as `read_metrics` gives them, by label; x reaches `last_step` if given.
 
-    Reward and its parts on top, below them 6 small panels, or 8 where a run has a KL. flags: red flags by label, each
-    a numbered line where it began; words: what each of them saw, under the panels.
+    Reward and its parts on top, below them 6 small panels, or 8 where a run has a KL. The labels stand above (none for
+    a label that is empty). flags: red flags by label, each a numbered line where it began; changes: (step, text) by
+    label, each a dotted line with a letter. Under the panels what changed and, with words, what each flag saw.
     """
     kl = any("kl" in table and table["kl"].notna().any() for table in runs.values())
     shares = [(name,) for name in _SHARES] if kl else [_SHARES]
     small = [("completion_length",), *shares, ("entropy",), *([("kl",)] * kl), ("grad_norm",)]
     small += [("temperature",), ("learning_rate",)]
     parts = list(dict.fromkeys(n for table in runs.values() for n in table if str(n).startswith("reward/")))
-    marks = [(label, flag) for label, found in (flags or {}).items() for flag in found if label in runs]
-    below = 0.2 * len(marks) * words  # inches for the words
-    height = 6.6 + below
-    up = lambda y: (6.6 * y + below) / height  # noqa: E731
+    numbers = [(flag.step, str(n)) for n, (_, flag) in enumerate(_of(flags, runs), 1)]
+    letters = [(step, letter(n)) for n, (_, (step, _)) in enumerate(_of(changes, runs))]
+    told = _told(runs, flags if words else None, changes)
+    rows = max(
+        len(_key_rows(_part_keys(parts, len(runs) == 1))), int(any(_measured(t) for t in runs.values()))
+    )
+    above = 0.19 * max(0, rows - 1) + 0.25 * any(runs)  # inches for legends, and for the runs' names
+    below = 0.2 * len(told)
+    height = 6.7 + above + below
+    up = lambda inches: (inches + below) / height  # noqa: E731
     figure = new_figure(11, height, dpi=130, layout=None)
     columns = len(small) // 2
     sides = {"left": 0.045, "right": 0.99, "wspace": 0.06 * columns}
-    top = figure.add_gridspec(1, 2, top=up(0.945), bottom=up(0.63), **(sides | {"wspace": 0.1}))
-    rest = figure.add_gridspec(2, columns, top=up(0.545), bottom=up(0.07), hspace=0.42, **sides)
+    top = figure.add_gridspec(1, 2, top=up(6.15), bottom=up(4.16), **(sides | {"wspace": 0.1}))
+    rest = figure.add_gridspec(2, columns, top=up(3.6), bottom=up(0.46), hspace=0.42, **sides)
     end = max([last_step or 0, 1, *(table["step"].max() for table in runs.values() if len(table))])
     for number, (place, names) in enumerate(zip([*top, *rest], [("reward",), parts, *small], strict=True)):
         axes = figure.add_subplot(place)
-        _panel(axes, names, runs)
         axes.set_xlim(0, end * 1.01)
+        _panel(axes, names, runs, header=rows if number < 2 else 0)
         if number >= 2 + columns:
             axes.set_xlabel("step", fontsize=8, color=GREY, labelpad=2)
-        _mark(axes, marks, numbers=number == 0)
-    for n, (label, flag) in enumerate(marks if words else [], 1):
-        run = f" ({label})" if len(runs) > 1 else ""
-        line = f"{n}  {flag.name}{run} since step {flag.step}: {flag.saw}"
-        figure.text(0.045, (below - 0.2 * n + 0.04) / height, _cut(line), fontsize=8.5, color=RED)
+        _mark(axes, numbers, RED, (0, (2, 2)), "top", named=number == 0)
+        _mark(axes, letters, "#777777", (0, (1, 2)), "bottom", named=number == 0)
+    if any(runs):
+        keys = [_key(label, COLOURS[r % len(COLOURS)], "-") for r, label in enumerate(runs)]
+        figure.legend(
+            handles=keys, handlelength=0 if len(runs) == 1 else 1.8, loc="upper left", ncols=4, frameon=False,
+            bbox_to_anchor=(0.025 if len(runs) == 1 else 0.035, 1.0), fontsize=9.5,
+        )  # fmt: skip
+    for n, (line, colour) in enumerate(told, 1):
+        figure.text(0.045, (below - 0.2 * n + 0.04) / height, cut(line, 170), fontsize=8.5, color=colour)
     return figure
 
 
-def _mark(axes: "Axes", marks: Sequence[tuple[str, Flag]], *, numbers: bool) -> None:
-    """A line where each flag began; in one panel with its number, side by side where several began together."""
-    taken: dict[int, list[str]] = {}
-    for n, (_, flag) in enumerate(marks, 1):
-        taken.setdefault(flag.step, []).append(str(n))
-    for step, names in taken.items():
-        axes.axvline(step, color=RED, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
-        if numbers:
-            place = axes.get_xaxis_transform()
-            axes.text(step, 0.98, " " + ",".join(names), color=RED, fontsize=8.5, transform=place, va="top")
+def _of(
+    found: Mapping[str, Sequence] | None, runs: Mapping[str, pd.DataFrame]
+) -> list[tuple[str, "Flag | Change"]]:
+    """Of the runs that are drawn: (label, one of what was found)."""
+    return [(label, one) for label, several in (found or {}).items() for one in several if label in runs]
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= 170 else line[:169] + "…"
+def _told(
+    runs: Mapping[str, pd.DataFrame],
+    flags: Mapping[str, Sequence[Flag]] | None,
+    changes: Mapping[str, Sequence[Change]] | None,
+) -> list[tuple[str, str]]:
+    """The lines under the panels with their colours."""
+    run = lambda label: f" ({label})" if len(runs) > 1 else ""  # noqa: E731
+    told = [
+        (f"{n}  {flag.name}{run(label)} since step {flag.step}: {flag.saw}", RED)
+        for n, (label, flag) in enumerate(_of(flags, runs), 1)
+    ]
+    return told + [
+        (f"{letter(n)}  from step {step}{run(label)}: {text}", GREY)
+        for n, (label, (step, text)) in enumerate(_of(changes, runs))
+    ]
 
 
-def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame]) -> None:
+def _mark(
+    axes: "Axes", marks: Sequence[tuple[int, str]], colour: str, style: object, side: str, *, named: bool
+) -> None:
+    """A line where each flag or change began; in one panel with its name."""
+    for step in {step for step, _ in marks}:
+        axes.axvline(step, color=colour, linewidth=1, linestyle=style, zorder=1)
+    for step, names in labels(marks, letter=0.016 * axes.get_xlim()[1]) if named else ():
+        place, y = axes.get_xaxis_transform(), {"top": 0.98, "bottom": 0.02}[side]
+        axes.text(step, y, f" {names}", color=colour, fontsize=8.5, transform=place, va=side)
+
+
+def _measured(table: pd.DataFrame) -> bool:
+    return ACCURACY in table and bool(table[ACCURACY].notna().any())
+
+
+def _key(label: str, colour: str, style: object, **look: object) -> "Line2D":
     from matplotlib.lines import Line2D
 
+    return Line2D([], [], label=label, color=colour, linestyle=style, **look)
+
+
+def _part_keys(names: Sequence[str], alone: bool) -> list[tuple[str, str, object]]:
+    """Name, colour and line of several measures in one panel."""
+    return [
+        (
+            cut(_WORDS.get(name, name.removeprefix("reward/")), 30),
+            COLOURS[n % len(COLOURS)] if alone else GREY,
+            _STYLES[n % len(_STYLES)],
+        )
+        for n, name in enumerate(names)
+    ]
+
+
+def _key_rows(
+    keys: Sequence[tuple[str, str, object]], letters: int = 84
+) -> list[list[tuple[str, str, object]]]:
+    """Rows of a legend that is so many letters wide."""
+    rows: list[list[tuple[str, str, object]]] = []
+    room = 0
+    for key in keys:
+        needs = len(key[0]) + 9
+        if needs > room:
+            rows.append([])
+            room = letters
+        rows[-1].append(key)
+        room -= needs
+    return rows
+
+
+def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame], *, header: int) -> None:
+    """Lines of these measures. header: of the two main panels, rows of legend between title and panel."""
+    from matplotlib.ticker import MaxNLocator
+
     alone = len(runs) == 1
-    highest = 1.0
+    lowest, highest = 0.0, 1.0
     for r, table in enumerate(runs.values()):
         for n, name in enumerate(names):
             if name in table and table[name].notna().any():
-                _line(
-                    axes, table, name, COLOURS[(n if alone else r) % len(COLOURS)], _STYLES[n % len(_STYLES)]
-                )
-                highest = max(highest, table[name].max())
-    keys: list[Line2D] = []
-    if len(names) > 1:
-        for n, name in enumerate(names):
-            look = {
-                "color": COLOURS[n % len(COLOURS)] if alone else GREY,
-                "linestyle": _STYLES[n % len(_STYLES)],
-            }
-            keys.append(Line2D([], [], label=_WORDS.get(name, name.removeprefix("reward/")), **look))
-    elif names and names[0] == "reward" and not alone:
-        keys = [Line2D([], [], label=label, color=COLOURS[r % len(COLOURS)]) for r, label in enumerate(runs)]
+                colour = COLOURS[(n if alone else r) % len(COLOURS)]
+                _line(axes, table, name, colour, _STYLES[n % len(_STYLES)])
+                lowest, highest = min(lowest, table[name].min()), max(highest, table[name].max())
+        if tuple(names) == ("reward",) and _measured(table):
+            _accuracy(axes, table, "#000000" if alone else COLOURS[r % len(COLOURS)])
+    keys = _part_keys(names, alone) if len(names) > 1 or header > 0 and tuple(names) != ("reward",) else []
+    rows = [[_key(*key) for key in row] for row in _key_rows(keys)]
+    if tuple(names) == ("reward",) and any(map(_measured, runs.values())):
+        look = {"marker": "o", "markersize": 3.5}
+        rows = [[_key("held-out accuracy", "#000000" if alone else GREY, "", **look)]]
     parts = bool(names) and names[0].startswith("reward/")
     title = "reward parts" if parts or not names else _WORDS.get(names[0], names[0])
-    titled = len(names) < 2 or parts  # two shares: their legend is the title
-    if titled:
-        axes.set_title(title, loc="left", fontsize=9.5, color="#111111", pad=5)
-    if keys:
-        side = ("lower right", (1.0, 0.99)) if titled else ("lower left", (-0.03, 0.99))
-        axes.legend(
-            handles=keys, loc=side[0], bbox_to_anchor=side[1], ncols=4, frameon=False, fontsize=8.5,
-            borderaxespad=0, handlelength=1.8, columnspacing=1.2,
+    if len(names) < 2 or parts:  # two shares: their legend is the title
+        axes.set_title(title, loc="left", fontsize=9.5, color="#111111", pad=5 + 13.5 * header)
+    for n, row in enumerate(rows):
+        legend = axes.legend(
+            handles=row, loc="lower left", ncols=len(row), frameon=False, fontsize=8.5, borderpad=0,
+            bbox_to_anchor=(-0.002, 1.0), bbox_transform=_above(axes, 2 + 13.5 * max(0, header - 1 - n)),
+            borderaxespad=0.2, handlelength=1.8, columnspacing=1.4,
         )  # fmt: skip
+        if n < len(rows) - 1:
+            axes.add_artist(legend)
     if not names or names[0].startswith("reward") or names[0] in _SHARES:
-        axes.set_ylim(-0.03, highest * 1.03)  # rewards and shares lie in [0, 1]
+        room = 0.03 * (highest - lowest)
+        axes.set_ylim(lowest - room, highest + room)  # rewards and shares lie in [0, 1], as a rule
     elif axes.lines and axes.dataLim.ymin >= 0:
         axes.set_ylim(0, axes.dataLim.ymax * 1.08 or 1)
     axes.yaxis.set_major_formatter(_short)
+    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
     axes.tick_params(labelsize=8, color="#999999", labelcolor=GREY, length=3)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def _above(axes: "Axes", points: float) -> object:
+    """The panel's own coordinates, so many points higher."""
+    from matplotlib.transforms import ScaledTranslation
+
+    return axes.transAxes + ScaledTranslation(0, points / 72, axes.figure.dpi_scale_trans)
 
 
 def _short(value: float, _place: int | None = None) -> str:
@@ -161,20 +264,31 @@ def _short(value: float, _place: int | None = None) -> str:
 
 def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: object) -> None:
     """Up to 20 steps the values themselves; from there on pale points under their centred moving mean."""
-    table = table[table[name].notna()]
-    steps, values = table["step"].to_numpy(), table[name].astype(float)
-    spread = (
-        table["reward_std"].astype(float).fillna(0) if name == "reward" and "reward_std" in table else None
-    )
-    if len(table) > 20 and values.nunique() > 1 and name not in ("temperature", "learning_rate"):
+    table = table[np.isfinite(table[name].astype(float))]
+    if not len(table):
+        return
+    steps, values = table["step"].to_numpy(), table[name].to_numpy(float)
+    window = 1 if name in ("temperature", "learning_rate") else window_of(values)
+    if window > 1:
         axes.plot(steps, values, ".", color=colour, alpha=0.4, markersize=4, markeredgewidth=0)
-        window = max(5, len(table) // 12) | 1
-        values = values.rolling(window, center=True, min_periods=1).mean()
-        spread = spread if spread is None else spread.rolling(window, center=True, min_periods=1).mean()
-        marker = ""
-    else:
-        marker = "o" if len(table) <= 20 else ""
+        values = moving_mean(values, window)
+    marker = "o" if len(table) <= ROUGH else ""
     axes.plot(steps, values, color=colour, linestyle=style, linewidth=1.8, marker=marker, markersize=3)
-    if spread is not None:
-        low, high = (values - spread).clip(lower=0), (values + spread).clip(upper=max(1.0, values.max()))
+    if name == "reward" and "reward_std" in table:
+        spread = moving_mean(table["reward_std"].astype(float).fillna(0).to_numpy(), window)
+        low, high = (values - spread).clip(min=0), (values + spread).clip(max=max(1.0, values.max()))
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str) -> None:
+    """Held-out accuracy where it was measured, with its interval."""
+    table = table[table[ACCURACY].notna()]
+    middle = table[ACCURACY].to_numpy(float)
+    ends = [
+        (table[name] if name in table else table[ACCURACY]).fillna(table[ACCURACY]).to_numpy(float)
+        for name in (ACCURACY_LOW, ACCURACY_HIGH)
+    ]
+    reach = np.abs([middle - ends[0], ends[1] - middle])
+    axes.errorbar(
+        table["step"], middle, yerr=reach, fmt="o", color=colour, markersize=3.5, elinewidth=1.2, zorder=4
+    )

@@ -1,5 +1,6 @@
-"""Training as it happens: a chart that updates in place, a progress bar, the last completions."""
+"""Training as it happens: a chart that updates in place at every step, a progress bar, the last completions."""
 
+import statistics
 import time
 import warnings
 from collections import deque
@@ -8,20 +9,27 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import RED, duration, escape, in_notebook, to_png
-from grpo_kit.record.files import read_metrics
+from grpo_kit.display import BADGE, duration, escape, in_notebook, to_png
+from grpo_kit.record.files import parts_of, read_metrics, read_part
 from grpo_kit.watch.browse import completions_html, pick_three
 from grpo_kit.watch.chart import draw
+from grpo_kit.watch.curves import ACCURACY, Change, changes_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
+from grpo_kit.watch.panel import Panel
+from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
+
+_ONE_LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 
 
 class LiveChart:
-    """Chart, progress bar and three completions of the last step, updated in place while training runs.
+    """Chart, progress line and three completions of the last step, updated in place while training runs.
 
-    In a notebook (Lab, VS Code, nbclient, papermill) the last state stays in the saved file as one PNG.
-    Elsewhere it prints one line a step and never imports matplotlib. Between start() and finish() it takes
-    at most 2 % of the time: a picture is drawn only once it fits. Trouble in here never stops training.
+    In a notebook (Lab, VS Code, nbclient, papermill) the two main panels are drawn at every step, as SVG; finish() puts
+    the whole chart in their place as one PNG, which stays in the saved file. All outputs have their height from the
+    start, so that a page does not jump. Elsewhere it prints one line a step and never imports matplotlib.
+    From the third step on it takes at most 2 % of the time: where steps are so short that a drawing each would cost
+    more, some are left out, and none is older than 5 s when the next step ends. Trouble in here never stops training.
 
     pictures: False prints lines in a notebook too. clock: seconds, any origin.
 
@@ -31,7 +39,7 @@ class LiveChart:
     >>> chart.finish()
     """
 
-    TEXT_SHARE, CHART_SHARE = 0.004, 0.015  # of the elapsed time
+    SHARE, LATEST = 0.015, 5.0  # of the time; seconds until the next step is drawn whatever it costs
 
     def __init__(self, *, pictures: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._may_draw = clock, pictures
@@ -40,61 +48,87 @@ class LiveChart:
     def _reset(self, total_steps: int) -> None:
         self._total = total_steps
         self._rows: dict[int, Mapping] = {}
+        self._earlier = 0.0  # seconds of training before this session
         self._completions: pd.DataFrame | None = None
         self._flags: list[Flag] = []
+        self._changes: list[Change] = []
+        self._status, self._over = "", False
+        self._panel = Panel(None)
         self._handles: dict[str, object] = {}
-        self._started = self._clock()
+        self._shown: dict[str, dict] = {}
+        self._started = self._drawn = self._clock()
         self._times: deque[float] = deque([self._started], maxlen=21)  # when the last steps ended
-        self._spent = {"text": 0.0, "chart": 0.0}
-        # Expected seconds of the next one; then of the last one, as measured.
-        self._cost = {"text": 0.01, "chart": 0.6}
+        self._costs: deque[float] = deque(maxlen=5)  # seconds, of the last drawings
         self._pictures = self._may_draw and in_notebook()
 
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
-        """Begin; with a folder that holds steps of an earlier session, the chart goes on from them."""
+        """Begin; with a folder that holds steps of an earlier session, chart and time go on from them."""
         self._reset(total_steps)
+        self._panel = Panel(folder)
         try:
-            rows = read_metrics(folder).to_dict("records") if folder is not None else []
-            self._flags = read_flags(folder) if folder is not None else []
+            if folder is not None:
+                self._read(Path(folder))
         except (ValueError, OSError):  # a chart of this session only is better than no training
-            rows = []
+            self._rows = {}
+        self._draw(
+            self._show_line, self._show_chart, self._show_panel, self._show_flags, self._show_completions
+        )
+
+    def _read(self, folder: Path) -> None:
+        rows = read_metrics(folder).to_dict("records")
+        self._flags, self._changes = read_flags(folder), changes_of(folder)
         self._rows = {int(row["step"]): row for row in rows}
-        if self._pictures:
-            self._guard(_load_matplotlib)
-            self._spent["chart"] = self._clock() - self._started  # loading counts as drawing
-            self._guard(self._show_text)
-            self._guard(lambda: self._show("chart", {"text/plain": "The chart follows in a moment."}))
-            self._guard(self._show_flags)
+        seconds = rows[-1].get("seconds") if rows else 0.0
+        self._earlier = seconds if seconds == seconds and seconds is not None else 0.0
+        for part in parts_of(folder)[-1:]:
+            self._completions = read_part(part).to_pandas()
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
         """Take in the rows of new steps (all rows so far will do too) and the last step's completions."""
-        now = self._clock()
         self._rows |= {int(row["step"]): row for row in rows}
         self._completions = completions if completions is not None else self._completions
-        self._times.append(now)
-        if self._pictures:
-            self._if_affordable("text", self._show_text, now)
-            self._if_affordable("chart", self._show_chart, now)
-        if not self._pictures:
-            self._guard(lambda: print(self.line(), flush=True))
+        self._times.append(self._clock())
+        self._status = ""
+        self._refresh(at_once=len(self._times) <= 3)
+        self._otherwise(self.line)
 
     def replace(self, row: Mapping) -> None:
         """Take in a row again that an evaluation added to."""
         self._rows[int(row["step"])] = row
+        self._refresh()
 
     def flag(self, flag: Flag) -> None:
-        """Show a red flag: a marker in the chart and words under it; elsewhere a line."""
+        """Show a red flag: marked in the chart, the first in the progress line, all below; elsewhere a line."""
         self._flags.append(flag)
-        if self._pictures:
-            self._guard(self._show_flags)
-        if not self._pictures:
-            self._guard(lambda: print(f"Red flag: {flag}", flush=True))
+        self._refresh(at_once=True)
+        self._otherwise(lambda: f"Red flag: {flag}")
+
+    def change(self, step: int, text: str) -> None:
+        """Mark what a user changed: a dotted line at the first step with it, and the text below; elsewhere a line.
+
+        >>> chart.change(13, "learning_rate 2e-05 → 1e-05")
+        """
+        if (step, text) not in self._changes:
+            self._changes.append((step, text))
+        self._panel.say(f"From step {step}: {text}")
+        self._refresh(at_once=True)
+        self._otherwise(lambda: f"From step {step}: {text}")
+
+    def say(self, text: str) -> None:
+        """Show a sentence in the progress line until the next step; elsewhere a line.
+
+        >>> chart.say("Paused after step 12.")
+        """
+        self._status = text
+        self._panel.say(text)
+        self._refresh(at_once=True)
+        self._otherwise(lambda: text)
 
     def finish(self) -> None:
-        """Show the last state, whatever it costs."""
-        if self._pictures and self._rows:
-            self._guard(lambda: self._show_text(done=True))
-            self._guard(self._show_chart)
+        """Show the last state, whatever it costs: the whole chart in place of the two panels."""
+        self._status, self._over = "", True
+        self._panel.end()
+        self._draw(self._show_line, self._show_flags, self._show_whole_chart)
 
     def line(self, *, done: bool = False) -> str:
         """The last step in one line.
@@ -102,9 +136,14 @@ class LiveChart:
         >>> chart.line()
         'step 12/60  reward 0.41 ± 0.12  exact 0.30  length 11  cut off 2 %  entropy 0.80  4 min 10 s left'
         """
-        step = max(self._rows, default=0)
-        words = [f"step {step}/{self._total}"]
-        row = self._rows.get(step, {})
+        return "  ".join([self._step(), *self._measures(), self._time(done)])
+
+    def _step(self) -> str:
+        return f"step {max(self._rows, default=0)}/{self._total}"
+
+    def _measures(self) -> list[str]:
+        row = self._rows[max(self._rows)] if self._rows else {}
+        words = []
         for name, label in _line_names(row):
             value = row.get(name)
             if value is None or value != value:
@@ -116,27 +155,51 @@ class LiveChart:
                 words.append(f"{label} {value:.0f}")
             else:
                 words.append(f"{label} {value:{'.0%' if name == 'completion_cut_off' else '.2f'}}")
-        return "  ".join([*words, self._time(step, done)])
+        held_out = [(step, row.get(ACCURACY)) for step, row in self._rows.items()]
+        held_out = [(step, value) for step, value in held_out if value is not None and value == value]
+        words[1:1] = [f"held-out accuracy {value:.0%} (step {step})" for step, value in held_out[-1:]]
+        return words
 
-    def _time(self, step: int, done: bool) -> str:
+    def _time(self, done: bool) -> str:
+        step, now = max(self._rows, default=0), self._clock()
         if done:
-            word = "done in" if step >= self._total else "stopped after"
-            return f"{word} {duration(self._clock() - self._started)}"
+            here = now - self._started if len(self._times) > 1 or not self._rows else 0.0
+            return f"{'done in' if step >= self._total else 'stopped after'} {duration(self._earlier + here)}"
         if len(self._times) < 2:
-            return "waiting for the first step"
-        seconds_a_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
-        if len(self._times) == 2:  # start() may have been called at any point of the first step
+            return "waiting for the first step" if not self._rows else "waiting for the next step"
+        lasted = [after - before for before, after in zip(self._times, list(self._times)[1:], strict=False)]
+        usual = statistics.median(lasted)
+        seconds_a_step = statistics.mean(
+            [s for s in lasted if s <= 10 * usual]
+        )  # a pause says nothing of the rest
+        if len(lasted) == 1:  # start() may have been called at any point of the first step
             seconds_a_step = self._rows.get(step, {}).get("step_seconds") or seconds_a_step
         return f"{duration(seconds_a_step * max(0, self._total - step))} left"
 
-    def _if_affordable(self, kind: str, show: Callable[[], None], now: float) -> None:
-        share = self.TEXT_SHARE if kind == "text" else self.CHART_SHARE
-        if self._spent[kind] + self._cost[kind] > share * (now - self._started):
-            return
+    def _refresh(self, *, at_once: bool = False) -> None:
+        """Draw what changes with a step, unless the last drawing was so short ago that this costs too much."""
         begun = self._clock()
-        self._guard(show)
-        self._cost[kind] = self._clock() - begun
-        self._spent[kind] += self._cost[kind]
+        wait = min(self.LATEST, statistics.median(self._costs) / self.SHARE) if self._costs else 0.0
+        if not self._handles:  # before start()
+            return
+        if self._over:
+            self._draw(self._show_line)
+        elif at_once or begun - self._drawn >= wait:
+            self._draw(self._show_line, self._show_chart, self._show_flags, self._show_completions)
+        else:
+            return
+        self._drawn = self._clock()
+        self._costs.append(self._drawn - begun)
+
+    def _draw(self, *shows: Callable[[], None]) -> None:
+        for show in shows:
+            if self._pictures:
+                self._guard(show)
+
+    def _otherwise(self, text: Callable[[], str]) -> None:
+        """Where no pictures are shown: a line."""
+        if not self._pictures or not self._handles:
+            self._guard(lambda: print(text(), flush=True))
 
     def _guard(self, show: Callable[[], None]) -> None:
         try:
@@ -151,43 +214,81 @@ class LiveChart:
                 )
             self._pictures = False
 
-    def _show_text(self, *, done: bool = False) -> None:
-        step = max(self._rows, default=0)
-        line = self.line(done=done)
-        bar = f'<progress value="{step}" max="{self._total}" style="width:100%"></progress>'
-        page = f"{bar}<br>{escape(line.replace('  ', ' · '))}"
-        self._show("progress", {"text/plain": line, "text/html": page})
-        if self._completions is not None and len(self._completions):
-            three = pick_three(self._completions)
-            plain = three[["pick", "reward", "completion"]].to_string(index=False)
-            self._show("completions", {"text/plain": plain, "text/html": completions_html(three)})
+    def _show_line(self) -> None:
+        """Two lines under a bar: where it is, with what is going on or wrong, and the last step's measures."""
+        step, time_word = max(self._rows, default=0), self._time(self._over)
+        said = [escape(word) for word in (self._step(), time_word, self._status) if word]
+        plain = [self.line(done=self._over), *([self._status] if self._status else [])]
+        if self._flags:
+            first, more = self._flags[0], len(self._flags) - 1
+            flag = f"{first.name} since step {first.step}: {first.saw}" + f" (and {more} more, below)" * bool(
+                more
+            )
+            said.append(f'<span style="{BADGE}">red flag</span> {escape(flag)}')
+            plain.append(f"red flag: {flag}")
+        bar = f'<progress value="{step}" max="{self._total}" style="width:100%;height:1em"></progress>'
+        measures = escape(" · ".join(self._measures()))
+        page = "".join(
+            f'<div style="height:1.5em;{_ONE_LINE}">{line}</div>' for line in (" · ".join(said), measures)
+        )
+        page = f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
+        self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
-        table = pd.DataFrame([self._rows[step] for step in sorted(self._rows)])
-        picture = to_png(draw({"": table}, last_step=self._total, flags={"": self._flags}, words=False))
-        self._show("chart", {"text/plain": "the run's chart", "image/png": picture})
+        rows = [self._rows[step] for step in sorted(self._rows)]
+        drawing = draw_svg(rows, last_step=self._total, flags=self._flags, changes=self._changes)
+        page = f'<div style="max-width:{WIDTH // 2}px;aspect-ratio:{WIDTH}/{HEIGHT}">{drawing}</div>'
+        self._show("chart", {"text/plain": "the run's chart so far", "text/html": page})
+
+    def _show_panel(self) -> None:
+        """Right under the chart."""
+        self._panel.show()
 
     def _show_flags(self) -> None:
-        """Under the chart from the start, so that it stands there and not below the completions."""
-        lines = [f"{n}. Red flag: {flag}" for n, flag in enumerate(self._flags, 1)] or ["No red flag so far."]
+        """Under the chart in a room of its own, so that what follows stays where it is; the newest on top."""
+        lines = [f"{n}. Red flag: {flag}" for n, flag in enumerate(self._flags, 1)] or ["No red flag."]
         page = "".join(
-            f'<div style="color:{RED if self._flags else "inherit"}">{escape(line)}</div>' for line in lines
+            f'<div><span style="{BADGE}">red flag {n}</span> {escape(flag)}</div>'
+            for n, flag in list(enumerate(self._flags, 1))[:: 1 if self._over else -1]
         )
+        room = "min-height" if self._over else "overflow:auto;height"
+        page = f'<div style="line-height:1.4;{room}:2.9em">{page or lines[0]}</div>'
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
+
+    def _show_completions(self) -> None:
+        if self._completions is None or not len(self._completions):
+            plain = table = "The best, the median and the worst completion of the last step come here."
+        else:
+            three = pick_three(self._completions)
+            plain = three[["pick", "reward", "completion"]].to_string(index=False)
+            table = completions_html(three)
+        page = f'<div style="height:15em;overflow:auto">{table}</div>'
+        self._show("completions", {"text/plain": plain, "text/html": page})
+
+    def _show_whole_chart(self) -> None:
+        table = pd.DataFrame(
+            [self._rows[step] for step in sorted(self._rows)], columns=None if self._rows else ["step"]
+        )
+        figure = draw(
+            {"": table},
+            last_step=self._total,
+            flags={"": self._flags},
+            changes={"": self._changes},
+            words=False,
+        )
+        self._show("chart", {"text/plain": "the run's chart", "image/png": to_png(figure)})
 
     def _show(self, name: str, bundle: dict) -> None:
         from IPython.display import display
 
-        metadata = {"image/png": {"width": 960}} if "image/png" in bundle else {}
+        if self._shown.get(name) == bundle:
+            return
+        metadata = {"image/png": {"width": WIDTH // 2}} if "image/png" in bundle else {}
         if name in self._handles:
             self._handles[name].update(bundle, raw=True, metadata=metadata)
         else:
             self._handles[name] = display(bundle, raw=True, metadata=metadata, display_id=True)
-
-
-def _load_matplotlib() -> None:
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
+        self._shown[name] = bundle
 
 
 def _line_names(row: Mapping) -> list[tuple[str, str]]:

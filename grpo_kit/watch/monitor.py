@@ -177,6 +177,10 @@ class Monitor:
         self._raised = {*waiting, *(flag.name for flag in self._guard(lambda: read_flags(folder)) or [])}
         self._weights = Setup.of(config).weights
 
+    def take_up(self, config: Mapping[str, Any]) -> None:
+        """The run's settings changed while it goes on."""
+        self._config, self._weights = config, Setup.of(config).weights
+
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
         """What a step's completions add to its row of metrics.csv."""
         if completions is None or not len(completions):

@@ -193,6 +193,7 @@ def test_all_answers_give_the_method_and_the_path(answers, name):
     ):
         assert text in words and text in told
     assert re.findall('href="([^"#]+)"', page)[0] == METHODS[name].see
+    assert page.count("<a ") == page.count('target="_blank" rel="noopener">') > 0, "in tabs of their own"
     assert all(QUESTIONS[question].text in told for question in answers)
     assert len(page) < 5000
 

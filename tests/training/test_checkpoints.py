@@ -202,12 +202,12 @@ def test_a_stop_on_a_full_disk_stays_in_memory_and_goes_on_once_there_is_space(
     with FillsUp(trainer, 1, rows=rows):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            trainer.train()
+            trainer.train(on_stop="return")
         assert trainer.interrupted and "not saved" in capsys.readouterr().out
         for _ in range(2):
             with pytest.raises(OSError, match="cannot be written"):
-                trainer.train()
-    trainer.train()
+                trainer.train(on_stop="return")
+    trainer.train(on_stop="return")
     assert trainer.state.global_step == 4 and same(untouched, weights(trainer))
     assert read_metrics(tmp_path / "run")["step"].tolist() == [1, 2, 3, 4]
 
@@ -225,10 +225,10 @@ def test_rows_that_wait_are_not_given_up_by_a_train_on_a_disk_still_full(tmp_pat
     interrupted_once(trainer, "rollout", at_step=2)
     with FillsUp(trainer, 1, rows=True):
         with pytest.warns(RuntimeWarning, match="kept in memory"):
-            trainer.train()
+            trainer.train(on_stop="return")
         with pytest.raises(RunFolderError, match="still wait in memory"):
-            trainer.train()
-    trainer.train()
+            trainer.train(on_stop="return")
+    trainer.train(on_stop="return")
     assert read_metrics(tmp_path / "run")["step"].tolist() == [1, 2, 3, 4]
     assert same(untouched, weights(trainer))
 

@@ -245,7 +245,7 @@ def test_an_interrupt_while_the_sampler_has_its_weights_leaves_the_policy_its_ow
         return inner(prompt_ids)
 
     trainer._sampling.with_engine = generate
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step == 2 and bool(pressed) == (where != "inside")
     assert same(clone(trainer), watch.policy[2]) and not same(watch.policy[0], watch.policy[2])
     assert trainer.optimizer.param_groups[0]["params"][0] in set(trainer.model.parameters())
@@ -260,9 +260,9 @@ def test_stopped_and_gone_on_is_as_if_never_stopped(where, options, tmp_path):
     trainer = make(tmp_path / "b", kit=options, max_steps=6)
     sampled = read_completions(tmp_path / "a")["step"] - 1  # where a buffer is full, a step samples nothing
     interrupted_once(trainer, where, at_step=min(s for s in sampled if s >= 4))
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.state.global_step == 6 and same(weights(untouched), weights(trainer))
     assert ages(tmp_path / "a") == ages(tmp_path / "b")
 

@@ -152,9 +152,9 @@ def test_stopped_and_gone_on_is_as_if_never_stopped(tmp_path):
     untouched.train()
     trainer = make(tmp_path / "b", **options)
     interrupted_once(trainer, "backward", at_step=2)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted
-    trainer.train()
+    trainer.train(on_stop="return")
     assert same(weights(untouched), weights(trainer))
 
 

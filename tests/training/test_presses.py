@@ -41,14 +41,14 @@ def rows(folder):
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory):
     trainer = make("kit", tmp_path_factory.mktemp("untouched") / "run")
-    trainer.train()
+    trainer.train(on_stop="return")
     return weights(trainer)
 
 
 def test_an_evaluation_moves_no_later_step(tmp_path, untouched):
     """Its random numbers are its own, so that a run learns the same however often it is looked at."""
     trainer = evaluating(tmp_path, eval_steps=1)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert same(untouched, weights(trainer))
     assert read_metrics(tmp_path)["eval/reward"].notna().all()
 
@@ -73,14 +73,14 @@ def test_an_evaluation_cut_short_is_made_up_and_changes_nothing(when, at_step, t
     whole.train()
     trainer = evaluating(tmp_path / "b", tuning=tuning, **when)
     parts = pressed_in_evaluation(trainer, at_step, part=2)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step == at_step and trainer.model.training
     assert parts.count(at_step) == 2, "stopped at once"
     if in_memory:
-        trainer.train()
+        trainer.train(on_stop="return")
     else:
         trainer = evaluating(tmp_path / "b", tuning=tuning, **when)
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=True, on_stop="return")
     assert same(weights(whole), weights(trainer))
     assert rows(tmp_path / "a").equals(rows(tmp_path / "b")[list(rows(tmp_path / "a"))])
     assert read_metrics(tmp_path / "b")["eval/reward"].notna().sum() == len(
@@ -107,10 +107,10 @@ def test_a_press_that_lands_in_a_del_is_obeyed_at_the_end_of_the_step(tmp_path, 
         return inner(*args, **kwargs)
 
     trainer._generate_single_turn = generate
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step in (2, 3)
     trainer._generate_single_turn = inner
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.state.global_step == 4 and same(untouched, weights(trainer))
 
 
@@ -127,9 +127,9 @@ def test_a_second_press_while_the_first_is_obeyed_changes_nothing(where, tmp_pat
         press_stop()
 
     trainer._save_where_it_stopped = save_where_it_stopped
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step == (3 if where == "optimizer" else 2)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.state.global_step == 4 and same(untouched, weights(trainer))
 
 
@@ -145,7 +145,7 @@ def test_a_press_before_the_first_step_leaves_the_name_free(part, tmp_path, unto
             press_stop()
 
     setattr(trainer._recorder, part, then_press)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step == 0
     other = make("kit", tmp_path / "run")
     other.train()
@@ -165,9 +165,9 @@ def test_a_press_while_a_checkpoint_is_loaded_goes_on_from_it(tmp_path, untouche
         return inner(*args, **kwargs)
 
     trainer._load_optimizer_and_scheduler = load
-    trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=True, on_stop="return")
     assert trainer.interrupted
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.state.global_step == 4 and same(untouched, weights(trainer))
 
 
@@ -186,7 +186,7 @@ def test_presses_at_random_moments(seed, tmp_path):
         late = signal.signal(signal.SIGINT, lambda *_: None)  # those that land outside train()
         for timer in timers:
             timer.start()
-        trainer.train()
+        trainer.train(on_stop="return")
         for timer in timers:
             timer.cancel()
             timer.join()

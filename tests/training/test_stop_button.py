@@ -1,5 +1,9 @@
 """The notebook's stop button, pressed for real: a kernel is interrupted while a cell trains."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import jupyter_client
@@ -11,9 +15,10 @@ from tiny_run import make
 trainer = make("kit", {folder!r}, max_steps=400, kit={{"live": False}})
 print("ready", flush=True)
 trainer.train()
-print("stopped at", trainer.state.global_step, trainer.interrupted, flush=True)
 """
+BELOW = "print('half trained, taken for done')"
 GO_ON = """
+print("stopped at", trainer.state.global_step, trainer.interrupted, flush=True)
 trainer.args.max_steps = trainer.state.global_step + 2
 wanted = trainer.args.max_steps
 trainer.train()
@@ -33,9 +38,14 @@ def kernel():
     manager.shutdown_kernel(now=True)
 
 
-def run(manager, client, code, press_after=None):
-    """Execute, and press stop some seconds after "ready" was printed; returns (status, text)."""
+def run(manager, client, code, press_after=None, queued=None):
+    """Execute, and press stop some seconds after "ready" was printed; returns (status, text).
+
+    queued: (code, list) of a cell that "Run all" has sent behind it.
+    """
     request, text, due = client.execute(code), "", None
+    if queued:
+        queued[1].append(client.execute(queued[0]))
     while True:
         if due is not None and time.monotonic() > due:
             manager.interrupt_kernel()
@@ -58,12 +68,39 @@ def run(manager, client, code, press_after=None):
             return "ok", text
 
 
-def test_stop_button_ends_the_cell_and_the_next_cell_goes_on(kernel, request, tmp_path):
+def test_stop_button_ends_run_all_in_one_line_and_the_next_cell_goes_on(kernel, request, tmp_path):
     tests = str(request.path.parents[1])
     code = TRAIN.format(tests=tests, folder=str(tmp_path / "run"))
-    status, text = run(*kernel, code, press_after=6)
-    assert status == "ok", text
-    assert "True" in text.split("stopped at")[1]
+    below = []
+    status, text = run(*kernel, code, press_after=6, queued=(BELOW, below))
+    assert status == "error", text
+    assert len(text.splitlines()) == 1 and text.startswith("Stopped after step "), text
+    assert "run this cell again" in text and "Traceback" not in text
+    manager, client = kernel
+    assert client.get_shell_msg(timeout=30)["content"]["status"] == "error"
+    assert client.get_shell_msg(timeout=30)["content"]["status"] == "aborted", "the cell below was not run"
     status, text = run(*kernel, GO_ON)
     assert status == "ok", text
+    assert "True" in text.split("stopped at")[1].splitlines()[0]
     assert "done True False" in text
+
+
+def test_in_a_script_what_comes_after_training_is_not_run(request, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        TRAIN.format(tests=str(request.path.parents[1]), folder=str(tmp_path / "run")) + "\n" + BELOW
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(request.config.rootpath)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None, process.stderr.read()
+    for line in process.stdout:
+        if line.startswith("step 3"):
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=120)
+    assert "half trained" not in out and "Stopped: Stopped after step" in err
+    assert process.returncode not in (0, None) and list((tmp_path / "run").glob("checkpoint-*"))

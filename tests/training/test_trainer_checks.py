@@ -155,9 +155,9 @@ def test_rows_a_full_disk_held_back_are_written_when_training_goes_on(tmp_path, 
     trainer = make("kit", tmp_path)
     interrupted_once(trainer, "rollout", at_step=2)
     with pytest.warns(RuntimeWarning, match="cannot be written"):
-        trainer.train()
+        trainer.train(on_stop="return")
     disk["full"] = False
-    trainer.train()
+    trainer.train(on_stop="return")
     assert read_metrics(tmp_path)["step"].tolist() == [1, 2, 3, 4]
 
 

@@ -129,9 +129,9 @@ def test_bfloat16_weights_go_on_after_an_interrupt_as_if_there_had_been_none(whe
     untouched.train()
     stopped = trainer("b")
     assert interrupted_once(stopped, where, at_step=2) == []
-    stopped.train()
+    stopped.train(on_stop="return")
     assert stopped.interrupted
-    stopped.train()
+    stopped.train(on_stop="return")
     masters = []
     for done in (untouched, stopped):
         inner = getattr(done.optimizer, "optimizer", done.optimizer)

@@ -17,12 +17,12 @@ def test_interrupt_then_train_equals_never_stopping(where, tuning, tmp_path):
 
     trainer = make("kit", tmp_path / "b", tuning=tuning)
     pressed = interrupted_once(trainer, where, at_step=2)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert pressed and trainer.interrupted
     done = 3 if where == "optimizer" else 2  # an optimizer step that has begun is finished and counted
     assert trainer.state.global_step == done
     assert (tmp_path / "b" / f"checkpoint-{done}" / "trainer_state.json").is_file()
-    trainer.train()
+    trainer.train(on_stop="return")
 
     assert not trainer.interrupted and trainer.state.global_step == 4
     assert same(weights(untouched), weights(trainer))
@@ -81,14 +81,14 @@ def test_a_stop_inside_a_rollout_buffer_goes_on_with_that_buffer(stop, in_memory
     trainer = make("kit", tmp_path / "b", **common)
     rollouts = count_rollouts(trainer)
     interrupted_once(trainer, "backward", at_step=stop)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step == stop
     if not in_memory:
         trainer = make("kit", tmp_path / "b", **common)
         rollouts += count_rollouts(trainer)
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=True, on_stop="return")
     else:
-        trainer.train()
+        trainer.train(on_stop="return")
         assert rollouts == [0, 4]
     assert same(weights(untouched), weights(trainer))
 
@@ -180,10 +180,10 @@ def test_interrupt_between_micro_batches(where, tmp_path):
     trainer._compute_loss = compute_loss
     if where == "optimizer":
         interrupted_once(trainer, where, at_step=2)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and chunks.count(2) >= 2
     trainer._compute_loss = inner
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.state.global_step == 4
     assert same(weights(untouched), weights(trainer))
 
@@ -203,9 +203,9 @@ def test_interrupt_between_the_buffers_of_a_step(tmp_path):
         return inner(*args, **kwargs)
 
     trainer._generate_single_turn = generate
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and rollouts.count(2) == 2
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.state.global_step == 4
     assert same(weights(untouched), weights(trainer))
 
@@ -224,9 +224,9 @@ def test_gradient_checkpointing_comes_back_after_an_interrupt(which, engine, tmp
     setattr(trainer.model, engine, stop)
     if which == "plain":
         with pytest.raises(KeyboardInterrupt):
-            trainer.train()
+            trainer.train(on_stop="return")
     else:
-        trainer.train()
+        trainer.train(on_stop="return")
     assert trainer.model.is_activation_checkpointing == (which == "kit")
 
 
@@ -235,9 +235,9 @@ def test_interrupt_before_the_first_step_saves_nothing_and_goes_on(tmp_path, cap
     untouched.train()
     trainer = make("kit", tmp_path / "b")
     interrupted_once(trainer, "rollout", at_step=0)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert trainer.interrupted and not list((tmp_path / "b").glob("checkpoint-*"))
-    trainer.train()
+    trainer.train(on_stop="return")
     assert same(weights(untouched), weights(trainer))
 
 
@@ -251,7 +251,7 @@ def test_run_folder_is_never_overwritten(tmp_path):
 
 def test_completions_are_on_disk_for_every_step(tmp_path):
     trainer = make("kit", tmp_path)
-    trainer.train()
+    trainer.train(on_stop="return")
     table = pd.read_parquet(tmp_path / "completions.parquet")
     assert table.groupby("step").size().tolist() == [8, 8, 8, 8]
     assert table.groupby(["step", "group"]).size().unique().tolist() == [4]
@@ -263,6 +263,6 @@ def test_weights_really_moved(tmp_path):
     """Else every equality above would be empty."""
     start = {n: p.detach().clone() for n, p in load_policy("tiny-random", quiet=True)[0].named_parameters()}
     trainer = make("kit", tmp_path)
-    trainer.train()
+    trainer.train(on_stop="return")
     assert difference(start, weights(trainer)) > 1e-3
     assert torch.isfinite(torch.cat([p.flatten() for p in trainer.model.parameters()])).all()

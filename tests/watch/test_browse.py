@@ -1,6 +1,8 @@
 """Browsing completions and setting a profile's numbers, with and without widgets."""
 
 import math
+import re
+from html import unescape
 
 import pandas as pd
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from grpo_kit.display import escape
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.record.folder import RunFolder
-from grpo_kit.watch.browse import CompletionBrowser, browse, completions_html, pick_three, select
+from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
+from grpo_kit.watch.completions import completions_html, group_html, numbered, pick_three
 
 
 def part(step: int, rewards: list[float | None], texts: list[str], groups: list[int]) -> dict[str, list]:
@@ -80,11 +83,91 @@ def test_pick_three(rewards, picked, why):
     assert chosen.completion.is_unique
 
 
-def test_completions_html_shows_the_question_once_and_the_response_whole(run):
-    page = completions_html(pd.DataFrame(part(1, [0.25], ["<i>82</i>"], [7])))
-    assert "<small>Question 7? </small>" in page
-    assert "&lt;answer&gt;</span>&lt;i&gt;82&lt;/i&gt;" in page
-    assert "<td" in page and "0.25" in page and "0.75" in page and "<i>" not in page
+def test_a_group_has_its_question_and_answer_once_and_each_response_whole():
+    table = pd.DataFrame(part(1, [0.25, 0.5, None], ["<i>82</i>", "b", "c"], [7, 7, 8]))
+    table["answer"], table["advantage"] = ["82", "82", None], [-1.0, 1.0, math.nan]
+    for page in (completions_html(table), group_html(table.head(2))):
+        assert page.count("Question 7?") == 1 and page.count(">82</span>") == 1
+        assert "&lt;answer&gt;</span>&lt;i&gt;82&lt;/i&gt;" in page and "<i>" not in page
+        for score in ("0.25", "0.75", "-1.00", "+1.00"):
+            assert f">{score}</" in page, "the total, its part, the advantage"
+    assert completions_html(table).index("Question 8?") > completions_html(table).index("&lt;i&gt;")
+    assert ">none</td>" in completions_html(table)
+
+
+def text_of(html: str) -> str:
+    return unescape(re.sub("<[^>]*>", "", html))
+
+
+def summaries(page: str) -> list[str]:
+    return [text_of(one) for one in re.findall("<summary.*?</summary>", page, re.S)]
+
+
+def test_a_long_response_is_folded_and_nothing_is_cut_off():
+    words = " ".join(f"word{n}" for n in range(400))
+    lines = "\n".join(f"line {n}" for n in range(9))
+    short, unbroken = "a" * 300, "b" * 5000
+    for text in (words, lines, short, unbroken):
+        page = completions_html(pd.DataFrame(part(1, [0.5], [text], [0])))
+        shown = summaries(page)[-1] if summaries(page) else text_of(page)
+        whole = re.sub("… [0-9,]+ characters more", "", text_of(page))
+        assert "".join(text.split()) in "".join(whole.split()), text[:20]
+        if text == short:
+            assert "<details" not in page
+        else:
+            assert len(shown) < 350 and "characters more" in shown
+            assert text[-20:] not in shown or text == unbroken
+    page = completions_html(pd.DataFrame(part(1, [0.5], [lines], [0])))
+    assert summaries(page)[-1].startswith("<answer>line 0\nline 1\nline 2 …")
+
+
+def test_the_question_is_what_the_user_said_last_and_the_prompt_is_a_click_away():
+    turns = [
+        ("system", "Be brief."),
+        ("user", "An example?"),
+        ("assistant", "Yes."),
+        ("user", "Which is $1?"),
+    ]
+    chatml = (
+        "".join(f"<|im_start|>{who}\n{what}<|im_end|>\n" for who, what in turns) + "<|im_start|>assistant\n"
+    )
+    llama = "".join(f"<|start_header_id|>{who}<|end_header_id|>\n\n{what}<|eot_id|>" for who, what in turns)
+    for prompt in (chatml, llama):
+        table = pd.DataFrame(part(1, [0.5], ["x"], [0])).assign(prompt=prompt + "<answer>")
+        (shown,) = summaries(completions_html(table))
+        assert shown == "group 0 Which is $1?" and "Be brief." in text_of(completions_html(table))
+
+
+def test_tokens_are_coloured_by_log_probability():
+    table = pd.DataFrame(part(1, [0.5], ["a<b> c"], [0]))
+    table["tokens"], table["logprobs"] = [["a", "<b>", " c"]], [[0.0, math.log(0.1), -20.0]]
+    plain, page = completions_html(table), completions_html(table, colours=True)
+    assert "rgba" not in plain and "log-probability" not in plain
+    body = page[page.index("<tbody>") :]
+    assert '<span title="log-probability 0.00, 100.0%">a</span>' in body
+    assert (
+        '<span title="log-probability -2.30, 10.0%" style="background:rgba(213,94,0,0.18)">&lt;b&gt;</span>'
+        in body
+    )
+    assert 'rgba(213,94,0,0.55)"> c<' in body, "a third of the way at 1 in 10, all of it from 1 in 1000 on"
+    assert "0.1 % or less" in page[: page.index("<tbody>")], "the legend"
+    table["logprobs"] = [[0.0]]  # not one a token
+    assert "a&lt;b&gt; c" in completions_html(table, colours=True)
+
+
+def test_the_turns_of_an_episode_follow_each_other():
+    table = pd.DataFrame(part(1, [0.5] * 4, ["go", "look", "take", "drop"], [0] * 4))
+    table["episode"], table["turn"] = [0, 1, 0, 1], [0, 0, 1, 1]
+    table["prompt"] = ["start", "start", "start go: a room", "start look: a wall"]
+    page = completions_html(table)
+    places = [page.index(text) for text in (">go<", "a room", ">take<", ">look<", "a wall", ">drop<")]
+    assert places == sorted(places)
+    assert "episode 0, turn 1" in page and page.count("what it saw") == 2
+
+
+def test_numbers_count_a_group_in_the_order_written(run):
+    table = browse(run.path)
+    assert table.number.tolist() == [0, 1, 0, 1, 0, 1] == numbered(table).number.tolist()
 
 
 def test_select(run):
@@ -111,7 +194,7 @@ def test_the_browser_follows_its_controls(run):
     browser.step.value = 1
     browser.sort.value = "reward"
     page = browser.view.value
-    assert page.index("b1") < page.index("c1") < page.index("a1") < page.index("d1")
+    assert page.index("b1") < page.index("a1") < page.index("c1") < page.index("d1"), "groups by their best"
     assert "&lt;b&gt;c1" in page and "<b>c1" not in page
     browser.text.value = "needle"
     assert browser.view.value == "No completion of step 1 holds <b>needle</b>. It is in step 3."
@@ -122,7 +205,16 @@ def test_the_browser_follows_its_controls(run):
     assert "c1" in browser.view.value and "a1" not in browser.view.value
     assert browser.view.value.count("Question 1?") == 1  # once, over the group
     browser.step.value = 3  # has no group 1
-    assert browser.group.value is None and "needle" in browser.view.value
+    assert browser.group.value == ALL and "needle" in browser.view.value
+
+
+def test_the_group_selector_says_all(run):
+    """ipywidgets shows nothing where the value of the option chosen is None."""
+    browser = CompletionBrowser(run.path)
+    assert (browser.group.index, browser.group.label) == (0, "all")
+    browser.group.value = 0
+    browser.group.value = ALL
+    assert (browser.group.index, browser.group.label) == (0, "all")
 
 
 def test_refresh_reads_the_folder_again(run, tmp_path):

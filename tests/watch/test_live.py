@@ -1,90 +1,42 @@
-"""The live chart: in place in every notebook runner, within its time, and never in training's way."""
+"""The live chart: drawn at every step, in place in every notebook runner, in its time, never in training's way."""
 
 import base64
 import io
+import json
 import math
+import re
 import subprocess
 import sys
 import time
 import warnings
 from pathlib import Path
 
-import matplotlib.image
 import nbclient
 import nbformat
-import numpy as np
-import pandas as pd
 import pytest
 
-from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.folder import RunFolder
 from grpo_kit.watch import live
-from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
+from tests.made_metrics import completions, rows, run_folder
+from tests.test_display import contrast
 
 ROOT = Path(__file__).parents[2]
-
-
-def rows(n: int, *, kl: bool = False) -> list[dict]:
-    """Metrics as a run on an easy task gives them."""
-    noise = np.random.default_rng(0)
-    out = []
-    for step in range(1, n + 1):
-        done = step / n
-        exact = float(np.clip(0.15 + 0.65 * done + noise.normal(0, 0.07), 0, 1))
-        out.append(
-            {
-                "step": step,
-                "temperature": 1.2 - 0.4 * done,
-                "learning_rate": 2e-4,
-                "grad_norm": float(abs(noise.normal(0.8, 0.3))),
-                "reward": 0.75 * exact + 0.25,
-                "reward_std": 0.3 - 0.2 * done,
-                "reward/exact": exact,
-                "reward/format": 1.0,
-                "frac_reward_zero_std": 0.25,
-                "entropy": 0.8 * math.exp(-3 * done),
-                "kl": 0.02 * done if kl else None,
-                "completion_length": 6 + 3 * math.exp(-5 * done),
-                "completion_cut_off": 0.02,
-            }
-        )
-    return out
-
-
-def completions(step: int) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "step": [step] * 4,
-            "prompt": ["Which is the largest? <answer>"] * 4,
-            "prefill": ["<answer>"] * 4,
-            "completion": ["82</answer>", "<script>alert(1)</script>", f"$x$ {step}", "d"],
-            "reward": [1.0, 0.0, 0.25, 0.5],
-            "reward/exact": [1.0, 0.0, 0.0, 0.0],
-            "group": [0] * 4,
-        }
-    )
-
-
-def run_folder(path: Path, n: int, **options) -> Path:
-    run = RunFolder.open(path, config={"reward_parts": ["exact", "format"]})
-    for row in rows(n, **options):
-        run.write_step(row)
-    return path
-
+FLAG = Flag("cut off", 3, "90 % <b>", "why", "first")
 
 TRAIN = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from tests.watch.test_live import completions, rows
+from tests.made_metrics import completions, rows
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 past = [0.0]  # ten seconds a step go by on this clock
 chart = LiveChart(clock=lambda: time.perf_counter() + past[0])
-pictures, show = [], chart._show_chart
-chart._show_chart = lambda: (pictures.append(1), show())
+drawn, show = [], chart._show_chart
+chart._show_chart = lambda: (drawn.append(max(chart._rows, default=0)), show())
 chart.start(40, None)
+"""
+STEPS = """
 begun, spent = chart._clock(), 0.0
 for row in rows(30):
     past[0] += 10
@@ -92,33 +44,34 @@ for row in rows(30):
     chart.update([row], completions(row["step"]))
     if row["step"] == 5:
         chart.flag(Flag("cut off", 3, "90 % <b>", "why", "first"))
+        chart.change(6, "beta 0 → 0.04")
     spent += chart._clock() - t
 share = spent / (chart._clock() - begun)
-during = len(pictures)
-chart.finish()
+during = "matplotlib" in sys.modules
 """
 CELLS = [
-    TRAIN,
-    "print(during, len(pictures), share)",
+    TRAIN + STEPS + "chart.finish()",
+    "print(sorted(set(drawn)) == list(range(31)), during, share)",
     "from grpo_kit import browse, plot_run\n"
-    "from tests.watch.test_live import run_folder\n"
+    "from tests.made_metrics import run_folder\n"
     "import tempfile, pathlib\n"
     "folder = run_folder(pathlib.Path(tempfile.mkdtemp()) / 'run', 25)\n"
     "plot_run(folder)",
     "browse(folder)",
     "print('matplotlib.pyplot' in sys.modules)",
+    TRAIN + STEPS + "raise KeyboardInterrupt",  # finish() is never reached
 ]
 
 
-def execute(runner: str, folder: Path) -> list[list]:
-    """Outputs of CELLS in the file that `runner` saves."""
+def execute(runner: str, folder: Path, cells: list[str] = CELLS) -> list[list]:
+    """Outputs of the cells in the file that `runner` saves."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS], metadata={"kernelspec": kernel}
-    )
+    made = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    notebook = nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
     saved = folder / "saved.ipynb"
     if runner == "nbclient":
-        nbformat.write(nbclient.NotebookClient(notebook, timeout=120).execute(), saved)
+        client = nbclient.NotebookClient(notebook, timeout=120, allow_errors=True)
+        nbformat.write(client.execute(), saved)
     else:
         import papermill
 
@@ -130,24 +83,34 @@ def execute(runner: str, folder: Path) -> list[list]:
 
 @pytest.mark.parametrize("runner", ["nbclient", "papermill"])
 def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_path):
-    train, numbers, plot, table, pyplot = execute(runner, tmp_path)
+    import matplotlib.image
+
+    cells = CELLS if runner == "nbclient" else CELLS[:-1]
+    train, numbers, plot, table, pyplot, *killed = execute(runner, tmp_path, cells)
     assert [output.output_type for output in train] == ["display_data"] * 4, train
     progress, chart, flags, three = (output.data for output in train)
     assert flags["text/plain"].startswith("1. Red flag: cut off since step 3: 90 %"), "under the chart"
 
     picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(chart["image/png"])))
-    assert picture.shape[:2] == (858, 1430) and picture[..., :3].std() > 0.05
+    assert picture.shape[1] == 1430 and picture[..., :3].std() > 0.05
+    assert "text/html" not in chart and "svg" not in str(chart), "the drawing does not stay beside it"
     assert "stopped after 5 min" in progress["text/plain"] and 'value="30" max="40"' in progress["text/html"]
+    assert "red flag: cut off since step 3: 90 %" in progress["text/plain"], "the first one is in the line"
     assert "<script>" not in three["text/html"] and "&lt;script&gt;" in three["text/html"]
     assert "<span>$</span>x<span>$</span> 30" in three["text/html"]  # the last step's, not the first's
 
-    during, in_all, share = numbers[0].text.split()
-    assert int(during) >= 1 and int(in_all) == int(during) + 1
+    every_step, matplotlib_during, share = numbers[0].text.split()
+    assert every_step == "True" and matplotlib_during == "False"
     assert float(share) <= 0.02
 
     assert [output.output_type for output in plot] == ["execute_result"] and "image/png" in plot[0].data
     assert "application/vnd.jupyter.widget-view+json" in table[0].data and "text/html" in table[0].data
     assert pyplot[0].text == "False\n"
+    if killed:
+        drawing = killed[0][1].data["text/html"]
+        assert "<svg" in drawing and "beta 0 → 0.04" in drawing, (
+            "a run that was killed leaves its last drawing"
+        )
 
 
 def test_plain_python_prints_a_line_a_step_without_matplotlib():
@@ -159,6 +122,8 @@ chart = LiveChart()
 chart.start(2, None)
 chart.update([{"step": 1, "reward": 0.25, "reward_std": 0.5, "reward/exact": 0.125, "step_seconds": 65.0}])
 chart.flag(Flag("cut off", 1, "90 %", "Why.", "first"))
+chart.change(2, "beta 0 → 0.04")
+chart.say("Paused after step 1.")
 chart.update([{"step": 2, "reward": None, "completion_length": 11.4, "completion_cut_off": 0.02}])
 chart.finish()
 assert "matplotlib" not in sys.modules and "IPython" not in sys.modules
@@ -168,67 +133,167 @@ assert "matplotlib" not in sys.modules and "IPython" not in sys.modules
     assert done.stdout.splitlines() == [
         "step 1/2  reward 0.25 ± 0.50  exact 0.12  1 min 5 s left",
         "Red flag: cut off since step 1: 90 %. Why. First try: first",
+        "From step 2: beta 0 → 0.04",
+        "Paused after step 1.",
         "step 2/2  length 11  cut off 2%  0 s left",
     ]
 
 
 class Fake:
-    """A notebook without a kernel: keeps what is displayed."""
+    """A notebook without a kernel: keeps what is displayed, by the place on the page where it is."""
 
     def __init__(self, monkeypatch) -> None:
-        self.shown: list[dict] = []
+        self.places: list[list[dict]] = []
         monkeypatch.setattr(live, "in_notebook", lambda: True)
         monkeypatch.setattr("IPython.display.display", self.display)
 
     def display(self, bundle, **options):
-        self.shown.append(bundle)
-        return self
+        self.places.append(shown := [bundle])
 
-    def update(self, bundle, **options):
-        self.shown.append(bundle)
+        class Handle:
+            def update(self, bundle, **options):
+                shown.append(bundle)
 
+        return Handle()
 
-def test_flags_are_marked_where_they_began_and_told_under_the_panels():
-    table = pd.DataFrame(rows(20))
-    flags = [
-        Flag("cut off", 3, "90 %", "w", "f"),
-        Flag("KL spike", 3, "2.9", "w", "f"),
-        Flag("x", 9, "y" * 300, "w", "f"),
-    ]
-    bare, marked = live.draw({"run": table}), live.draw({"run": table}, flags={"run": flags})
-    steps = {
-        line.get_xdata()[0] for axes in marked.axes for line in axes.lines if len(set(line.get_xdata())) == 1
-    }
-    assert steps == {3, 9}
-    assert [text.get_text().strip() for text in marked.axes[0].texts] == ["1,2", "3"]
-    words = [text.get_text() for text in marked.texts]
-    assert words[:2] == ["1  cut off since step 3: 90 %", "2  KL spike since step 3: 2.9"]
-    assert words[2].endswith("…") and len(words[2]) <= 170
-    grown = marked.get_figheight() - bare.get_figheight()
-    assert grown == pytest.approx(0.6)
-    panels = [
-        axes.get_position().height * figure.get_figheight()
-        for figure in (bare, marked)
-        for axes in figure.axes[:1]
-    ]
-    assert panels[0] == pytest.approx(panels[1]), "the panels keep their size"
-    assert not live.draw({"run": table}, flags={"run": flags}, words=False).texts
+    @property
+    def now(self) -> list[dict]:
+        """progress, chart, flags, completions"""
+        return [shown[-1] for shown in self.places]
 
 
-def test_trouble_in_drawing_warns_once_and_training_goes_on(monkeypatch, capsys):
-    Fake(monkeypatch)
+@pytest.fixture
+def notebook(monkeypatch):
+    return Fake(monkeypatch)
+
+
+@pytest.fixture
+def clock():
+    return [0.0]
+
+
+@pytest.fixture
+def chart(notebook, clock):
+    return LiveChart(clock=lambda: clock[0])
+
+
+def test_all_of_it_has_its_place_and_its_height_before_the_first_step(notebook, chart):
+    chart.start(40, None)
+    assert len(notebook.places) == 4
+    first = [bundle["text/html"] for bundle in notebook.now]
+    for row in rows(30):
+        chart.update([row], completions(row["step"]))
+        if row["step"] in (5, 9, 20):
+            chart.flag(Flag(f"flag {row['step']}", row["step"], "saw", "w" * 200, "f"))
+            chart.change(row["step"], "learning_rate 2e-05 → 1e-05")
+            chart.say("Paused.")
+    last = [bundle["text/html"] for bundle in notebook.now]
+    assert len(notebook.places) == 4
+
+    def heights(page):  # of the outermost element, and of the lines of the first place
+        return re.findall(
+            r"aspect-ratio:[\d/]+|(?<!-)height:[\d.]+em;(?:overflow:auto)?|(?<=auto;)height:[^;\"]+", page
+        )[:3]
+
+    assert [heights(page) for page in first] == [heights(page) for page in last] and all(map(heights, first))
+    for page in first[2:] + last[2:]:
+        assert "overflow:auto" in page.split(">")[0], "what is longer than its room scrolls in it"
+    assert first[0].count("white-space:nowrap") == last[0].count("white-space:nowrap") == 2
+
+
+def test_words_have_a_contrast_of_at_least_4_5_or_the_colour_of_the_page(notebook, chart):
+    chart.start(5, None)
+    chart.update(rows(1), completions(1))
+    chart.flag(FLAG)
+    pages = [bundle["text/html"] for bundle in (notebook.now[0], notebook.now[2])]
+    assert all("red flag" in page for page in pages)
+    for page in pages:
+        for style in re.findall(r'style="([^"]*)"', page):
+            found = dict(item.split(":", 1) for item in style.split(";") if item)
+            if "color" in found:
+                assert contrast(found["color"], found["background"]) >= 4.5
+
+
+def test_every_step_is_drawn_where_steps_are_not_very_short(notebook, chart, clock, monkeypatch):
+    draw = live.draw_svg
+    monkeypatch.setattr(
+        live, "draw_svg", lambda *a, **k: (clock.__setitem__(0, clock[0] + 0.01), draw(*a, **k))[1]
+    )
+    chart.start(30, None)
+    for row in rows(30):
+        clock[0] += 2
+        chart.update([row])
+        assert f"step {row['step']}/30" in notebook.now[0]["text/plain"]
+    assert len(notebook.places[1]) == 31  # the empty one too
+
+
+def test_very_short_steps_leave_drawings_out_and_none_gets_old(notebook, chart, clock, monkeypatch):
+    """A drawing takes 20 ms and a step 0.1 s: 2 % allow one in 10 steps."""
+    draw = live.draw_svg
+    monkeypatch.setattr(
+        live, "draw_svg", lambda *a, **k: (clock.__setitem__(0, clock[0] + 0.02), draw(*a, **k))[1]
+    )
+    chart.start(600, None)
+    spent, shown_at = 0.0, []
+    for row in rows(600):
+        clock[0] += 0.1
+        begun = clock[0]
+        chart.update([row])
+        spent += (clock[0] - begun) * (row["step"] >= 3)
+        if clock[0] > begun:
+            shown_at.append((row["step"], begun))
+    assert [step for step, _ in shown_at[:2]] == [1, 2]
+    assert spent / (clock[0] - shown_at[1][1]) <= 0.02
+    gaps = [after - before for (_, before), (_, after) in zip(shown_at, shown_at[1:], strict=False)]
+    assert max(gaps) <= 5 and len(shown_at) > 20
+
+
+def test_what_a_person_did_and_what_is_wrong_is_shown_at_once(notebook, chart, clock):
+    chart.start(40, None)
+    for row in rows(8):
+        clock[0] += 1
+        chart.update([row])
+    chart.say("Paused after step 8.")
+    assert "Paused after step 8." in notebook.now[0]["text/html"]
+    chart.change(9, "beta 0 → 0.04")
+    chart.change(9, "beta 0 → 0.04")  # said twice is one
+    assert notebook.now[1]["text/html"].count("a from step 9: beta 0 → 0.04") == 1
+    chart.flag(FLAG)
+    assert "cut off since step 3: 90 % &lt;b&gt;" in notebook.now[0]["text/html"]
+    assert "cut off since step 3: 90 % &lt;b&gt;. why First try: first" in notebook.now[2]["text/html"]
+    chart.flag(Flag("second", 7, "saw", "w", "f"))
+    assert "(and 1 more, below)" in notebook.now[0]["text/html"]
+    assert notebook.now[2]["text/html"].index("second") < notebook.now[2]["text/html"].index("cut off")
+    clock[0] += 1
+    chart.update(rows(9)[8:])
+    assert "Paused" not in notebook.now[0]["text/html"] and "cut off" in notebook.now[0]["text/html"]
+
+
+def test_an_evaluation_reaches_line_and_drawing(notebook, chart, clock):
+    chart.start(40, None)
+    for row in rows(2):
+        clock[0] += 30
+        chart.update([row])
+    clock[0] += 30
+    chart.replace(rows(2)[1] | {"eval/accuracy": 0.34})
+    assert "held-out accuracy 34% (step 2)" in notebook.now[0]["text/plain"]
+    assert "held-out accuracy" in notebook.now[1]["text/html"]
+    clock[0] += 30
+    chart.update(rows(3)[2:])
+    assert "held-out accuracy 34% (step 2)" in notebook.now[0]["text/plain"], "the last one stays"
+
+
+def test_trouble_in_drawing_warns_once_and_training_goes_on(notebook, chart, clock, monkeypatch, capsys):
+    chart.start(5, None)
 
     def broken(*_, **__):
         raise OSError("no fonts")
 
-    monkeypatch.setattr(live, "draw", broken)
-    now = [0.0]
-    chart = LiveChart(clock=lambda: now[0])
+    monkeypatch.setattr(live, "draw_svg", broken)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        chart.start(5, None)
         for row in rows(5):
-            now[0] += 100
+            clock[0] += 100
             chart.update([row], completions(row["step"]))
         chart.finish()
     assert [str(c.message) for c in caught] == [
@@ -237,120 +302,102 @@ def test_trouble_in_drawing_warns_once_and_training_goes_on(monkeypatch, capsys)
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
-def test_the_stop_button_passes_through(monkeypatch):
-    Fake(monkeypatch)
+def test_the_last_drawing_stays_where_the_whole_chart_fails(notebook, chart, monkeypatch):
+    chart.start(5, None)
+    chart.update(rows(1))
+    monkeypatch.setattr(live, "draw", lambda *_, **__: 1 / 0)
+    with pytest.warns(RuntimeWarning, match="division"):
+        chart.finish()
+    assert "<svg" in notebook.now[1]["text/html"] and "stopped after" in notebook.now[0]["text/plain"]
 
+
+def test_the_stop_button_passes_through(notebook, chart, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live, "draw", stopped)
-    now = [0.0]
-    chart = LiveChart(clock=lambda: now[0])
     chart.start(5, None)
-    now[0] = 100.0
+    monkeypatch.setattr(live, "draw_svg", stopped)
     with pytest.raises(KeyboardInterrupt):
         chart.update(rows(1))
 
 
-def test_drawing_waits_until_it_fits(monkeypatch):
-    """Each picture costs 0.6 s of an 80 s run of 0.5 s steps: two fit in 2 %, not one a step."""
-    notebook = Fake(monkeypatch)
-    now, drawn = [0.0], []
-
-    def draw(*_, **__):
-        now[0] += 0.6
-        drawn.append(now[0])
-
-    monkeypatch.setattr(live, "draw", draw)
-    monkeypatch.setattr(live, "to_png", lambda figure: b"png")
-    chart = LiveChart(clock=lambda: now[0])
-    chart.start(160, None)
-    for row in rows(160):
-        now[0] += 0.5
-        chart.update([row])
-    assert len(drawn) == 2 and drawn[0] == pytest.approx(40.6, abs=0.6)
-    assert sum("image/png" in bundle for bundle in notebook.shown) == 2
-    chart.finish()
-    assert len(drawn) == 3
-
-
-def test_time_left_and_resumed_rows(tmp_path, monkeypatch, capsys):
-    run_folder(tmp_path / "run", 4)
-    now = [0.0]
-    chart = LiveChart(clock=lambda: now[0])
-    chart.start(10, tmp_path / "run")
+def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, clock):
+    """Four steps of 10 s before, two of 30 s now: 40 + 60 s, and 30 s for each of the 4 that are left."""
+    folder = run_folder(tmp_path / "run", 4)
+    (folder / "changes.jsonl").write_text(
+        json.dumps({"step": 3, "change": {"beta": 0.04}, "was": {"beta": 0}}) + "\n"
+    )
+    chart.start(10, folder)
+    assert "waiting for the next step" in notebook.now[0]["text/plain"]
+    assert "a from step 3: beta 0 → 0.04" in notebook.now[1]["text/html"]
+    assert "$</span> 4" in notebook.now[3]["text/html"], "the completions of the last step so far"
     for step in (5, 6):
-        now[0] += 30
+        clock[0] += 30
         chart.update([{"step": step, "reward": 0.5}])
-    assert capsys.readouterr().out.splitlines()[-1] == "step 6/10  reward 0.50  2 min 0 s left"
+    assert chart.line() == "step 6/10  reward 0.50  2 min 0 s left"
     assert sorted(chart._rows) == [1, 2, 3, 4, 5, 6]
-    assert chart.line(done=True).endswith("stopped after 1 min 0 s")
+    chart.finish()
+    assert notebook.now[0]["text/plain"].endswith("stopped after 1 min 40 s")
 
 
-def panels(figure) -> dict[str, object]:
-    found = {}
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        words = [text.get_text() for text in legend.get_texts()] if legend else []
-        found[axes.get_title(loc="left") or ", ".join(words)] = axes
-    return found
+def test_a_run_that_is_done_is_shown_again_in_full(tmp_path, notebook, chart, clock, monkeypatch):
+    tables = []
+    monkeypatch.setattr(live, "draw", lambda runs, **k: tables.append((runs[""], k)))
+    monkeypatch.setattr(live, "to_png", lambda figure: b"png")
+    chart.start(25, run_folder(tmp_path / "run", 25))
+    clock[0] += 3
+    chart.finish()
+    ((table, options),) = tables
+    assert table["step"].tolist() == list(range(1, 26)) and options["last_step"] == 25
+    assert notebook.now[1]["image/png"] == b"png"
+    assert notebook.now[0]["text/plain"].endswith("done in 4 min 10 s"), (
+        "looking at it takes no time of its own"
+    )
 
 
-def test_plot_run_draws_what_was_measured(tmp_path):
-    few = panels(plot_run(run_folder(tmp_path / "few", 7)))
-    assert list(few) == [
-        "reward (band: ± reward_std)",
-        "reward parts",
-        "completion length, tokens",
-        "share cut off, groups without a signal",
-        "entropy, nats a token",
-        "gradient norm",
-        "temperature",
-        "learning rate",
-    ]
-    drawn = few["reward (band: ± reward_std)"].lines[0]
-    assert drawn.get_ydata().tolist() == [row["reward"] for row in rows(7)]
-    assert len(few["reward parts"].lines) == 2
-
-    many = panels(plot_run(run_folder(tmp_path / "many", 60, kl=True)))
-    assert "KL to the reference" in many and len(many) == 10
-    points, mean = many["gradient norm"].lines
-    norms = [row["grad_norm"] for row in rows(60, kl=True)]
-    assert points.get_ydata().tolist() == norms
-    assert mean.get_ydata()[30] == pytest.approx(np.mean(norms[28:33]))
+def test_a_pause_does_not_count_as_a_step(chart, notebook, clock):
+    chart.start(100, None)
+    for row in rows(10):
+        clock[0] += 4 if row["step"] != 7 else 3600
+        chart.update([row])
+    assert chart.line().endswith("6 min 0 s left")
 
 
-def test_plot_run_beside_others_and_while_it_is_written(tmp_path):
-    one, two = run_folder(tmp_path / "one", 5), run_folder(tmp_path / "two", 30)
-    with open(two / "metrics.csv", "ab") as file:
-        file.write(b"31,0.9,1")
-    figure = plot_run(one, compare=two)
-    reward = figure.axes[0]
-    assert [text.get_text() for text in reward.get_legend().get_texts()] == ["one", "two"]
-    assert len({line.get_color() for line in reward.lines}) == 2
-    assert max(reward.lines[-1].get_xdata()) == 30
-    assert figure._repr_png_()[:4] == b"\x89PNG"
+def test_what_comes_before_start_or_after_the_end_does_no_harm(notebook, chart, capsys):
+    chart.say("Loading.")
+    chart.change(1, "beta 0 → 0.04")
+    assert capsys.readouterr().out == "Loading.\nFrom step 1: beta 0 → 0.04\n" and not notebook.places
+    chart.start(2, None)
+    chart.update(rows(1))
+    chart.finish()
+    chart.say("Saved.")
+    chart.replace(rows(1)[0])
+    assert "Saved." in notebook.now[0]["text/plain"] and "image/png" in notebook.now[1]
+    assert "stopped after" in notebook.now[0]["text/plain"]
 
 
-def test_a_picture_of_rows_with_holes(monkeypatch, recwarn):
-    notebook = Fake(monkeypatch)
-    chart = LiveChart()
+def test_a_run_that_fails_before_its_first_step_says_so(notebook, chart):
+    chart.start(3, None)
+    chart.finish()
+    assert notebook.now[0]["text/plain"].startswith("step 0/3  stopped after 0 s")
+    assert "image/png" in notebook.now[1]
+
+
+def test_a_picture_of_rows_with_holes(notebook, chart, recwarn):
     chart.start(3, None)
     chart.update([{"step": 1, "reward": None, "reward_std": None, "grad_norm": math.inf}])
     chart.update([{"step": 2, "reward": 0.5, "reward_std": None, "reward/late": 0.5, "kl": math.nan}])
     chart.finish()
-    assert not recwarn.list and "image/png" in notebook.shown[-1]
+    assert not recwarn.list and "image/png" in notebook.now[1]
 
 
-def test_plot_run_of_a_run_without_rows_and_of_none(tmp_path):
-    RunFolder.open(tmp_path / "new", config={})
-    assert plot_run(tmp_path / "new")._repr_png_()
-    with pytest.raises(RunFolderError, match="does not exist"):
-        plot_run(tmp_path / "nowhere")
-
-
-def test_one_picture_takes_less_than_two_seconds(tmp_path):
-    figure = plot_run(run_folder(tmp_path / "run", 300))
+def test_a_step_costs_some_milliseconds(notebook):
+    """On any machine that runs this: 2 % of a step of 2 s are 40 ms of processor time."""
+    chart = LiveChart()
+    chart.start(300, None)
+    chart.update(rows(290), completions(1))
     begun = time.process_time()
-    figure._repr_png_()
-    assert time.process_time() - begun < 2
+    for row in rows(300)[290:]:
+        chart._costs.clear()  # each is drawn
+        chart.update([row], completions(row["step"]))
+    assert (time.process_time() - begun) / 10 < 0.04

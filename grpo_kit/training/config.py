@@ -1,0 +1,55 @@
+"""What config.json of a run says: what the trainer was asked for, of which model, on what."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from grpo_kit.models import model_name
+from grpo_kit.rewards.combine import answer_parts
+from grpo_kit.rewards.judge import Asked
+from grpo_kit.tasks.task import carried_by
+from grpo_kit.training.logged import names_inside
+
+
+def config_of(trainer: Any) -> dict[str, Any]:
+    """The settings of a trainer, for RunFolder.open."""
+    schedule = trainer._temperature.schedule
+    return {
+        "reward_parts": _parts(trainer),
+        "reward_weights": trainer.reward_weights.tolist(),
+        "answer_parts": _answer_parts(trainer),
+        "best_constant": carried_by(trainer.train_dataset).get("best_constant"),
+        "temperature_schedule": trainer._changes.keep(schedule) if schedule else None,
+        "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
+        "rollout": trainer.rollout,
+        "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
+        "model": model_name(trainer.model),
+        "starts_from": trainer.starts_from,
+        "data": _data_of(trainer.train_dataset),
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")},
+        "args": trainer.args.to_dict(),
+    }
+
+
+def _data_of(data: Any) -> dict[str, Any]:
+    """The task that the rows carry, and how many there are."""
+    carried = carried_by(data)
+    named = {"task": carried["task"]} if carried else {}
+    return named | ({"rows": len(data)} if hasattr(data, "__len__") else {})
+
+
+def _parts(trainer: Any) -> list[str]:
+    """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
+    return list(dict.fromkeys([*trainer.reward_func_names, *names_inside(trainer)]))
+
+
+def _answer_parts(trainer: Any) -> list[str]:
+    """Names of the parts that judge the answer; of reward models that cannot be told."""
+    asked = [r for r in trainer.reward_funcs if isinstance(r, Asked)]
+    return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))

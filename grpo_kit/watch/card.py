@@ -1,0 +1,112 @@
+"""The model card of a run: what was trained, on what, for which reward, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo_kit.record.control import read_changes
+from grpo_kit.record.files import CONFIG, RunFolderError, read_metrics, write_whole
+from grpo_kit.watch.monitor import read_flags
+
+_AVERAGED = 3  # steps at either end of the curve
+
+
+def model_card(folder: str | Path, comparison: object | None = None) -> Path:
+    """Write README.md into a run folder, out of what is there; returns its path. A later call writes it anew.
+
+    comparison: of base and tuned (grpo_kit.compare), printed as it prints. Without it the held-out accuracy that the
+    run measured itself is told, or that none was measured.
+    Raises RunFolderError (a ValueError) if the folder has no config.json.
+
+    >>> model_card("runs/full", comparison)  # doctest: +SKIP
+    """
+    path = Path(folder)
+    if not (path / CONFIG).exists():
+        raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
+    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    metrics = read_metrics(path)
+    parts = [
+        _head(config),
+        f"# {path.name}",
+        f"Trained with GRPO by grpo_kit {version('grpo-kit')} (trl {config['versions']['trl']}).",
+        _table(config, metrics),
+        "## Reward while training",
+        _curve(metrics),
+        "## Before and after",
+        _before_and_after(metrics, comparison),
+    ]
+    if changes := [line for line in read_changes(path) if "change" in line]:
+        parts += ["## Changed on the way", "\n".join(f"- from step {c['step']}: {_said(c)}" for c in changes)]
+    if flags := read_flags(path):
+        parts += ["## Red flags", "\n".join(f"- {flag}" for flag in flags)]
+    target = path / "README.md"
+    write_whole(target, ("\n\n".join(parts) + "\n").encode())
+    return target
+
+
+def _head(config: Mapping[str, Any]) -> str:
+    lora = config["trainable_parameters"] < config["parameters"]
+    lines = [f"library_name: {'peft' if lora else 'transformers'}", "tags: [grpo, trl, grpo_kit]"]
+    if config.get("model"):
+        lines.insert(0, f"base_model: {json.dumps(config['model'])}")
+    return "\n".join(["---", *lines, "---"])
+
+
+def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
+    args, data = config["args"], config.get("data") or {}
+    weights = zip(config["reward_parts"], config["reward_weights"], strict=False)
+    share = config["trainable_parameters"] / config["parameters"]
+    rows = {
+        "base": config.get("model") or "a model made in memory",
+        "trained before": config.get("starts_from"),
+        "parameters": f"{config['parameters'] / 1e6:.1f} M, {share:.1%} of them trained",
+        "data": ", ".join(f"{name} {value}" for name, value in data.items()) or None,
+        "reward": ", ".join(f"{name} x {weight:g}" for name, weight in weights),
+        "steps": int(metrics["step"].max()) if len(metrics) else 0,
+        "learning rate": f"{args['learning_rate']:g}, {args['lr_scheduler_type']}",
+        "temperature": config.get("temperature_schedule") or args["temperature"],
+        "beta": args["beta"],
+        "optimizer": config["optimizer"],
+        "device": config["device"],
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _curve(metrics: pd.DataFrame) -> str:
+    trained = (
+        metrics[metrics["reward"].notna() & (metrics["step"] > 0)] if "reward" in metrics else metrics[:0]
+    )
+    if not len(trained):
+        return "No step was done."
+    few = min(_AVERAGED, len(trained))
+    names = ["reward", *(name for name in trained if str(name).startswith("reward/"))]
+    lines = [f"| | first {few} steps | last {few} steps |", "|---|---|---|"]
+    for name in names:
+        first, last = trained[name].head(few).mean(), trained[name].tail(few).mean()
+        lines.append(f"| {name} | {first:.3f} | {last:.3f} |")
+    return "\n".join(lines)
+
+
+def _before_and_after(metrics: pd.DataFrame, comparison: object | None) -> str:
+    if comparison is not None:
+        return f"```\n{comparison}\n```"
+    measured = metrics[metrics["eval/accuracy"].notna()] if "eval/accuracy" in metrics else metrics[:0]
+    if not len(measured):
+        return "Not measured in this folder."
+    points = (
+        f"step {int(row['step'])}: {100 * row['eval/accuracy']:.1f} % [{100 * row['eval/accuracy_low']:.1f}, "
+        f"{100 * row['eval/accuracy_high']:.1f}]"
+        for row in (measured.iloc[0], measured.iloc[-1])
+    )
+    return f"Held-out accuracy, greedy, 95 % interval: {' -> '.join(points)}."
+
+
+def _said(line: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {line['was'].get(name)} -> {value}" for name, value in line["change"].items())

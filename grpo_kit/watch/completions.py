@@ -1,0 +1,230 @@
+"""Completions as a page to read: the question once a group, every score, the whole text one click away."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from grpo_kit.display import COLOURS, escape
+
+_VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
+# A notebook's own: widgets have lines of 28 px, and break words anywhere; outputs align tables to the right.
+_PAGE = (
+    "line-height:1.4;font-size:13px;overflow-wrap:break-word;text-align:left;max-width:100%;overflow-x:auto;"
+)
+_CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;white-space:normal;line-height:1.4;"
+_NUMBER = _CELL + "font-variant-numeric:tabular-nums;"
+_TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
+_PALE = "opacity:.65;"
+_EMPTY = f'<span style="{_PALE}">(nothing)</span>'
+_ONCE_OPEN = "<style>details.kit-text[open]>summary>.kit-more{display:none}</style>"
+# The last thing a user says in a rendered chat: ChatML (Qwen, SmolLM2) and Llama 3.
+_SAID = re.compile(
+    r"<\|(?:im_start\|>|start_header_id\|>)user(?:<\|end_header_id\|>)?\s*(.*?)<\|(?:im_end|eot_id)\|>", re.S
+)
+
+
+def reward_columns(table: pd.DataFrame) -> list[str]:
+    """The total reward first, then its parts."""
+    return [n for n in table if n == "reward"] + [n for n in table if str(n).startswith("reward/")]
+
+
+def pick_three(table: pd.DataFrame) -> pd.DataFrame:
+    """Best, median and worst reward of the last step in `table`; of equals the one written first.
+
+    Completions without a reward are left out where three others are there. Adds a column `pick`.
+    """
+    last = table[table["step"] == table["step"].max()]
+    judged = last[last["reward"].notna()]
+    order = (judged if len(judged) >= 3 else last).sort_values("reward", ascending=False, kind="stable")
+    places = {len(order) // 2: "median", len(order) - 1: "worst", 0: "best"} if len(order) else {}
+    rows = order.iloc[sorted(places)]
+    return rows.assign(pick=[places[place] for place in sorted(places)])
+
+
+def completions_html(table: pd.DataFrame, *, colours: bool = False) -> str:
+    """The completions of a table as read_completions gives it, in its order, groups together; everything escaped.
+
+    Over each group its question and, where the rows have `answer`, the reference answer; a row holds its number, its
+    scores and the response, of which the first lines show and a click shows the rest. Turns of an `episode` follow each
+    other. colours: each token by its log-probability, where the rows have `tokens` and `logprobs`.
+    """
+    scores = _scores(table)
+    heads = ["", *(name.removeprefix("reward/") for name in scores), "response"]
+    head = "".join(f'<th style="{_CELL}border-bottom:1px solid #999">{escape(name)}</th>' for name in heads)
+    body = []
+    for rows in _groups(table):
+        over = f'<td colspan="{len(heads)}" style="{_CELL}padding-top:10px">{_question_html(rows[0])}</td>'
+        body.append(f'<tr style="background:none">{over}</tr>')
+        for row in _in_turn(rows):
+            cells = [f'<td style="{_CELL}white-space:nowrap;{_PALE}">{_label(row)}</td>']
+            cells += [f'<td style="{_NUMBER}">{_number(row[name], name)}</td>' for name in scores]
+            cells.append(f'<td style="{_CELL}width:70%">{_response_html(row, colours)}</td>')
+            body.append(f'<tr style="background:none">{"".join(cells)}</tr>')
+    style = "table-layout:auto;border-collapse:collapse;width:100%;margin:0"
+    return _page(
+        f'<table style="{style}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>',
+        legend=colours,
+    )
+
+
+def group_html(table: pd.DataFrame, *, colours: bool = False) -> str:
+    """The completions of one prompt side by side, each under its scores; the question and the answer once."""
+    cards, rows = [], table.to_dict("records")
+    for row in _in_turn(rows):
+        scores = " ".join(
+            f'<span style="white-space:nowrap">{escape(name.removeprefix("reward/"))} '
+            f"<b>{_number(row[name], name)}</b></span>"
+            for name in _scores(table)
+        )
+        cards.append(
+            f'<div style="flex:1 1 240px;max-width:420px;border-top:3px solid {COLOURS[0]};padding:4px 0 4px 18px">'
+            f'<div style="font-size:12px"><span style="{_PALE}">{_label(row)}</span> {scores}</div>'
+            f"{_response_html(row, colours)}</div>"
+        )
+    flex = f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin-top:8px">{"".join(cards)}</div>'
+    return _page(_question_html(rows[0]) + flex, legend=colours)
+
+
+def numbered(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with a column `number`: the place of a completion in its group, from 0, in the order written."""
+    keys = [name for name in ("step", "group") if name in table]
+    return table.assign(number=table.groupby(keys, dropna=False).cumcount() if keys else range(len(table)))
+
+
+def text_of(row: Mapping[str, Any], name: str) -> str:
+    """The text of a row's column; empty where there is none."""
+    return str(row[name]) if _there(row.get(name)) else ""
+
+
+def _page(inside: str, *, legend: bool) -> str:
+    return f'<div style="{_PAGE}">{_ONCE_OPEN}{_legend() if legend else ""}{inside}</div>'
+
+
+def _scores(table: pd.DataFrame) -> list[str]:
+    return [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
+
+
+def _groups(table: pd.DataFrame) -> Iterator[list[dict]]:
+    """The rows of each group together, groups in the order of their first row."""
+    found: dict[Any, list[dict]] = {}
+    for row in table.to_dict("records"):
+        key = (row.get("step"), row.get("group"), None if "group" in row else row.get("prompt"))
+        found.setdefault(key, []).append(row)
+    yield from found.values()
+
+
+def _in_turn(rows: list[dict]) -> list[dict]:
+    """Turns of one episode behind each other; rows without an episode as they stand."""
+    if not _there(rows[0].get("episode")):
+        return rows
+    first = {row["episode"]: place for place, row in reversed(list(enumerate(rows)))}
+    return sorted(rows, key=lambda row: (first[row["episode"]], row.get("turn") or 0))
+
+
+def _label(row: dict) -> str:
+    words = [str(row["pick"])] if "pick" in row else []
+    if _there(row.get("episode")):
+        words.append(f"episode {row['episode']}, turn {row.get('turn')}")
+    elif "number" in row and not words:
+        words.append(str(row["number"]))
+    return "<br>".join(map(escape, words))
+
+
+def _question_html(row: dict) -> str:
+    """What the user asked, the whole prompt behind a click; then the reference answer."""
+    prompt = text_of(row, "prompt").removesuffix(text_of(row, "prefill"))
+    said = _SAID.findall(prompt)
+    question = (said[-1] if said else prompt[-600:]).strip()
+    name = f"group {int(row['group'])}" if _there(row.get("group")) else "question"
+    bold = f'<b style="{_TEXT}font-weight:600">{escape(question, len(question))}</b>'
+    html = f'<span style="{_PALE}">{name}</span> {bold}'
+    if len(prompt.strip()) > len(question):
+        whole = f'<div style="{_TEXT}{_PALE}">{escape(prompt, len(prompt))}</div>'
+        html = f'<details><summary style="cursor:pointer">{html}</summary>{whole}</details>'
+    if _there(row.get("answer")):
+        answer = str(row["answer"])
+        html += (
+            f'<div><span style="{_PALE}">answer</span> <span style="{_TEXT}">{_folded([answer])}</span></div>'
+        )
+    return html
+
+
+def _response_html(row: dict, colours: bool) -> str:
+    prefill = f'<span style="{_PALE}">{escape(row.get("prefill"), 10_000)}</span>'
+    tokens, logprobs = row.get("tokens"), row.get("logprobs")
+    seen = ""
+    if _there(row.get("turn")) and row["turn"]:
+        prompt = text_of(row, "prompt")
+        seen = (
+            f'<details><summary style="cursor:pointer;{_PALE}">what it saw</summary>'
+            f'<div style="{_TEXT}{_PALE}">{escape(prompt, len(prompt))}</div></details>'
+        )
+    completion = text_of(row, "completion")
+    if not completion:
+        return f"{seen}{prefill}{_EMPTY}"
+    if colours and _there(tokens) and _there(logprobs) and len(tokens) == len(logprobs):
+        return seen + _folded(list(tokens), list(logprobs), before=prefill)
+    return seen + _folded([completion], before=prefill)
+
+
+def _folded(pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, before: str = "") -> str:
+    """The pieces as one text: its first lines, the rest behind a click. logprobs: one a piece, as its colour."""
+    text = "".join(pieces)
+    lines = [place for place, letter in enumerate(text) if letter == "\n"]
+    end = min(_VISIBLE, lines[_LINES - 1] if len(lines) >= _LINES else _VISIBLE)
+    end = max(text.rfind(" ", end // 2, end + 1), text.rfind("\n", end // 2, end + 1), 0) or end
+    if len(text) <= end + 60 and len(lines) <= _LINES + 1:  # a click for a word is no gain
+        end = len(text)
+    on = end + (text[end : end + 1] == "\n")  # the rest begins a line of its own anyway
+    shown, rest, place = [], [], 0
+    for number, piece in enumerate(pieces):
+        for part, side in ((piece[: max(end - place, 0)], shown), (piece[max(on - place, 0) :], rest)):
+            if part:
+                safe = escape(part, len(part))
+                side.append(safe if logprobs is None else _coloured(safe, logprobs[number]))
+        place += len(piece)
+    first = f'<span style="{_TEXT}">{before}{"".join(shown)}</span>'
+    if not rest:
+        return first
+    words = f"… {len(text) - end:,} characters more"
+    more = f' <span class="kit-more" style="{_PALE}text-decoration:underline">{words}</span>'
+    return (
+        f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{more}</summary>'
+        f'<span style="{_TEXT}">{"".join(rest)}</span></details>'
+    )
+
+
+def _coloured(safe: str, logprob: float | None) -> str:
+    """A token over the colour of its log-probability: none where it was certain, full at 1 in 1000 or less."""
+    if not _there(logprob):
+        return safe
+    strength = 0.55 * min(1.0, max(0.0, -float(logprob)) / math.log(1000))
+    look = f' style="background:rgba(213,94,0,{strength:.2f})"' if strength >= 0.005 else ""
+    return f'<span title="log-probability {logprob:.2f}, {math.exp(logprob):.1%}"{look}>{safe}</span>'
+
+
+def _legend() -> str:
+    samples = " ".join(
+        _coloured(f"&nbsp;{words}&nbsp;", math.log(p))
+        for p, words in ((0.5, "50 %"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 % or less"))
+    )
+    return (
+        f'<div style="margin-bottom:4px"><span style="{_PALE}">Colour: how probable the token was when it was drawn. '
+        f'None: certain;</span> {samples} <span style="{_PALE}">Point at one for its log-probability.</span></div>'
+    )
+
+
+def _number(value: object, name: str = "") -> str:
+    if not isinstance(value, (int, float)) or value != value:
+        return "none"
+    return f"{value:+.2f}" if name == "advantage" else f"{value:.2f}"
+
+
+def _there(value: object) -> bool:
+    """Is it neither None nor NaN? A list, as files give one, is there."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,100 @@
+"""What the live drawing and the whole chart have in common: moving means, held-out accuracy, markers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_kit.record.control import read_changes
+
+ROUGH = 20  # values; from the next one on a line shows their moving mean
+ACCURACY, ACCURACY_LOW, ACCURACY_HIGH = "eval/accuracy", "eval/accuracy_low", "eval/accuracy_high"
+Change = tuple[int, str]  # the first step that was trained with it, and what changed
+
+
+def window_of(values: np.ndarray) -> int:
+    """How many values a moving mean takes: 1 up to 20 values, and where all are alike.
+
+    >>> window_of(np.arange(20)), window_of(np.arange(21)), window_of(np.arange(240))
+    (1, 5, 21)
+    """
+    rough = len(values) <= ROUGH or bool((values == values[0]).all())
+    return 1 if rough else max(5, len(values) // 12) | 1
+
+
+def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of `window` (odd) values around each one; of those that are there near both ends.
+
+    >>> moving_mean(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist()
+    [1.5, 3.0, 3.0, 3.0]
+    """
+    place, half = np.arange(len(values)), window // 2
+    first, end = np.maximum(place - half, 0), np.minimum(place + half + 1, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
+    return (sums[end] - sums[first]) / (end - first)
+
+
+def labels(marks: Sequence[tuple[int, str]], *, letter: float) -> list[tuple[int, str]]:
+    """(step, name) as labels that do not cover each other, by step: those too near to one before share its place.
+
+    letter: the width of a letter, in steps. Of more than two that share a place the first and the last are named.
+
+    >>> labels([(3, "1"), (9, "3"), (3, "2")], letter=1)
+    [(3, '1,2'), (9, '3')]
+    >>> labels([(1, "a"), (2, "b"), (3, "c")], letter=1)
+    [(1, 'a–c')]
+    """
+    places: list[tuple[int, list[str]]] = []
+    for step, name in sorted(marks, key=lambda mark: mark[0]):
+        if places and step < places[-1][0] + letter * (1 + len(_joined(places[-1][1]))):
+            places[-1][1].append(name)
+        else:
+            places.append((step, [name]))
+    return [(step, _joined(names)) for step, names in places]
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ",".join(names) if len(names) < 3 else f"{names[0]}–{names[-1]}"
+
+
+def letter(number: int) -> str:
+    """The name of a change in the chart: a, b, ..., z, a2, b2, ...
+
+    >>> letter(0), letter(27)
+    ('a', 'b2')
+    """
+    return "abcdefghijklmnopqrstuvwxyz"[number % 26] + (str(number // 26 + 1) if number >= 26 else "")
+
+
+def changes_of(folder: str | Path) -> list[Change]:
+    """What was changed while a run went on, as the charts say it; what was refused is left out.
+
+    >>> changes_of("runs/no-such-run")
+    []
+    """
+    made = [line for line in read_changes(folder) if "change" in line and "refused" not in line]
+    return [(int(line["step"]), change_text(line["change"], line.get("was") or {})) for line in made]
+
+
+def change_text(change: Mapping[str, Any], was: Mapping[str, Any]) -> str:
+    """One change in words.
+
+    >>> change_text({"learning_rate": 1e-5, "beta": 0.1}, {"learning_rate": 2e-05})
+    'learning_rate 2e-05 → 1e-05, beta → 0.1'
+    """
+    words = [
+        f"{name} {was[name]} → {new}" if name in was else f"{name} → {new}" for name, new in change.items()
+    ]
+    return ", ".join(words)
+
+
+def cut(text: str, most: int) -> str:
+    """At most `most` characters.
+
+    >>> cut("learning", 6)
+    'learn…'
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,150 @@
+"""Displays of a run that refresh themselves while another kernel trains it; the kernel they stand in stays free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.display import to_png
+from grpo_kit.record.files import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LOOK = 2.0  # seconds between two looks at the files
+_SHARE = 0.1  # of the kernel's time that refreshing may take
+_SILENT = 1800.0  # seconds without a new file after which a run is taken to have ended
+_FILES = ("metrics.csv", "flags.jsonl", "changes.jsonl", "completions.parquet/*.parquet")
+_TASKS: set[asyncio.Task] = set()  # asyncio itself would let them go
+_ALONE: dict[tuple[str, Path], Follower] = {}
+
+
+def signature(folder: str | Path) -> tuple:
+    """What changes whenever the run writes: names, sizes and times of its files."""
+    found = []
+    for pattern in _FILES:
+        for path in sorted(Path(folder).glob(pattern)):
+            try:
+                status = path.stat()
+            except OSError:  # moved away this moment
+                continue
+            found.append((path.name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def is_going(folder: str | Path) -> bool:
+    """Does a run seem to write this folder: not at its last step, and written to within half an hour?"""
+    times = [when / 1e9 for _, _, when in signature(folder)]
+    config = Path(folder) / "config.json"
+    times += [config.stat().st_mtime] if config.is_file() else []  # a run before its first step
+    if not times or time.time() - max(times) > _SILENT:
+        return False
+    try:
+        rows = read_metrics(folder)
+    except (ValueError, OSError):  # written this moment
+        return True
+    return not len(rows) or not rows["progress"].iloc[-1] >= 1
+
+
+class Follower:
+    """Calls show() each time the files of a run have changed, until the run has ended or stop().
+
+    A task of the event loop in which the kernel runs cells: it waits while a cell runs, needs no thread, and takes at
+    most a tenth of the time. What goes wrong in show() while a file is being written is tried again. Where it is made
+    outside a kernel there is no such loop, and it does nothing. `ended` is called when it stops by itself.
+    """
+
+    def __init__(
+        self, folder: str | Path, show: Callable[[], None], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self.folder, self._show, self._ended = Path(folder), show, ended
+        self._context = contextvars.copy_context()  # of the cell: what is shown later belongs under it
+        self._run: object | None = None
+        self._seen = signature(folder)  # before it is first shown: what is written from here on is news
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+
+    @property
+    def running(self) -> bool:
+        """Is it looking?"""
+        return self._run is not None
+
+    def start(self, kind: str) -> bool:
+        """Begin to look; another one of this kind at the same folder stops: a cell that is run again leaves nothing
+        behind. From any thread. False where there is no event loop.
+        """
+        if self._loop is None:
+            return False
+        key = kind, self.folder.resolve()
+        if (before := _ALONE.get(key)) not in (None, self):
+            before.stop()
+        _ALONE[key] = self
+        if self._run is None:
+            self._run = run = object()
+            self._loop.call_soon_threadsafe(self._begin, run, context=self._context)
+        return True
+
+    def stop(self) -> None:
+        """Look no more. From any thread."""
+        self._run = None
+
+    def _begin(self, run: object) -> None:
+        task = self._loop.create_task(self._follow(run))
+        _TASKS.add(task)
+        task.add_done_callback(_TASKS.discard)
+
+    async def _follow(self, run: object) -> None:
+        pause = _LOOK
+        while True:
+            await asyncio.sleep(pause)
+            if self._run is not run:
+                return
+            began = time.perf_counter()
+            going, now = is_going(self.folder), signature(self.folder)
+            if now != self._seen:
+                try:
+                    self._show()
+                    self._seen = now
+                except (ValueError, OSError):  # a file that is not whole, or moved away: next time
+                    going = True
+            pause = max(_LOOK, (time.perf_counter() - began) / _SHARE)
+            if not going:
+                self._run = None
+                self._ended()
+                return
+
+
+class FollowedChart:
+    """The chart of a run that goes on, drawn again as it grows; made by plot_run(folder, follow=True).
+
+    It shows itself where a notebook shows it, and updates there until the run has ended, the cell is run again, or
+    stop(). A saved notebook keeps the last picture.
+    """
+
+    def __init__(self, folder: str | Path, draw: Callable[[], Figure]) -> None:
+        self._folder, self._draw, self._handle = Path(folder), draw, None
+        self._follower = Follower(folder, self._update)
+
+    def stop(self) -> None:
+        """The picture stays as it is."""
+        self._follower.stop()
+
+    def _bundle(self) -> dict[str, Any]:
+        return {"text/plain": "the run's chart", "image/png": to_png(self._draw())}
+
+    def _update(self) -> None:
+        self._handle.update(self._bundle(), raw=True, metadata={"image/png": {"width": 960}})
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        metadata = {"image/png": {"width": 960}}
+        self._handle = display(self._bundle(), raw=True, metadata=metadata, display_id=True)
+        if is_going(self._folder):
+            self._follower.start("chart")

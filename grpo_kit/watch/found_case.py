@@ -1,0 +1,100 @@
+"""A completion of a run as a case for check_rewards: a hack that training found never pays again unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.record.files import read_completions
+from grpo_kit.rewards.cases import Case
+from grpo_kit.watch.completions import numbered, text_of
+
+if TYPE_CHECKING:
+    from grpo_kit.tasks import Task
+
+_OF_THE_RECORD = {
+    "step", "group", "number", "pick", "prompt", "prefill", "completion", "response", "advantage", "temperature",
+    "reward", "tokens", "logprobs", "episode", "turn",
+}  # fmt: skip
+
+
+def case_from(
+    folder: str | Path,
+    *,
+    step: int,
+    group: int,
+    number: int,
+    task: Task | None = None,
+    honest: bool = False,
+) -> Case:
+    """One completion of a run folder as a Case, for check_rewards(rewards, task, found=[case]).
+
+    step, group, number: as `browse` shows them; number counts the group's completions from 0.
+    task: takes the row's columns from the task that the run was on. Without it they are those that the folder keeps:
+    the answer, and what rewards logged; a reward that needs others then says so.
+    honest: the completion is a good one that a reward must pay for, rather than a cheat that it must not.
+    Raises RunFolderError (a ValueError) if there is no such folder; ValueError naming the argument if the run has no
+    such completion, or the task no such question.
+
+    >>> hack = case_from("runs/full", step=12, group=0, number=3)  # doctest: +SKIP
+    >>> check_rewards(task.rewards, task, found=[hack])  # doctest: +SKIP
+    """
+    table = numbered(read_completions(folder))
+    chosen = table
+    for name, value in (("step", step), ("group", group), ("number", number)):
+        narrower = chosen[chosen[name] == value]
+        if narrower.empty:
+            there = sorted(int(v) for v in chosen[name].dropna().unique())
+            some = ", ".join(map(str, there[:12])) + ", ..." * (len(there) > 12)
+            raise ValueError(f"{name}={value!r} is not in {str(folder)!r}; there is {some or 'nothing yet'}")
+        chosen = narrower
+    return case_of(chosen.iloc[0].to_dict(), task=task, honest=honest)
+
+
+def case_of(row: Mapping[str, Any], *, task: Task | None = None, honest: bool = False) -> Case:
+    """A row of read_completions as a Case; see case_from."""
+    if task is None:
+        kept = [name for name in row if name not in _OF_THE_RECORD and not name.startswith("reward/")]
+        columns = {name: _plain(row[name]) for name in kept}
+        columns = {name: value for name, value in columns.items() if value is not None}
+    else:
+        columns = dict(_row_of(task, text_of(row, "prompt")))
+    place = ", ".join(f"{name} {int(row[name])}" for name in ("step", "group", "number") if name in row)
+    return Case(
+        f"found at {place}",
+        text_of(row, "completion"),
+        honest=honest,
+        prefill=text_of(row, "prefill"),
+        columns=columns,
+    )
+
+
+def as_code(case: Case) -> str:
+    """The case as a line of Python that makes it again, without the run folder.
+
+    >>> as_code(Case("found at step 2", "82</answer>", columns={"answer": "82"}))
+    "kit.rewards.Case('found at step 2', '82</answer>', columns={'answer': '82'})"
+    """
+    words = [repr(case.name), repr(case.completion)]
+    words += [f"{n}={getattr(case, n)!r}" for n in ("honest", "prefill", "columns") if getattr(case, n)]
+    return f"kit.rewards.Case({', '.join(words)})"
+
+
+def _row_of(task: Task, prompt: str) -> dict:
+    """The task's row whose question the prompt holds; of several the longest, and the one that stands last."""
+    rows = [row for row in [*task.train, *task.held_out] if row["question"] in prompt]
+    if not rows:
+        raise ValueError(
+            f"task={task.name!r} has no question that stands in the prompt {prompt[-200:]!r}; give the task that the "
+            "run was on, or none"
+        )
+    return max(
+        rows, key=lambda row: (prompt.rfind(row["question"]) + len(row["question"]), len(row["question"]))
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and lists of numpy as Python's; NaN as None."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return None if isinstance(value, float) and value != value else value

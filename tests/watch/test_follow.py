@@ -1,0 +1,171 @@
+"""Displays that refresh themselves: only when files changed, until the run has ended, and never in anyone's way."""
+
+import asyncio
+import base64
+import os
+import time
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+from grpo_kit.display import to_png
+from grpo_kit.record.folder import RunFolder
+from grpo_kit.watch import follow
+from grpo_kit.watch.browse import CompletionBrowser
+from grpo_kit.watch.chart import plot_run
+from grpo_kit.watch.follow import Follower, is_going, signature
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder.open(tmp_path / "run", config={})
+    step(run, 1, 0.1)
+    return run
+
+
+def step(run, number: int, progress: float, text: str = "a") -> None:
+    one = {"step": [number], "group": [0], "prompt": ["q"], "prefill": [""], "completion": [text]}
+    run.write_completions({**one, "reward": [0.5], "advantage": [0.0], "temperature": [1.0]})
+    run.write_step({"step": number, "progress": progress, "reward": 0.5})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(follow, "_LOOK", 0.02)
+    monkeypatch.setattr(follow, "_SHARE", 100.0)
+
+
+def test_a_run_is_going_until_its_last_step_or_half_an_hour_of_silence(run, tmp_path):
+    assert is_going(run.path)
+    assert is_going(RunFolder.open(tmp_path / "new", config={}).path), "before its first step"
+    (tmp_path / "empty").mkdir()
+    assert not is_going(tmp_path / "empty") and not is_going(tmp_path / "nowhere")
+    with open(run.path / "metrics.csv", "a") as file:
+        file.write("not,a,row\n")
+    assert is_going(run.path), "a file that cannot be read just now"
+    step(RunFolder.open(tmp_path / "done", config={}), 1, 1.0)
+    assert not is_going(tmp_path / "done")
+    for path in run.path.rglob("*"):
+        os.utime(path, (time.time() - 3600,) * 2)
+    assert not is_going(run.path)
+
+
+def test_it_shows_when_files_changed_and_stops_at_the_end(run):
+    shown, ended = [], []
+
+    async def watch():
+        follower = Follower(run.path, lambda: shown.append(len(signature(run.path))), lambda: ended.append(1))
+        assert follower.start("test") and follower.running
+        await asyncio.sleep(0.2)
+        assert not shown, "nothing has changed"
+        step(run, 2, 0.2)
+        await asyncio.sleep(0.2)
+        assert len(shown) == 1 and follower.running
+        step(run, 3, 1.0)
+        await asyncio.sleep(0.2)
+        assert len(shown) == 2 and ended == [1] and not follower.running, "the last state is shown too"
+
+    asyncio.run(watch())
+
+
+def test_what_cannot_be_read_this_moment_is_tried_again(run):
+    tries = []
+
+    def show():
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError("moved away")
+
+    async def watch():
+        follower = Follower(run.path, show)
+        follower.start("test")
+        step(run, 2, 1.0)  # the end, but not shown yet
+        await asyncio.sleep(0.3)
+        assert len(tries) == 3 and not follower.running
+
+    asyncio.run(watch())
+
+
+def test_stop_and_a_second_one_at_the_same_folder(run):
+    shown = {"first": 0, "second": 0}
+
+    def count(name):
+        shown[name] += 1
+
+    async def watch():
+        first = Follower(run.path, lambda: count("first"))
+        second = Follower(run.path, lambda: count("second"))
+        first.start("test")
+        await asyncio.sleep(0.1)
+        second.start("test")
+        assert not first.running and second.running
+        step(run, 2, 0.2)
+        await asyncio.sleep(0.2)
+        assert shown == {"first": 0, "second": 1}
+        second.stop()
+        step(run, 3, 0.3)
+        await asyncio.sleep(0.2)
+        assert shown["second"] == 1
+        second.start("test")
+        await asyncio.sleep(0.2)
+        assert shown["second"] == 2, "on again, with what it has missed"
+
+    asyncio.run(watch())
+
+
+def test_the_browser_follows_a_run_that_goes_on(run):
+    async def watch():
+        browser = CompletionBrowser(run.path)
+        assert browser.follow.value
+        step(run, 2, 0.2, "fresh")
+        await asyncio.sleep(0.2)
+        assert browser.step.value == 2 and "fresh" in browser.view.value
+        browser.step.value = 1
+        before = browser.view.value
+        step(run, 3, 1.0, "last")
+        await asyncio.sleep(0.2)
+        assert browser.step.options[-1] == 3 and browser.step.value == 1 and browser.view.value == before
+        assert not browser.follow.value, "the run has ended"
+        assert not CompletionBrowser(run.path).follow.value, "and a new browser does not wait for more"
+
+    asyncio.run(watch())
+
+
+def test_reading_goes_on_while_a_resumed_run_moves_files_away(run):
+    browser = CompletionBrowser(run.path)
+    assert not browser.follow.value, "there is no event loop to follow in"
+    (run.path / "completions.parquet" / "part-009-000000.parquet").write_bytes(b"not whole")
+    browser.button.click()
+    assert "cannot be read" in browser.view.value, "said, where an exception in a click would be lost"
+
+
+def test_outside_a_notebook_follow_is_harmless(run):
+    assert hasattr(plot_run(run.path, follow=True), "savefig")
+
+
+def test_in_a_kernel_chart_and_browser_follow_and_the_cell_ends_at_once(tmp_path):
+    cells = [
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import asyncio, pathlib, time, grpo_kit as kit\n"
+        "from tests.watch.test_follow import follow, step, RunFolder\n"
+        "follow._LOOK, follow._SHARE = 0.1, 10.0\n"
+        "run = RunFolder.open('run', config={}); step(run, 1, 0.1)",
+        "kit.plot_run('run', follow=True)",
+        "browser = kit.browse('run'); browser",
+        "step(run, 2, 0.2, 'fresh')\nwhile browser.step.value < 2: await asyncio.sleep(0.1)",
+        "step(run, 3, 1.0, 'last')\nwhile browser.follow.value: await asyncio.sleep(0.1)\nprint(browser.step.value)",
+        "while follow._TASKS: await asyncio.sleep(0.1)\nprint('matplotlib.pyplot' in sys.modules)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    where = {"metadata": {"path": str(tmp_path)}}
+    done = nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
+    outputs = [cell.outputs for cell in done.cells]
+    assert [output.output_type for output in outputs[1]] == ["display_data"], "one picture, in its own cell"
+    picture = base64.b64decode(outputs[1][0].data["image/png"])
+    assert picture == to_png(plot_run(tmp_path / "run")), "the last state"
+    assert not outputs[3] and outputs[4][0].text == "3\n", outputs
+    assert outputs[5][0].text == "False\n"
