@@ -13,8 +13,9 @@ cfg = kit.profile("smoke", steps={steps}, seed=1)
 folder = "../runs/{name}"
 task = cfg.make_task()
 model, tokenizer = kit.load_policy(cfg.model, quiet=True)
-trainer = kit.GRPOTrainer(model, task.rewards, cfg.grpo_config(folder, task=task), task.dataset(tokenizer),
-                          processing_class=tokenizer, warmup=0, on_flag=lambda flag: None)
+args = cfg.grpo_config(folder, task=task, lr_scheduler_type="constant")
+trainer = kit.GRPOTrainer(model, task.rewards, args, task.dataset(tokenizer), processing_class=tokenizer,
+                          on_flag=lambda flag: None)
 """
 
 
