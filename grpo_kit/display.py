@@ -186,6 +186,18 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
         line.close(whole=whole)
 
 
+@contextmanager
+def progress_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside, what a progress line would show goes to tell(text) instead."""
+    around = ProgressLine("", None)
+    around.show = lambda **_: tell(around._inside) if around._inside else None
+    token = _AROUND.set(around)
+    try:
+        yield
+    finally:
+        _AROUND.reset(token)
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person says them.
 
