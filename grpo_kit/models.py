@@ -32,6 +32,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 Tuning = Literal["full", "lora", "qlora"]
 # Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.
@@ -43,6 +44,16 @@ _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
+
+
+def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("desc") in ("Loading weights", "Writing model shards"):
+        factory = logging.EmptyTqdm
+    return (_bar_before or (lambda make, a, k: make(*a, **k)))(factory, args, kwargs)
+
+
+# A saved notebook would keep a widget for each time that weights are read or written. Downloads keep their bars.
+_bar_before = logging.set_tqdm_hook(_bar)
 
 
 def _import_bitsandbytes() -> None:

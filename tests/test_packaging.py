@@ -58,7 +58,7 @@ def test_this_environment_has_the_pinned_version(name):
 
 
 def test_extras_have_floors_and_fit_the_ranges():
-    for extra in ("vllm", "unsloth", "reasoning-gym"):
+    for extra in ("vllm", "unsloth", "reasoning-gym", "browser"):
         for requirement in map(Requirement, EXTRAS[extra]):
             assert any(s.operator == ">=" for s in requirement.specifier), requirement
     trl = WANTED["trl"].specifier
@@ -143,10 +143,18 @@ def _make(*arguments, **environment):
 
 def test_make_lists_every_target():
     targets = set(re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M)[0].split())
-    assert targets == {"help", "train", "test", "lab", "lint", "clean"}
+    assert targets == {"help", "train", "test", "browser", "lab", "lint", "clean"}
     for arguments in ((), ("help",)):
         listed = re.findall(r"^make (\w+) +\S", _make("--no-print-directory", *arguments).stdout, re.M)
         assert sorted(listed) == sorted(targets)
+
+
+def test_make_lab_serves_the_repository_and_takes_arguments():
+    command = _make("-n", "--no-print-directory", "lab", "LAB_ARGS=--no-browser --port 8899").stdout
+    (line,) = [line for line in command.splitlines() if "jupyterlab" in line]
+    assert line.endswith(
+        f'notebooks/00_start_here.ipynb --ServerApp.root_dir="{ROOT}" --no-browser --port 8899'
+    )
 
 
 def _find_python(folder, **environment):

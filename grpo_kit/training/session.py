@@ -21,6 +21,7 @@ from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
 from grpo_kit.training.interrupts import InterruptGuard, Stopped
 from grpo_kit.training.lineage import mark_trained
 from grpo_kit.training.logprobs import LOSS_STATE
+from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import get_random_state, random_state_of_its_own, set_random_state
 from grpo_kit.training.unfinished import begins_buffer, keep_unfinished, take_up_unfinished
@@ -72,9 +73,7 @@ class Session(TrainerCallback):
         trainer._changes.take_over_assigned(running=False)
         if not checkpoint and self._nothing_left():
             return self._show_what_is_done()
-        with self.guard, warnings.catch_warnings():
-            # trl asks transformers for a renamed property at every rollout.
-            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        with self.guard, quiet(trainer.model):
             checkpoint = self._where_to_go_on(checkpoint)
             config = self.recorder.open(resume=bool(checkpoint) or self.interrupted)
             self.interrupted = self._started = self._updating = False

@@ -16,6 +16,7 @@ from grpo_kit.watch.chart import draw
 from grpo_kit.watch.curves import ACCURACY, Change, changes_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
+from grpo_kit.watch.panel import Panel
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
 
 _ONE_LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
@@ -52,6 +53,7 @@ class LiveChart:
         self._flags: list[Flag] = []
         self._changes: list[Change] = []
         self._status, self._over = "", False
+        self._panel = Panel(None)
         self._handles: dict[str, object] = {}
         self._shown: dict[str, dict] = {}
         self._started = self._drawn = self._clock()
@@ -62,6 +64,7 @@ class LiveChart:
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
         """Begin; with a folder that holds steps of an earlier session, chart and time go on from them."""
         self._reset(total_steps)
+        self._panel = Panel(folder)
         try:
             if folder is not None:
                 self._read(Path(folder))
@@ -107,6 +110,7 @@ class LiveChart:
         """
         if (step, text) not in self._changes:
             self._changes.append((step, text))
+        self._panel.say(f"From step {step}: {text}")
         self._refresh(at_once=True)
         self._otherwise(lambda: f"From step {step}: {text}")
 
@@ -116,12 +120,14 @@ class LiveChart:
         >>> chart.say("Paused after step 12.")
         """
         self._status = text
+        self._panel.say(text)
         self._refresh(at_once=True)
         self._otherwise(lambda: text)
 
     def finish(self) -> None:
         """Show the last state, whatever it costs: the whole chart in place of the two panels."""
         self._status, self._over = "", True
+        self._panel.end()
         self._draw(self._show_line, self._show_flags, self._show_whole_chart)
 
     def line(self, *, done: bool = False) -> str:
@@ -235,7 +241,8 @@ class LiveChart:
         self._show("chart", {"text/plain": "the run's chart so far", "text/html": page})
 
     def _show_panel(self) -> None:
-        """THE PLACE OF THE CONTROLS, right under the chart: nothing yet."""
+        """Right under the chart."""
+        self._panel.show()
 
     def _show_flags(self) -> None:
         """Under the chart in a room of its own, so that what follows stays where it is; the newest on top."""

@@ -112,21 +112,21 @@ class Panel:
     >>> panel.end()
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path | None) -> None:
+        self.folder = None if folder is None else Path(folder)
         self._name = uuid.uuid4().hex
         self._handles: dict[str, object] = {}
         self._broken = False
 
     def show(self) -> None:
-        """Show it, once, under what the cell has shown so far."""
-        if in_notebook() and not self._handles:
+        """Show it, once, under what the cell has shown so far; without a folder there is nothing to show."""
+        if self.folder is not None and in_notebook() and not self._handles:
             self._guard(self._show_row)
 
-    def say(self, text: str, *, paused: bool = False) -> None:
-        """What the trainer did about a request, in one line. paused: it waits, and the first button says "Go on"."""
+    def say(self, text: str) -> None:
+        """What the trainer did about a request, in one line. After "Paused ..." the first button says "Go on"."""
         if self._handles:
-            self._guard(lambda: self._show_status(text, paused))
+            self._guard(lambda: self._show_status(text))
 
     def end(self) -> None:
         """Training is over: take it away."""
@@ -143,10 +143,10 @@ class Panel:
         instead = _INSTEAD.format(folder=escape(run, len(run)))
         row = f'<div data-kit-panel="{self._name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
         self._show("row", {"text/plain": f"kit.control({run}) steers this run", "text/html": row})
-        self._show_status("", False)
+        self._show_status("")
 
-    def _show_status(self, text: str, paused: bool) -> None:
-        script = _LABEL.format(name=self._name, label='"Go on"' if paused else '"Pause"')
+    def _show_status(self, text: str) -> None:
+        script = _LABEL.format(name=self._name, label='"Go on"' if text.startswith("Paused") else '"Pause"')
         line = (
             f'<div data-kit-status="{self._name}" role="status" style="min-height:1.5em">{escape(text)}</div>'
         )
