@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shutil
 import sys
 import threading
 import time
@@ -150,7 +151,8 @@ class ProgressLine:
 
     def _in_terminal(self, text: str) -> None:
         if self._told and not in_notebook() and sys.stderr.isatty():
-            print(f"\r{text[:78]:<78}", end="" if text else "\r", file=sys.stderr, flush=True)
+            wide = shutil.get_terminal_size().columns - 2
+            print(f"\r{text[:wide]:<{wide}}", end="" if text else "\r", file=sys.stderr, flush=True)
 
 
 _AROUND: ContextVar[ProgressLine | None] = ContextVar(

@@ -132,7 +132,8 @@ def test_steps_on_the_axis_are_whole_numbers():
         middle = [g for g in tree(rows(1), last_step=last).iter(NS + "g") if g.get("text-anchor") == "middle"]
         for group in middle:
             steps = [text.text for text in group]
-            assert 2 <= len(steps) <= 9 and all(re.fullmatch(r"\d+", step) for step in steps)
+            assert 2 <= len(steps) <= 9 and len(set(steps)) == len(steps)
+            assert all(re.fullmatch(r"\d+", step) for step in steps)
 
 
 def test_it_has_a_white_ground_on_which_every_word_can_be_read():
