@@ -429,7 +429,7 @@ def evaluation(right: list[bool], *, constant=("always 7", 0.273)) -> Evaluation
     """Of an evaluation what its tables show: 256 rows, rewards of 1 and 0.25."""
     n = len(right)
     rate = Estimate(sum(right) / n, *wilson_interval(sum(right), n), n)
-    columns = {"question": [f"Which <{i}>?" for i in range(n)], "answer": "7", "completion": "word " * 100}
+    columns = {"question": [f"Which <{i}>?" for i in range(n)], "answer": "7", "completion": "tock " * 100}
     rows = pd.DataFrame(
         columns | {name: right for name in MEASURES} | {"reward": [1.0 if r else 0.25 for r in right]}
     )
@@ -473,11 +473,11 @@ def test_tables_hold_numbers_and_show_percent_behind_a_sentence():
 def test_examples_are_shown_whole_and_folded():
     c = compare(evaluation([False] * 4), evaluation([True] * 4))
     page, text = c.examples(2)._repr_html_(), repr(c.examples(2))
-    assert page.count("<details") == 4 and page.count("word ") == 400 and "Which &lt;1&gt;?" in page
+    assert page.count("<details") == 4 and page.count("tock") == 400 and "Which &lt;1&gt;?" in page
     assert text.startswith(
-        "4 fixed, 0 broken; the first 2 of each.\n\nfixed, row 0: Which <0>?\nanswer: 7\nbase: word"
+        "4 fixed, 0 broken; the first 2 of each.\n\nfixed, row 0: Which <0>?\nanswer: 7\nbase: tock"
     )
-    assert text.count("word") == 400 and "row 2" not in page + text
+    assert text.count("tock") == 400 and "row 2" not in page + text
 
 
 def test_partial_credit_on_held_out_rows_is_shown(taught, tmp_path):
