@@ -53,7 +53,7 @@ class CompletionBrowser:
         self.colours = w.Checkbox(description="colour tokens by log-probability", indent=False)
         self.follow = w.Checkbox(description="follow the run", indent=False, layout=narrow)
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
-        self.number = w.Dropdown(description="completion", style=wide, layout=w.Layout(width="260px"))
+        self.number = w.Dropdown(description="completion", style=wide, layout=w.Layout(width="330px"))
         self.as_case = w.Button(description="As a case", tooltip="for check_rewards: a line to copy")
         self.code = w.Textarea(layout=w.Layout(width="100%", height="90px", display="none"))
         self.view = w.HTML()
@@ -158,12 +158,11 @@ class CompletionBrowser:
         return completions_html(found.head(_MOST), colours=self.colours.value) + more
 
     def _offer(self, found: pd.DataFrame) -> None:
-        """The completions on the page, to choose one as a case; the code of the last one goes."""
+        """The completions on the page, to choose one as a case."""
         options = [(_name(row), place) for place, row in found.iterrows()]
         if list(self.number.options) != options:
             self.number.options = options
             self.number.index = 0 if options else None
-            self.code.layout.display = "none"
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget, and for a saved notebook (which keeps no widgets) the three picks of the last step."""
