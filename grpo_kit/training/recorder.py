@@ -12,8 +12,8 @@ import pandas as pd
 import torch
 from transformers import TrainerCallback
 
-from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.display import in_notebook
+from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import CONFIG, REDONE, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.training.config import config_of
