@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from transformers import TrainerCallback
 
-from grpo_kit.display import in_notebook
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import CONFIG, REDONE, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
@@ -204,8 +203,8 @@ class Recorder(TrainerCallback):
 
     def progress(self, text: str) -> None:
         """How far an evaluation inside the run is; for those who see the chart."""
-        if self._writes and self._chart is not None and in_notebook():
-            self._chart.say(text)
+        if self._writes and self._chart is not None:
+            self._chart.progress(text)
 
     def show_again(self) -> None:
         """The chart of a run that is done, where its cell is run once more."""

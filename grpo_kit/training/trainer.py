@@ -278,6 +278,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         model = self.accelerator.unwrap_model(self.model)
         with progress_told(self._recorder.progress):
             measured = self.held_out.measure(model, self._tokenizer)
+        self._recorder.progress("")
         found = {f"eval_{name}": value for name, value in measured.items()}
         training = self.model.training
         self.model.eval()  # trl logs by the mode

@@ -114,6 +114,12 @@ class LiveChart:
         self._refresh(at_once=True)
         self._otherwise(lambda: f"From step {step}: {text}")
 
+    def progress(self, text: str) -> None:
+        """How far something inside a step is, in the progress line; nothing elsewhere. "" takes it away."""
+        if self._pictures:
+            self._status = text
+            self._refresh(at_once=True)
+
     def say(self, text: str) -> None:
         """Show a sentence in the progress line until the next step; elsewhere a line.
 
