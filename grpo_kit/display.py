@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from io import BytesIO
@@ -27,6 +27,20 @@ BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
 # The same thing has the same colour in every picture: the model (or arm) to compare with, the trained one, and the best
 # answer that is given without reading the question.
 BASE, TUNED, CONSTANT = "#9aa5b1", COLOURS[0], "#c44e52"
+
+
+def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, str]:
+    """The colour of each name in every picture: BASE for what is compared with, then COLOURS in order.
+
+    base: its name; None means any that is called base, before, untrained or control.
+
+    >>> colours_of(["before", "after"]) == {"before": BASE, "after": TUNED}
+    True
+    """
+    first = {base} if base is not None else {"base", "before", "untrained", "control"}
+    others = [name for name in names if name not in first]
+    of_others = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(others)}
+    return {name: of_others.get(name, BASE) for name in names}
 
 
 def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:

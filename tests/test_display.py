@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from grpo_kit import display
-from grpo_kit.display import BADGE, duration, progress_line
+from grpo_kit.display import BADGE, BASE, COLOURS, CONSTANT, TUNED, colours_of, duration, progress_line
 
 
 class Terminal(io.StringIO):
@@ -134,6 +134,13 @@ def test_the_badge_can_be_read_on_every_theme():
     # Why it has a ground of its own: no grey, and so no colour, is far enough from both pages.
     greys = [f"#{level:02x}{level:02x}{level:02x}" for level in range(256)]
     assert max(min(contrast(g, "#ffffff"), contrast(g, "#111111")) for g in greys) < 4.5
+
+
+def test_what_is_compared_with_has_one_colour_everywhere():
+    assert colours_of(["after", "before"]) == {"after": TUNED, "before": BASE}
+    assert colours_of(["a", "b", "c"], base="b") == {"a": COLOURS[0], "b": BASE, "c": COLOURS[1]}
+    assert colours_of(["control", "x"], base="x") == {"control": COLOURS[0], "x": BASE}, "it is named"
+    assert BASE not in COLOURS and CONSTANT not in COLOURS
 
 
 def test_durations():
