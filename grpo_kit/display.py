@@ -88,6 +88,8 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
 class ProgressLine:
     """One line that says how far a piece of work is, and how long it will take. Made by progress_line."""
 
+    OFTEN = 0.1  # seconds: the line is not written more often than that
+
     def __init__(self, what: str, outer: ProgressLine | None) -> None:
         self.what = what
         self._outer = outer
@@ -97,6 +99,7 @@ class ProgressLine:
         self._lock = threading.Lock()  # the first line comes from a thread
         self._handle: Any = None
         self._told = self._over = False
+        self._written = 0.0
 
     def __call__(self, done: int, total: int) -> None:
         """So many of so many."""
@@ -131,9 +134,11 @@ class ProgressLine:
             self._outer._inside = self.text()
             self._outer.show()
             return
+        now = time.monotonic()
         with self._lock:
             self._told |= begin
-            if self._told and not self._over:
+            if self._told and not self._over and (begin or now - self._written >= self.OFTEN):
+                self._written = now
                 self._in_notebook(self.text()) if in_notebook() else self._in_terminal(self.text())
 
     def close(self, *, whole: bool) -> None:
