@@ -81,7 +81,8 @@ class LiveChart:
         seconds = rows[-1].get("seconds") if rows else 0.0
         self._earlier = seconds if seconds == seconds and seconds is not None else 0.0
         for part in parts_of(folder)[-1:]:
-            self._completions = read_part(part).to_pandas()
+            table = read_part(part).to_pandas()
+            self._completions = table[table["step"] == table["step"].max()]
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
         """Take in the rows of new steps (all rows so far will do too) and the last step's completions."""

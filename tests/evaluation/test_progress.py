@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grpo_kit.display import progress_line
+from grpo_kit.display import ProgressLine, progress_line
 from grpo_kit.evaluation import answers
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.lengths import length_probe
@@ -28,6 +28,7 @@ def watched(monkeypatch):
     """A terminal on which lines come without the second that they wait for in life. (Not a fixture: pytest puts its own
     stderr in place when a test begins.)"""
     monkeypatch.setattr(answers, "progress_line", functools.partial(progress_line, after=0))
+    monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     return screen
 

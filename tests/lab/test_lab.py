@@ -22,7 +22,7 @@ from transformers import set_seed
 
 import grpo_kit as kit
 from grpo_kit import lab
-from grpo_kit.display import progress_line
+from grpo_kit.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.lab import laboratory
 from grpo_kit.lab.laboratory import _of_curve
@@ -441,6 +441,8 @@ def test_figure_shows_every_arm(done):
     figure = done[1].figure()
     assert len(figure.axes) == 4
     assert [t.get_text() for t in figure.axes[1].get_yticklabels()] == list(ARMS)
+    of_arm = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert of_arm == {"control": BASE, "cold": COLOURS[0], "again": COLOURS[1]}
     assert figure._repr_png_()[:4] == b"\x89PNG"
 
 
@@ -580,6 +582,7 @@ def test_it_says_which_run_and_step_it_is_at_and_for_how_long(tmp_path, monkeypa
             return True
 
     monkeypatch.setattr(laboratory, "progress_line", functools.partial(progress_line, after=0))
+    monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     monkeypatch.setenv("COLUMNS", "200")
     lab.compare({"a": {}, "b": {}}, [0], base(), folder=tmp_path / "x")
