@@ -55,7 +55,7 @@ class CompletionBrowser:
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
         self.number = w.Dropdown(description="completion", style=wide, layout=w.Layout(width="330px"))
         self.as_case = w.Button(description="As a case", tooltip="for check_rewards: a line to copy")
-        self.code = w.Textarea(layout=w.Layout(width="100%", height="90px", display="none"))
+        self.code = w.Textarea(layout=w.Layout(width="98%", height="90px", display="none"))
         self.view = w.HTML()
         for control in (self.step, self.sort, self.text, self.group, self.colours):
             control.observe(self._show, "value")
@@ -120,9 +120,8 @@ class CompletionBrowser:
             self.follow.value = False
 
     def _show_case(self, _button: object = None) -> None:
-        self.code.value = (
-            f"case = {as_code(self.case())}\n# kit.rewards.check_rewards(rewards, task, found=[case])"
-        )
+        how = "# for kit.rewards.check_rewards(rewards, task, found=[case])"
+        self.code.value = f"{how}\ncase = {as_code(self.case())}"
         self.code.layout.display = None
 
     def _show(self, change: object = None) -> None:

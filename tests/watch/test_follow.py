@@ -1,7 +1,9 @@
 """Displays that refresh themselves: only when files changed, until the run has ended, and never in anyone's way."""
 
 import asyncio
+import contextvars
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -113,6 +115,23 @@ def test_stop_and_a_second_one_at_the_same_folder(run):
         assert shown["second"] == 2, "on again, with what it has missed"
 
     asyncio.run(watch())
+
+
+def test_it_can_be_started_from_a_click_in_another_thread(run):
+    """JupyterLab's clicks may come there; what is shown belongs to the cell that made it."""
+    cell, shown = contextvars.ContextVar("cell", default="none"), []
+
+    async def watch():
+        cell.set("its own")
+        follower = Follower(run.path, lambda: shown.append((cell.get(), threading.current_thread())))
+        thread = threading.Thread(target=follower.start, args=("test",))
+        thread.start()
+        thread.join()
+        step(run, 2, 1.0)
+        await asyncio.sleep(0.2)
+
+    asyncio.run(watch())
+    assert shown == [("its own", threading.main_thread())]
 
 
 def test_the_browser_follows_a_run_that_goes_on(run):
