@@ -105,10 +105,7 @@ class LiveChart:
         self._otherwise(lambda: f"Red flag: {flag}")
 
     def change(self, step: int, text: str) -> None:
-        """Mark what a user changed: a dotted line at the first step with it, and the text below; elsewhere a line.
-
-        >>> chart.change(13, "learning_rate 2e-05 → 1e-05")
-        """
+        """Mark what a user changed: a dotted line at the first step with it, and the text below; elsewhere a line."""
         if (step, text) not in self._changes:
             self._changes.append((step, text))
         self._panel.say(f"From step {step}: {text}")
@@ -122,10 +119,7 @@ class LiveChart:
             self._refresh(at_once=True)
 
     def say(self, text: str) -> None:
-        """Show a sentence in the progress line until the next step; elsewhere a line.
-
-        >>> chart.say("Paused after step 12.")
-        """
+        """Show a sentence in the progress line until the next step; elsewhere a line."""
         self._status = text
         self._panel.say(text)
         self._refresh(at_once=True)
