@@ -96,7 +96,7 @@ _SCRIPT = """
   }
 })();
 """
-_LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').forEach(e => e.textContent = {label});"
+_LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').forEach(e => e.textContent = '{label}');"
 
 
 class Panel:
@@ -124,7 +124,10 @@ class Panel:
             self._guard(self._show_row)
 
     def say(self, text: str) -> None:
-        """What the trainer did about a request, in one line. After "Paused ..." the first button says "Go on"."""
+        """What the trainer did about a request, in one line.
+
+        From "Paused ..." to "Going on ..." the first button says "Go on".
+        """
         if self._handles:
             self._guard(lambda: self._show_status(text))
 
@@ -146,11 +149,13 @@ class Panel:
         self._show_status("")
 
     def _show_status(self, text: str) -> None:
-        script = _LABEL.format(name=self._name, label='"Go on"' if text.startswith("Paused") else '"Pause"')
-        line = (
+        page = (
             f'<div data-kit-status="{self._name}" role="status" style="min-height:1.5em">{escape(text)}</div>'
         )
-        self._show("status", {"text/plain": text, "text/html": f"{line}<script>{script}</script>"})
+        for begin, label in (("Paused", "Go on"), ("Going on", "Pause")):
+            if text.startswith(begin):
+                page += f"<script>{_LABEL.format(name=self._name, label=label)}</script>"
+        self._show("status", {"text/plain": text, "text/html": page})
 
     def _show(self, name: str, bundle: dict) -> None:
         from IPython.display import display

@@ -1,0 +1,46 @@
+"""One JupyterLab and one Chromium for all tests in this folder; without them the tests are skipped."""
+
+import pytest
+from real_lab import Page, Server, chromium, what_is_missing
+
+
+def pytest_collection_modifyitems(items):
+    """All in one process of several (pytest --dist loadgroup): a server and a browser are dear."""
+    for item in items:
+        if "lab" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    if missing := what_is_missing():
+        pytest.skip(missing)
+    made = Server(tmp_path_factory.mktemp("lab"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def browser(server):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        made = playwright.chromium.launch(executable_path=chromium(), args=options)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def lab(server, browser):
+    """Opens a notebook of the server's: lab("05_train_full.ipynb"). Its kernel ends with the test."""
+    opened = []
+
+    def open_notebook(name, **options):
+        opened.append(Page(server, browser, name, **options))
+        return opened[-1]
+
+    yield open_notebook
+    for page in opened:
+        page.picture(f"{page.name}-at-the-end")
+        page.close()

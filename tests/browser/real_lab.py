@@ -1,0 +1,231 @@
+"""A real JupyterLab in a real Chromium, as a person uses it: a server, a page, what its cells show."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+LAPTOP = {"width": 1366, "height": 768}
+SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # all cells are there to be measured
+}
+
+
+def chromium():
+    """Path of a Chromium, from $CHROMIUM or PATH; None where there is none."""
+    asked = os.environ.get("CHROMIUM")
+    return shutil.which(asked) if asked else next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def what_is_missing():
+    """One line for the person who runs the tests, '' where nothing is missing."""
+    missing = []
+    if chromium() is None:
+        missing.append("Chromium (`apt-get install chromium`, or CHROMIUM=<path>)")
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        missing.append("Playwright (`pip install playwright`; not its own browser)")
+    return f"missing: {' and '.join(missing)}" if missing else ""
+
+
+def wait_for(what, *, seconds=30, words="it", every=0.05):
+    """What `what()` returns once that is true. Raises AssertionError after some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := what():
+            return found
+        time.sleep(every)
+    raise AssertionError(f"waited {seconds} s for {words}")
+
+
+class Server:
+    """JupyterLab on a free port, its root a folder of its own, without network, in the smoke profile."""
+
+    def __init__(self, folder):
+        self.root = folder / "root"
+        self.runs = self.root / "runs"
+        (self.root / "notebooks").mkdir(parents=True)
+        self.runs.mkdir()
+        for name, settings in SETTINGS.items():
+            path = folder / "settings" / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(settings))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.token = secrets.token_hex(16)
+        self.url = f"http://127.0.0.1:{self.port}/"
+        environment = {
+            **os.environ,
+            "KIT_PROFILE": "smoke",
+            "KIT_RUNS": str(self.runs),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+            "JUPYTER_CONFIG_DIR": str(folder / "config"),
+            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        }
+        environment.pop("KIT_RUN_FOLDER", None)
+        self.log = folder / "server.log"
+        options = [
+            "--no-browser",
+            "--allow-root",
+            "--expose-app-in-browser",
+            f"--port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={self.root}",
+            f"--IdentityProvider.token={self.token}",
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            env=environment,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            cwd=self.root,
+        )
+        wait_for(self._answers, seconds=60, words=f"JupyterLab to answer:\n{self.log.read_text()[-2000:]}")
+
+    def _answers(self):
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"{self.url}api?token={self.token}", timeout=2).status == 200
+        return False
+
+    def close(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def add(self, name):
+        """A copy of one of the repository's notebooks, as committed."""
+        return shutil.copy(ROOT / "notebooks" / name, self.root / "notebooks" / name)
+
+    def write(self, name, *cells):
+        """A notebook of these code cells, beside the others."""
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+        notebook.metadata = nbformat.read(ROOT / "notebooks/05_train_full.ipynb", as_version=4).metadata
+        nbformat.write(notebook, self.root / "notebooks" / name)
+
+
+class Page:
+    """One notebook in one tab, 1366 x 768."""
+
+    def __init__(self, server, browser, name, *, dark=False):
+        self.server, self.name = server, name
+        self.tab = browser.new_context(viewport=LAPTOP).new_page()
+        self.tab.set_default_timeout(30_000)
+        theme = {"raw": json.dumps({"theme": f"JupyterLab {'Dark' if dark else 'Light'}"})}
+        where = "lab/api/settings/@jupyterlab/apputils-extension:themes"
+        self.tab.request.put(f"{server.url}{where}?token={server.token}", data=theme)
+        self.open()
+
+    def open(self):
+        """Load the page, again too."""
+        self.tab.goto(f"{self.server.url}lab/tree/notebooks/{self.name}?token={self.server.token}&reset")
+        self.tab.wait_for_selector(".jp-Notebook .jp-Cell")
+        kernel = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel"
+        self.tab.wait_for_function(
+            f"{kernel}?.connectionStatus === 'connected'"
+        )  # else running asks which kernel
+
+    def close(self):
+        self.do("notebook:shutdown-kernel")
+        self.tab.wait_for_timeout(300)
+        self.tab.context.close()
+
+    def do(self, command):
+        """One of Lab's commands; it is not waited for."""
+        run = "window.jupyterapp.commands.execute(name)"
+        count = "window.kitRunning = (window.kitRunning || 0)"
+        self.tab.evaluate(f"name => {{ {count} + 1; {run}.finally(() => {{ {count} - 1; }}); }}", command)
+
+    def run_all(self):
+        self.do("notebook:run-all-cells")
+
+    def run_cell(self, number):
+        self.cell(number).locator(".jp-InputPrompt").click()
+        self.do("notebook:run-cell")
+
+    def cell(self, number):
+        """The code cell of this number, from 0."""
+        return self.tab.locator(".jp-CodeCell").nth(number)
+
+    def wait_until_done(self, *, seconds=60):
+        """Until what `do` asked for is done, and the kernel idle."""
+        self.tab.wait_for_function("!window.kitRunning", timeout=1000 * seconds)
+        idle = ".jp-Notebook-ExecutionIndicator[data-status=idle]"
+        self.tab.wait_for_selector(idle, timeout=1000 * seconds, state="attached")
+
+    def press_stop(self):
+        """The square in the notebook's toolbar."""
+        self.tab.locator('[data-jp-item-name="interrupt"]').click()
+
+    def save(self):
+        """The notebook as it is then in its file."""
+        self.do("docmanager:save")
+        self.tab.wait_for_timeout(1500)
+        return nbformat.read(self.path, as_version=4)
+
+    @property
+    def path(self):
+        return self.server.root / "notebooks" / self.name
+
+    @property
+    def panel(self):
+        """The row of buttons under the chart."""
+        return self.tab.locator("[data-kit-panel]")
+
+    @property
+    def said(self):
+        """What the line under the buttons says."""
+        return self.tab.locator("[data-kit-status]").inner_text()
+
+    def press(self, button):
+        self.panel.get_by_role("button", name=button, exact=True).click()
+
+    def set(self, label, text):
+        field = self.panel.get_by_label(label)
+        field.fill(text)
+        field.press("Enter")
+
+    def too_wide(self):
+        """Outputs wider than what they stand in: the pixels, and how each begins."""
+        areas = "[...document.querySelectorAll('.jp-OutputArea-output')]"
+        wider = "e => [e.scrollWidth - e.clientWidth, e.innerText.slice(0, 80)]"
+        return self.tab.evaluate(f"{areas}.map({wider}).filter(([pixels]) => pixels > 0)")
+
+    def height(self):
+        """Pixels of the notebook's outputs."""
+        areas = "[...document.querySelectorAll('.jp-OutputArea')]"
+        return self.tab.evaluate(f"{areas}.reduce((all, e) => all + e.getBoundingClientRect().height, 0)")
+
+    def picture(self, name):
+        """What is seen now, to be looked at: in the server's folder."""
+        self.tab.screenshot(path=self.server.root.parent / f"{name}.png")
+
+
+def red_boxes(notebook):
+    """What the notebook would show as errors or on red: error outputs and streams on stderr."""
+    outputs = [(n, out) for n, cell in enumerate(notebook.cells) for out in cell.get("outputs", [])]
+    return [
+        (n, out.get("ename") or out.text)
+        for n, out in outputs
+        if out.output_type == "error" or out.get("name") == "stderr"
+    ]

@@ -1,0 +1,133 @@
+"""A run is steered while its cell runs: by the buttons under the chart, from outside, by the stop button."""
+
+import csv
+
+import pytest
+from real_lab import red_boxes, wait_for
+
+from grpo_kit.record.control import CONTROL, control, read_changes
+
+MAKE = """
+import grpo_kit as kit
+cfg = kit.profile("smoke", steps={steps}, seed=1)
+folder = "../runs/{name}"
+task = cfg.make_task()
+model, tokenizer = kit.load_policy(cfg.model, quiet=True)
+trainer = kit.GRPOTrainer(model, task.rewards, cfg.grpo_config(folder, task=task), task.dataset(tokenizer),
+                          processing_class=tokenizer, warmup=0, on_flag=lambda flag: None)
+"""
+
+
+def rows(folder):
+    path = folder / "metrics.csv"
+    return list(csv.DictReader(path.open())) if path.is_file() else []
+
+
+def step(folder):
+    return int(rows(folder)[-1]["step"]) if rows(folder) else 0
+
+
+def last(folder, column):
+    return float(rows(folder)[-1][column] or "nan")
+
+
+@pytest.fixture
+def training(lab, server, request):
+    """A page whose second cell trains, and the folder of its run."""
+    name = request.node.name.removeprefix("test_")
+    server.write(f"{name}.ipynb", MAKE.format(steps=3000, name=name), "trainer.train()", "print('below')")
+    page, folder = lab(f"{name}.ipynb"), server.runs / name
+    page.run_all()
+    wait_for(lambda: step(folder) >= 3, seconds=90, words="three steps")
+    page.panel.wait_for()
+    return page, folder
+
+
+def test_buttons(training):
+    page, folder = training
+    height = page.height()
+    page.press("Pause")
+    wait_for(lambda: page.said.startswith("Paused after step"), words="the pause")
+    paused_at = step(folder)
+    page.tab.wait_for_timeout(1000)
+    assert step(folder) == paused_at and page.said == f"Paused after step {paused_at}."
+    page.picture("paused")
+    page.press("Save now")
+    wait_for(lambda: list(folder.glob(f"checkpoint-{paused_at}")), words="a checkpoint")
+    page.press("Go on")
+    wait_for(lambda: step(folder) > paused_at, words="a step after the pause")
+    assert page.panel.get_by_role("button", name="Pause", exact=True).count() == 1
+
+    page.set("learning rate", "not 1")
+    assert page.said == "Not asked: learning rate must be a number above 0, such as 5e-6."
+    page.set("learning rate", "2.5e-4")
+    wait_for(lambda: last(folder, "learning_rate") == 2.5e-4, words="the learning rate in metrics.csv")
+    page.set("temperature", "0.75")
+    wait_for(lambda: last(folder, "temperature") == 0.75, words="the temperature in metrics.csv")
+    wait_for(lambda: "temperature" in page.said and "From step" in page.said, words="what was done, in words")
+    assert [list(line["change"]) for line in read_changes(folder)] == [["learning_rate"], ["temperature"]]
+    assert abs(page.height() - height) < 5, "the page does not jump"
+    assert page.too_wide() == []
+    page.picture("steered")
+
+    page.press("Stop after this step")
+    page.wait_until_done()
+    assert page.panel.count() == 0, "training is over: the buttons are gone"
+    assert "kit-panel" not in page.path.read_text() and "kit-panel" not in str(page.save())
+    assert "below" not in page.cell(2).inner_text().splitlines()
+    assert not (folder / CONTROL).exists()
+
+
+def test_after_the_page_was_loaded_again(training):
+    page, folder = training
+    page.save()
+    page.open()
+    page.panel.wait_for()
+    page.press("Pause")
+    at = wait_for(
+        lambda: not any((folder / CONTROL).iterdir()) and step(folder), words="the request to be taken"
+    )
+    page.tab.wait_for_timeout(700)
+    at = step(folder)
+    page.tab.wait_for_timeout(700)
+    assert step(folder) == at
+    control(folder).go_on()
+    wait_for(lambda: step(folder) > at, words="a step after the pause")
+    page.press_stop()
+    page.wait_until_done()
+
+
+def test_from_outside(training):
+    page, folder = training
+    control(folder).change(learning_rate=3e-4, temperature=0.5)
+    wait_for(
+        lambda: (last(folder, "learning_rate"), last(folder, "temperature")) == (3e-4, 0.5),
+        words="both in metrics.csv",
+    )
+    assert "learning_rate" in page.said and "From step" in page.said
+    control(folder).pause()
+    wait_for(lambda: page.said.startswith("Paused"), words="the pause")
+    page.press("Go on")  # the label follows whoever asked
+    wait_for(lambda: page.said.startswith("Going on"), words="the end of the pause")
+    control(folder).stop()
+    page.wait_until_done()
+
+
+def test_stop_button(training):
+    page, folder = training
+    page.press_stop()
+    page.wait_until_done()
+    saved = page.save()
+    (only,) = red_boxes(saved)
+    assert only == (1, "Stopped"), "the training cell says so, and nothing else"
+    shown = page.cell(1).locator(".jp-OutputArea-output").last.inner_text()
+    assert len(shown.strip().splitlines()) == 1 and "Traceback" not in shown
+    assert "run this cell again" in shown
+    assert saved.cells[2].execution_count is None, "Run all ends here"
+    page.picture("stopped")
+    at = step(folder)
+    page.run_cell(1)
+    wait_for(lambda: step(folder) >= at + 3, words="steps after the stop")
+    assert [int(row["step"]) for row in rows(folder)] == list(range(1, step(folder) + 1)), "no step twice"
+    page.press_stop()
+    page.wait_until_done()
