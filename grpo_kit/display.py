@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from io import BytesIO
@@ -26,6 +27,20 @@ BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
 # The same thing has the same colour in every picture: the model (or arm) to compare with, the trained one, and the best
 # answer that is given without reading the question.
 BASE, TUNED, CONSTANT = "#9aa5b1", COLOURS[0], "#c44e52"
+
+
+def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, str]:
+    """The colour of each name in every picture: BASE for what is compared with, then COLOURS in order.
+
+    base: its name; None means any that is called base, before, untrained or control.
+
+    >>> colours_of(["before", "after"]) == {"before": BASE, "after": TUNED}
+    True
+    """
+    first = {base} if base is not None else {"base", "before", "untrained", "control"}
+    others = [name for name in names if name not in first]
+    of_others = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(others)}
+    return {name: of_others.get(name, BASE) for name in names}
 
 
 def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
@@ -73,6 +88,8 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
 class ProgressLine:
     """One line that says how far a piece of work is, and how long it will take. Made by progress_line."""
 
+    OFTEN = 0.1  # seconds: the line is not written more often than that
+
     def __init__(self, what: str, outer: ProgressLine | None) -> None:
         self.what = what
         self._outer = outer
@@ -82,6 +99,7 @@ class ProgressLine:
         self._lock = threading.Lock()  # the first line comes from a thread
         self._handle: Any = None
         self._told = self._over = False
+        self._written = 0.0
 
     def __call__(self, done: int, total: int) -> None:
         """So many of so many."""
@@ -116,9 +134,11 @@ class ProgressLine:
             self._outer._inside = self.text()
             self._outer.show()
             return
+        now = time.monotonic()
         with self._lock:
             self._told |= begin
-            if self._told and not self._over:
+            if self._told and not self._over and (begin or now - self._written >= self.OFTEN):
+                self._written = now
                 self._in_notebook(self.text()) if in_notebook() else self._in_terminal(self.text())
 
     def close(self, *, whole: bool) -> None:
@@ -150,7 +170,8 @@ class ProgressLine:
 
     def _in_terminal(self, text: str) -> None:
         if self._told and not in_notebook() and sys.stderr.isatty():
-            print(f"\r{text[:78]:<78}", end="" if text else "\r", file=sys.stderr, flush=True)
+            wide = shutil.get_terminal_size().columns - 2
+            print(f"\r{text[:wide]:<{wide}}", end="" if text else "\r", file=sys.stderr, flush=True)
 
 
 _AROUND: ContextVar[ProgressLine | None] = ContextVar(
@@ -184,6 +205,18 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
         timer.cancel()
         _AROUND.reset(token)
         line.close(whole=whole)
+
+
+@contextmanager
+def progress_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside, what a progress line would show goes to tell(text) instead."""
+    around = ProgressLine("", None)
+    around.show = lambda **_: tell(around._inside) if around._inside else None
+    token = _AROUND.set(around)
+    try:
+        yield
+    finally:
+        _AROUND.reset(token)
 
 
 def duration(seconds: float) -> str:

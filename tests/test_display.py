@@ -8,7 +8,17 @@ import nbformat
 import pytest
 
 from grpo_kit import display
-from grpo_kit.display import BADGE, duration, progress_line
+from grpo_kit.display import (
+    BADGE,
+    BASE,
+    COLOURS,
+    CONSTANT,
+    TUNED,
+    ProgressLine,
+    colours_of,
+    duration,
+    progress_line,
+)
 
 
 class Terminal(io.StringIO):
@@ -31,8 +41,9 @@ def lines(screen):
 def test_in_a_terminal_it_is_written_over_and_gone_at_the_end(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     with progress_line("largest, completions", after=0) as progress:
+        clock[0] += 0.2
         progress(0, 4)
-        clock[0] += 10
+        clock[0] += 9.8
         progress(1, 4)
         clock[0] += 30
         progress(4, 4)
@@ -56,11 +67,13 @@ def test_what_was_there_before_does_not_count_as_quick_work(monkeypatch, clock):
             progress(done, 10)
         clock[0] += 5
         progress(7, 10)
+        progress(8, 10)  # too soon to be written
     assert lines(screen)[-1] == "x: 7 of 10, 15 s left"
 
 
 def test_a_line_inside_another_is_told_in_that_one(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     with progress_line("laboratory", after=0) as outer:
         outer.say("run 2 of 9", 1 / 9)
         with progress_line("largest", after=0) as inner:
@@ -134,6 +147,13 @@ def test_the_badge_can_be_read_on_every_theme():
     # Why it has a ground of its own: no grey, and so no colour, is far enough from both pages.
     greys = [f"#{level:02x}{level:02x}{level:02x}" for level in range(256)]
     assert max(min(contrast(g, "#ffffff"), contrast(g, "#111111")) for g in greys) < 4.5
+
+
+def test_what_is_compared_with_has_one_colour_everywhere():
+    assert colours_of(["after", "before"]) == {"after": TUNED, "before": BASE}
+    assert colours_of(["a", "b", "c"], base="b") == {"a": COLOURS[0], "b": BASE, "c": COLOURS[1]}
+    assert colours_of(["control", "x"], base="x") == {"control": COLOURS[0], "x": BASE}, "it is named"
+    assert BASE not in COLOURS and CONSTANT not in COLOURS
 
 
 def test_durations():

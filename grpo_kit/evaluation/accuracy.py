@@ -13,6 +13,7 @@ import pandas as pd
 
 from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k, wilson_interval
+from grpo_kit.evaluation.shown import ShownTable, number, percent, shown
 from grpo_kit.record.files import write_whole
 
 if TYPE_CHECKING:
@@ -56,18 +57,33 @@ class Evaluation:
         columns = {name: self.rows[name].dropna() for name in self.rows if is_reward(name)}
         return {name: bootstrap_mean(column.tolist()) for name, column in columns.items() if len(column)}
 
-    def table(self) -> pd.DataFrame:
-        """One row a measure: value, low, high (95 %), n; the mean rewards; the best constant strategy last."""
+    def table(self) -> ShownTable:
+        """One row a measure: value, low, high (95 %), n; the mean rewards; the best constant strategy last.
+
+        Shares of 1 as numbers; a notebook and print() show percent, after a sentence that says it.
+        """
         named = {"strict": self.strict, "lenient": self.lenient, "formatted": self.formatted}
         named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()} | self.rewards
         rows = {name: asdict(estimate) for name, estimate in named.items()}
         if self.constant is not None:
             rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
-        return table.astype({"value": float, "low": float, "high": float, "n": int})
+        table = table.astype({"value": float, "low": float, "high": float, "n": int})
+        words = {
+            name: {
+                "value, 95 % interval": (number if is_reward(name) else percent)(e.value, e.low, e.high),
+                "n": str(e.n),
+            }
+            for name, e in named.items()
+        }
+        sentence = f"{percent(self.strict.value)} right, n = {self.n}"
+        if self.constant is not None:
+            words[self.constant[0]] = {"value, 95 % interval": percent(self.constant[1]), "n": str(self.n)}
+            sentence += f"; the best constant strategy has {percent(self.constant[1])}"
+        return shown(table, f"{sentence}.", words)
 
     def _repr_html_(self) -> str:
-        return self.table().to_html(float_format="{:.3f}".format, na_rep="")
+        return self.table()._repr_html_()
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one JSON file, whole or not at all; Evaluation.load reads it."""

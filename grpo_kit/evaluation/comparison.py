@@ -9,6 +9,8 @@ import pandas as pd
 
 from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p
+from grpo_kit.evaluation.shown import ShownTable, number, p_value, percent, shown, with_page
+from grpo_kit.watch.completions import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,26 +36,55 @@ class Comparison:
     fixed: int
     broken: int
 
-    def table(self) -> pd.DataFrame:
-        """One row a measure: base, tuned, difference, each with its interval, and p. The constant strategy last."""
-        rows = {}
+    @property
+    def sentence(self) -> str:
+        """What changed, in one line.
+
+        >>> comparison.sentence  # doctest: +SKIP
+        '19.9 % -> 88.3 %, n = 256, +68.4 points [62.1, 74.2], p < 0.001; the best constant strategy has 27.3 %.'
+        """
+        change, p = self.difference["strict"], p_value(self.p["strict"])
+        said = (
+            f"{percent(self.base.strict.value)} -> {percent(self.tuned.strict.value)}, n = {self.base.n}, "
+            f"{_points(change, ' points')}, p {p if p.startswith('<') else f'= {p}'}"
+        )
+        if self.base.constant is not None:
+            said += f"; the best constant strategy has {percent(self.base.constant[1])}"
+        return f"{said}."
+
+    def table(self) -> ShownTable:
+        """One row a measure: base, tuned, difference, each with its interval (<name>_low, <name>_high), p and n; the
+        constant strategy last.
+
+        Shares of 1 as numbers; a notebook and print() show the sentence, then percent, an interval in its value's cell.
+        """
+        rows, words = {}, {}
         for name, difference in self.difference.items():
             row = {}
             named = {"base": _of(self.base, name), "tuned": _of(self.tuned, name), "difference": difference}
             for who, e in named.items():
                 row |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
             rows[name] = row | {"p": self.p[name], "n": difference.n}
+            rate = name in _MEASURES
+            for who in ("base", "tuned"):
+                e = named[who]
+                words.setdefault(name, {})[who] = (percent if rate else number)(e.value, e.low, e.high)
+            e = difference
+            words[name]["difference"] = _points(e) if rate else number(e.value, e.low, e.high, sign=True)
+            words[name] |= {"p": p_value(self.p[name]), "n": str(e.n)}
         if self.base.constant is not None:
             name, value = self.base.constant
             rows[name] = {"base": value, "tuned": value, "n": self.base.n}
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.base.task)
+            words[name] = {"base": percent(value), "tuned": percent(value), "n": str(self.base.n)}
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.base.task)
+        return shown(table, self.sentence, words)
 
     def _repr_html_(self) -> str:
-        return self.table().to_html(float_format="{:.3g}".format, na_rep="")
+        return self.table()._repr_html_()
 
     def __str__(self) -> str:
         wide = max(map(len, self.difference))
-        lines = [
+        lines = [self.sentence] + [
             f"{name:{wide}}  {_said(self.base, name)} -> {_said(self.tuned, name)}"
             for name in self.difference
         ]
@@ -90,8 +121,12 @@ class Comparison:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         return figure
 
-    def examples(self, n: int = 3) -> pd.DataFrame:
-        """The first n rows that were fixed, then the first n that broke (strict); no picking by hand."""
+    def examples(self, n: int = 3) -> ShownTable:
+        """The first n rows that were fixed, then the first n that broke (strict); no picking by hand.
+
+        Columns question, answer, base and tuned (the completions whole); a notebook shows base and tuned side by side,
+        long ones behind a click.
+        """
         if n < 1:
             raise ValueError(f"n={n!r} must be at least 1")
         before, after = self.base.rows, self.tuned.rows
@@ -105,11 +140,24 @@ class Comparison:
         )
         fixed, broken = ~before["strict"] & after["strict"], before["strict"] & ~after["strict"]
         parts = {"fixed": both[fixed].head(n), "broken": both[broken].head(n)}
-        return (
+        table = (
             pd.concat([part.assign(what=what) for what, part in parts.items()])
             .set_index("what", append=True)
             .swaplevel()
         )
+        sentence = f"{self.fixed} fixed, {self.broken} broken; the first {n} of each."
+        page, text = f'<p style="margin:0 0 6px">{sentence}</p>', sentence
+        for (what, place), row in table.iterrows():
+            name, both = f"{what}, row {place}", {who: row[who] for who in ("base", "tuned")}
+            page += side_by_side(name, row["question"], row["answer"], both)
+            words = {name: row["question"], "answer": row["answer"], **both}
+            text += "\n" + "".join(f"\n{key}: {value}" for key, value in words.items())
+        return with_page(table, page, text)
+
+
+def _points(e: Estimate, unit: str = "") -> str:
+    """+68.4 points [62.1, 74.2]"""
+    return f"{100 * e.value:+.1f}{unit} [{100 * e.low:.1f}, {100 * e.high:.1f}]"
 
 
 def _of(evaluation: Evaluation, name: str) -> Estimate:

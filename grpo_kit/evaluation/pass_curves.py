@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from grpo_kit.display import COLOURS, new_figure
+from grpo_kit.display import CONSTANT, colours_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str = "") -> Figure:
     """A line each with its 95 % band, k on a logarithmic axis; the best constant strategy dashed.
 
-    curves: name -> whatever has pass_at, an Evaluation with samples or a Readiness.
+    curves: name -> whatever has pass_at, an Evaluation with samples or a Readiness; "before" and "base" have the base's
+    colour.
     A trained curve that starts higher and meets the old one at large k says: the answers were there, training made them
     likely. One that stays above at every k says: new prompts are solved. Neither can be said where a blind guess is
     right in k tries, as on `largest` at 64: there the old curve ends near 1 with or without the skill.
@@ -32,17 +33,18 @@ def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str =
     figure = new_figure(6.5, 3.6)
     axes = figure.add_subplot()
     ks: set[int] = set()
-    for (name, result), colour in zip(curves.items(), COLOURS * len(curves), strict=False):
+    colours = colours_of(list(curves))
+    for name, result in curves.items():
         if not result.pass_at:
             raise ValueError(f"curves[{name!r}] has no pass_at; evaluate it with samples")
         x, estimates = zip(*sorted(result.pass_at.items()), strict=True)
         ks.update(x)
-        axes.plot(x, [e.value for e in estimates], marker="o", markersize=4, color=colour, label=name)
+        axes.plot(x, [e.value for e in estimates], marker="o", markersize=4, color=colours[name], label=name)
         low, high = [e.low for e in estimates], [e.high for e in estimates]
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=colours[name], alpha=0.15, linewidth=0)
     constants = dict(result.constant for result in curves.values() if result.constant is not None)
     for name, value in constants.items():
-        axes.axhline(value, color="#555555", linestyle="--", linewidth=1.2, label=name)
+        axes.axhline(value, color=CONSTANT, linestyle="--", linewidth=1.2, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ks), [str(k) for k in sorted(ks)])
     axes.set(xlabel="k, samples a prompt", ylabel="pass@k", ylim=(0, 1.02), title=title)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.display import BASE, COLOURS, CONSTANT, GREY, new_figure
+from grpo_kit.display import COLOURS, CONSTANT, GREY, colours_of, new_figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,8 +21,7 @@ def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *,
     from matplotlib.ticker import MaxNLocator
 
     arms = list(summary.index)
-    others = [arm for arm in arms if arm != against]
-    colour = {against: BASE} | {arm: COLOURS[i % len(COLOURS)] for i, arm in enumerate(others)}
+    colour = colours_of(arms, base=against)
     height = max(3.2, 1.5 + 0.34 * len(arms))
     figure = new_figure(13, height)
     lines, right, change, cost = figure.subplots(1, 4, gridspec_kw={"width_ratios": [5, 3, 3, 2]})

@@ -30,6 +30,10 @@ REDONE = "redone"  # in a run's folder: what was there of steps that a resumed r
 class RunFolderError(ValueError):
     """The run folder cannot be used as asked; the message says what would do."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback: the message is all there is to know."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def holds_run(path: str | Path) -> bool:
     """Whether `path` holds files of a run: config.json, metrics.csv, completions, a checkpoint."""

@@ -48,6 +48,8 @@ def why_not(trainer: Any, name: str, value: Any) -> str | None:
         return f"{state.global_step} steps are done already; give more, or stop"
     if name == "beta" and value > 0 and not trainer.has_reference:
         return "the trainer was made with beta=0, so it has no reference model; make it with a small beta above 0"
+    if name == "beta" and (value == 0) != (trainer.beta == 0) and getattr(trainer, "buffer", None):
+        return "rollouts that wait in the buffer were scored for the other case; make a new trainer"
     if name == "reward_weights" and len(value) != len(trainer.reward_funcs):
         return f"there are {len(trainer.reward_funcs)} rewards; give one number each"
     if name == "eval_steps" and trainer.eval_dataset is None and trainer.held_out is None:

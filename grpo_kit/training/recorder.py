@@ -201,6 +201,11 @@ class Recorder(TrainerCallback):
         else:
             self.say(text)
 
+    def progress(self, text: str) -> None:
+        """How far an evaluation inside the run is; for those who see the chart."""
+        if self._writes and self._chart is not None:
+            self._chart.progress(text)
+
     def show_again(self) -> None:
         """The chart of a run that is done, where its cell is run once more."""
         if self._writes and self._chart is not None:

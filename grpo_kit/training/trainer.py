@@ -24,6 +24,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.display import progress_told
 from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import CONFIG
@@ -275,9 +276,10 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _measure_held_out(self) -> dict[str, float]:
         model = self.accelerator.unwrap_model(self.model)
-        found = {
-            f"eval_{name}": value for name, value in self.held_out.measure(model, self._tokenizer).items()
-        }
+        with progress_told(self._recorder.progress):
+            measured = self.held_out.measure(model, self._tokenizer)
+        self._recorder.progress("")
+        found = {f"eval_{name}": value for name, value in measured.items()}
         training = self.model.training
         self.model.eval()  # trl logs by the mode
         self.log(found)

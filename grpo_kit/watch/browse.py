@@ -53,9 +53,9 @@ class CompletionBrowser:
         self.colours = w.Checkbox(description="colour tokens by log-probability", indent=False)
         self.follow = w.Checkbox(description="follow the run", indent=False, layout=narrow)
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
-        self.number = w.Dropdown(description="completion", style=wide, layout=w.Layout(width="260px"))
+        self.number = w.Dropdown(description="completion", style=wide, layout=w.Layout(width="330px"))
         self.as_case = w.Button(description="As a case", tooltip="for check_rewards: a line to copy")
-        self.code = w.Textarea(layout=w.Layout(width="100%", height="90px", display="none"))
+        self.code = w.Textarea(layout=w.Layout(width="98%", height="90px", display="none"))
         self.view = w.HTML()
         for control in (self.step, self.sort, self.text, self.group, self.colours):
             control.observe(self._show, "value")
@@ -120,9 +120,8 @@ class CompletionBrowser:
             self.follow.value = False
 
     def _show_case(self, _button: object = None) -> None:
-        self.code.value = (
-            f"case = {as_code(self.case())}\n# kit.rewards.check_rewards(rewards, task, found=[case])"
-        )
+        how = "# for kit.rewards.check_rewards(rewards, task, found=[case])"
+        self.code.value = f"{how}\ncase = {as_code(self.case())}"
         self.code.layout.display = None
 
     def _show(self, change: object = None) -> None:
@@ -158,12 +157,11 @@ class CompletionBrowser:
         return completions_html(found.head(_MOST), colours=self.colours.value) + more
 
     def _offer(self, found: pd.DataFrame) -> None:
-        """The completions on the page, to choose one as a case; the code of the last one goes."""
+        """The completions on the page, to choose one as a case."""
         options = [(_name(row), place) for place, row in found.iterrows()]
         if list(self.number.options) != options:
             self.number.options = options
             self.number.index = 0 if options else None
-            self.code.layout.display = "none"
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget, and for a saved notebook (which keeps no widgets) the three picks of the last step."""

@@ -81,13 +81,18 @@ def group_html(table: pd.DataFrame, *, colours: bool = False) -> str:
             f"<b>{_number(row[name], name)}</b></span>"
             for name in _scores(table)
         )
-        cards.append(
-            f'<div style="flex:1 1 240px;max-width:420px;border-top:3px solid {COLOURS[0]};padding:4px 0 4px 18px">'
-            f'<div style="font-size:12px"><span style="{_PALE}">{_label(row)}</span> {scores}</div>'
-            f"{_response_html(row, colours)}</div>"
-        )
-    flex = f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin-top:8px">{"".join(cards)}</div>'
-    return _page(_question_html(rows[0]) + flex, legend=colours)
+        head = f'<span style="{_PALE}">{_label(row)}</span> {scores}'
+        cards.append(_card(head, _response_html(row, colours)))
+    return _page(_question_html(rows[0]) + _side_by_side(cards), legend=colours)
+
+
+def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
+    """One question with its answer, and several responses to it beside each other, by whose they are."""
+    row = {"prompt": question, "answer": answer}
+    cards = [
+        _card(f"<b>{escape(who)}</b>", _folded([text]) if text else _EMPTY) for who, text in texts.items()
+    ]
+    return _page(_question_html(row, name) + _side_by_side(cards), legend=False)
 
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
@@ -135,17 +140,28 @@ def _label(row: dict) -> str:
     return "<br>".join(map(escape, words))
 
 
-def _question_html(row: dict) -> str:
+def _card(head: str, body: str) -> str:
+    look = f"flex:1 1 240px;max-width:420px;border-top:3px solid {COLOURS[0]};padding:4px 0 4px 18px"
+    return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
+
+
+def _side_by_side(cards: Sequence[str]) -> str:
+    return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
+
+
+def _question_html(row: dict, name: str = "") -> str:
     """What the user asked, the whole prompt behind a click; then the reference answer."""
     prompt = text_of(row, "prompt").removesuffix(text_of(row, "prefill"))
     said = _SAID.findall(prompt)
     question = (said[-1] if said else prompt[-600:]).strip()
-    name = f"group {int(row['group'])}" if _there(row.get("group")) else "question"
-    bold = f'<b style="{_TEXT}font-weight:600">{escape(question, len(question))}</b>'
-    html = f'<span style="{_PALE}">{name}</span> {bold}'
+    name = name or (f"group {int(row['group'])}" if _there(row.get("group")) else "question")
+    name = f'<span style="{_PALE}font-weight:400">{escape(name)}</span> '
+    html = _folded([question], before=name, look="font-weight:600;")
     if len(prompt.strip()) > len(question):
+        folded = html.startswith("<details")  # a long question: the prompt has a line of its own
+        line = f'<span style="{_PALE}">the whole prompt</span>' if folded else html
         whole = f'<div style="{_TEXT}{_PALE}">{escape(prompt, len(prompt))}</div>'
-        html = f'<details><summary style="cursor:pointer">{html}</summary>{whole}</details>'
+        html = html * folded + f'<details><summary style="cursor:pointer">{line}</summary>{whole}</details>'
     if _there(row.get("answer")):
         answer = str(row["answer"])
         html += (
@@ -172,7 +188,9 @@ def _response_html(row: dict, colours: bool) -> str:
     return seen + _folded([completion], before=prefill)
 
 
-def _folded(pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, before: str = "") -> str:
+def _folded(
+    pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, before: str = "", look: str = ""
+) -> str:
     """The pieces as one text: its first lines, the rest behind a click. logprobs: one a piece, as its colour."""
     text = "".join(pieces)
     lines = [place for place, letter in enumerate(text) if letter == "\n"]
@@ -188,14 +206,14 @@ def _folded(pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, b
                 safe = escape(part, len(part))
                 side.append(safe if logprobs is None else _coloured(safe, logprobs[number]))
         place += len(piece)
-    first = f'<span style="{_TEXT}">{before}{"".join(shown)}</span>'
+    first = f'<span style="{_TEXT}{look}">{before}{"".join(shown)}</span>'
     if not rest:
         return first
     words = f"… {len(text) - end:,} characters more"
     more = f' <span class="kit-more" style="{_PALE}text-decoration:underline">{words}</span>'
     return (
         f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{more}</summary>'
-        f'<span style="{_TEXT}">{"".join(rest)}</span></details>'
+        f'<span style="{_TEXT}{look}">{"".join(rest)}</span></details>'
     )
 
 

@@ -75,7 +75,7 @@ def changes_of(folder: str | Path) -> list[Change]:
     >>> changes_of("runs/no-such-run")
     []
     """
-    made = [line for line in read_changes(folder) if "change" in line and "refused" not in line]
+    made = [line for line in read_changes(folder) if "change" in line]
     return [(int(line["step"]), change_text(line["change"], line.get("was") or {})) for line in made]
 
 

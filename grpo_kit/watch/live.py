@@ -81,7 +81,8 @@ class LiveChart:
         seconds = rows[-1].get("seconds") if rows else 0.0
         self._earlier = seconds if seconds == seconds and seconds is not None else 0.0
         for part in parts_of(folder)[-1:]:
-            self._completions = read_part(part).to_pandas()
+            table = read_part(part).to_pandas()
+            self._completions = table[table["step"] == table["step"].max()]
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
         """Take in the rows of new steps (all rows so far will do too) and the last step's completions."""
@@ -104,21 +105,21 @@ class LiveChart:
         self._otherwise(lambda: f"Red flag: {flag}")
 
     def change(self, step: int, text: str) -> None:
-        """Mark what a user changed: a dotted line at the first step with it, and the text below; elsewhere a line.
-
-        >>> chart.change(13, "learning_rate 2e-05 → 1e-05")
-        """
+        """Mark what a user changed: a dotted line at the first step with it, and the text below; elsewhere a line."""
         if (step, text) not in self._changes:
             self._changes.append((step, text))
         self._panel.say(f"From step {step}: {text}")
         self._refresh(at_once=True)
         self._otherwise(lambda: f"From step {step}: {text}")
 
-    def say(self, text: str) -> None:
-        """Show a sentence in the progress line until the next step; elsewhere a line.
+    def progress(self, text: str) -> None:
+        """How far something inside a step is, in the progress line; nothing elsewhere. "" takes it away."""
+        if self._pictures:
+            self._status = text
+            self._refresh(at_once=True)
 
-        >>> chart.say("Paused after step 12.")
-        """
+    def say(self, text: str) -> None:
+        """Show a sentence in the progress line until the next step; elsewhere a line."""
         self._status = text
         self._panel.say(text)
         self._refresh(at_once=True)

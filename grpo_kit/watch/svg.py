@@ -154,12 +154,12 @@ class _Panel:
             high = self.up(np.minimum(middle + spread, max(1.0, middle.max())))[few]
             outline = _path(np.append(x, x[::-1]), np.append(high, low[::-1]))
             drawn.append(f'<path fill="{colour}" fill-opacity=".15" d="{outline}z"/>')
-        points, strong = (values, ".4") if window > 1 else (middle, "1")
+        points, wide, strong = (values, 7, ".4") if window > 1 else (middle, 10, "1")
         if window > 1 or len(steps) <= 20:
             some = slice(None, None, 2 if len(few) < len(steps) else 1)  # of a long run
             dots = _path(x[some], self.up(points)[few][some], dots=True)
             drawn.append(
-                f'<path stroke="{colour}" stroke-opacity="{strong}" stroke-width="7" stroke-linecap="round" '
+                f'<path stroke="{colour}" stroke-opacity="{strong}" stroke-width="{wide}" stroke-linecap="round" '
                 f'd="{dots}"/>'
             )
         drawn.append(
@@ -201,11 +201,12 @@ def _legend(entries: Sequence[tuple[str, str]], width: int) -> tuple[str, int]:
     for n, (key, name) in enumerate(entries):
         name = cut(name, 30)
         needs = 46 + _LETTER * len(name) + 26
+        more = 150 * (n < len(entries) - 1)  # room to say how many are left out
+        if row == 3 and x and x + needs + more > width:
+            drawn.append(_entry("", f"and {len(entries) - n} more", x - 46, row))
+            break
         if x and x + needs > width + 26:
             x, row = 0.0, row + 1
-        if row == 3 and n < len(entries) - 1 and x + needs + 150 > width:
-            drawn.append(_entry("", f"and {len(entries) - n} more", x - 46 * bool(x), row))
-            break
         drawn.append(_entry(key, name, x, row))
         x += needs
     return "".join(drawn), row if entries else 0

@@ -3,10 +3,13 @@
 import copy
 import itertools
 import math
+import pickle
 import random
 import re
+from html import unescape
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -420,6 +423,61 @@ def test_comparison_of_base_and_taught(taught):
     assert heights == pytest.approx([0, 0, 0, 4 / 7, 5 / 7, 6 / 7])
     assert any(line.get_ydata()[0] == task.best_constant()[1] for line in figure.axes[0].lines)
     assert figure._repr_png_()[:4] == b"\x89PNG"
+
+
+def evaluation(right: list[bool], *, constant=("always 7", 0.273)) -> Evaluation:
+    """Of an evaluation what its tables show: 256 rows, rewards of 1 and 0.25."""
+    n = len(right)
+    rate = Estimate(sum(right) / n, *wilson_interval(sum(right), n), n)
+    columns = {"question": [f"Which <{i}>?" for i in range(n)], "answer": "7", "completion": "tock " * 100}
+    rows = pd.DataFrame(
+        columns | {name: right for name in MEASURES} | {"reward": [1.0 if r else 0.25 for r in right]}
+    )
+    settings = {"max_completion_tokens": 16}
+    return Evaluation("toy", rate, rate, rate, constant, {}, rows, settings)
+
+
+def test_tables_hold_numbers_and_show_percent_behind_a_sentence():
+    """By hand: 51 of 256 are right before, 226 after, of them 51 + 175 - 0."""
+    before, after = evaluation([i < 51 for i in range(256)]), evaluation([i < 226 for i in range(256)])
+    c = compare(before, after)
+    reward = bootstrap_mean([1.0] * 51 + [0.25] * 205)
+    low, high = 100 * c.difference["strict"].low, 100 * c.difference["strict"].high
+    said = (
+        f"19.9 % -> 88.3 %, n = 256, +68.4 points [{low:.1f}, {high:.1f}], p < 0.001; "
+        "the best constant strategy has 27.3 %."
+    )
+    assert c.sentence == said
+    table = c.table()
+    assert table.loc["strict", "tuned"] == 226 / 256 and table.loc["strict", "tuned_low"] == after.strict.low
+    assert type(table["base"].round(2)) is pd.Series and type(table[["base"]]) is pd.DataFrame
+    for words in (table._repr_html_(), repr(table), c._repr_html_()):
+        words = unescape(words)
+        assert said in words and words.index(said) < words.index("strict")
+        assert "19.9 [15.5, 25.2] %" in words and "88.3 [83.8, 91.7] %" in words
+        assert (
+            f"+68.4 [{low:.1f}, {high:.1f}]" in words
+            and f"0.399 [{reward.low:.3f}, {reward.high:.3f}]" in words
+        )
+        assert "0.199" not in words and "strict_low" not in words
+    assert str(c).startswith(said + "\nstrict")
+    for words in (before.table()._repr_html_(), repr(before.table()), before._repr_html_()):
+        assert "19.9 % right, n = 256; the best constant strategy has 27.3 %." in words
+        assert "19.9 [15.5, 25.2] %" in words and "0.1992" not in words
+    assert before.table().loc["strict", "low"] == before.strict.low
+    bare = evaluation([True, False], constant=None)
+    assert compare(bare, bare).sentence.endswith("p = 1.000.") and "constant" not in repr(bare.table())
+    assert pickle.loads(pickle.dumps(table)).loc["strict", "n"] == 256 and repr(copy.deepcopy(table))
+
+
+def test_examples_are_shown_whole_and_folded():
+    c = compare(evaluation([False] * 4), evaluation([True] * 4))
+    page, text = c.examples(2)._repr_html_(), repr(c.examples(2))
+    assert page.count("<details") == 4 and page.count("tock") == 400 and "Which &lt;1&gt;?" in page
+    assert text.startswith(
+        "4 fixed, 0 broken; the first 2 of each.\n\nfixed, row 0: Which <0>?\nanswer: 7\nbase: tock"
+    )
+    assert text.count("tock") == 400 and "row 2" not in page + text
 
 
 def test_partial_credit_on_held_out_rows_is_shown(taught, tmp_path):

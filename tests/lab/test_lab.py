@@ -1,8 +1,10 @@
 """The laboratory: equal but for the arm, resumable, honest about seeds."""
 
 import functools
+import io
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,9 @@ from transformers import set_seed
 
 import grpo_kit as kit
 from grpo_kit import lab
+from grpo_kit.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
+from grpo_kit.lab import laboratory
 from grpo_kit.lab.laboratory import _of_curve
 from grpo_kit.lab.run import RESULT, SETTINGS, set_aside, write_json
 from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
@@ -437,6 +441,8 @@ def test_figure_shows_every_arm(done):
     figure = done[1].figure()
     assert len(figure.axes) == 4
     assert [t.get_text() for t in figure.axes[1].get_yticklabels()] == list(ARMS)
+    of_arm = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert of_arm == {"control": BASE, "cold": COLOURS[0], "again": COLOURS[1]}
     assert figure._repr_png_()[:4] == b"\x89PNG"
 
 
@@ -568,6 +574,28 @@ def test_stop_button_saves_and_the_next_call_goes_on(done, tmp_path):
         result.curves["reward"].tolist()
         == done[1].curves.query("arm == 'control' and seed == 0")["reward"].tolist()
     )
+
+
+def test_it_says_which_run_and_step_it_is_at_and_for_how_long(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(laboratory, "progress_line", functools.partial(progress_line, after=0))
+    monkeypatch.setattr(ProgressLine, "OFTEN", 0)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setenv("COLUMNS", "200")
+    lab.compare({"a": {}, "b": {}}, [0], base(), folder=tmp_path / "x")
+    lines = [line.strip() for line in screen.getvalue().split("\r") if line.strip()]
+    told = [line for line in lines if line.startswith("laboratory x: run")]
+    for run, arm in ((1, "a"), (2, "b")):
+        own = [line for line in told if line.startswith(f"laboratory x: run {run} of 2 ({arm}, seed 0)")]
+        assert [n for n in (1, 2, 3) if any(f"step {n} of 3" in line for line in own)] == [1, 2, 3]
+        assert any(line.endswith("(letters, completions: 0 of 8)") for line in own), (
+            "evaluating, inside its line"
+        )
+    assert re.search(r"step 2 of 3, \d+ s left", told[-1] + " ".join(told))
+    assert not [line for line in lines if line.startswith("letters")]
 
 
 def test_without_a_finished_run_there_is_nothing_to_load(tmp_path):

@@ -57,6 +57,9 @@ METHODS = {
     "evaluate": ["self"],
     "prediction_step": ["self", "inputs"],
     "_run_epoch": ["self"],
+    "_determine_best_metric": ["self", "metrics", "trial"],
+    "set_initial_training_values": ["self", "args", "dataloader"],
+    "create_model_card": ["self"],
     "log": ["self", "logs", "start_time"],
     "_log_completion_extra": ["self", "column", "values"],
     "_log_metric": ["self", "name", "value"],
@@ -67,6 +70,7 @@ ATTRIBUTES = [
     "use_transformers_continuous_batching", "reward_func_names", "reward_weights", "max_completion_length",
     "ref_model", "temperature", "model_wrapped", "loss_type", "beta", "num_iterations", "aux_loss_enabled",
     "top_entropy_quantile", "_entropy_bonus_enabled", "entropy_coef", "_last_world_entropy", "_entropy_window_stats",
+    "epsilon_low", "epsilon_high", "_created_lr_scheduler", "callback_handler",
     "_is_vlm", "tools", "chat_template", "chat_template_kwargs", "environment_factories", "rollout_func",
 ]  # fmt: skip
 
@@ -88,6 +92,8 @@ def test_module_functions():
     assert callable(trl_grpo.create_model_from_path)
     assert "compact = _use_triton(" in inspect.getsource(trl_utils.add_fused_lm_head)
     assert "_maybe_log_save_evaluate" in inspect.getsource(transformers.Trainer._run_epoch)
+    values = inspect.getsource(transformers.Trainer.set_initial_training_values)
+    assert values.rstrip().split("return (")[1].split(",")[0].strip() == "num_train_epochs", "it comes first"
     assert "on_pre_optimizer_step" in inspect.getsource(transformers.Trainer._run_epoch)
     saving = inspect.getsource(transformers.Trainer._save_checkpoint)
     assert "output_dir = os.path.join(run_dir, checkpoint_folder)" in saving  # under _get_output_dir

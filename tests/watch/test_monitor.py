@@ -325,7 +325,7 @@ def test_stop_ends_after_the_step_saves_and_goes_on(tmp_path, capsys):
     first = trainer.stopped_by
     assert first.name == "cut off" and trainer.state.global_step == 3 and not trainer.interrupted
     assert (tmp_path / "run" / "checkpoint-3" / "trainer_state.json").is_file()
-    assert "Stopped after step 3 (red flag: cut off)" in capsys.readouterr().out
+    assert "Stopped after step 3 of 9 (red flag: cut off)" in capsys.readouterr().out
     trainer.train()  # the flag is known now; the next one stops it again
     assert trainer.state.global_step == 5 and trainer.stopped_by.name != first.name
     names = [flag.name for flag in read_flags(tmp_path / "run")]

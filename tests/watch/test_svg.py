@@ -59,7 +59,7 @@ def test_a_line_goes_through_what_was_measured():
 
 def test_from_21_steps_on_the_line_is_the_moving_mean():
     few, many = rows(20), rows(21)
-    assert len(line(tree(few), COLOURS[0], width="7")) == 2  # dots of its own colour on the line
+    assert len(line(tree(few), COLOURS[0], width="10")) == 2  # dots of its own colour on the line
     page = tree(many)
     y = points(line(page, COLOURS[0])[0])[:, 1]
     values = np.array([row["reward"] for row in many])
@@ -107,7 +107,10 @@ def test_it_is_short_and_quick_however_long_the_run_is(n, parts):
     assert x[-1] > 0.45 * WIDTH, "the last step is in it"
 
 
-@pytest.mark.parametrize("parts", [(), LONG[:2], LONG, (*LONG, "e", "f", "g", *LONG)])
+MANY = tuple(f"{name} {n}" for n in range(4) for name in LONG)
+
+
+@pytest.mark.parametrize("parts", [(), LONG[:2], LONG, (*LONG, "e", "f", "g"), MANY[:8], MANY[:9], MANY])
 def test_names_stay_out_of_titles_panels_and_each_other(parts):
     page = tree(rows(30, parts=parts, accuracy_every=5), last_step=30, flags=FLAGS)
     frames = [p.get("d") for p in page.iter(NS + "path") if p.get("stroke") == "#999"]
@@ -118,8 +121,11 @@ def test_names_stay_out_of_titles_panels_and_each_other(parts):
         left, top = map(int, re.findall(r"\d+", legend.get("transform")))
         for entry in legend:
             x, y = map(int, re.findall(r"\d+", entry.get("transform")))
-            boxes.append((left + x, top + y, left + x + 46 + 11 * len(entry.find(NS + "text").text)))
+            end = left + x + 46 + 11 * len(entry.find(NS + "text").text)
+            boxes.append((left + x + 46 * (len(entry) == 1), top + y, end))
     assert boxes
+    names = [text for text in words(page) if text.endswith(" more")]
+    assert len(boxes) == 3 + len(parts) or names == [f"and {len(parts) + 4 - len(boxes)} more"]
     for x, y, end in boxes:
         assert y - 22 >= 30 and y + 6 < tops.copy().pop() - 8, "under the title, over the panel"
         assert end <= WIDTH
@@ -132,7 +138,8 @@ def test_steps_on_the_axis_are_whole_numbers():
         middle = [g for g in tree(rows(1), last_step=last).iter(NS + "g") if g.get("text-anchor") == "middle"]
         for group in middle:
             steps = [text.text for text in group]
-            assert 2 <= len(steps) <= 9 and all(re.fullmatch(r"\d+", step) for step in steps)
+            assert 2 <= len(steps) <= 9 and len(set(steps)) == len(steps)
+            assert all(re.fullmatch(r"\d+", step) for step in steps)
 
 
 def test_it_has_a_white_ground_on_which_every_word_can_be_read():

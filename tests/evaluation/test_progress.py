@@ -1,0 +1,83 @@
+"""Whoever waits for completions is told how far they are, at once and with the time left."""
+
+import functools
+import io
+import re
+import sys
+
+import pytest
+
+from grpo_kit.display import ProgressLine, progress_line
+from grpo_kit.evaluation import answers
+from grpo_kit.evaluation.accuracy import evaluate
+from grpo_kit.evaluation.lengths import length_probe
+from grpo_kit.evaluation.readiness import readiness
+from grpo_kit.preferences import sample
+from grpo_kit.tasks import from_rows
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+    def told(self):
+        return [line.strip() for line in self.getvalue().split("\r") if line.strip()]
+
+
+def watched(monkeypatch):
+    """A terminal on which lines come without the second that they wait for in life. (Not a fixture: pytest puts its own
+    stderr in place when a test begins.)"""
+    monkeypatch.setattr(answers, "progress_line", functools.partial(progress_line, after=0))
+    monkeypatch.setattr(ProgressLine, "OFTEN", 0)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    return screen
+
+
+def task():
+    rows = [{"question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(12)]
+    return from_rows(
+        "sums",
+        rows[:6],
+        rows[6:],
+        reward=lambda completions, **_: [0.5] * len(completions),
+        max_completion_tokens=4,
+    )
+
+
+ASKED = {
+    "evaluate": lambda *model: evaluate(*model, task(), batch_size=2),
+    "readiness": lambda *model: readiness(*model, task(), samples=2, group_size=2, batch_size=4),
+    "length_probe": lambda *model: length_probe(
+        *model, task(), max_completion_tokens=4, samples=1, batch_size=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_each_batch_is_told(tiny, monkeypatch, name):
+    screen = watched(monkeypatch)
+    ASKED[name](*tiny)
+    done = re.findall(r"^sums, completions: (\d+) of (\d+)", "\n".join(screen.told()), re.M)
+    total = 12 if name == "readiness" else 6
+    assert [(int(n), int(of)) for n, of in done] == [(n, total) for n in range(0, total + 1, total // 3)]
+    assert screen.getvalue().endswith("\r")
+
+
+def test_judging_is_told_too(tiny, monkeypatch):
+    screen = watched(monkeypatch)
+    evaluate(*tiny, task())
+    assert "sums, answers judged: 5 of 6" in " ".join(screen.told())
+    assert "sums, rewards of 6 completions" in screen.told()
+
+
+def test_samples_are_told_inside_a_chunk_and_what_is_there_counts(tiny, monkeypatch, tmp_path):
+    screen = watched(monkeypatch)
+
+    def told():
+        first = len(screen.getvalue())
+        sample(*tiny, task(), samples=2, batch_size=2, chunk=3, folder=tmp_path)
+        return [int(n) for n in re.findall(r"completions: (\d+) of 12", screen.getvalue()[first:])]
+
+    assert sorted(set(told())) == [0, 2, 4, 6, 8, 10, 12]
+    (tmp_path / "samples.parquet" / "part-00001.parquet").unlink()
+    assert sorted(set(told())) == [0, 6, 8, 10, 12]
