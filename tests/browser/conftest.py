@@ -4,13 +4,6 @@ import pytest
 from real_lab import Page, Server, chromium, what_is_missing
 
 
-def pytest_collection_modifyitems(items):
-    """All in one process of several (pytest --dist loadgroup): a server and a browser are dear."""
-    for item in items:
-        if "lab" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("browser"))
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     if missing := what_is_missing():

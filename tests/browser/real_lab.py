@@ -125,6 +125,31 @@ class Server:
         nbformat.write(notebook, self.root / "notebooks" / name)
 
 
+# [contrast as in WCAG 2, text] of each element in an HTML output that has text of its own, drawings apart.
+_CONTRASTS = """
+() => {
+  const parse = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = rgb => rgb.slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const [r, g, b, a = 1] = parse(getComputedStyle(e).backgroundColor);
+      if (a > 0.5) return [r, g, b];
+    }
+    return [255, 255, 255];
+  };
+  const own = e => [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join(" ").trim();
+  return [...document.querySelectorAll(".jp-OutputArea-output.jp-RenderedHTMLCommon *")]
+    .filter(e => own(e) && !["SCRIPT", "STYLE"].includes(e.tagName) && !e.closest("svg") && e.checkVisibility())
+    .map(e => {
+      const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), own(e).slice(0, 60)];
+    });
+}
+"""
+
+
 class Page:
     """One notebook in one tab, 1366 x 768."""
 
@@ -212,13 +237,19 @@ class Page:
         wider = "e => [e.scrollWidth - e.clientWidth, e.innerText.slice(0, 80)]"
         return self.tab.evaluate(f"{areas}.map({wider}).filter(([pixels]) => pixels > 0)")
 
+    def hard_to_read(self, *, least=4.5):
+        """Texts in HTML outputs whose contrast with what is behind them is too low: (contrast, how each begins)."""
+        return [[round(c, 1), text] for c, text in self.tab.evaluate(_CONTRASTS) if c < least]
+
     def height(self):
         """Pixels of the notebook's outputs."""
         areas = "[...document.querySelectorAll('.jp-OutputArea')]"
         return self.tab.evaluate(f"{areas}.reduce((all, e) => all + e.getBoundingClientRect().height, 0)")
 
-    def picture(self, name):
-        """What is seen now, to be looked at: in the server's folder."""
+    def picture(self, name, *, cell=None):
+        """What is seen now, or at the code cell of this number, to be looked at: in the server's folder."""
+        if cell is not None:
+            self.cell(cell).evaluate("e => e.scrollIntoView()")
         self.tab.screenshot(path=self.server.root.parent / f"{name}.png")
 
 

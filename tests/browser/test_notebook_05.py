@@ -3,7 +3,14 @@
 import platform
 
 import nbformat
+import pytest
 from real_lab import red_boxes
+
+pytestmark = pytest.mark.xdist_group("browser")  # a server and a browser for all
+
+
+def _code(page):
+    return [cell for cell in nbformat.read(page.path, as_version=4).cells if cell.cell_type == "code"]
 
 
 def test_opening_it_does_not_make_it_dirty(lab, server):
@@ -25,7 +32,14 @@ def test_run_all(lab, server):
     page = lab("05_train_full.ipynb", dark=True)
     page.run_all()
     page.wait_until_done(seconds=150)
+    train, compare = (
+        next(n for n, cell in enumerate(_code(page)) if what in cell.source)
+        for what in ("trainer.train()", "kit.compare(")
+    )
+    page.picture("trained-dark", cell=train)
+    page.picture("compared-dark", cell=compare)
     assert page.too_wide() == []
+    assert page.hard_to_read() == [], "on the dark theme"
     saved = page.save()
     assert not red_boxes(saved)
     assert all(cell.execution_count for cell in saved.cells if cell.cell_type == "code")
