@@ -1,4 +1,4 @@
-"""One JupyterLab and one Chromium for all tests in this folder; without them the tests are skipped."""
+"""One JupyterLab and one Chromium for all tests of a process; without them the tests are skipped."""
 
 import pytest
 from real_lab import Page, Server, chromium, what_is_missing

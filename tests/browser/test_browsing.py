@@ -1,10 +1,7 @@
 """`browse` in a page: from a second notebook while a run is written, and in a kernel that is busy training."""
 
-import pytest
 from real_lab import wait_for
 from steered import MAKE, step
-
-pytestmark = pytest.mark.xdist_group("browser")  # a server and a browser for all
 
 FINISHED = MAKE.format(steps=4, name="finished") + "_ = trainer.train()"
 

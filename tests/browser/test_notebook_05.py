@@ -3,10 +3,7 @@
 import platform
 
 import nbformat
-import pytest
 from real_lab import red_boxes
-
-pytestmark = pytest.mark.xdist_group("browser")  # a server and a browser for all
 
 
 def _code(page):

@@ -6,8 +6,6 @@ from steered import MAKE, rows, step
 
 from grpo_kit.record.control import CONTROL, control, read_changes
 
-pytestmark = pytest.mark.xdist_group("browser")  # a server and a browser for all
-
 
 def last(folder, column):
     return float(rows(folder)[-1][column] or "nan")
