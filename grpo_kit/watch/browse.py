@@ -59,6 +59,9 @@ class CompletionBrowser:
         self.view = w.HTML()
         for control in (self.step, self.sort, self.text, self.group, self.colours):
             control.observe(self._show, "value")
+        pressed = (self.button, self.as_case, self.follow, self.number)
+        for control in (self.step, self.sort, self.text, self.group, self.colours, *pressed):
+            _answer_while_busy(control)
         self.button.on_click(self._refresh_or_say)
         self.as_case.on_click(self._show_case)
         self.follow.observe(self._follow, "value")
@@ -186,6 +189,16 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     if {"prefill", "completion"} <= set(table):
         table["response"] = table["prefill"].fillna("") + table["completion"].fillna("")
     return table
+
+
+def _answer_while_busy(control: Any) -> None:
+    """Let JupyterLab's clicks be handled while a cell runs, training for one.
+
+    Lab sends them to a thread beside the cell; ipykernel 7.4 sends them back to whoever wrote to the control last.
+    """
+    comm = getattr(control, "comm", None)
+    if hasattr(comm, "_reply_subshell_for"):  # private: tests/browser sees when it is gone
+        comm._reply_subshell_for = lambda data, default: default
 
 
 def _read(folder: str | Path) -> pd.DataFrame:

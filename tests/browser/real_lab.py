@@ -59,6 +59,7 @@ class Server:
         self.runs = self.root / "runs"
         (self.root / "notebooks").mkdir(parents=True)
         self.runs.mkdir()
+        (self.root / "benchmarks").symlink_to(ROOT / "benchmarks")  # measurements that notebooks show
         for name, settings in SETTINGS.items():
             path = folder / "settings" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)

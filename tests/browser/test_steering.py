@@ -1,30 +1,10 @@
 """A run is steered while its cell runs: by the buttons under the chart, from outside, by the stop button."""
 
-import csv
-
 import pytest
 from real_lab import red_boxes, wait_for
+from steered import MAKE, rows, step
 
 from grpo_kit.record.control import CONTROL, control, read_changes
-
-MAKE = """
-import grpo_kit as kit
-cfg = kit.profile("smoke", steps={steps}, seed=1)
-folder = "../runs/{name}"
-task = cfg.make_task()
-model, tokenizer = kit.load_policy(cfg.model, quiet=True)
-trainer = kit.GRPOTrainer(model, task.rewards, cfg.grpo_config(folder, task=task), task.dataset(tokenizer),
-                          processing_class=tokenizer, warmup=0, on_flag=lambda flag: None)
-"""
-
-
-def rows(folder):
-    path = folder / "metrics.csv"
-    return list(csv.DictReader(path.open())) if path.is_file() else []
-
-
-def step(folder):
-    return int(rows(folder)[-1]["step"]) if rows(folder) else 0
 
 
 def last(folder, column):
