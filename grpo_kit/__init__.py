@@ -144,4 +144,6 @@ def _load(module: str) -> ModuleType:
         return importlib.import_module(f"{__name__}.{module}")
     finally:
         if waits:
+            gc.freeze()  # with the next line: what was loaded counts as old, and is not looked through at once
+            gc.unfreeze()
             gc.enable()

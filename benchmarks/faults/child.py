@@ -103,11 +103,11 @@ def _disk(fault: dict[str, Any], folder: Path) -> Callable[[bool], None]:
 
 def resumed(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A new process goes on with the run that is in the folder."""
-    trainer = make(fault["arm"], folder)
     try:
+        trainer = make(fault["arm"], folder)
         trainer.train(resume_from_checkpoint=True)
     except ValueError as error:
-        if "holds no" not in str(error) or checkpoints(folder):
+        if "without a checkpoint" not in str(error) or checkpoints(folder):
             raise
         return {"nothing_yet": str(error)}
     return result_of(trainer)

@@ -17,8 +17,8 @@ class ShownTable(pd.DataFrame):
 
     >>> shown(pd.DataFrame({"n": [256]}, index=["strict"]), "Half of them.", {"strict": {"right": "50.0 %"}})
     Half of them.
-            right
-    strict 50.0 %
+             right
+    strict  50.0 %
     """
 
     _internal_names = [*pd.DataFrame._internal_names, "_text", "_page"]

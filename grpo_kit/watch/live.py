@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import BADGE, duration, escape, in_notebook, to_png
+from grpo_kit.display import duration, escape, in_notebook, to_png
 from grpo_kit.record.files import parts_of, read_metrics, read_part
-from grpo_kit.watch.browse import completions_html, pick_three
 from grpo_kit.watch.chart import draw
-from grpo_kit.watch.curves import ACCURACY, Change, changes_of
+from grpo_kit.watch.curves import Change, changes_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
+from grpo_kit.watch.page import badge, completions_page, flags_page, line_page, measures
 from grpo_kit.watch.panel import Panel
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
-
-_ONE_LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 
 
 class LiveChart:
@@ -137,29 +135,10 @@ class LiveChart:
         >>> chart.line()
         'step 12/60  reward 0.41 ± 0.12  exact 0.30  length 11  cut off 2 %  entropy 0.80  4 min 10 s left'
         """
-        return "  ".join([self._step(), *self._measures(), self._time(done)])
+        return "  ".join([self._step(), *measures(self._rows), self._time(done)])
 
     def _step(self) -> str:
         return f"step {max(self._rows, default=0)}/{self._total}"
-
-    def _measures(self) -> list[str]:
-        row = self._rows[max(self._rows)] if self._rows else {}
-        words = []
-        for name, label in _line_names(row):
-            value = row.get(name)
-            if value is None or value != value:
-                continue
-            spread = row.get("reward_std")
-            if name == "reward" and spread is not None and spread == spread:
-                words.append(f"reward {value:.2f} ± {spread:.2f}")
-            elif name == "completion_length":
-                words.append(f"{label} {value:.0f}")
-            else:
-                words.append(f"{label} {value:{'.0%' if name == 'completion_cut_off' else '.2f'}}")
-        held_out = [(step, row.get(ACCURACY)) for step, row in self._rows.items()]
-        held_out = [(step, value) for step, value in held_out if value is not None and value == value]
-        words[1:1] = [f"held-out accuracy {value:.0%} (step {step})" for step, value in held_out[-1:]]
-        return words
 
     def _time(self, done: bool) -> str:
         step, now = max(self._rows, default=0), self._clock()
@@ -221,18 +200,12 @@ class LiveChart:
         said = [escape(word) for word in (self._step(), time_word, self._status) if word]
         plain = [self.line(done=self._over), *([self._status] if self._status else [])]
         if self._flags:
-            first, more = self._flags[0], len(self._flags) - 1
-            flag = f"{first.name} since step {first.step}: {first.saw}" + f" (and {more} more, below)" * bool(
-                more
-            )
-            said.append(f'<span style="{BADGE}">red flag</span> {escape(flag)}')
+            first, others = self._flags[0], len(self._flags) - 1
+            flag = f"{first.name} since step {first.step}: {first.saw}"
+            flag += f" (and {others} more, below)" if others else ""
+            said.append(badge("red flag") + escape(flag))
             plain.append(f"red flag: {flag}")
-        bar = f'<progress value="{step}" max="{self._total}" style="width:100%;height:1em"></progress>'
-        measures = escape(" · ".join(self._measures()))
-        page = "".join(
-            f'<div style="height:1.5em;{_ONE_LINE}">{line}</div>' for line in (" · ".join(said), measures)
-        )
-        page = f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
+        page = line_page(step, self._total, said, measures(self._rows))
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
@@ -248,22 +221,11 @@ class LiveChart:
     def _show_flags(self) -> None:
         """Under the chart in a room of its own, so that what follows stays where it is; the newest on top."""
         lines = [f"{n}. Red flag: {flag}" for n, flag in enumerate(self._flags, 1)] or ["No red flag."]
-        page = "".join(
-            f'<div><span style="{BADGE}">red flag {n}</span> {escape(flag)}</div>'
-            for n, flag in list(enumerate(self._flags, 1))[:: 1 if self._over else -1]
-        )
-        room = "min-height" if self._over else "overflow:auto;height"
-        page = f'<div style="line-height:1.4;{room}:2.9em">{page or lines[0]}</div>'
+        page = flags_page(self._flags, scrolls=not self._over)
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
 
     def _show_completions(self) -> None:
-        if self._completions is None or not len(self._completions):
-            plain = table = "The best, the median and the worst completion of the last step come here."
-        else:
-            three = pick_three(self._completions)
-            plain = three[["pick", "reward", "completion"]].to_string(index=False)
-            table = completions_html(three)
-        page = f'<div style="height:15em;overflow:auto">{table}</div>'
+        plain, page = completions_page(self._completions)
         self._show("completions", {"text/plain": plain, "text/html": page})
 
     def _show_whole_chart(self) -> None:
@@ -290,9 +252,3 @@ class LiveChart:
         else:
             self._handles[name] = display(bundle, raw=True, metadata=metadata, display_id=True)
         self._shown[name] = bundle
-
-
-def _line_names(row: Mapping) -> list[tuple[str, str]]:
-    parts = [(name, name.removeprefix("reward/")) for name in row if name.startswith("reward/")]
-    after = [("completion_length", "length"), ("completion_cut_off", "cut off"), ("entropy", "entropy")]
-    return [("reward", "reward"), *parts, *after]

@@ -1,0 +1,73 @@
+"""What stands around the live chart: progress line, red flags, three completions; each with a height of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from grpo_kit.display import BADGE, escape
+from grpo_kit.watch.browse import completions_html, pick_three
+from grpo_kit.watch.curves import ACCURACY
+from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.svg import WIDTH
+
+_ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
+
+
+def measures(rows: Mapping[int, Mapping]) -> list[str]:
+    """What the last step measured, a few words each; and held-out accuracy when it was measured last.
+
+    >>> measures({1: {"step": 1, "reward": 0.5, "completion_length": 11.2}})
+    ['reward 0.50', 'length 11']
+    """
+    row = rows[max(rows)] if rows else {}
+    parts = [(name, name.removeprefix("reward/")) for name in row if name.startswith("reward/")]
+    after = [("completion_length", "length"), ("completion_cut_off", "cut off"), ("entropy", "entropy")]
+    words = []
+    for name, label in [("reward", "reward"), *parts, *after]:
+        value = row.get(name)
+        if value is None or value != value:
+            continue
+        spread = row.get("reward_std")
+        if name == "reward" and spread is not None and spread == spread:
+            words.append(f"reward {value:.2f} ± {spread:.2f}")
+        elif name == "completion_length":
+            words.append(f"{label} {value:.0f}")
+        else:
+            words.append(f"{label} {value:{'.0%' if name == 'completion_cut_off' else '.2f'}}")
+    held_out = [(step, row.get(ACCURACY)) for step, row in rows.items()]
+    held_out = [(step, value) for step, value in held_out if value is not None and value == value]
+    words[1:1] = [f"held-out accuracy {value:.0%} (step {step})" for step, value in held_out[-1:]]
+    return words
+
+
+def badge(text: str) -> str:
+    """What draws the eye in front of a sentence, as HTML."""
+    return f'<span style="{BADGE}">{escape(text)}</span> '
+
+
+def line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str]) -> str:
+    """A bar and two lines: where the run is and what is going on (HTML), and what the last step measured (text)."""
+    bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
+    lines = " · ".join(said), escape(" · ".join(measured))
+    page = "".join(f'<div style="{_ONE_LINE}">{line}</div>' for line in lines)
+    return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
+
+
+def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
+    """Two lines, in which more scroll with the newest on top; or as many as it takes, in their order."""
+    told = [f"<div>{badge(f'red flag {n}')}{escape(flag)}</div>" for n, flag in enumerate(flags, 1)]
+    room = "overflow:auto;height" if scrolls else "min-height"
+    told = told[::-1] if scrolls else told
+    return f'<div style="line-height:1.4;{room}:2.9em">{"".join(told) or "No red flag."}</div>'
+
+
+def completions_page(table: pd.DataFrame | None) -> tuple[str, str]:
+    """Best, median and worst of the last step, as text and as HTML."""
+    if table is None or not len(table):
+        plain = page = "The best, the median and the worst completion of the last step come here."
+    else:
+        three = pick_three(table)
+        plain, page = three[["pick", "reward", "completion"]].to_string(index=False), completions_html(three)
+    return plain, f'<div style="height:15em;overflow:auto">{page}</div>'
