@@ -111,3 +111,15 @@ def test_stop_button(training):
     assert [int(row["step"]) for row in rows(folder)] == list(range(1, step(folder) + 1)), "no step twice"
     page.press_stop()
     page.wait_until_done()
+
+
+def test_a_run_outside_the_servers_folder_says_what_to_type(lab, server, tmp_path):
+    cell = f"from grpo_kit.watch.panel import Panel\nPanel({str(tmp_path / 'run')!r}).show()"
+    server.write("outside.ipynb", cell)
+    page = lab("outside.ipynb")
+    page.run_all()
+    page.panel.wait_for()
+    said = page.panel.inner_text()
+    assert said.startswith(f"Buttons need a run below {server.root}, where JupyterLab was started.")
+    assert f"kit.control('{tmp_path}/run').pause()" in said
+    assert page.panel.get_by_role("button").count() == 0
