@@ -108,9 +108,11 @@ def test_a_part_of_a_checkpoint_is_passed_over_and_refused_by_name(tmp_path, unt
         path.unlink()
     assert last_whole_checkpoint(tmp_path / "run") is None
     with pytest.raises(ValueError, match="holds no whole checkpoint; start under another name"):
-        make("kit", tmp_path / "run").train(resume_from_checkpoint=True)
+        again.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="without a checkpoint to go on from"):
+        make("kit", tmp_path / "run")
     with pytest.raises(ValueError, match="is no folder"):
-        make("kit", tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "nowhere"))
+        make("kit", tmp_path / "new").train(resume_from_checkpoint=str(tmp_path / "nowhere"))
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced_whole(tmp_path):
