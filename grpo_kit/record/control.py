@@ -13,6 +13,7 @@ import math
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -155,8 +156,19 @@ def take_requests(folder: str | Path) -> list[dict[str, Any]]:
 def read_changes(folder: str | Path) -> list[dict[str, Any]]:
     """The lines of changes.jsonl: {"step": the first step trained with it, "change": {name: value}, "was": {...}}.
 
-    One that was refused has "refused" in place of "change", and "why". A line cut short is left out.
+    One that was refused has "refused" in place of "change", and "why". A line cut short is left out, and one that
+    cannot be read with a RuntimeWarning.
     """
     path = Path(folder) / CHANGES
     data = path.read_bytes() if path.is_file() else b""
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines() if line.strip()]
+    found = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            warnings.warn(
+                f"{path}, line {number} cannot be read ({line[:40]!r}) and is left out",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return found

@@ -26,14 +26,18 @@ class Requests:
         self._folder: Path | None = None
         self._paused = False
 
-    def open(self, folder: Path) -> None:
-        """A run begins: what was asked of an earlier one is void, but for changes."""
-        self._folder, self._paused, self.paused_seconds = folder, False, 0.0
+    def hear_what_waits(self, folder: Path) -> None:
+        """Before a run begins or goes on: changes are taken; a stop or a pause was meant for an earlier one."""
+        self._folder = folder
         for request in self._take():
-            if "change" in request:
+            if isinstance(request, dict) and "change" in request:
                 self.trainer._changes.hear(request)
+
+    def open(self) -> None:
+        """A run begins."""
+        self._paused, self.paused_seconds = False, 0.0
         if self.trainer.accelerator.is_main_process:
-            (folder / CONTROL).mkdir(parents=True, exist_ok=True)  # pages write files, not folders
+            (self._folder / CONTROL).mkdir(parents=True, exist_ok=True)  # pages write files, not folders
 
     def close(self) -> None:
         """The run ended; an empty folder is not left behind."""

@@ -70,7 +70,10 @@ class Session(TrainerCallback):
         trainer = self.trainer
         if on_stop not in ("raise", "return"):
             raise ValueError(f"on_stop={on_stop!r} is not known; use 'raise' or 'return'")
+        folder = Path(trainer.args.output_dir)
         trainer._changes.take_over_assigned(running=False)
+        trainer._changes.open(folder)
+        trainer._requests.hear_what_waits(folder)
         if not checkpoint and self._nothing_left():
             return self._show_what_is_done()
         with self.guard, quiet(trainer.model):
@@ -79,10 +82,8 @@ class Session(TrainerCallback):
             self.interrupted = self._started = self._updating = False
             start, self._on_disk, done = get_random_state(), (-1, checkpoint), False
             try:
-                folder = Path(trainer.args.output_dir)
                 step = checkpoints.steps_in(checkpoint) if checkpoint else 0
-                trainer._changes.open(folder)
-                trainer._requests.open(folder)
+                trainer._requests.open()
                 trainer._changes.prepare(folder, step, config if checkpoint else None)
                 with self.guard.at_once():
                     output = trl_train(resume_from_checkpoint=checkpoint or None, **kwargs)
@@ -142,6 +143,7 @@ class Session(TrainerCallback):
     def _show_what_is_done(self) -> TrainOutput:
         step = self._finished[0]
         self.recorder.show_again()
+        self.trainer._requests.close()
         self.recorder.say(
             f"All {step} steps are done. To go on from here: trainer.change(max_steps={step + max(1, step // 2)}), "
             "then train() again. To start anew: load the model again, and a trainer with another folder."

@@ -362,6 +362,28 @@ def test_requests_of_an_earlier_run_do_not_stop_the_next_one(tmp_path):
     assert read_metrics(tmp_path)["step"].max() == 5
 
 
+def test_a_run_that_is_done_hears_what_was_asked_of_its_folder(tmp_path):
+    trainer = make("kit", tmp_path, max_steps=2)
+    trainer.train()
+    hand = control(tmp_path)
+    hand.pause()
+    (tmp_path / "control/a-number.json").write_text("7")
+    hand.change(max_steps=3)
+    trainer.train()
+    assert trainer.state.global_step == 3 and not (tmp_path / "control").exists()
+
+
+def test_a_damaged_line_of_changes_is_left_out(tmp_path):
+    trainer = make("kit", tmp_path, max_steps=2)
+    trainer.change(learning_rate=1e-3)
+    trainer.train()
+    with open(tmp_path / "changes.jsonl", "ab") as file:
+        file.write(b"\x00\x00\n{half")
+    with pytest.warns(RuntimeWarning, match="line 2 cannot be read"):
+        (line,) = read_changes(tmp_path)
+    assert line["step"] == 1 and line["was"] == {"learning_rate": 1e-2}
+
+
 def test_control_refuses_at_once(tmp_path):
     with pytest.raises(RunFolderError, match="holds no run"):
         control(tmp_path / "nowhere")
