@@ -224,7 +224,7 @@ def test_gradient_checkpointing_comes_back_after_an_interrupt(which, engine, tmp
     setattr(trainer.model, engine, stop)
     if which == "plain":
         with pytest.raises(KeyboardInterrupt):
-            trainer.train(on_stop="return")
+            trainer.train()
     else:
         trainer.train(on_stop="return")
     assert trainer.model.is_activation_checkpointing == (which == "kit")
