@@ -99,12 +99,12 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Bars of base and tuned with their intervals; the best constant strategy as a line."""
-        from grpo_kit.display import new_figure
+        from grpo_kit.display import BASE, CONSTANT, TUNED, new_figure
 
         figure = new_figure(6.5, 3.6)
         axes = figure.add_subplot()
         for place, (label, evaluation, colour) in enumerate(
-            [("base", self.base, "#9aa5b1"), ("tuned", self.tuned, "#1f77b4")]
+            [("base", self.base, BASE), ("tuned", self.tuned, TUNED)]
         ):
             estimates = [getattr(evaluation, name) for name in _MEASURES]
             errors = [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
@@ -113,7 +113,7 @@ class Comparison:
             axes.bar(x, values, width=0.36, yerr=errors, capsize=4, color=colour, label=label)
         if self.base.constant is not None:
             name, value = self.base.constant
-            axes.axhline(value, color="#c44e52", linestyle="--", linewidth=1.2, label=name)
+            axes.axhline(value, color=CONSTANT, linestyle="--", linewidth=1.2, label=name)
         axes.set_xticks(range(len(_MEASURES)), _MEASURES)
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("share of prompts")

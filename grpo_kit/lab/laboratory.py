@@ -148,8 +148,7 @@ def compare(
     change its code, name the arm otherwise.
     Seeds go first to last, each through all arms, so that a table half done is fair. What another process is at is
     left to it, and is not in the result. A line says which run and step it is at, and how long all will take.
-    The stop button saves and stops; calling again goes on (with fresh rollouts, where it came between two steps that
-    share some: num_iterations > 1).
+    The stop button saves and raises Stopped; calling again goes on as if it had not been pressed.
     Raises ValueError for unknown settings, no seeds, and RunFolderError where the folder holds an arm of that name with
     other settings, or another process is at all there is to do and nothing is finished.
 
