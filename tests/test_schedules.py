@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.schedules import constant, cosine, exponential, linear, stepwise
+from grpo_kit.schedules import constant, cosine, exponential, linear, schedule_from, stepwise
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e3)
 PROGRESS = st.floats(min_value=0, max_value=1)
@@ -86,3 +86,40 @@ def test_prints_as_the_call_that_makes_it(schedule):
 def test_refusals_name_argument_and_value(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        constant(0.9),
+        linear(1.2, 0.6),
+        cosine(1.2, 0.6),
+        exponential(1.0, 0.25),
+        stepwise([1.2, 0.9, 0.6], at=[0.5, 0.75]),
+    ],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_a_schedule_is_read_back_from_what_it_prints(schedule):
+    assert schedule_from(repr(schedule)) == schedule
+
+
+def test_a_schedule_written_by_hand():
+    assert schedule_from(" linear(1.2, end=0.6) ") == linear(1.2, 0.6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1.0",
+        "linear",
+        "linear(1.2)",
+        "linear(1.2, f())",
+        "open('x')",
+        "__import__('os')",
+        "stepwise([1], at=2)",
+    ],
+)
+def test_another_text_is_no_schedule(text):
+    with pytest.raises(ValueError, match="cannot be read"):
+        schedule_from(text)
