@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MEASURES = ("strict", "lenient", "formatted")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Two evaluations of the same rows. Made by compare().
 
@@ -82,7 +82,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         wide = max(map(len, self.difference))
         lines = [self.sentence] + [
             f"{name:{wide}}  {_said(self.base, name)} -> {_said(self.tuned, name)}"
