@@ -289,6 +289,8 @@ def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str) -> None:
         for name in (ACCURACY_LOW, ACCURACY_HIGH)
     ]
     reach = np.abs([middle - ends[0], ends[1] - middle])
-    axes.errorbar(
+    drawn = axes.errorbar(
         table["step"], middle, yerr=reach, fmt="o", color=colour, markersize=3.5, elinewidth=1.2, zorder=4
     )
+    for part in drawn.get_children():
+        part.set_clip_on(False)  # the point before step 1 lies on the axis
