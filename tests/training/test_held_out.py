@@ -29,12 +29,12 @@ class Scripted(HeldOut):
         return {"accuracy": value, "accuracy_low": value / 2, "accuracy_high": (1 + value) / 2}
 
 
-def trainer(folder, *, held_out=None, keep="last", seed_model=None, **overrides):
+def trainer(folder, *, held_out=None, keep="last", live=None, **overrides):
     model, tokenizer = load_policy("tiny-random", quiet=True)
     args = settings(folder, max_completion_length=TASK.max_completion_tokens, **overrides)
     return GRPOTrainer(
-        seed_model or model, TASK.rewards, args, TASK.dataset(tokenizer), processing_class=tokenizer,
-        warmup=0, live=None, held_out=held_out, keep=keep,
+        model, TASK.rewards, args, TASK.dataset(tokenizer), processing_class=tokenizer,
+        warmup=0, live=live, held_out=held_out, keep=keep,
     )  # fmt: skip
 
 
@@ -93,6 +93,14 @@ def test_the_best_is_kept_and_a_longer_run_goes_on_from_the_last(tmp_path, capsy
     table = read_metrics(tmp_path / "run")
     plain = read_metrics(tmp_path / "whole")
     assert table["reward"].dropna().tolist() == plain["reward"].tolist(), "steps 5 and 6 went on from step 4"
+
+
+def test_without_a_chart_each_measure_is_a_line(tmp_path, capsys):
+    run = trainer(tmp_path, max_steps=2, held_out=HeldOut(TASK, rows=4, every=2), live=False)
+    run.train()
+    lines = capsys.readouterr().out.splitlines()
+    told = [line for line in lines if line.startswith("held-out accuracy")]
+    assert told == ["held-out accuracy 0% (step 0)", "held-out accuracy 0% (step 2)"]
 
 
 def test_what_cannot_be_is_refused(tmp_path):
