@@ -62,6 +62,9 @@ def asked_of(config: Mapping[str, Any]) -> dict[str, Any]:
     args = config.get("args") or {}
     found = {name: args.get(name) for name in _IN_ARGS}
     found["temperature"] = config.get("temperature_schedule") or found["temperature"]
+    for kind in ("save", "eval"):
+        if args.get(f"{kind}_strategy") == "no":
+            found[f"{kind}_steps"] = None
     found["reward_weights"] = _rounded(config.get("reward_weights") or [])
     return {name: value for name, value in found.items() if value not in (None, [])}
 
@@ -144,15 +147,20 @@ def _set_in_args_and(attribute: str, name: str) -> Callable[[Any, Any], None]:
     return put
 
 
-def _set_steps(name: str, strategy: str, on: Any, off: Any) -> Callable[[Any, Any], None]:
+def _every(name: str, strategy: str, on: Any, off: Any) -> Knob:
+    """save_steps and eval_steps: None while args do not save or evaluate by steps; a number turns it on."""
+
+    def get(trainer: Any) -> Any:
+        return getattr(trainer.args, name) if getattr(trainer.args, strategy) != off else None
+
     def put(trainer: Any, value: Any) -> None:
         args = trainer.args
-        if value != getattr(args, name) and getattr(args, strategy) == off:
+        if getattr(args, strategy) == off:
             setattr(args, strategy, on)
         setattr(args, name, value)
         trainer.state.compute_steps(args, max(args.max_steps, trainer.state.max_steps, 1))
 
-    return put
+    return Knob(get, put)
 
 
 def _in_args(name: str) -> Callable[[Any], Any]:
@@ -172,11 +180,6 @@ _KNOBS = {
         _in_args("max_grad_norm"), lambda trainer, value: setattr(trainer.args, "max_grad_norm", value)
     ),
     "reward_weights": Knob(lambda trainer: _rounded(trainer.reward_weights.tolist()), _set_weights),
-    "save_steps": Knob(
-        _in_args("save_steps"), _set_steps("save_steps", "save_strategy", SaveStrategy.STEPS, SaveStrategy.NO)
-    ),
-    "eval_steps": Knob(
-        _in_args("eval_steps"),
-        _set_steps("eval_steps", "eval_strategy", IntervalStrategy.STEPS, IntervalStrategy.NO),
-    ),
+    "save_steps": _every("save_steps", "save_strategy", SaveStrategy.STEPS, SaveStrategy.NO),
+    "eval_steps": _every("eval_steps", "eval_strategy", IntervalStrategy.STEPS, IntervalStrategy.NO),
 }

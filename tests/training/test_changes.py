@@ -304,6 +304,18 @@ def test_a_function_that_no_file_holds_is_asked_for_again(tmp_path):
 # ---- by the control folder -------------------------------------------------------------------------------------
 
 
+def test_saving_is_turned_on_by_a_number_even_by_the_one_that_is_there(tmp_path):
+    trainer = make("kit", tmp_path, max_steps=4, save_steps=2)  # save_strategy="no"
+    trainer.add_callback(OnStepEnd(1, lambda: trainer.change(save_steps=2)))
+    trainer.train()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+    (line,) = read_changes(tmp_path)
+    assert line["change"] == {"save_steps": 2} and line["was"] == {"save_steps": None}
+    again = make("kit", tmp_path, max_steps=6)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert (tmp_path / "checkpoint-6").is_dir(), "restored on resume"
+
+
 def test_another_process_changes_saves_pauses_and_stops(tmp_path):
     """The requests are files: nothing but the folder is shared."""
     trainer = make("kit", tmp_path / "run", max_steps=40)
