@@ -1,0 +1,196 @@
+"""Rows of tokens as a tree of shared prefixes: what several rows begin with is there, and is computed, once.
+
+The system text and worked example that all prompts of a task begin with, a group's prompt, the turns of an episode,
+completions that begin alike: all are found from the token ids, nobody has to say what is shared.
+
+The tree lies flat, in preorder: a token comes after what it continues, and all that continues it lies in one
+stretch behind it. So who may see whom takes one number a token, `end`: the query at q sees the key at k if
+k <= q < end[k].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+Row = tuple[Sequence[int], Sequence[int]]  # prompt tokens, completion tokens
+
+
+class Stretch(NamedTuple):
+    """Tokens start..stop - 1 of the tree, with no branch between them; what continues the last ends at `end`."""
+
+    start: int
+    stop: int
+    end: int
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """R rows as N tokens. All arrays are integers.
+
+    input_ids, positions, labels, end: (N,). labels: the token to be scored behind each one, -100 where none is.
+    places: one array a row; the tokens on the row's way, as indices: of its prompt, then of its completion less the
+    last token, which nothing continues. stretches: the tree's parts without a branch, in order.
+    """
+
+    input_ids: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+    end: np.ndarray
+    places: list[np.ndarray]
+    stretches: list[Stretch]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def sees(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """bool (n, n) of the tokens start..stop - 1, True where a query (row) may see a key (column)."""
+        end = torch.from_numpy(self.end[start:stop])
+        order = torch.arange(start, start + len(end))
+        return (order <= order[:, None]) & (order[:, None] < end)
+
+
+def build_tree(rows: Sequence[Row]) -> PrefixTree:
+    """The tree of R rows (prompt, completion), in any order; completions are scored, prompts are not.
+
+    A token that two rows score different continuations of is there once for each: a token has one label.
+    A row without completion takes part with its prompt alone. Raises ValueError for an empty prompt.
+
+    >>> tree = build_tree([([5, 6], [7, 8]), ([5, 6], [9, 9])])
+    >>> tree.input_ids.tolist(), tree.labels.tolist()
+    ([5, 6, 7, 6, 9], [-100, 7, 8, 9, 9])
+    >>> [place.tolist() for place in tree.places]
+    [[0, 1, 2], [0, 3, 4]]
+    """
+    for number, (prompt, _) in enumerate(rows):
+        if not len(prompt):
+            raise ValueError(f"rows[{number}] has an empty prompt; every prompt needs at least one token")
+    return _Builder(rows).tree()
+
+
+def tree_tokens(rows: Sequence[Row]) -> int:
+    """How many tokens the rows' tree has."""
+    return len(build_tree(rows)) if rows else 0
+
+
+class _Builder:
+    """Grows the tree over the sorted rows, so that what shares a prefix is a range of them."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        # What is scored comes last among equals: a row's end then never hides another's label.
+        self.whole = [tuple(prompt) + tuple(completion) for prompt, completion in rows]
+        self.order = sorted(range(len(rows)), key=self.whole.__getitem__)
+        self.sorted = [self.whole[r] for r in self.order]
+        self.scored_from = [len(rows[r][0]) for r in self.order]
+        # Tokens that are read: all but a completion's last; without completion the whole prompt.
+        self.read = [len(rows[r][0]) + max(len(rows[r][1]) - 1, 0) for r in self.order]
+        self.input_ids: list[int] = []
+        self.positions: list[int] = []
+        self.labels: list[int] = []
+        self.stretches: list[list[int]] = []
+        self.paths = [np.zeros(n, dtype=np.int64) for n in self.read]
+
+    def tree(self) -> PrefixTree:
+        # What is to be done, the last first: grow a range of rows from a depth, or say that a stretch's tree ends.
+        waiting: list[tuple] = [
+            ("grow", *span, 0, None) for span in reversed(self._split(0, len(self.sorted), 0))
+        ]
+        while waiting:
+            what, *rest = waiting.pop()
+            if what == "end":
+                self.stretches[rest[0]][2] = len(self.input_ids)
+            else:
+                waiting += self._grow(*rest) if what == "grow" else self._copy(*rest)
+        end = np.zeros(len(self.input_ids), dtype=np.int64)
+        for start, stop, last in self.stretches:
+            end[start:stop] = last
+        places: list[np.ndarray] = [None] * len(self.order)
+        for path, r in zip(self.paths, self.order, strict=True):
+            places[r] = path
+        return PrefixTree(
+            np.array(self.input_ids, dtype=np.int64),
+            np.array(self.positions, dtype=np.int64),
+            np.array(self.labels, dtype=np.int64),
+            end,
+            places,
+            [Stretch(*s) for s in self.stretches if s[1] > s[0]],
+        )
+
+    def _grow(self, low: int, high: int, depth: int, again: int | None) -> list[tuple]:
+        """Rows low..high - 1 agree up to some depth: what they share from `depth` on, then what each part goes on with.
+
+        again: the label under which the token before `depth` is repeated first.
+        """
+        start = len(self.input_ids)
+        shared = _common(self.sorted[low], self.sorted[high - 1])
+        tokens, scored = self.sorted[low], min(self.scored_from[low:high])
+        parts = [(a, b, self._label(a, b, shared)) for a, b in self._split(low, high, shared)]
+        scored_parts = [part for part in parts if part[2] is not None]
+        repeated = len(scored_parts) > 1  # the last token is then there once for each of them
+        last = min(shared, max(self.read[low:high])) - repeated
+        begin = depth if again is None else depth - 1
+        for place in range(begin, last):
+            label = tokens[place + 1] if place + 1 < shared and place + 1 >= scored else -100
+            self._write(tokens[place], place, again if place < depth else label)
+        for row in range(low, high):
+            # With `repeated`, one that ends here reads the first of the last token's copies, which comes next.
+            stop = min(last + repeated, self.read[row])
+            self.paths[row][begin:stop] = np.arange(start, start + stop - begin)
+        self.stretches.append([start, len(self.input_ids), 0])
+        ending = [("end", len(self.stretches) - 1)]
+        if not repeated:
+            if scored_parts:
+                self.labels[-1] = scored_parts[0][2]
+            return ending + [("grow", a, b, shared, None) for a, b, _ in reversed(parts)]
+        rest = [part for part in parts if part[2] is None]
+        copies = [("grow", a, b, shared, label) for a, b, label in scored_parts]
+        if rest:
+            copies[0] = ("copy", [scored_parts[0], *rest], shared)
+        return ending + copies[::-1]
+
+    def _copy(self, parts: list[tuple[int, int, int | None]], depth: int) -> list[tuple]:
+        """The token before `depth`, under the first part's label, and all these parts behind it."""
+        place = len(self.input_ids)
+        a, _, label = parts[0]
+        self._write(self.sorted[a][depth - 1], depth - 1, label)
+        for low, high, _ in parts:
+            for row in range(low, high):
+                self.paths[row][depth - 1] = place
+        self.stretches.append([place, place + 1, 0])
+        grow = [("grow", a, b, depth, None) for a, b, _ in reversed(parts)]
+        return [("end", len(self.stretches) - 1), *grow]
+
+    def _label(self, low: int, high: int, depth: int) -> int | None:
+        """The rows' token at this depth, if one of them scores it."""
+        return self.sorted[low][depth] if min(self.scored_from[low:high]) <= depth else None
+
+    def _split(self, low: int, high: int, depth: int) -> list[tuple[int, int]]:
+        """Ranges of the rows that go on beyond `depth`, by their token there."""
+        longer = [row for row in range(low, high) if len(self.sorted[row]) > depth]
+        ranges = (list(same) for _, same in groupby(longer, key=lambda row: self.sorted[row][depth]))
+        return [(rows[0], rows[-1] + 1) for rows in ranges]
+
+    def _write(self, token: int, position: int, label: int) -> None:
+        self.input_ids.append(token)
+        self.positions.append(position)
+        self.labels.append(label)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both begin."""
+    length = min(len(one), len(other))
+    if one[:length] == other[:length]:
+        return length
+    low, high = 0, length  # equal up to low, not up to high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

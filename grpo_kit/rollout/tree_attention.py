@@ -1,0 +1,211 @@
+"""Attention over a tree of shared prefixes in rectangles of queries and keys, without computing what none may see.
+
+A stretch sees itself causally; all that continues it lies behind it and sees it whole: one rectangle. Where many short
+stretches lie side by side, one square under a mask is cheaper than a call for each. The parts of a query's attention
+are joined by their log-sum-exps (FlashDecoding; Milakov and Gimelshein, arXiv:1805.02867), and the backward pass of
+each rectangle takes the joined output and log-sum-exp, which makes it exact. On a CPU, with torch's fused kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from grpo_kit.rollout.tree import PrefixTree, Stretch
+
+NAME = "grpo_kit_prefix_tree"
+_CALL = 3000  # what a call costs besides, in pairs of a query and a key
+_JOIN = 10  # what joining costs a query, in keys
+_LARGEST = 256  # a causal square above this is cut: torch's kernel computes what it masks there
+
+
+class Block(NamedTuple):
+    """Queries first..last - 1 over keys start..stop - 1.
+
+    kind "whole": each query sees each key. "causal": the same tokens, each sees itself and those before it. "masked":
+    the same tokens, by the tree.
+    """
+
+    kind: str
+    first: int
+    last: int
+    start: int
+    stop: int
+
+
+class TreePlan:
+    """What attention over one tree computes; the same in every layer.
+
+    blocks: those that begin a query's attention first, those that are joined to it after.
+    """
+
+    def __init__(self, tree: PrefixTree) -> None:
+        blocks = plan_blocks(tree.stretches)
+        own = [block for block in blocks if block.kind != "whole"]
+        self.blocks = own + [block for block in blocks if block.kind == "whole"]
+        self.tokens = len(tree)
+        self._sees = {block: tree.sees(block.start, block.stop) for block in own if block.kind == "masked"}
+        self._biases: dict[tuple[Block, torch.dtype], torch.Tensor] = {}
+
+    @property
+    def pairs(self) -> int:
+        """Queries times keys that are computed."""
+        return sum((b.last - b.first) * (b.stop - b.start) for b in self.blocks)
+
+    def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
+        """What is added to the block's scores, (1, 1, queries, keys)."""
+        if block.kind != "masked":
+            return None
+        if (block, dtype) not in self._biases:
+            sees = self._sees[block]
+            bias = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
+            self._biases[block, dtype] = bias[None, None]
+        return self._biases[block, dtype]
+
+
+def plan_blocks(stretches: Sequence[Stretch]) -> list[Block]:
+    """Rectangles that cover every query and each key it sees once, by what they cost.
+
+    >>> from grpo_kit.rollout.tree import build_tree
+    >>> [block.kind for block in plan_blocks(build_tree([([5] * 300, [7, 8]), ([5] * 300, [9, 9])]).stretches)]
+    ['causal', 'causal', 'whole', 'whole', 'masked']
+    """
+    done: list[tuple[float, list[Block], Stretch]] = []  # whole subtrees, the first of them last
+    for stretch in reversed(stretches):
+        below = []
+        while done and done[-1][2].start < stretch.end:
+            below.append(done.pop())
+        below_cost, blocks = _side_by_side(below)
+        own_cost, own = _causal(stretch.start, stretch.stop)
+        if stretch.end > stretch.stop:
+            block = Block("whole", stretch.stop, stretch.end, stretch.start, stretch.stop)
+            own, own_cost = [*own, block], own_cost + _whole_cost(block)
+        done.append((own_cost + below_cost, own + blocks, stretch))
+    return _side_by_side(done[::-1])[1]
+
+
+def _side_by_side(parts: list[tuple[float, list[Block], Stretch]]) -> tuple[float, list[Block]]:
+    """Subtrees beside each other, in order: runs of small ones in one square under a mask, where that is cheaper."""
+    total, blocks = 0.0, []
+    run: list[tuple[float, list[Block], Stretch]] = []
+
+    def square(some: list) -> float:
+        return _CALL + float(some[-1][2].end - some[0][2].start) ** 2
+
+    def close() -> None:
+        nonlocal total
+        apart = sum(cost for cost, _, _ in run)
+        if run and square(run) < apart:
+            start, stop = run[0][2].start, run[-1][2].end
+            total += square(run)
+            blocks.append(Block("masked", start, stop, start, stop))
+        else:
+            total += apart
+            blocks.extend(block for _, own, _ in run for block in own)
+        run.clear()
+
+    for part in parts:
+        if run and square([*run, part]) > square(run) + part[0]:
+            close()
+        run.append(part)
+    close()
+    return total, blocks
+
+
+def _causal(start: int, stop: int) -> tuple[float, list[Block]]:
+    """A stretch over itself, cut in halves where that is cheaper."""
+    length = stop - start
+    if length <= _LARGEST:
+        return _CALL + float(length) ** 2, [Block("causal", start, stop, start, stop)]
+    middle = start + length // 2
+    (one, first), (other, second) = _causal(start, middle), _causal(middle, stop)
+    block = Block("whole", middle, stop, start, middle)
+    return one + other + _whole_cost(block), [*first, *second, block]
+
+
+def _whole_cost(block: Block) -> float:
+    queries, keys = block.last - block.first, block.stop - block.start
+    return _CALL + queries * (keys + _JOIN)
+
+
+class _TreeAttention(torch.autograd.Function):
+    """query (1, H, N, D), key and value (1, Hkv, N, D) -> (1, N, H, D)."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, plan: TreePlan, scale: float):
+        groups = query.size(1) // key.size(1)
+        keys, values = _repeat(key, groups), _repeat(value, groups)
+        out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        lse = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        for block in plan.blocks:
+            first, last = slice(block.first, block.last), slice(block.start, block.stop)
+            part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[:, :, first], keys[:, :, last], values[:, :, last], 0.0, block.kind == "causal",
+                attn_mask=plan.bias(block, query.dtype), scale=scale,
+            )  # fmt: skip
+            if block.kind != "whole":
+                out[:, :, first], lse[:, :, first] = part, part_lse
+            else:
+                before = lse[:, :, first]
+                share = torch.sigmoid(part_lse - before)[..., None].to(out.dtype)
+                out[:, :, first].lerp_(part, share)
+                torch.logaddexp(before, part_lse, out=before)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.plan, ctx.scale = plan, scale
+        return out.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, key, value, out, lse = ctx.saved_tensors
+        plan, groups = ctx.plan, query.size(1) // key.size(1)
+        keys, values = _repeat(key, groups), _repeat(value, groups)
+        gradient = gradient.transpose(1, 2)
+        by_query, by_key, by_value = (torch.zeros_like(x) for x in (query, keys, values))
+        for block in plan.blocks:
+            first, last = slice(block.first, block.last), slice(block.start, block.stop)
+            parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient[:, :, first], query[:, :, first], keys[:, :, last], values[:, :, last],
+                out[:, :, first], lse[:, :, first], 0.0, block.kind == "causal",
+                attn_mask=plan.bias(block, query.dtype), scale=ctx.scale,
+            )  # fmt: skip
+            by_query[:, :, first] += parts[0]
+            by_key[:, :, last] += parts[1]
+            by_value[:, :, last] += parts[2]
+        by_key, by_value = (x.unflatten(1, (-1, groups)).sum(2) for x in (by_key, by_value))
+        return by_query, by_key, by_value, None, None
+
+
+def tree_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: TreePlan, scale: float
+) -> torch.Tensor:
+    """Attention of a tree's tokens to all that they continue; differentiable. CPU.
+
+    query (1, H, N, D); key, value (1, Hkv, N, D), H a multiple of Hkv; scale: of the scores. Returns (1, N, H, D).
+    """
+    return _TreeAttention.apply(query, key, value, plan, scale)
+
+
+def _repeat(states: torch.Tensor, groups: int) -> torch.Tensor:
+    """(1, Hkv, N, D) -> (1, Hkv * groups, N, D): query heads share a key head with their neighbours."""
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def _forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    *,
+    tree: TreePlan,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in each layer; `tree` comes from the model's keyword arguments."""
+    return tree_attention(query, key, value, tree, scaling), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
