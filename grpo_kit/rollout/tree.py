@@ -127,7 +127,7 @@ class _Builder:
         again: the label under which the token before `depth` is repeated first.
         """
         start = len(self.input_ids)
-        shared = _common(self.sorted[low], self.sorted[high - 1])
+        shared = common_length(self.sorted[low], self.sorted[high - 1])
         tokens, scored = self.sorted[low], min(self.scored_from[low:high])
         parts = [(a, b, self._label(a, b, shared)) for a, b in self._split(low, high, shared)]
         scored_parts = [part for part in parts if part[2] is not None]
@@ -181,8 +181,12 @@ class _Builder:
         self.labels.append(label)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both begin."""
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both begin.
+
+    >>> common_length((1, 2, 3), (1, 2, 4))
+    2
+    """
     length = min(len(one), len(other))
     if one[:length] == other[:length]:
         return length

@@ -1,11 +1,12 @@
-"""Score a batch of completions with each prompt computed once per group, and nothing padded.
+"""Score a batch of completions with all that they share computed once, and nothing padded.
 
-TRL scores B*G rows of prompt + completion, so a prompt's tokens are computed G times, forward and backward.
-Here a group is a prompt's body, then its completions one after the other, under a mask in which a completion
-sees its prompt and itself only. Log-probabilities and gradients are the same up to rounding.
+TRL scores B*G rows of prompt + completion, so a prompt's tokens are computed G times, forward and backward, and what
+all prompts of a task begin with B*G times. Here the rows of a step are one row of tokens, their tree of shared prefixes
+(rollout/tree.py), under a mask in which a token sees what it continues. Log-probabilities and gradients are the same
+up to rounding.
 
-Two layouts: a group a row under a dense mask (SDPA, any device), or all groups in one row under a block mask
-(FlexAttention, CUDA). Text-only decoders with full causal attention.
+Three ways of attention: rectangles (CPU), a block mask (FlexAttention, CUDA), a dense mask (SDPA, anywhere).
+Text-only decoders with full causal attention.
 """
 
 from __future__ import annotations
@@ -19,55 +20,61 @@ from peft import PeftModel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from grpo_kit.models import MODEL_TYPES, base_model
+from grpo_kit.rollout.tree import PrefixTree, build_tree, common_length
+from grpo_kit.rollout.tree_attention import TreePlan
 
 _ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
-FLEX_BLOCK = 128  # FlexAttention's block; a row's length is padded to a multiple of it
+FLEX_BLOCK = 128  # FlexAttention's block; the row is padded to a multiple of it
+# What a chunk costs besides its tokens, in tokens: gradients of all weights are added up once more.
+CHUNK_COST = 32
+_EVEN = 1e-6  # and of its squared tokens: enough to choose between equals
 
 Row = tuple[tuple[int, ...], list[int]]  # prompt tokens, completion tokens
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Groups as rows (P rows, L positions, R completions of at most C tokens).
+    """R completions as one row of L positions: their tree of shared prefixes, then padding.
 
-    input_ids, position_ids, labels: long (P, L), labels already shifted, -100 where nothing is scored.
-    group, segment: long (P, L); segment 0 is a prompt's body, 1.. its completions, -1 padding.
-    row, start, length: long (R,), where each completion's scores lie.
+    input_ids, position_ids, labels: long (1, L), labels already shifted, -100 where nothing is scored.
+    end: long (L,), who sees whom: the query at q sees the key at k if k <= q < end[k].
+    places: long (R, C), where each completion's scores lie; length: long (R,), how many they are.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     labels: torch.Tensor
-    group: torch.Tensor
-    segment: torch.Tensor
-    row: torch.Tensor
-    start: torch.Tensor
+    end: torch.Tensor
+    places: torch.Tensor
     length: torch.Tensor
+    tree: PrefixTree
 
     def dense_mask(self) -> torch.Tensor:
-        """bool (P, 1, L, L), True where a query (row) may see a key (column)."""
-        order = torch.arange(self.segment.size(1), device=self.segment.device)
-        query, key = self.segment[:, :, None], self.segment[:, None, :]
-        sees = (self.group[:, :, None] == self.group[:, None, :]) & ((key == 0) | (key == query))
-        return (sees & (order[:, None] >= order))[:, None]
+        """bool (1, 1, L, L), True where a query (row) may see a key (column)."""
+        order = torch.arange(len(self.end), device=self.end.device)
+        return ((order <= order[:, None]) & (order[:, None] < self.end))[None, None]
 
     def block_mask(self) -> BlockMask:
         """The same mask for FlexAttention, which skips blocks that no query sees."""
-        group, segment = self.group, self.segment
+        end, length = self.end, len(self.end)
 
         def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            inside = (segment[b, k] == 0) | (segment[b, k] == segment[b, q])
-            return (group[b, q] == group[b, k]) & inside & (q >= k)
+            return (k <= q) & (q < end[k])
 
-        rows, length = segment.shape
-        return create_block_mask(sees, rows, None, length, length, device=str(segment.device))
+        return create_block_mask(sees, None, None, length, length, device=str(end.device))
+
+    def plan(self) -> TreePlan:
+        """The same in rectangles; for a row without padding."""
+        return TreePlan(self.tree)
 
     def unpack(self, scores: torch.Tensor, width: int) -> torch.Tensor:
-        """float (P, L) -> (R, width), zeros past each completion's end; differentiable."""
+        """float (1, L) -> (R, width), zeros past each completion's end; differentiable."""
         offset = torch.arange(width, device=scores.device)
         inside = offset < self.length[:, None]  # (R, width)
-        column = (self.start[:, None] + offset).clamp(max=scores.size(1) - 1)
-        return scores[self.row[:, None], column] * inside
+        places = torch.zeros(len(self.length), width, dtype=torch.long, device=scores.device)
+        shown = min(width, self.places.size(1))
+        places[:, :shown] = self.places[:, :shown]
+        return scores[0, places] * inside
 
 
 def why_not_packed(trainer: Any, inputs: dict[str, Any]) -> str | None:
@@ -112,82 +119,83 @@ def _split(width: int) -> tuple[slice, slice]:
     return (slice(None, -width), slice(-width, None)) if width else (slice(None), slice(0, 0))
 
 
-def packed_tokens(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> int:
-    """Positions a group takes: the prompt's body once, each completion's tokens."""
-    return len(prompt) - 1 + sum(map(len, completions))
+def _positions(rows: Sequence[Row], order: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rows in sorted order: positions each takes alone, and the most it adds to those before it; long (R,)."""
+    alone, added = [], []
+    before: tuple[int, ...] = ()
+    for i in order:
+        prompt, completion = rows[i]
+        whole = (*prompt, *completion)
+        read = len(whole) - 1
+        shared = common_length(before, whole)
+        if shared >= len(prompt) or shared == len(before):  # the token before the branch is there once more
+            shared -= shared < len(whole)
+        alone.append(read)
+        added.append(max(0, read - max(0, shared)))
+        before = whole
+    return torch.tensor(alone), torch.tensor(added)
 
 
 def make_chunks(rows: list[Row], max_tokens: int) -> list[list[int]]:
-    """Indices of rows, cut into chunks of at most max_tokens packed positions, groups kept whole where they fit.
+    """Indices of rows, cut into chunks of at most max_tokens packed positions: the cut that costs least in all.
 
-    Rows of one prompt belong together in any order. A row larger than max_tokens is a chunk of its own.
+    Cost: positions, of which what rows share in a chunk counts once, and CHUNK_COST for each chunk; of cuts that cost
+    the same the most even one. A row larger than max_tokens is a chunk of its own.
 
     >>> make_chunks([((5, 6), [7, 8]), ((4,), [1]), ((5, 6), [9])], max_tokens=4)
-    [[0, 2], [1]]
+    [[1], [0, 2]]
     """
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for i, (prompt, _) in enumerate(rows):
-        groups.setdefault(prompt, []).append(i)
-    pieces: list[tuple[int, list[int]]] = []  # (tokens, rows)
-    for prompt, members in groups.items():
-        members = sorted(members, key=lambda i: len(rows[i][1]), reverse=True)
-        tokens = max_tokens + 1
-        for i in members:
-            if tokens + len(rows[i][1]) > max_tokens:
-                pieces.append((tokens := packed_tokens(prompt, []), []))
-            pieces[-1][1].append(i)
-            tokens += len(rows[i][1])
-            pieces[-1] = (tokens, pieces[-1][1])
-    chunks, tokens = [], max_tokens + 1
-    for size, members in sorted(pieces, key=lambda p: -p[0]):  # neighbours of like size pad least
-        if tokens + size > max_tokens:
-            chunks.append([])
-            tokens = 0
-        chunks[-1] += members
-        tokens += size
-    return [sorted(chunk) for chunk in chunks]
+    scored = [i for i, (_, completion) in enumerate(rows) if completion]
+    nothing = [i for i, (_, completion) in enumerate(rows) if not completion]
+    if not scored:
+        return [nothing] if nothing else []
+    order = sorted(scored, key=lambda i: (*rows[i][0], *rows[i][1]))
+    alone, added = _positions(rows, order)
+    total = torch.cat([torch.zeros(1, dtype=torch.long), added.cumsum(0)])
+    best, cut = [0.0], [0]  # of the first n rows: the least cost, and where its last chunk begins
+    for n in range(1, len(order) + 1):
+        # Positions of rows i..n - 1 as one chunk, for each i: the first alone, the others on top of it.
+        tokens = alone[:n] + total[n] - total[1 : n + 1]
+        tokens = tokens.masked_fill(tokens > max_tokens, 2**60)
+        tokens[n - 1] = alone[n - 1]
+        cost = torch.tensor(best, dtype=torch.float64) + tokens + CHUNK_COST + _EVEN * tokens.double() ** 2
+        cut.append(int(cost.argmin()))
+        best.append(float(cost[cut[-1]]))
+    chunks, n = [], len(order)
+    while n:
+        chunks.append(sorted(order[i] for i in range(cut[n], n)))
+        n = cut[n]
+    chunks[-1] = sorted(chunks[-1] + nothing)
+    return chunks[::-1]
 
 
-def pack_rows(rows: list[Row], device: torch.device, *, one_row: bool = False) -> PackedBatch:
-    """Pack completions, those of one prompt in any order; one_row puts all groups into a single row.
+def pack_rows(rows: list[Row], device: torch.device, *, multiple: int = 1) -> PackedBatch:
+    """Pack completions, in any order; the row of positions is padded to a multiple.
 
-    A completion's segment begins with a copy of the prompt's last token, whose output scores its first token.
+    A token that several completions continue differently is there once for each, since its output scores what follows.
 
     >>> pack_rows([((5, 6), [7, 8]), ((5, 6), [9, 9])], torch.device("cpu")).input_ids.tolist()
     [[5, 6, 7, 6, 9]]
     """
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for r, (prompt, _) in enumerate(rows):
-        groups.setdefault(prompt, []).append(r)
-    columns: list[list[tuple[int, int, int, int, int]]] = []  # token, position, label, group, segment
-    row, start = [0] * len(rows), [0] * len(rows)
-    for g, (prompt, members) in enumerate(groups.items()):
-        if not (one_row and columns):
-            columns.append([])
-        line, body = columns[-1], len(prompt) - 1
-        line += [(token, position, -100, g, 0) for position, token in enumerate(prompt[:-1])]
-        for number, r in enumerate(members, start=1):
-            completion = rows[r][1]
-            row[r], start[r] = len(columns) - 1, len(line)
-            inputs = [prompt[-1], *completion[:-1]]
-            line += [
-                (token, body + i, label, g, number)
-                for i, (token, label) in enumerate(zip(inputs, completion, strict=False))
-            ]
-
-    length = max(1, *map(len, columns)) if len(columns) > 1 else max(1, len(columns[0]))
-    if one_row:
-        length = -(-length // FLEX_BLOCK) * FLEX_BLOCK
-    padding = (0, 0, -100, -1, -1)
-    table = torch.tensor([line + [padding] * (length - len(line)) for line in columns], device=device)
-    ids, positions, labels, group, segment = table.unbind(-1)  # each (P, L)
+    scored = [r for r, (_, completion) in enumerate(rows) if completion]
+    tree = build_tree([rows[r] for r in scored])
+    count = max(1, len(tree))
+    length = -(-count // multiple) * multiple
+    table = torch.zeros(4, length, dtype=torch.long)
+    table[2], table[3] = -100, torch.arange(1, length + 1)  # padding sees itself alone
+    for line, values in zip(table, (tree.input_ids, tree.positions, tree.labels, tree.end), strict=True):
+        line[: len(tree)] = torch.from_numpy(values)
+    ids, positions, labels, end = table.to(device)
+    lengths = [len(completion) for _, completion in rows]
+    places = torch.zeros(len(rows), max([1, *lengths]), dtype=torch.long)
+    for r, place in zip(scored, tree.places, strict=True):
+        places[r, : lengths[r]] = torch.from_numpy(place[-lengths[r] :])
     return PackedBatch(
-        input_ids=ids,
-        position_ids=positions,
-        labels=labels,
-        group=group,
-        segment=segment,
-        row=torch.tensor(row, device=device),
-        start=torch.tensor(start, device=device),
-        length=torch.tensor([len(completion) for _, completion in rows], device=device),
+        ids[None],
+        positions[None],
+        labels[None],
+        end,
+        places.to(device),
+        torch.tensor(lengths, device=device),
+        tree,
     )

@@ -12,7 +12,10 @@ import trl.trainer.grpo_trainer as trl_grpo
 import trl.trainer.utils as trl_utils
 from peft import PeftModel
 
+from grpo_kit.models import base_model
 from grpo_kit.rewards.judge import totals
+from grpo_kit.rollout.tree_attention import TreePlan
+from grpo_kit.training.vocabulary import KeptHead, embed
 
 is_async_callable = trl_utils.is_async_callable
 
@@ -49,14 +52,15 @@ def fused_head(model: Any) -> Any:
 
 
 @contextmanager
-def score_only_labelled_positions() -> Iterator[None]:
-    """On a CPU trl's head scores every position; only the labelled ones are needed."""
-    original = trl_utils._use_triton
+def _head() -> Iterator[None]:
+    """On a CPU trl's head scores every position where only the labelled ones are needed, and computes logits twice."""
+    triton, function = trl_utils._use_triton, trl_utils._ChunkedLogProbFunction
     trl_utils._use_triton = lambda device: True
+    trl_utils._ChunkedLogProbFunction = KeptHead(function)
     try:
         yield
     finally:
-        trl_utils._use_triton = original
+        trl_utils._use_triton, trl_utils._ChunkedLogProbFunction = triton, function
 
 
 def label_logprobs(
@@ -67,15 +71,18 @@ def label_logprobs(
     position_ids: torch.Tensor,
     labels: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies (P, L) of shifted labels by trl's head, 0 where the label is -100."""
-    with trainer.accelerator.autocast(), score_only_labelled_positions():
-        out = model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=position_ids,
-            shift_labels=labels,
-            fused_lm_head=True,
+    """Log-probabilities and entropies (1, L) of shifted labels, 0 where the label is -100.
+
+    mask: a dense mask, a BlockMask, or a TreePlan.
+    """
+    embedding = base_model(model).get_input_embeddings()
+    with trainer.accelerator.autocast(), _head():
+        embedded = embed(embedding, input_ids)
+        inputs = {"input_ids": input_ids} if embedded is None else {"inputs_embeds": embedded}
+        masked = (
+            {"tree": mask, "attention_mask": None} if isinstance(mask, TreePlan) else {"attention_mask": mask}
         )
+        out = model(**inputs, **masked, position_ids=position_ids, shift_labels=labels, fused_lm_head=True)
     entropy = out.entropy if out.entropy is not None else torch.zeros_like(out.log_probs)
     return out.log_probs, entropy  # the reference has no entropy
 

@@ -1,7 +1,7 @@
 """One optimizer step, in chunks of packed completions sized by memory: TRL's loss and gradient, less work.
 
 TRL's loss sums over completions; its normalisers are constants of the step. So the step's completions may be
-regrouped: whole groups together (a prompt is computed once), as many tokens at once as memory allows. Completions
+regrouped: what they share is computed once, as many tokens at once as memory allows. Completions
 whose advantage is zero are left out where they add exactly nothing. Losses that need all completions of a micro-batch
 at once (an entropy bonus, the high-entropy token mask) are differentiated by the log-probabilities first, then by the
 weights.
@@ -18,7 +18,8 @@ import torch
 from trl import GRPOTrainer
 
 from grpo_kit.models import base_model, has_dropout
-from grpo_kit.training.packing import Row, make_chunks, pack_rows, rows_of
+from grpo_kit.rollout.tree_attention import NAME as TREE
+from grpo_kit.training.packing import FLEX_BLOCK, Row, make_chunks, pack_rows, rows_of
 from grpo_kit.training.restore import get_random_state, set_random_state
 from grpo_kit.training.trl_internals import label_logprobs
 from grpo_kit.training.update_memory import UpdateMemory
@@ -75,9 +76,11 @@ class PackedUpdate:
         return logprobs, entropies
 
     def _forward(self, model: Any, rows: list[Row], width: int):
-        flex = self.memory.attention == "flex_attention"
-        packed = pack_rows(rows, self.trainer.accelerator.device, one_row=flex)
-        mask = packed.block_mask() if flex else packed.dense_mask()
+        attention = self.memory.attention
+        multiple = FLEX_BLOCK if attention == "flex_attention" else 1
+        packed = pack_rows(rows, self.trainer.accelerator.device, multiple=multiple)
+        masks = {"flex_attention": packed.block_mask, TREE: packed.plan}
+        mask = masks.get(attention, packed.dense_mask)()
         logprobs, entropies = self._label_logprobs(
             model, packed.input_ids, mask, packed.position_ids, packed.labels
         )
@@ -222,7 +225,7 @@ class PackedUpdate:
         """The packed mask's attention, also while backward recomputes checkpointed layers."""
         config = base_model(model).config
         before = config._attn_implementation
-        if self.memory.attention == "flex_attention" or before not in ("sdpa", "eager"):
+        if self.memory.attention != "sdpa" or before not in ("sdpa", "eager"):
             config._attn_implementation = self.memory.attention
         try:
             yield

@@ -15,16 +15,19 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.models import base_model
-from grpo_kit.training.packing import Row, packed_tokens
+from grpo_kit.rollout.tree import tree_tokens
+from grpo_kit.rollout.tree_attention import NAME as TREE
+from grpo_kit.training.packing import Row
 
-CPU_CHUNK_TOKENS = 768  # packed positions of a chunk, whole groups: more at once was slower on a CPU
+_DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
 
 
 class UpdateMemory:
     """The chunk size and what is done when it does not fit, for one model.
 
     chunk_tokens: packed positions at once, None until memory ran out. checkpointed_layers: the first so many layers
-    compute their activations again in the backward pass. attention: "flex_attention" (CUDA) or "sdpa".
+    compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
+    (CPU), or "sdpa" under a dense mask.
     compute_itemsize: bytes a number under autocast, None without it.
     """
 
@@ -32,7 +35,7 @@ class UpdateMemory:
         self, model: torch.nn.Module, device: torch.device, *, compute_itemsize: int | None = None
     ) -> None:
         self.model, self.device, self.compute_itemsize = model, device, compute_itemsize
-        self.attention = "flex_attention" if self.device.type == "cuda" and find_spec("triton") else "sdpa"
+        self.attention = _attention(model, device)
         self.chunk_tokens: int | None = None
         self.checkpointed_layers = 0
         self._checkpoint_all = False
@@ -42,15 +45,15 @@ class UpdateMemory:
 
         Raises torch.OutOfMemoryError, with what to change, when one completion does not fit.
         """
-        groups: dict[tuple[int, ...], list[list[int]]] = {}
-        for prompt, completion in rows:
-            groups.setdefault(prompt, []).append(completion)
-        sizes = [packed_tokens(prompt, completions) for prompt, completions in groups.items()]
-        longest = max((packed_tokens(prompt, [completion]) for prompt, completion in rows), default=1)
-        longest = max(1, longest)  # a prompt of one token whose completions are all masked takes none
-        total = max(1, sum(sizes))
-        if self.device.type != "cuda":
-            total = min(total, max(CPU_CHUNK_TOKENS, *sizes, 1))
+        groups: dict[tuple[int, ...], list[Row]] = {}
+        for row in rows:
+            if row[1]:  # without a completion there is nothing to score
+                groups.setdefault(row[0], []).append(row)
+        sizes = [tree_tokens(members) for members in groups.values()]
+        longest = max(
+            (len(prompt) + len(completion) - 1 for prompt, completion in rows if completion), default=1
+        )
+        total = max(1, tree_tokens([row for row in rows if row[1]]))
         while True:
             limit = self._budget(longest, max(sizes, default=1), total)
             self._checkpoint_layers()
@@ -101,6 +104,8 @@ class UpdateMemory:
         """Packed positions of a chunk, whole groups if that fits; also decides how many layers are checkpointed."""
         base, lora = base_model(self.model), isinstance(self.model, PeftModel)
         total = max(longest, min(total, self.chunk_tokens or total))
+        if self.attention == "sdpa":  # a dense mask over several groups is mostly empty
+            total = min(total, max(group, _DENSE_TOKENS))
         tokens, self.checkpointed_layers = update_budget(
             free_bytes(self.device) - self._missing_gradients(),
             base.config,
@@ -112,7 +117,7 @@ class UpdateMemory:
             device=self.device.type,
             trainable="lora" if lora else "full",
             rank=getattr(self.model.active_peft_config, "r", 16) if lora else 16,
-            mask_keys=min(group, total) if self.attention == "sdpa" else 0,
+            mask_keys=total if self.attention == "sdpa" else 0,
         )
         if self._checkpoint_all:
             self.checkpointed_layers = len(self._layers())
@@ -124,6 +129,12 @@ class UpdateMemory:
 
     def _layers(self) -> list[Any]:
         return list(base_model(self.model).model.layers)
+
+
+def _attention(model: torch.nn.Module, device: torch.device) -> str:
+    if device.type == "cuda":
+        return "flex_attention" if find_spec("triton") else "sdpa"
+    return "sdpa" if getattr(base_model(model).config, "attention_dropout", 0.0) else TREE
 
 
 def free_bytes(device: torch.device) -> int:

@@ -8,7 +8,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from grpo_kit.models import load_policy
-from grpo_kit.training.packing import make_chunks, pack_rows, packed_tokens, rows_of
+from grpo_kit.rollout.tree import tree_tokens
+from grpo_kit.training.packing import CHUNK_COST, make_chunks, pack_rows, rows_of
 
 CPU = torch.device("cpu")
 ROWS = [((5, 6), [7, 8]), ((4,), [3, 2]), ((5, 6), [9])]
@@ -21,24 +22,23 @@ def test_rows_lose_padding_and_masked_tokens():
 
 
 def test_layout_by_hand():
-    packed = pack_rows(ROWS, CPU)
-    assert packed.input_ids.tolist() == [[5, 6, 7, 6], [4, 3, 0, 0]]
-    assert packed.position_ids.tolist() == [[0, 1, 2, 1], [0, 1, 0, 0]]
-    assert packed.labels.tolist() == [[-100, 7, 8, 9], [3, 2, -100, -100]]
+    packed = pack_rows(ROWS, CPU, multiple=8)
+    assert packed.input_ids.tolist() == [[4, 3, 5, 6, 7, 6, 0, 0]]
+    assert packed.position_ids.tolist() == [[0, 1, 0, 1, 2, 1, 0, 0]]
+    assert packed.labels.tolist() == [[3, 2, -100, 7, 8, 9, -100, -100]]
     sees = packed.dense_mask()[0, 0].int().tolist()
-    assert sees == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
-    scores = torch.tensor([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]])
-    assert packed.unpack(scores, 2).tolist() == [[1, 2], [4, 5], [3, 0]]
-
-
-def test_one_row_holds_all_groups_and_none_sees_another():
-    packed = pack_rows(ROWS, CPU, one_row=True)
-    assert packed.input_ids.shape == (1, 128)
-    assert packed.input_ids[0, :6].tolist() == [5, 6, 7, 6, 4, 3]
-    assert packed.position_ids[0, :6].tolist() == [0, 1, 2, 1, 0, 1]
-    sees = packed.dense_mask()[0, 0, :6, :6].int().tolist()
-    assert sees[4] == [0, 0, 0, 0, 1, 0] and sees[5] == [0, 0, 0, 0, 1, 1]
-    assert packed.unpack(torch.arange(128.0)[None], 2).tolist() == [[1, 2], [4, 5], [3, 0]]
+    assert sees[:6] == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0, 1, 0, 0],
+    ]
+    assert sees[6] == [0, 0, 0, 0, 0, 0, 1, 0] and sees[7] == [0, 0, 0, 0, 0, 0, 0, 1]
+    scores = torch.arange(8.0)[None]
+    assert packed.unpack(scores, 2).tolist() == [[3, 4], [0, 1], [5, 0]]
+    assert packed.unpack(scores, 3).tolist() == [[3, 4, 0], [0, 1, 0], [5, 0, 0]]
 
 
 def test_the_block_mask_is_the_dense_mask(monkeypatch):
@@ -51,7 +51,7 @@ def test_the_block_mask_is_the_dense_mask(monkeypatch):
     model = load_policy("tiny-random", quiet=True)[0].train()
     results = []
     for attention in ("sdpa", "flex_attention"):
-        packed = pack_rows(rows, CPU, one_row=True)
+        packed = pack_rows(rows, CPU, multiple=128)
         model.config._attn_implementation = attention
         mask = packed.dense_mask() if attention == "sdpa" else packed.block_mask()
         model.zero_grad()
@@ -77,17 +77,24 @@ def test_chunks_hold_every_row_once_and_fit(rows, max_tokens):
     chunks = make_chunks(rows, max_tokens)
     assert sorted(i for chunk in chunks for i in chunk) == list(range(len(rows)))
     for chunk in chunks:
-        groups = {}
-        for i in chunk:
-            groups.setdefault(rows[i][0], []).append(rows[i][1])
-        tokens = sum(packed_tokens(prompt, completions) for prompt, completions in groups.items())
-        assert tokens <= max_tokens or len(chunk) == 1
+        tokens = tree_tokens([rows[i] for i in chunk if rows[i][1]])
+        assert tokens <= max_tokens or sum(bool(rows[i][1]) for i in chunk) == 1
 
 
-def test_groups_stay_whole_where_they_fit():
-    rows = [((1, 2, 3), [4, 5])] * 4 + [((7, 8), [9] * 3)] * 4
-    assert make_chunks(rows, 13) == [[4, 5, 6, 7], [0, 1, 2, 3]]
-    assert len(make_chunks(rows, 12)) == 3  # the larger group is cut, its prompt repeated
+def test_chunks_share_what_they_can():
+    """A system text, two groups, unique completions: apart where memory asks for it, and there by group."""
+    system = tuple(range(10, 50))
+    rows = [((*system, 1), [n, n, n]) for n in range(3)] + [((*system, 2), [n, n, n]) for n in range(3)]
+    assert make_chunks(rows, 1000) == [[0, 1, 2, 3, 4, 5]]
+    assert make_chunks(rows, 55) == [[0, 1, 2], [3, 4, 5]]
+    spread = [rows[i] for i in (0, 3, 1, 4, 2, 5)]
+    assert make_chunks(spread, 55) == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_one_more_chunk_is_not_for_nothing():
+    """Rows that share nothing go together: a chunk costs as much as CHUNK_COST tokens."""
+    assert CHUNK_COST > 0
+    assert make_chunks([((1, 2), [3]), ((4, 5), [6])], 100) == [[0, 1]]
 
 
 def test_prompt_of_one_token_and_empty_completions():
