@@ -83,10 +83,20 @@ def main(arguments: list[str] | None = None) -> Path:
     return path
 
 
-def prepare(options: argparse.Namespace, shape: Shape, kind: str, kept: Unfinished | None = None) -> Runner:
-    """The work and the machine's peaks, in a process of their own; and what an earlier call has measured of it."""
+def prepare(
+    options: argparse.Namespace,
+    shape: Shape,
+    kind: str,
+    kept: Unfinished | None = None,
+    peaks: dict[str, float] | None = None,
+) -> Runner:
+    """The work and the machine's peaks, in a process of their own; and what an earlier call has measured of it.
+
+    kept: where measurements are kept, None: a file of this work. peaks: known ones.
+    """
     work = {"kind": kind, "size": options.size, "shape": asdict(shape), "seed": options.seed}
-    prepared = in_a_child({"do": "prepare", "model": model_of(options), "work": work})
+    asked = {"do": "prepare", "model": model_of(options), "work": work, "peaks": peaks}
+    prepared = in_a_child(asked)
     if "error" in prepared:
         raise SystemExit(f"the work could not be made: {prepared['error']}")
     if kept is None:

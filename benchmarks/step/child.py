@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,17 @@ def main(request: Path, kit: str) -> None:
     request.with_suffix(".answer").write_text(json.dumps(answer))
 
 
-def prepare(model: dict[str, Any], work: dict[str, Any]) -> dict[str, Any]:
-    """The work, and what the floor is made of. Keys: weights, threads, work, least, peaks, floor."""
+def prepare(
+    model: dict[str, Any], work: dict[str, Any], peaks: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """The work, and what the floor is made of. Keys: weights, threads, work, checksum, least, peaks, floor.
+
+    peaks: the machine's, None to measure them.
+    """
     policy, tokenizer = _policy(**model)
     made = _work(policy, tokenizer, **work)
     policy = policy.to("cpu")
-    peaks = device_peaks(model["cuda"], getattr(torch, model["dtype"]))
+    peaks = peaks or device_peaks(model["cuda"], getattr(torch, model["dtype"]))
     return {
         "weights": _weights(**model),
         "threads": torch.get_num_threads(),
@@ -62,7 +67,7 @@ def prepare(model: dict[str, Any], work: dict[str, Any]) -> dict[str, Any]:
 def measure_once(
     model: dict[str, Any], work: dict[str, Any], arm: str, tuned: tuple[int, bool], warmup: int
 ) -> dict[str, Any]:
-    """The fields of Step."""
+    """The fields of Step. On a CPU a step of a few tokens comes first: what a process pays once is in no arm's time."""
     policy, tokenizer = _policy(**model)
     cuda = model["cuda"]
     setup = Setup(
@@ -74,6 +79,10 @@ def measure_once(
         warmup=warmup,
         tuned=tuple(tuned),
     )
+    if not cuda:
+        little = make_workload(tokenizer, SIZES["smoke"].realistic, seed=0)
+        rows = len(little.completion_ids)
+        measure(arm, replace(setup, workload=little, tuned=(min(rows, setup.tuned[0]), setup.tuned[1])))
     return asdict(measure(arm, setup, say=lambda text: print(f"  {arm}: {text}", flush=True)))
 
 
