@@ -5,25 +5,7 @@ import json
 import matplotlib.pyplot as plt
 import pytest
 
-from benchmarks.result import ROOT
-from benchmarks.step import child, scaling
-
-
-@pytest.fixture
-def children(monkeypatch):
-    """The same functions without a process around each, which takes seconds; counts the measurements."""
-    asked = []
-
-    def here(request, kit=ROOT):
-        request = json.loads(json.dumps(request))
-        asked.extend([request["arm"]] if request["do"] == "measure" else [])
-        answer = {"prepare": child.prepare, "measure": child.measure_once}[request.pop("do")](**request)
-        return json.loads(json.dumps(answer))
-
-    monkeypatch.setattr("benchmarks.step.run.in_a_child", here)
-    monkeypatch.setattr("benchmarks.step.__main__.in_a_child", here)
-    monkeypatch.setattr(child, "device_peaks", lambda *args: {"FLOP/s": 1e10, "bytes/s": 1e10})
-    return asked
+from benchmarks.step import scaling
 
 
 def test_points_vary_one_thing_at_a_time_and_meet_in_the_middle():
@@ -47,9 +29,10 @@ def test_scaling_is_kept_when_stopped_and_drawn(children, tmp_path, monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(scaling, "save", lambda *args: 1 / 0)
         scaling.main(arguments)
-    assert children == ["kit"] * 2
+    assert children == ["prepare", "kit"] * 2
+    children.clear()
     path = scaling.main(arguments)
-    assert children == ["kit"] * 2, "what was measured is kept"
+    assert children == ["prepare"] * 2, "what was measured is kept"
     result = json.loads(path.read_text())
     assert [point["completion"] for point in result["points"]] == [2, 4]
     for point in result["points"]:
