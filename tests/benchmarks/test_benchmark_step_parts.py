@@ -1,5 +1,6 @@
 """The parts of the benchmark of one step: forced completions, workloads, clock, floor, counts of tokens."""
 
+import copy
 import os
 import random
 import subprocess
@@ -184,10 +185,23 @@ def test_the_main_jobs_work_is_what_its_profile_trains_with(setup):
     assert work.checksum == again.checksum != other.checksum
 
 
+def test_sampled_completions_end_at_the_end_token(setup):
+    """The fourth token of the first row is made the end token: the same draws, cut there."""
+    shape, prompts = SIZES["smoke"].shape("main-job"), setup.workload.prompt_ids
+    sample = lambda t: task_prompts.sampled(setup.model, t, prompts, shape, 1.0, seed=0)  # noqa: E731
+    tokenizer = copy.deepcopy(setup.tokenizer)
+    whole = sample(tokenizer)
+    assert len(whole) == 8 and {len(ids) for ids in whole} == {8}
+    end = whole[0][3]
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    assert sample(tokenizer) == [ids[: ids.index(end) + 1] if end in ids else ids for ids in whole]
+
+
 def test_thinking_prompts_begin_alike(setup):
     work = task_prompts.think(setup.tokenizer, SIZES["smoke"].think, seed=0)
     one, two = work.prompt_ids
     assert one[:100] == two[:100] and one != two
+    assert all(text.endswith("<think>\n") for text in work.prompts)
     assert sum(map(len, work.completion_ids)) == 40
 
 
