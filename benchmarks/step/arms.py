@@ -9,6 +9,7 @@ import copy
 import gc
 import importlib.util
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -62,8 +63,8 @@ def cannot_run(arm: str) -> str | None:
     return "not run: it cannot share a process with the other arms" if arm == "unsloth" else None
 
 
-def measure(arm: str, setup: Setup) -> Step:
-    """One step of a fresh trainer of that arm on a fresh copy of the weights.
+def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: None) -> Step:
+    """One step of a fresh trainer of that arm on a fresh copy of the weights. say: told of each part as it ends.
 
     Raises torch.cuda.OutOfMemoryError when it does not fit.
     """
@@ -74,7 +75,9 @@ def measure(arm: str, setup: Setup) -> Step:
         trainer = ARMS[arm](setup, model, folder)
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
-        watch = StepWatch(trainer, warmup=setup.warmup, split_prefill=arm not in ("trl-cb", "vllm"))
+        split = arm not in ("trl-cb", "vllm")
+        watch = StepWatch(trainer, warmup=setup.warmup, split_prefill=split, say=say)
+        stack.enter_context(watch.count.heads())
         stack.enter_context(forced_completions(arm, trainer, setup.workload, watch))
         trainer.train()
         step = watch.step
@@ -193,6 +196,7 @@ ARMS = {
     "trl-cb": trl_cb,
     "kit": partial(kit, skip=False),
     "kit-skip": partial(kit, skip=True),
+    "kit-before": partial(kit, skip=False),  # with the kit of another checkout
     "kit-rollout": kit_rollout,
     "kit-update": kit_update,
     "vllm": vllm,

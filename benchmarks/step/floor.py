@@ -1,9 +1,13 @@
-"""The least time a step could take on this device: its peaks, measured in the same run, and what the work needs."""
+"""The least time a step could take on this device: its peaks, measured in the same run, and what the work needs.
+
+Tokens are those of a trie over all rows of the step: what several rows begin with is computed, and read, once.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,13 +16,94 @@ from benchmarks.step.workload import Workload
 from grpo_kit.models import base_model
 
 FORMULAS = {
-    "prefill": "2 x parameters x prompt tokens, each prompt once / peak FLOP/s",
-    "decode": "the larger of (weight bytes x longest completion + KV bytes read) / bandwidth and"
-    " 2 x parameters x completion tokens / peak FLOP/s",
-    "forward-backward": "6 x (body parameters x packed tokens + head parameters x completion tokens) / peak FLOP/s,"
-    " 4 x for frozen weights (LoRA); packed tokens: each prompt once and its completions",
-    "left out": "attention scores, optimizer, sampling, launches: the floor is below what can be reached",
+    "tokens": "each distinct prefix of the step's rows once, whoever shares it",
+    "prefill": "2 x (body parameters x distinct prompt tokens + head parameters x distinct prompts) / peak FLOP/s",
+    "decode": "the larger of (weight bytes x (longest completion - 1) + bytes of distinct keys and values read in each"
+    " step) / bandwidth and 2 x parameters x distinct completion tokens but each row's last / peak FLOP/s",
+    "forward-backward": "6 x (body parameters x distinct tokens but each row's last + head parameters x those that are"
+    " scored) / peak FLOP/s, 4 x for frozen weights (LoRA)",
+    "attention": "beside these: 4 x layers x query width x keys attended / peak FLOP/s, 3 x that in the update; in"
+    " decode that which is above its memory time",
+    "left out": "optimizer, sampling, launches: the floor is below what can be reached",
 }
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The least positions of a step.
+
+    prefill: in prompts; starts: distinct prompts; decode: behind them; update: forward positions; head: of those the
+    scored ones. steps: decode steps. reads: keys read, summed over decode steps, each distinct one once a step.
+    *_keys: keys attended, summed over those positions.
+    """
+
+    prefill: int
+    starts: int
+    decode: int
+    update: int
+    head: int
+    steps: int
+    reads: int
+    prefill_keys: int
+    decode_keys: int
+    update_keys: int
+
+
+def needed(work: Workload, *, skip: bool = False) -> Needed:
+    """Count them in a trie of the rows, where a row's last token, behind which nothing is asked, has no place.
+
+    skip: groups without advantage are left out of the update.
+    """
+    every = list(range(len(work.completion_ids)))
+    lengths = [len(ids) for ids in work.completion_ids]
+    prompts = [len(work.prompt_ids[r // work.group_size]) for r in every]
+    trie, paths = _trie([row[:-1] for row in work.rows])
+    in_prompt = {node for r in every for node in paths[r][: prompts[r]]}
+    behind = [node for node in range(len(trie)) if node not in in_prompt]
+
+    # Step t computes each row's t-th token, t = 1 .. length - 1, and reads what is before it and itself.
+    first, end = [max(lengths)] * len(trie), [0] * len(trie)  # the steps that read each node
+    for r in every:
+        for place, node in enumerate(paths[r]):
+            first[node] = min(first[node], max(1, place - prompts[r] + 1))
+            end[node] = max(end[node], lengths[r])
+    reads = sum(stop - start for start, stop in zip(first, end, strict=True))
+
+    kept = [r for r in every if not (skip and work.flat[r // work.group_size])]
+    update = {node for r in kept for node in paths[r]}
+    scored = {node for r in kept for node in paths[r][prompts[r] - 1 :]}
+    return Needed(
+        prefill=len(in_prompt),
+        starts=len({paths[r][prompts[r] - 1] for r in every}),
+        decode=len(behind),
+        update=len(update),
+        head=len(scored),
+        steps=max(lengths) - 1,
+        reads=reads,
+        prefill_keys=sum(trie[node] for node in in_prompt),
+        decode_keys=sum(trie[node] for node in behind),
+        update_keys=sum(trie[node] for node in update),
+    )
+
+
+def _trie(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Depth of each node, a row's first token 1; and the nodes of each row, first token first.
+
+    >>> _trie([[5, 6], [5, 7]])
+    ([1, 2, 2], [[0, 1], [0, 2]])
+    """
+    nodes: dict[tuple[int, int], int] = {}  # (node before, token) -> node
+    depths: list[int] = []
+    paths: list[list[int]] = []
+    for row in rows:
+        path, before = [], -1
+        for depth, token in enumerate(row, start=1):
+            before = nodes.setdefault((before, token), len(nodes))
+            if before == len(depths):
+                depths.append(depth)
+            path.append(before)
+        paths.append(path)
+    return depths, paths
 
 
 def device_peaks(cuda: bool, dtype: torch.dtype) -> dict[str, float]:
@@ -33,10 +118,12 @@ def device_peaks(cuda: bool, dtype: torch.dtype) -> dict[str, float]:
     return {"FLOP/s": 2 * n**3 / _best(cuda, lambda: a @ b), "bytes/s": max(copy, read)}
 
 
-def floor(model: Any, work: Workload, peaks: dict[str, float], *, skip: bool) -> dict[str, float]:
+def floor(
+    model: Any, work: Workload, peaks: dict[str, float], *, skip: bool, attention: bool = False
+) -> dict[str, float]:
     """Seconds of prefill, decode and forward-backward by FORMULAS, and their sum as "step".
 
-    skip: groups without advantage are left out of forward and backward.
+    skip: groups without advantage are left out of forward and backward. attention: with its arithmetic.
     """
     base = base_model(model)
     config = base.config.get_text_config()
@@ -44,28 +131,21 @@ def floor(model: Any, work: Workload, peaks: dict[str, float], *, skip: bool) ->
     head = base.get_output_embeddings().weight
     embedding = base.get_input_embeddings().weight
     body = sum(p.numel() for p in own) - embedding.numel() - (0 if head is embedding else head.numel())
-    parameters = body + head.numel()
     passes = 6 if all(p.requires_grad for p in own) else 4
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_token = 2 * config.num_hidden_layers * config.num_key_value_heads * width * head.element_size()
+    key = 4 * config.num_hidden_layers * config.num_attention_heads * width * attention  # FLOP
 
-    lengths = [len(ids) for ids in work.completion_ids]
-    prompts = [len(ids) for ids in work.prompt_ids]
-    groups = [sum(lengths[i : i + work.group_size]) for i in range(0, len(lengths), work.group_size)]
-    kv_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_token = 2 * config.num_hidden_layers * config.num_key_value_heads * kv_width * head.element_size()
-    kv_read = kv_token * sum(
-        prompts[r // work.group_size] * n + n * (n - 1) // 2 for r, n in enumerate(lengths)
-    )
-    weight_bytes = parameters * head.element_size()
-    trained = [(p, g) for p, g, flat in zip(prompts, groups, work.flat, strict=True) if not (skip and flat)]
-
-    rate = peaks["FLOP/s"]
-    memory_bound = (weight_bytes * max(lengths) + kv_read) / peaks["bytes/s"]
+    least, rate = needed(work, skip=skip), peaks["FLOP/s"]
+    weight_bytes = (body + head.numel()) * head.element_size()
+    memory_bound = (weight_bytes * least.steps + kv_token * least.reads) / peaks["bytes/s"]
+    decode = 2 * (body + head.numel()) * least.decode + key * least.decode_keys
+    prefill = 2 * (body * least.prefill + head.numel() * least.starts) + key * least.prefill_keys
+    update = passes * (body * least.update + head.numel() * least.head) + 3 * key * least.update_keys
     seconds = {
-        "prefill": 2 * parameters * sum(prompts) / rate,
-        "decode": max(memory_bound, 2 * parameters * sum(lengths) / rate),
-        "forward-backward": passes
-        * (body * sum(p + g for p, g in trained) + head.numel() * sum(g for _, g in trained))
-        / rate,
+        "prefill": prefill / rate,
+        "decode": max(memory_bound, decode / rate),
+        "forward-backward": update / rate,
     }
     return seconds | {"step": sum(seconds.values())}
 

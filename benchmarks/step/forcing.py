@@ -37,16 +37,24 @@ class ForcedCompletions:
     def reset(self) -> None:
         """Every row begins again at its first token."""
         self._step = torch.zeros(len(self._ids), dtype=torch.long, device=self._ids.device)
+        self._decoded = torch.zeros((), dtype=torch.long, device=self._ids.device)
+
+    @property
+    def decoded(self) -> int:
+        """Rows of scores since the reset that came out of a decode step, not out of a prompt."""
+        return int(self._decoded)
 
     def __call__(
         self, input_ids: torch.Tensor | None, scores: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         if self._ids.device != scores.device:
-            self._ids, self._step = self._ids.to(scores.device), self._step.to(scores.device)
+            moved = (x.to(scores.device) for x in (self._ids, self._step, self._decoded))
+            self._ids, self._step, self._decoded = moved
         if rows is None:
             rows = torch.arange(len(self._ids), device=scores.device)
         if len(rows) != len(scores):
             raise ValueError(f"rows: {len(rows)} row numbers for {len(scores)} rows of scores")
+        self._decoded += (self._step[rows] > 0).sum()
         token = self._ids[rows, self._step[rows].clamp(max=self._width - 1)][:, None]  # (R', 1)
         self._step[rows] += 1
         return torch.full_like(scores, -math.inf).scatter(1, token, scores.gather(1, token))
@@ -79,7 +87,9 @@ def _force_generate(model: Any, forced: ForcedCompletions, watch: StepWatch) -> 
     def generate(*args: Any, **kwargs: Any) -> Any:
         forced.reset()
         watch.step.engine = "transformers.generate"
-        return inner(*args, **kwargs, logits_processor=processors)
+        out = inner(*args, **kwargs, logits_processor=processors)
+        watch.count.sampled(forced.decoded)
+        return out
 
     model.generate = generate
 
@@ -94,6 +104,8 @@ def _engine_forced(forced: ForcedCompletions, watch: StepWatch) -> Iterator[None
         forced.reset()
         rollouts = inner(self, *args, processors=(*processors, forced), **kwargs)
         watch.clock.move(rollouts.seconds["prefill"], "decode", "prefill")
+        watch.count.sampled(forced.decoded)
+        watch.count.report(getattr(rollouts, "tokens", None))  # an engine may say what it computed
         watch.step.engine = "RolloutEngine"
         return rollouts
 

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from benchmarks.step.busy import OtherLoad
+from benchmarks.step.tokens import TokenCount
 from grpo_kit.models import base_model
 
 PHASES = ("prefill", "decode", "reward", "log-probs", "forward-backward", "optimizer", "other")
@@ -132,7 +134,8 @@ class PeakMemory:
 class Step:
     """One measured step: seconds (whole and by phase), bytes (peak and over time), and the work done.
 
-    engine: what made the completions.
+    engine: what made the completions. tokens: positions computed (see TokenCount). others: share of the cores' time
+    that went to other processes meanwhile, None where that is not known.
     """
 
     seconds: float = 0.0
@@ -144,28 +147,43 @@ class Step:
     loss: float = 0.0
     grad_norm: float = 0.0
     engine: str = ""
+    tokens: dict[str, int | None] = field(default_factory=dict)
+    others: float | None = None
 
 
 class StepWatch(TrainerCallback):
     """Measures the step that follows `warmup` steps of a trainer; `step` is filled in once it has run.
 
     split_prefill: a forward pass over more than one new token, inside the rollout, is prefill.
+    say: told of each part of the measured step as it ends.
     """
 
-    def __init__(self, trainer: Any, *, warmup: int, split_prefill: bool) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        warmup: int,
+        split_prefill: bool,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         cuda = trainer.accelerator.device.type == "cuda"
         self.clock, self._memory, self.step = PhaseClock(cuda=cuda), PeakMemory(cuda=cuda), Step()
-        self._warmup, self._losses, self._in_rollout = warmup, [], False
+        self.count, self._others = TokenCount(trainer.model, split_prefill=split_prefill), OtherLoad()
+        self._warmup, self._losses, self._say, self._measuring = warmup, [], say, False
         self._wrap(trainer, split_prefill)
         trainer.add_callback(self)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._losses = []
         if state.global_step == self._warmup:
+            self._measuring = True
+            self.count.start()
             self._memory.start()
+            self._others.start()
             self.clock.start()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._ended("forward-backward")
         self.clock.enter("optimizer")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -208,18 +226,24 @@ class StepWatch(TrainerCallback):
 
         @wraps(inner)
         def outer(*args: Any, **kwargs: Any) -> Any:
-            self._in_rollout = True
+            self.count.in_rollout = True
             try:
                 with self.clock.phase("decode"):
-                    return inner(*args, **kwargs)
+                    out = inner(*args, **kwargs)
             finally:
-                self._in_rollout = False
+                self.count.in_rollout = False
+            self._ended("prefill", "decode")
+            return out
 
         trainer._generate_single_turn = outer
 
+    def _ended(self, *phases: str) -> None:
+        if self._measuring:
+            self._say(", ".join(f"{phase} {self.clock.seconds[phase]:.2f} s" for phase in phases))
+
     def _before_forward(self, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
-        self._prefill = self._in_rollout and ids is not None and ids.size(1) > 1
+        self._prefill = self.count.in_rollout and ids is not None and ids.size(1) > 1
         if self._prefill:
             self.clock.enter("prefill")
 
@@ -238,6 +262,8 @@ class StepWatch(TrainerCallback):
         if trainer.state.global_step != self._warmup + 1:
             return
         self.step.seconds = self.clock.stop()
+        self.step.others = self._others.stop()
+        self.step.tokens = self.count.tokens()
         self.step.phases = dict(self.clock.seconds)
         self.step.memory = self._memory.stop()
         self.step.timeline = self._memory.timeline()

@@ -1,4 +1,4 @@
-"""How much work each size is, and the model it is done with."""
+"""How much work each size and workload is, and the model it is done with."""
 
 from __future__ import annotations
 
@@ -9,28 +9,66 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.step.workload import word_tokenizer
+from benchmarks.step.workload import Shape, word_tokenizer
+from grpo_kit import profile
+
+WORKLOADS = ("main-job", "realistic", "long", "think")
 
 
 @dataclass(frozen=True)
 class Size:
-    """prompt_tokens (low, high), mean and maximum completion in tokens; tuned: TRL's fastest (micro-batch,
-    checkpointing), None to measure it first."""
+    """profile: whose task, prompts a step, group and lengths `main-job` has; rounds: measurements of each arm.
+
+    tuned: TRL's fastest (micro-batch, checkpointing) by workload; where there is none it is measured first.
+    """
 
     model: str
-    prompts: int
-    group_size: int
-    prompt_tokens: tuple[int, int]
-    mean_completion: float
-    max_completion: int
+    profile: str
     rounds: int
-    tuned: tuple[int, bool] | None
+    tuned: dict[str, tuple[int, bool]]
+    realistic: Shape
+    long: Shape
+    think: Shape
+
+    def shape(self, workload: str) -> Shape:
+        """Raises ValueError for a workload that is not known."""
+        if workload not in WORKLOADS:
+            raise ValueError(f"workload={workload!r} is not known; use one of {', '.join(WORKLOADS)}")
+        if workload != "main-job":
+            return getattr(self, workload)
+        cfg = profile(self.profile)
+        return Shape(cfg.prompts_per_step, cfg.group_size, None, None, cfg.max_completion_tokens)
 
 
 SIZES = {
-    "smoke": Size("tiny-random", 2, 4, (8, 24), 5, 8, 1, (8, False)),
-    "cpu": Size("smollm2-135m-instruct", 4, 8, (128, 384), 38, 64, 1, (2, False)),
-    "gpu": Size("Qwen/Qwen2.5-1.5B-Instruct", 8, 8, (128, 384), 300, 512, 5, None),
+    "smoke": Size(
+        model="tiny-random",
+        profile="smoke",
+        rounds=1,
+        tuned=dict.fromkeys(WORKLOADS, (8, False)),
+        realistic=Shape(2, 4, (8, 24), 5, 8),
+        long=Shape(2, 4, (16, 16), None, 8),
+        think=Shape(2, 4, None, 5, 8),
+    ),
+    "cpu": Size(
+        model="smollm2-135m-instruct",
+        profile="cpu",
+        rounds=1,
+        tuned=dict.fromkeys(("realistic", "long", "think"), (2, False)),
+        realistic=Shape(4, 8, (128, 384), 38, 64),
+        # Fewer rows than elsewhere: TRL computes 768 positions for each, 8 rows take it minutes on two cores.
+        long=Shape(2, 4, (256, 256), None, 512),
+        think=Shape(2, 8, None, 300, 512),
+    ),
+    "gpu": Size(
+        model="Qwen/Qwen2.5-1.5B-Instruct",
+        profile="gpu24",
+        rounds=5,
+        tuned={},
+        realistic=Shape(8, 8, (128, 384), 300, 512),
+        long=Shape(8, 8, (256, 256), None, 512),
+        think=Shape(8, 8, None, 300, 512),
+    ),
 }
 
 

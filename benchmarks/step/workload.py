@@ -1,7 +1,8 @@
-"""The work every arm is given: prompts of exact lengths, completions fixed beforehand, rewards that follow from them.
+"""The work every arm is given: prompts, completions fixed beforehand, rewards that follow from them.
 
-Simplification: a completion's tokens are drawn at random from the tokenizer's plain words and not sampled from the
-model. A dense model takes the same time over any token, and random weights would never stop where they should.
+Simplification: but for the main job, a completion's tokens are drawn at random from the tokenizer's plain words and not
+sampled from the model. A dense model takes the same time over any token, and random weights would never stop where
+they should.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -25,7 +27,8 @@ class Workload:
     """P prompts with G completions each; the rows of one prompt are adjacent.
 
     prompt_ids: what the tokenizer makes of `prompts`; completion_ids: P * G rows, ending in eos unless cut off at
-    max_completion; flat: P, whether the group's rewards are all equal (its advantages are then zero).
+    max_completion; flat: P, whether the group's rewards are all equal (its advantages are then zero); tokens: where
+    the completions come from.
     """
 
     prompts: list[str]
@@ -36,6 +39,17 @@ class Workload:
     max_completion: int
     eos: int
     seed: int
+    tokens: str = ""
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """P * G rows, prompt and completion."""
+        return [self.prompt_ids[r // self.group_size] + ids for r, ids in enumerate(self.completion_ids)]
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of all tokens and of which groups are flat."""
+        return zlib.crc32(repr((self.prompt_ids, self.completion_ids, self.flat)).encode())
 
     def dataset(self) -> Dataset:
         """One row a prompt, with the columns that `reward` reads."""
@@ -56,52 +70,80 @@ class Workload:
         return self.reward(completions, **columns)
 
 
-def make_workload(
-    tokenizer: PreTrainedTokenizerBase,
-    kind: str,
-    *,
-    prompts: int,
-    group_size: int,
-    prompt_tokens: tuple[int, int],
-    mean_completion: float,
-    max_completion: int,
-    seed: int,
-) -> Workload:
-    """kind "fixed": prompts as long as the middle of prompt_tokens, completions of max_completion tokens.
+@dataclass(frozen=True)
+class Shape:
+    """How much: prompts, group_size completions each, of at most max_completion tokens.
 
-    kind "realistic": prompt lengths spread evenly over prompt_tokens (low, high); completion lengths log-normal,
-    cut off at max_completion, with the given mean.
-    Raises ValueError for another kind or a mean that the maximum does not allow.
+    prompt_tokens: (shortest, longest) of prompts made of words; None where a task makes them.
+    mean_completion: tokens in the mean; None: each completion has max_completion of them.
     """
-    if kind not in ("fixed", "realistic"):
-        raise ValueError(f"kind={kind!r} is not known; use 'fixed' or 'realistic'")
+
+    prompts: int
+    group_size: int
+    prompt_tokens: tuple[int, int] | None
+    mean_completion: float | None
+    max_completion: int
+
+
+def make_workload(tokenizer: PreTrainedTokenizerBase, shape: Shape, seed: int) -> Workload:
+    """Prompts and completions of words: prompt lengths spread evenly over shape.prompt_tokens.
+
+    Completion lengths are log-normal, cut off at the maximum, with the given mean; without a mean all are the maximum.
+    Raises ValueError for a mean that the maximum does not allow.
+    """
     draw = random.Random(seed)
-    low, high = prompt_tokens
-    rows = prompts * group_size
-    if kind == "fixed":
-        prompt_lengths, lengths = [(low + high) // 2] * prompts, [max_completion] * rows
-    else:
-        prompt_lengths = [round(low + (i + 0.5) / prompts * (high - low)) for i in range(prompts)]
+    low, high = shape.prompt_tokens
+    prompt_lengths = [round(low + (i + 0.5) / shape.prompts * (high - low)) for i in range(shape.prompts)]
+    if shape.mean_completion is not None:
         draw.shuffle(prompt_lengths)
-        lengths = completion_lengths(rows, mean_completion, max_completion, seed)
     words = plain_words(tokenizer, draw)
     texts, ids = zip(*(exact_prompt(tokenizer, n, words, draw) for n in prompt_lengths), strict=True)
-    eos = tokenizer.eos_token_id
-    completions = [
-        [draw.choice(words)[0] for _ in range(n if n == max_completion else n - 1)]
-        + ([] if n == max_completion else [eos])
+    completions = word_completions(tokenizer, shape, seed, words, draw)
+    return finished(tokenizer, shape, seed, texts, ids, completions, draw)
+
+
+def word_completions(
+    tokenizer: PreTrainedTokenizerBase,
+    shape: Shape,
+    seed: int,
+    words: list[tuple[int, str]],
+    draw: random.Random,
+) -> list[list[int]]:
+    """prompts * group_size rows of word tokens, ending in eos unless cut off at the maximum."""
+    most = shape.max_completion
+    rows = shape.prompts * shape.group_size
+    lengths = [most] * rows
+    if shape.mean_completion is not None:
+        lengths = completion_lengths(rows, shape.mean_completion, most, seed)
+    return [
+        [draw.choice(words)[0] for _ in range(n if n == most else n - 1)]
+        + ([] if n == most else [tokenizer.eos_token_id])
         for n in lengths
     ]
-    flat_groups = set(draw.sample(range(prompts), max(1, round(FLAT_SHARE * prompts))))
+
+
+def finished(
+    tokenizer: PreTrainedTokenizerBase,
+    shape: Shape,
+    seed: int,
+    texts: Sequence[str],
+    ids: Sequence[list[int]],
+    completions: list[list[int]],
+    draw: random.Random,
+    tokens: str = "random words of the vocabulary, forced",
+) -> Workload:
+    """The workload of these prompts and completions; draws which groups have equal rewards."""
+    flat_groups = set(draw.sample(range(shape.prompts), max(1, round(FLAT_SHARE * shape.prompts))))
     return Workload(
         prompts=list(texts),
         prompt_ids=list(ids),
         completion_ids=completions,
-        flat=[i in flat_groups for i in range(prompts)],
-        group_size=group_size,
-        max_completion=max_completion,
-        eos=eos,
+        flat=[i in flat_groups for i in range(shape.prompts)],
+        group_size=shape.group_size,
+        max_completion=shape.max_completion,
+        eos=tokenizer.eos_token_id,
         seed=seed,
+        tokens=tokens,
     )
 
 

@@ -1,40 +1,27 @@
 """The benchmark of one step measures what it says, on the same work, or stops."""
 
 import json
-import random
-import time
-from functools import partial
+import shutil
 
 import pytest
 import torch
-from transformers import Qwen2ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from benchmarks.result import result_path
-from benchmarks.step.__main__ import check_same_work, main
+from benchmarks.result import ROOT, result_path
+from benchmarks.step.__main__ import main
 from benchmarks.step.arms import ARMS, Setup, kit, measure, trl_hf
-from benchmarks.step.floor import floor
-from benchmarks.step.forcing import ForcedCompletions
-from benchmarks.step.phases import PHASES, PeakMemory, PhaseClock
-from benchmarks.step.sizes import SIZES, qwen_config
-from benchmarks.step.workload import (
-    completion_lengths,
-    exact_prompt,
-    make_workload,
-    plain_words,
-    word_tokenizer,
-)
+from benchmarks.step.run import check_same_work
+from benchmarks.step.sizes import SIZES
+from benchmarks.step.workload import make_workload
 from grpo_kit.models import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
-
-SMOKE = dict(prompts=2, group_size=4, prompt_tokens=(8, 24), mean_completion=5, max_completion=8, seed=0)
 
 
 @pytest.fixture(scope="module")
 def setup():
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    work = make_workload(tokenizer, "realistic", **SMOKE)
+    work = make_workload(tokenizer, SIZES["smoke"].realistic, seed=0)
     return Setup(model.cpu(), tokenizer, work, cuda=False, bf16=False, warmup=0, tuned=(8, False))
 
 
@@ -47,19 +34,30 @@ def plain(setup):
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
+def before(tmp_path_factory):
+    """Another state of the kit, whose engine says something else of itself."""
+    folder = tmp_path_factory.mktemp("before")
+    shutil.copytree(ROOT / "grpo_kit", folder / "grpo_kit", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(folder / "grpo_kit" / "rollout" / "engine.py", "a") as file:
+        file.write('\nRollouts.tokens = {"prefill": 1000, "decode": 2000}\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(before, tmp_path_factory):
     out = tmp_path_factory.mktemp("results")
-    path = main(["--size", "smoke", "--arms", "trl-hf,trl-hf-tuned,kit,unsloth", "--out", str(out)])
-    assert path.name == "step_smoke_realistic.json"
+    arms = ["--arms", "trl-hf,trl-hf-tuned,kit,unsloth", "--skip", "off", "--before", str(before)]
+    path = main(["--size", "smoke", *arms, "--out", str(out)])
+    assert [p.name for p in out.iterdir()] == ["step_smoke_realistic.json"], "nothing unfinished is left"
     return json.loads(path.read_text())
 
 
 def test_result_is_complete(result):
-    assert list(result["arms"]) == ["trl-hf", "trl-hf-tuned", "kit", "kit-skip"]
+    assert list(result["arms"]) == ["trl-hf", "trl-hf-tuned", "kit-before", "kit"]
     assert list(result["not run"]) == ["unsloth"]
     expected = {"command", "hardware", "weights", "n", "seed", "date", "versions", "work", "floor", "rounds"}
     assert expected <= result.keys()
-    assert "--size smoke" in result["command"]
+    assert "--size smoke" in result["command"] and "--before <a checkout>" in result["command"]
     assert result["work"]["completion tokens"] == 40 and result["work"]["prompt tokens"] == [12, 20]
     assert result["arms"]["trl-hf"]["rollouts by"] == "transformers.generate"
     assert result["arms"]["kit"]["rollouts by"] == "RolloutEngine"
@@ -69,6 +67,40 @@ def test_result_is_complete(result):
         assert len(seconds) == len(held) <= 200 and list(seconds) == sorted(seconds) and max(held) * 2**30 > 0
         assert max(held) * 2**30 == pytest.approx(arm["peak bytes"]["above start"], rel=0.01, abs=2**21)
         assert arm["tokens/s decode"] == pytest.approx(40 / arm["phases"]["decode"]["median"], rel=1e-4)
+
+
+def test_the_other_checkouts_kit_was_measured(result):
+    """Its engine's own count of tokens is larger than what the hooks saw, so that it stands in the result."""
+    before, now = (result["arms"][arm] for arm in ("kit-before", "kit"))
+    assert (before["tokens"]["prefill"], before["tokens"]["decode"]) == (1000, 2000)
+    assert (now["tokens"]["prefill"], now["tokens"]["decode"]) == (32, 32)
+    assert before["code"]["files"] != now["code"]["files"] == result["arms"]["trl-hf"]["code"]["files"]
+
+
+def test_each_ratio_is_fewer_tokens_times_faster_tokens(result):
+    one, other = (result["rounds"][0][arm] for arm in ("kit", "trl-hf-tuned"))
+    found = result["arms"]["kit"]["against"]["trl-hf-tuned"]
+    kinds = {"prefill": "prefill", "decode": "decode", "forward-backward": "update"}
+    assert list(found) == [*kinds, "step"]
+    for phase, kind in kinds.items():
+        ratio = other["phases"][phase] / one["phases"][phase]
+        tokens = other["tokens computed"][kind] / one["tokens computed"][kind]
+        assert found[phase]["ratio"] == pytest.approx(ratio, rel=1e-4)
+        assert found[phase]["fewer tokens"] == pytest.approx(tokens, rel=1e-4)
+        assert found[phase]["faster tokens"] == pytest.approx(ratio / tokens, rel=1e-4)
+    passes = [
+        t["prefill"] + t["decode"] + 3 * t["update"] for t in (s["tokens computed"] for s in (other, one))
+    ]
+    assert found["step"]["fewer tokens"] == pytest.approx(passes[0] / passes[1], rel=1e-4)
+    assert found["step"]["ratio"] == pytest.approx(other["seconds"] / one["seconds"], rel=1e-4)
+
+
+def test_times_the_floor(result):
+    least, arm = result["floor"]["seconds"], result["arms"]["kit"]
+    assert arm["times the floor"]["step"] == pytest.approx(arm["seconds"]["median"] / least["step"], rel=1e-4)
+    assert arm["times the floor"]["decode"] == pytest.approx(
+        arm["phases"]["decode"]["median"] / least["decode"], rel=1e-4
+    )
 
 
 def test_phases_add_up_to_the_step_and_are_filled(result):
@@ -100,12 +132,29 @@ def test_only_plain_trl_checkpoints(setup, monkeypatch):
     runs = []
     inner = LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: runs.append(1) or inner(self, x))
-    counts = {}
+    counts, tokens = {}, {}
     for arm in ("trl-hf", "trl-hf-tuned"):
         runs.clear()
-        measure(arm, setup)
+        tokens[arm] = measure(arm, setup).tokens["update"]
         counts[arm] = len(runs)
     assert counts["trl-hf"] == counts["trl-hf-tuned"] + 2
+    assert tokens["trl-hf"] == 2 * tokens["trl-hf-tuned"] == 2 * 8 * (20 + 8)
+
+
+def test_tokens_of_each_arm_by_hand(setup, plain):
+    """Prompts of 12 and 20 tokens, 4 completions each, [5, 3, 6, 4] and [2, 4, 8, 8] tokens long."""
+    # Padded rows; every row goes on until the longest ends, whose last token nobody reads. trl's head scores it all.
+    assert plain.tokens == {"prefill": 8 * 20, "decode": 8 * 7, "update": 2 * 8 * 28, "head": 8 * 27}
+    # Each prompt once, live rows only; groups as padded lines of the update, the head behind completions only.
+    longest = max(12 - 1 + 5 + 3 + 6 + 4, 20 - 1 + 2 + 4 + 8 + 8)
+    least = {"prefill": 12 + 20, "decode": 40 - 8, "update": 2 * longest, "head": 40}
+    assert measure("kit", setup).tokens == least
+
+
+def test_decoded_tokens_are_counted_where_no_module_is_called(setup, monkeypatch):
+    """As by an engine that has the layers' weights only: its sampler is asked for as many rows."""
+    monkeypatch.setattr("benchmarks.step.tokens.TokenCount._see", lambda *args: None)
+    assert measure("kit", setup).tokens == {"prefill": None, "decode": 32, "update": None, "head": 40}
 
 
 # ---- what is not the same work stops it ------------------------------------------------------------------------
@@ -170,153 +219,7 @@ def test_the_second_step_is_measured_after_a_warmup(setup, plain):
     assert sum(warm.phases.values()) == pytest.approx(warm.seconds)
 
 
-# ---- forced completions ----------------------------------------------------------------------------------------
-
-IDS = [[5, 6, 2], [7], [8, 9, 3, 4]]
-
-
-def draw(scores):
-    return torch.multinomial(scores.softmax(-1), 1)[:, 0].tolist()
-
-
-def test_forced_rows_in_order():
-    forced = ForcedCompletions(IDS, eos=2)
-    for _ in range(2):
-        forced.reset()
-        steps = [draw(forced(None, torch.randn(3, 12))) for _ in range(5)]
-        assert steps == [[5, 7, 8], [6, 2, 9], [2, 2, 3], [2, 2, 4], [2, 2, 2]]
-
-
-def test_forced_rows_in_any_order_each_at_its_own_step():
-    forced = ForcedCompletions(IDS, eos=2)
-    step = lambda *rows: draw(forced(None, torch.randn(len(rows), 12), torch.tensor(rows)))  # noqa: E731
-    assert step(2, 0) == [8, 5]
-    assert step(0) == [6]
-    assert step(1, 2, 0) == [7, 9, 2]
-    assert step(2) == [3]
-
-
-def test_forcing_leaves_the_scores_it_was_given_alone():
-    scores = torch.randn(3, 12)
-    before = scores.clone()
-    out = ForcedCompletions(IDS, eos=2)(None, scores)
-    assert torch.equal(scores, before)
-    assert out[0, 5] == scores[0, 5] and out.isinf().sum() == 3 * 11
-
-
-def test_forcing_refuses_rows_that_do_not_match():
-    with pytest.raises(ValueError, match="2 row numbers for 3 rows"):
-        ForcedCompletions(IDS, eos=2)(None, torch.zeros(3, 12), torch.tensor([0, 1]))
-
-
-# ---- workload --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", ["cpu", "gpu"])
-def test_lengths_have_the_stated_mean_and_maximum(size):
-    size = SIZES[size]
-    n = size.prompts * size.group_size
-    lengths = completion_lengths(n, size.mean_completion, size.max_completion, seed=0)
-    assert sum(lengths) / n == pytest.approx(size.mean_completion, rel=0.005)
-    assert max(lengths) == size.max_completion and min(lengths) < size.mean_completion / 2
-    assert lengths == completion_lengths(n, size.mean_completion, size.max_completion, seed=0)
-    other = completion_lengths(n, size.mean_completion, size.max_completion, seed=1)
-    assert other != lengths and sorted(other) == sorted(lengths)
-
-
-def test_lengths_refuse_a_mean_above_the_maximum():
-    with pytest.raises(ValueError, match="mean=64 must lie between 2 and maximum=64"):
-        completion_lengths(8, 64, 64, seed=0)
-
-
-@pytest.mark.parametrize("kind", ["smol", "words"])
-def test_prompts_have_exactly_the_tokens_asked_for(kind, smol_tokenizer):
-    tokenizer = smol_tokenizer if kind == "smol" else word_tokenizer(2000)
-    dice = random.Random(0)
-    words = plain_words(tokenizer, dice)
-    for n in (1, 17, 384):
-        text, ids = exact_prompt(tokenizer, n, words, dice)
-        assert tokenizer(text).input_ids == ids and len(ids) == n
-
-
-def test_completions_end_in_eos_unless_cut_off(setup):
-    work = setup.workload
-    for ids in work.completion_ids:
-        assert (ids[-1] == work.eos) is (len(ids) < work.max_completion)
-        assert work.eos not in ids[:-1]
-
-
-def test_fixed_workload_is_all_the_same_length(setup):
-    work = make_workload(setup.tokenizer, "fixed", **SMOKE)
-    assert {len(p) for p in work.prompt_ids} == {16} and {len(c) for c in work.completion_ids} == {8}
-
-
-def test_rewards_follow_from_the_tokens_and_flat_groups_are_equal(setup):
-    work = setup.workload
-    flat = [work.flat[row // 4] for row in range(8)]
-    rewards = work.reward([""] * 8, completion_ids=work.completion_ids, flat=flat)
-    assert rewards == work.reward([""] * 8, completion_ids=work.completion_ids, flat=flat)
-    assert sum(work.flat) == 1 and all(0 <= r <= 1 for r in rewards)
-    for group in (0, 1):
-        assert (len(set(rewards[4 * group : 4 * group + 4])) == 1) is work.flat[group]
-
-
-def test_random_weights_have_qwens_size():
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(qwen_config())
-    assert model.num_parameters() == 1_543_714_304  # as in Qwen2.5-1.5B's model card: 1.54B
-
-
-# ---- clock, memory, floor, files -------------------------------------------------------------------------------
-
-
-def test_inner_phases_take_their_time_from_outer_ones():
-    clock = PhaseClock()
-    with clock.phase("decode"):
-        time.sleep(0.02)
-        with clock.phase("prefill"):
-            time.sleep(0.05)
-        clock.move(0.01, "decode", "reward")
-    time.sleep(0.03)
-    whole = clock.stop()
-    assert sum(clock.seconds.values()) == pytest.approx(whole)
-    assert clock.seconds["prefill"] == pytest.approx(0.05, abs=0.015)
-    assert clock.seconds["reward"] == pytest.approx(0.01)
-    assert clock.seconds["other"] >= 0.03 and clock.seconds["decode"] < 0.03
-    clock.start()
-    assert set(clock.seconds) == set(PHASES) and not any(clock.seconds.values())
-
-
-def test_peak_memory_sees_what_was_freed_again():
-    peak = PeakMemory()
-    peak.start()
-    block = torch.ones(2**26)  # 256 MiB
-    time.sleep(0.05)
-    del block
-    time.sleep(0.05)
-    assert peak.stop()["above start"] == pytest.approx(2**28, rel=0.1)
-
-
-def test_floor_by_hand(setup):
-    model, work = setup.model, setup.workload
-    total, head = model.num_parameters(), model.get_input_embeddings().weight.numel()  # tied
-    least = partial(floor, model, work)
-    compute = least({"FLOP/s": 1.0, "bytes/s": 1e30}, skip=False)
-    assert compute["prefill"] == 2 * total * 32 and compute["decode"] == 2 * total * 40
-    assert compute["forward-backward"] == 6 * ((total - head) * (32 + 40) + head * 40)
-    memory = least({"FLOP/s": 1e30, "bytes/s": 1.0}, skip=False)
-    context = sum(
-        len(work.prompt_ids[row // 4]) + t
-        for row, ids in enumerate(work.completion_ids)
-        for t in range(len(ids))
-    )
-    # fp32, K and V, 2 layers, 2 heads of 8
-    assert memory["decode"] == 4 * total * 8 + 4 * 2 * 2 * 2 * 8 * context
-    learning = work.flat.index(False)
-    tokens = sum(map(len, work.completion_ids[4 * learning : 4 * learning + 4]))
-    skipping = least({"FLOP/s": 1.0, "bytes/s": 1e30}, skip=True)
-    packed = len(work.prompt_ids[learning]) + tokens
-    assert skipping["forward-backward"] == 6 * ((total - head) * packed + head * tokens)
+# ---- files and arguments ---------------------------------------------------------------------------------------
 
 
 def test_results_of_other_hardware_are_kept(tmp_path):
@@ -333,6 +236,7 @@ def test_results_of_other_hardware_are_kept(tmp_path):
     [
         (["--arms", "kit,nonsense"], "nonsense not known; use trl-hf"),
         (["--arms", "unsloth"], "none of these can run here"),
+        (["--arms", "kit-before"], "give the checkout with --before"),
     ],
 )
 def test_arms_that_cannot_run(arguments, message):

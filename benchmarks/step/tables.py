@@ -1,0 +1,103 @@
+"""What is printed of a result: seconds, times the floor, and what fewer and faster tokens make of each ratio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.step.phases import PHASES
+from benchmarks.step.report import REFERENCES
+from benchmarks.step.tokens import KINDS
+
+_FLOORS = {
+    "floor": "seconds",
+    "floor, attention too": "seconds with attention",
+    "floor, skipping": "seconds with skipping",
+}
+_SHORT = {"trl-hf": "x trl-hf", "trl-hf-tuned": "x tuned", "kit-before": "x before"}
+
+
+def tables(result: dict[str, Any]) -> str:
+    """All of them, a title before each but the first."""
+    parts = [
+        seconds_table(result),
+        "times the floor\n" + floor_table(result),
+        "tokens computed\n" + token_table(result),
+    ]
+    for reference in REFERENCES[1:]:
+        if reference in result["arms"] and list(result["arms"])[-1] != reference:
+            title = f"faster than {reference} = by fewer tokens x by faster tokens"
+            parts.append(f"{title}\n{factor_table(result, reference)}")
+    marked = [arm for arm, row in result["arms"].items() if row["measured on a busy machine"]]
+    if marked:
+        parts.append(
+            f"* {', '.join(marked)}: measured beside other load, which took more than {result['busy from']:.0%} of "
+            "the cores; seconds say little"
+        )
+    return "\n\n".join(parts)
+
+
+def seconds_table(result: dict[str, Any]) -> str:
+    """One line an arm: median seconds [quartiles] of the step, then of its phases, rates, memory, ratios."""
+    head = ["arm", "step s [q1, q3]", *PHASES, "decode tok/s", "step tok/s", "peak GiB", *_SHORT.values()]
+    lines = [head]
+    for arm, row in result["arms"].items():
+        s = row["seconds"]
+        ratios = [row.get(f"{r} / this") for r in REFERENCES]
+        lines.append(
+            [
+                arm + "*" * bool(row["measured on a busy machine"]),
+                f"{s['median']:.2f} [{s['q1']:.2f}, {s['q3']:.2f}]",
+            ]
+            + [f"{row['phases'][phase]['median']:.2f}" for phase in PHASES]
+            + [f"{row['tokens/s decode']:.0f}", f"{row['tokens/s step']:.0f}"]
+            + [f"{max(row['peak bytes'].values()) / 2**30:.2f}"]
+            + ["-" if r is None else f"{r:.2f}" for r in ratios]
+        )
+    for name, key in _FLOORS.items():
+        least = result["floor"][key]
+        cells = [f"{least[phase]:.2f}" if phase in least else "-" for phase in PHASES]
+        lines.append([name, f"{least['step']:.2f}", *cells, *["-"] * (3 + len(_SHORT))])
+    return _aligned(lines)
+
+
+def floor_table(result: dict[str, Any]) -> str:
+    """One line an arm: its median seconds by the floor's, by phase and in all."""
+    phases = list(result["floor"]["seconds"])
+    lines = [["arm", *phases]]
+    for arm, row in result["arms"].items():
+        lines.append([arm, *(f"{row['times the floor'][phase]:.2f}" for phase in phases)])
+    return _aligned(lines)
+
+
+def token_table(result: dict[str, Any]) -> str:
+    """One line an arm: positions through the model; "-" where nobody could count them."""
+    lines = [["arm", *KINDS]]
+    for arm, row in result["arms"].items():
+        lines.append(
+            [arm, *("-" if row["tokens"][kind] is None else str(row["tokens"][kind]) for kind in KINDS)]
+        )
+    least = result["floor"]["tokens"]
+    return _aligned([*lines, ["floor", *(str(least[kind]) for kind in KINDS)]])
+
+
+def factor_table(result: dict[str, Any], reference: str) -> str:
+    """One line an arm: ratio = fewer tokens x faster tokens, by phase and of the step, and tokens' share of it."""
+    older = REFERENCES[: REFERENCES.index(reference) + 1]
+    rows = {arm: row["against"][reference] for arm, row in result["arms"].items() if arm not in older}
+    phases = [phase for phase in result["floor"]["seconds"] if any(phase in found for found in rows.values())]
+    lines = [["arm", *phases, "tokens' share of the step's ratio"]]
+    for arm, found in rows.items():
+        cells = [
+            "{ratio:.2f} = {fewer tokens:.2f} x {faster tokens:.2f}".format(**found[phase])
+            if phase in found
+            else "-"
+            for phase in phases
+        ]
+        share = found.get("step", {}).get("share by tokens")
+        lines.append([arm, *cells, "-" if share is None else f"{share:.0%}"])
+    return _aligned(lines)
+
+
+def _aligned(lines: list[list[str]]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
