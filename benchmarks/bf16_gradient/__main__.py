@@ -2,6 +2,7 @@
 
     python -m benchmarks.bf16_gradient                      # SmolLM2-135M-Instruct, three sets of groups
     python -m benchmarks.bf16_gradient --sets task --no-parts
+    python -m benchmarks.bf16_gradient --seconds 3           # only how long forward and backward take, in turn
     python -m benchmarks.bf16_gradient --model FOLDER/model.gguf --sets task --groups 2
 
 Sets: `task`, completions of the cpu profile's task sampled at temperature 1 before training; `trained`, the same after
@@ -18,18 +19,20 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.bf16_gradient.likeness import Gradient, Likeness, kind_of, layer_of, place
 from benchmarks.bf16_gradient.precisions import MAIN, PARTS, Arm, autocast, exact
 from benchmarks.bf16_gradient.rows import Group, random_words, sampled
-from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save, spread
 from grpo_kit import GRPOTrainer, load_policy, profile
 from grpo_kit.training.packing import PackedBatch, pack_rows
+from grpo_kit.training.precision import has_amx
 
-Gradient = dict[str, torch.Tensor]
 SINK = 10  # times the median position's norm
 
 
@@ -64,51 +67,6 @@ def gradient(model: Any, group: Group, tokens: int, arm: Arm) -> Gradient:
         found = {name: weight.grad.float() for name, weight in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     return found
-
-
-def place(name: str) -> str:
-    """embeddings, layer 0 or other layers."""
-    if ".layers." not in name:
-        return "embeddings" if "embed" in name or "lm_head" in name else "other layers"
-    return "layer 0" if ".layers.0." in name else "other layers"
-
-
-class Likeness:
-    """How one gradient stands to the reference, from sums over tensors."""
-
-    def __init__(self, gradient: Gradient, reference: Gradient) -> None:
-        self.sums = {}  # name -> (product, own square, the reference's square)
-        for name, tensor in reference.items():
-            own, theirs = gradient[name].flatten(), tensor.flatten()
-            pairs = ((own, theirs), (own, own), (theirs, theirs))
-            self.sums[name] = torch.tensor([(a.double() @ b.double()).item() for a, b in pairs]).double()
-
-    def of(self, names: list[str] | None = None) -> dict[str, float]:
-        """cosine, norm by the reference's norm, and the reference's norm, over these tensors (None: all)."""
-        product, own, theirs = sum(self.sums[name] for name in names or self.sums).tolist()
-        known = own > 0 and theirs > 0
-        return {
-            "cosine": product / (own * theirs) ** 0.5 if known else float("nan"),
-            "norm": (own / theirs) ** 0.5 if theirs > 0 else float("nan"),
-            "reference norm": theirs**0.5,
-        }
-
-    def table(self, key: Any) -> dict[str, dict[str, float]]:
-        """`of` for the tensors that share a key(name)."""
-        groups: dict[str, list[str]] = {}
-        for name in self.sums:
-            groups.setdefault(key(name), []).append(name)
-        return {name: self.of(members) for name, members in groups.items()}
-
-
-def layer_of(name: str) -> str:
-    """'7' of model.layers.7.mlp.up_proj.weight; else the module's name."""
-    return name.split(".layers.")[1].split(".")[0] if ".layers." in name else name.split(".")[-2]
-
-
-def kind_of(name: str) -> str:
-    """'up_proj' of model.layers.7.mlp.up_proj.weight."""
-    return name.split(".")[-2]
 
 
 def sinks(model: Any, group: Group) -> dict[str, Any]:
@@ -228,6 +186,20 @@ def train(model: Any, tokenizer: Any, task: Any, cfg: Any, steps: int) -> None:
     del model.forward  # trl's head
 
 
+def seconds_of(model: Any, groups: list[Group], rounds: int) -> dict[str, Any]:
+    """Forward and backward pass of these groups in each main precision, in turn, after one that does not count."""
+    tokens = sum(len(written) for group in groups for written in group.completions)
+    found: dict[str, list[float]] = {name: [] for name in MAIN}
+    for number in range(rounds + 1):
+        for name, arm in MAIN.items():
+            with arm(model):  # casting the weights is not timed
+                began = time.perf_counter()
+                for group in groups:
+                    gradient(model, group, tokens, lambda model: nullcontext())
+                found[name] += [time.perf_counter() - began] * (number > 0)
+    return {name: spread(values) | {"all": values} for name, values in found.items()}
+
+
 def main() -> None:
     """Measure the sets in turn, print, save."""
     parser = command_line(__doc__)
@@ -236,6 +208,7 @@ def main() -> None:
         "--sets", nargs="+", choices=("task", "trained", "words"), default=["task", "trained", "words"]
     )
     parser.add_argument("--no-parts", action="store_true", help="leave out the parts, one at a time")
+    parser.add_argument("--seconds", type=int, default=0, help="rounds; nothing else is measured then")
     parser.add_argument("--groups", type=int, default=6, help="groups with a signal, of 8 completions")
     parser.add_argument("--steps", type=int, default=12, help="optimizer steps before the set `trained`")
     parser.add_argument("--seed", type=int, default=0)
@@ -257,6 +230,18 @@ def main() -> None:
         "seed": options.seed,
         "sets": {},
     }
+    if options.seconds:
+        del result["sets"]
+        groups = sampled(model, tokenizer, task, skip=0, **how)
+        result["command"] = (
+            f"python -m benchmarks.bf16_gradient --seconds {options.seconds} --groups {options.groups}"
+        )
+        result |= {"n": len(groups), "unit": "seconds", "AMX": has_amx()} | seconds_of(
+            model, groups, options.seconds
+        )
+        print(save(RESULTS, f"bf16_seconds_{name}", result))
+        print({name: round(result[name]["median"], 2) for name in MAIN})
+        return
     for kind in options.sets:
         if kind == "words":
             groups = random_words(tokenizer, group_size=cfg.group_size, seed=options.seed)

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from tiny_run import make
+from tiny_run import data, letters, make
+from trl import GRPOConfig
 
+from grpo_kit import GRPOTrainer, profile
 from grpo_kit.models import load_policy
+from grpo_kit.training.precision import has_amx, settle_precision
 
 
 @pytest.mark.parametrize("which", ["plain", "kit"])
@@ -100,3 +103,58 @@ def test_quantised_base_keeps_float32_adapters():
             p.data = p.data.to(torch.bfloat16)
     restore_dtypes(model, {})
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+
+
+FLAGS = "processor\t: 0\nflags\t\t: fpu vme {}avx512_bf16 amx_bf16_like\n"
+
+
+@pytest.mark.parametrize("flag, amx", [("amx_bf16 ", True), ("", False), ("amx_int8 ", False)])
+def test_amx_is_read_from_the_flags_as_a_word(tmp_path, flag, amx):
+    (tmp_path / "cpuinfo").write_text(FLAGS.format(flag))
+    assert has_amx(tmp_path / "cpuinfo") is amx
+    assert not has_amx(tmp_path / "no such file")
+
+
+def test_trls_default_of_bf16_is_off_on_a_cpu_and_said_once(tmp_path, capsys):
+    """GRPOConfig(use_cpu=True) has bf16=True, though nobody asked: the step is then computed as without it."""
+    norms = []
+    for number, more in enumerate([{}, {"bf16": False}]):
+        sizes = {
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 6,
+            "max_steps": 2,
+        }
+        args = GRPOConfig(str(tmp_path / str(number)), use_cpu=True, report_to="none", **sizes, **more)
+        assert args.bf16 is not bool(more)
+        model, tokenizer = load_policy("tiny-random", quiet=True)
+        trainer = GRPOTrainer(model, letters, args, data(), processing_class=tokenizer, live=False)
+        trainer.train()
+        assert not trainer.args.bf16 and trainer.accelerator.mixed_precision == "no"
+        norms.append([entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry])
+        assert capsys.readouterr().out.count("args.bf16 is now False") == (not more)
+    assert norms[0] == norms[1] and len(norms[0]) == 2
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_bf16_that_was_asked_for_is_obeyed_with_one_line(tmp_path, capsys, monkeypatch, amx):
+    monkeypatch.setattr("grpo_kit.training.precision.has_amx", lambda: amx)
+    args = profile("smoke").grpo_config(tmp_path, bf16=True)
+    settle_precision(args, quiet=False)
+    said = capsys.readouterr().out
+    assert args.bf16 and said.count("\n") == 1 and ("without AMX" in said) is not amx and "cosine" in said
+    settle_precision(args, quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_accelerates_own_variable_is_an_ask(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    args = GRPOConfig(str(tmp_path), use_cpu=True)
+    settle_precision(args, quiet=True)
+    assert args.bf16
+
+
+def test_no_profile_turns_it_on_by_itself(tmp_path):
+    for name in ("smoke", "cpu", "gpu24"):
+        args = profile(name).grpo_config(tmp_path)
+        assert args.bf16 == (torch.cuda.is_available() and torch.cuda.is_bf16_supported())
