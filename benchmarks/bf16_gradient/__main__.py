@@ -31,7 +31,7 @@ from benchmarks.bf16_gradient.rows import Group, random_words, sampled
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save, spread
 from grpo_kit import GRPOTrainer, load_policy, profile
 from grpo_kit.training.packing import PackedBatch, pack_rows
-from grpo_kit.training.precision import has_amx
+from grpo_kit.training.precision import bf16_instructions
 
 SINK = 10  # times the median position's norm
 
@@ -126,11 +126,9 @@ def beside(
         ]
     for name, arm in arms.items():
         total: Gradient = {}
-        cosines, seconds = [], 0.0
+        cosines = []
         for group, reference in zip(groups, references, strict=True):
-            began = time.perf_counter()
             made = gradient(model, group, divisor, arm)
-            seconds += time.perf_counter() - began
             cosines.append(Likeness(made, reference).of()["cosine"])
             for tensor, value in made.items():
                 total[tensor] = total[tensor].add_(value) if tensor in total else value
@@ -150,7 +148,6 @@ def beside(
             "cosine of each group": cosines,
             "relative error, clipped": max(square, 0) ** 0.5 / (scales[1] * true),
             "clip scale": {"here": scales[0], "float64": scales[1]},
-            "seconds": seconds,
         }
         if arms is MAIN:
             found[name] |= {"layers": like.table(layer_of), "kinds": like.table(kind_of)}
@@ -165,8 +162,7 @@ def row(name: str, found: dict[str, Any]) -> str:
     )
     return (
         f"{name:44} {found['overall']['cosine']:8.4f} x{found['overall']['norm']:6.3f} {places} "
-        f"median {found['median tensor']:7.4f} worst group {min(found['cosine of each group']):8.4f} "
-        f"{found['seconds']:5.1f} s"
+        f"median {found['median tensor']:7.4f} worst group {min(found['cosine of each group']):8.4f}"
     )
 
 
@@ -236,7 +232,7 @@ def main() -> None:
         result["command"] = (
             f"python -m benchmarks.bf16_gradient --seconds {options.seconds} --groups {options.groups}"
         )
-        result |= {"n": len(groups), "unit": "seconds", "AMX": has_amx()} | seconds_of(
+        result |= {"n": len(groups), "unit": "seconds", "instructions": bf16_instructions()} | seconds_of(
             model, groups, options.seconds
         )
         print(save(RESULTS, f"bf16_seconds_{name}", result))

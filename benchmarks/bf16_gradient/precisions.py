@@ -53,31 +53,31 @@ def autocast(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def bf16_weights(model: Any) -> Iterator[None]:
-    """Weights and residual stream in bfloat16."""
+def _rounded(model: Any) -> Iterator[None]:
+    """Parameters in bfloat16 and back; buffers (rotary frequencies) stay float32, as transformers loads them."""
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    model.bfloat16()
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16()
     try:
         yield
     finally:
-        model.float()
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                weight.copy_(before[name])
+        for name, weight in model.named_parameters():
+            weight.grad = None
+            weight.data = before[name]
+
+
+@contextmanager
+def bf16_weights(model: Any) -> Iterator[None]:
+    """Weights and residual stream in bfloat16."""
+    with _rounded(model):
+        yield
 
 
 @contextmanager
 def rounded_weights(model: Any) -> Iterator[None]:
     """float64 computing on weights that were rounded to bfloat16: how sensitive the gradient itself is."""
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    model.bfloat16()
-    try:
-        with exact(model):
-            yield
-    finally:
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                weight.copy_(before[name])
+    with _rounded(model), exact(model):
+        yield
 
 
 def keeping(parts: Callable[[Any], list[Any]]) -> Arm:

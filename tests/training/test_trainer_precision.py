@@ -7,7 +7,7 @@ from trl import GRPOConfig
 
 from grpo_kit import GRPOTrainer, profile
 from grpo_kit.models import load_policy
-from grpo_kit.training.precision import has_amx, settle_precision
+from grpo_kit.training.precision import bf16_instructions, settle_precision
 
 
 @pytest.mark.parametrize("which", ["plain", "kit"])
@@ -105,14 +105,21 @@ def test_quantised_base_keeps_float32_adapters():
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
 
 
-FLAGS = "processor\t: 0\nflags\t\t: fpu vme {}avx512_bf16 amx_bf16_like\n"
+FLAGS = "model name\t: amx_bf16\nflags\t\t: fpu vme {}amx_bf16_like\n"
 
 
-@pytest.mark.parametrize("flag, amx", [("amx_bf16 ", True), ("", False), ("amx_int8 ", False)])
-def test_amx_is_read_from_the_flags_as_a_word(tmp_path, flag, amx):
-    (tmp_path / "cpuinfo").write_text(FLAGS.format(flag))
-    assert has_amx(tmp_path / "cpuinfo") is amx
-    assert not has_amx(tmp_path / "no such file")
+@pytest.mark.parametrize(
+    "flags, found",
+    [
+        ("amx_bf16 avx512_bf16 ", "amx_bf16"),
+        ("avx512_bf16 ", "avx512_bf16"),
+        ("avx512f amx_int8 ", None),  # tiles, but for integers only
+    ],
+)
+def test_bf16_instructions_are_read_from_the_flags_as_words(tmp_path, flags, found):
+    (tmp_path / "cpuinfo").write_text(FLAGS.format(flags))
+    assert bf16_instructions(tmp_path / "cpuinfo") == found
+    assert bf16_instructions(tmp_path / "no such file") is None
 
 
 def test_trls_default_of_bf16_is_off_on_a_cpu_and_said_once(tmp_path, capsys):
@@ -136,13 +143,15 @@ def test_trls_default_of_bf16_is_off_on_a_cpu_and_said_once(tmp_path, capsys):
     assert norms[0] == norms[1] and len(norms[0]) == 2
 
 
-@pytest.mark.parametrize("amx", [True, False])
-def test_bf16_that_was_asked_for_is_obeyed_with_one_line(tmp_path, capsys, monkeypatch, amx):
-    monkeypatch.setattr("grpo_kit.training.precision.has_amx", lambda: amx)
+@pytest.mark.parametrize(
+    "flag, said", [("amx_bf16", "with AMX"), ("avx512_bf16", "AVX-512"), (None, "slower")]
+)
+def test_bf16_that_was_asked_for_is_obeyed_with_one_line(tmp_path, capsys, monkeypatch, flag, said):
+    monkeypatch.setattr("grpo_kit.training.precision.bf16_instructions", lambda: flag)
     args = profile("smoke").grpo_config(tmp_path, bf16=True)
     settle_precision(args, quiet=False)
-    said = capsys.readouterr().out
-    assert args.bf16 and said.count("\n") == 1 and ("without AMX" in said) is not amx and "cosine" in said
+    out = capsys.readouterr().out
+    assert args.bf16 and out.count("\n") == 1 and said in out and "cosine" in out
     settle_precision(args, quiet=True)
     assert capsys.readouterr().out == ""
 
