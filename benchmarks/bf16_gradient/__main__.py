@@ -250,7 +250,7 @@ def main() -> None:
         result["sets"][kind] = measure(
             model, groups, cfg.grpo_config("x").max_grad_norm, parts=not options.no_parts
         )
-    print(save(RESULTS, f"bf16_gradient_{name}", result))
+        print(save(RESULTS, f"bf16_gradient_{name}", result))  # after each set
 
 
 if __name__ == "__main__":

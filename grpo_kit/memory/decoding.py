@@ -9,8 +9,9 @@ from transformers import PretrainedConfig
 from grpo_kit.memory.activations import USED_OF_FREE
 from grpo_kit.models import MODEL_TYPES, base_model
 
-# Rows of a batch at most: SmolLM2-135M on 2 cores, see benchmarks/README.md. Unmeasured on a card.
-MOST_ROWS = 128
+# Rows of a batch at most. CPU: SmolLM2-135M on 2 cores, where 32 took a fifth longer and 128 and 256 were not clearly
+# faster. A card is bound by launches, so more rows cost little: an estimate, nobody has measured it.
+MOST_ROWS = {"cpu": 64, "cuda": 256}
 UNKNOWN_ROWS = 64  # for models whose bytes are not known
 _DECODE_COPIES = 5  # of a decode step's logits in float32, while sampling: an estimate
 
@@ -51,7 +52,7 @@ def decode_bytes(
 def rows_at_once(
     model: Any, free_bytes: float, *, prompt_tokens: int, completion_tokens: int, samples: int = 1
 ) -> int:
-    """Sequences to decode at once, in 1..MOST_ROWS: as many as nine tenths of the free memory hold.
+    """Sequences to decode at once, in 1..MOST_ROWS of the device: as many as nine tenths of the free memory hold.
 
     prompt_tokens: of the longest prompt. samples: completions a prompt, which share its keys and values where all of
     them are in one batch. Models of an unknown architecture get UNKNOWN_ROWS.
@@ -66,4 +67,5 @@ def rows_at_once(
         need = decode_bytes(base.config, base.dtype.itemsize, rows=rows, prompts=prompts, **sizes)
         return sum(need.values()) <= USED_OF_FREE * free_bytes
 
-    return next((rows for rows in range(MOST_ROWS, 1, -1) if fits(rows)), 1)
+    most = MOST_ROWS.get(base.device.type, UNKNOWN_ROWS)
+    return next((rows for rows in range(most, 1, -1) if fits(rows)), 1)
