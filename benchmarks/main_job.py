@@ -1,20 +1,28 @@
 """The main job over several seeds: notebook 05 executed once a seed, every run kept in the table.
 
     python -m benchmarks.main_job --seeds 0 1 2
+    python -m benchmarks.main_job --seeds 0 1 2 --before ../an_older_checkout
 
 Writes benchmarks/results/main_job_<profile>.json: hardware, weights, versions, date, and one row a run with the
-held-out accuracy before and after (Wilson 95 %), the best constant strategy, steps, minutes and peak memory.
+held-out accuracy before and after (Wilson 95 %), the best constant strategy, steps, minutes and peak memory; under
+"seconds" the same runs' seconds by part (main_job_parts.py). With --before another checkout's notebook and code are run
+in turn with these, every seed anew, into results/main_job_before_<profile>.json, each row with its "code".
 """
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import papermill
 
+from benchmarks.main_job_parts import seconds_of_run
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin
 from grpo_kit import next_run_folder, profile
+
+NOTEBOOK = "05_train_full.ipynb"
 
 
 def interval(result: dict) -> str:
@@ -22,49 +30,61 @@ def interval(result: dict) -> str:
     return f"{result['accuracy']:.1%} [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
 
 
+def run(kit: Path, profile_name: str, seed: int) -> tuple[dict[str, Any], dict[str, float]]:
+    """One seed of this checkout's notebook, with its code: the row of the table, and the seconds by part."""
+    folder = next_run_folder(ROOT / "runs", f"main_job_{profile_name}_seed{seed}").resolve()
+    folder.mkdir(parents=True)
+    os.environ |= {"KIT_RUN_FOLDER": str(folder), "PYTHONPATH": str(kit)}  # the kernel inherits them
+    executed = folder / NOTEBOOK
+    papermill.execute_notebook(
+        kit / "notebooks" / NOTEBOOK,
+        executed,
+        parameters={"PROFILE": profile_name, "SEED": seed},
+        cwd=kit / "notebooks",
+        kernel_name="python3",
+        progress_bar=False,
+    )
+    result = json.loads((folder / "results.json").read_text())
+    row = {
+        "seed": seed,
+        "n": result["n"],
+        "before": interval(result["before"]),
+        "after": interval(result["after"]),
+        "best constant": f"{result['best_constant']['accuracy']:.1%} ({result['best_constant']['name']})",
+        "steps": result["steps"],
+        "training minutes": round(result["train_seconds"] / 60, 1),
+        "peak GiB": round(result["peak_gib"], 1),
+    }
+    return row, {part: round(took, 1) for part, took in seconds_of_run(folder, executed).items()}
+
+
 def main() -> None:
-    """Run and save; a table that exists is extended, seeds it already has are not run again."""
+    """Run and save; a table that exists is extended, seeds it already has are not run again (but with --before)."""
     parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--profile", default="cpu")
+    parser.add_argument("--before", type=Path, help="another checkout of the kit, run in turn")
     options = parser.parse_args()
     cfg = profile(options.profile)
-    path = RESULTS / f"main_job_{cfg.name}.json"
-    saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    path = RESULTS / f"main_job_{'before_' if options.before else ''}{cfg.name}.json"
+    saved = json.loads(path.read_text()) if path.exists() and not options.before else {"runs": []}
     command = (
         f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
     )
-    saved |= origin(command, "torch", "transformers", "trl")
+    saved |= origin(command + " --before <a checkout>" * bool(options.before), "torch", "transformers", "trl")
     saved |= {"weights": WEIGHTS.get(cfg.model, cfg.model)}
+    kits = {"before": options.before.resolve(), "now": ROOT} if options.before else {"now": ROOT}
     for seed in options.seeds:
         if any(run["seed"] == seed for run in saved["runs"]):
             continue
-        folder = next_run_folder(ROOT / "runs", f"main_job_{cfg.name}_seed{seed}").resolve()
-        folder.mkdir(parents=True)
-        os.environ["KIT_RUN_FOLDER"] = str(folder)
-        papermill.execute_notebook(
-            ROOT / "notebooks" / "05_train_full.ipynb",
-            folder / "05_train_full.ipynb",
-            parameters={"PROFILE": cfg.name, "SEED": seed},
-            cwd=ROOT / "notebooks",
-            kernel_name="python3",
-            progress_bar=False,
-        )
-        result = json.loads((folder / "results.json").read_text())
-        saved["runs"].append(
-            {
-                "seed": seed,
-                "n": result["n"],
-                "before": interval(result["before"]),
-                "after": interval(result["after"]),
-                "best constant": f"{result['best_constant']['accuracy']:.1%} ({result['best_constant']['name']})",
-                "steps": result["steps"],
-                "training minutes": round(result["train_seconds"] / 60, 1),
-                "peak GiB": round(result["peak_gib"], 1),
-            }
-        )
-        path.write_text(json.dumps(saved, indent=2) + "\n")
-        print(json.dumps(saved["runs"][-1]), flush=True)
+        for code, kit in kits.items():
+            who = {"code": code} if options.before else {}
+            row, seconds = run(kit, cfg.name, seed)
+            saved["runs"].append(who | row)
+            saved.setdefault("seconds", []).append({"seed": seed} | who | seconds)
+            path.write_text(json.dumps(saved, indent=2) + "\n")
+            print(json.dumps(saved["runs"][-1]), flush=True)
+            print(json.dumps(saved["seconds"][-1]), flush=True)
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def sample(
     samples: int = 4,
     temperature: float = 0.9,
     max_completion_tokens: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     chunk: int = 16,
     seed: int = 0,
     folder: str | os.PathLike,
@@ -203,7 +203,8 @@ def sample(
     """Sample completions of the rows (default: the task's train rows) and score them with the task's rewards.
 
     samples: completions a prompt. max_completion_tokens: None means the task's. chunk: prompts that are sampled and
-    written together; the draws depend on it and on seed, not on batch_size. The model is left as it was.
+    written together; the draws depend on it and on seed, not on batch_size (sequences at once; None: by free memory).
+    The model is left as it was.
     folder: keeps the samples. Killed and called again, it goes on with the chunks that are missing, and the result is
     the same; called with other settings, other prompts or changed weights it refuses.
     Scores are not kept, but computed by every call: rewards are cheap beside sampling, and a reward that was changed

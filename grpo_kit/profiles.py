@@ -227,7 +227,8 @@ class Profile:
         and max_steps. One rollout buffer a step; a constant rate after a warmup of 10 % of the
         steps, at least 2. `optimizer` is not in it: for full fine-tuning the trainer takes it as optimizer=.
         loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare tokens may rise further,
-        which keeps entropy up. bf16 autocast where the card has it.
+        which keeps entropy up. bf16 autocast where the card has it; on a CPU only where overrides say
+        bf16=True.
         Source of both: DAPO, arXiv:2503.14476.
         Raises ValueError for an unknown tuning or field, and for two different completion lengths.
 
@@ -279,7 +280,9 @@ class Profile:
             "save_total_limit": 1,
             "seed": self.seed,
         }
-        return GRPOConfig(**{**values, **overrides})
+        config = GRPOConfig(**{**values, **overrides})
+        config.bf16_on_cpu = bool(overrides.get("bf16"))  # trl's own default cannot be told from a wish
+        return config
 
     def _of_task(self, task: Task | None, overrides: dict[str, Any]) -> dict[str, Any]:
         """overrides with the task's weights and length; ValueError where two lengths are asked for."""

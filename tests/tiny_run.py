@@ -48,7 +48,9 @@ def settings(folder, **overrides):
         disable_tqdm=True,
         seed=3,
     )
-    return GRPOConfig(**{**base, **overrides})
+    config = GRPOConfig(**{**base, **overrides})
+    config.bf16_on_cpu = True  # whoever says bf16=True here means it
+    return config
 
 
 def make(

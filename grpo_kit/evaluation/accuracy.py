@@ -118,14 +118,14 @@ def evaluate(
     k: Sequence[int] = (1, 4, 8),
     temperature: float = 1.0,
     max_completion_tokens: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> Evaluation:
     """Greedy accuracy of the model on rows (default: the task's held-out rows), and its mean rewards, each with a 95 %
     interval.
 
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
-    max_completion_tokens: None means the task's. batch_size: sequences generated at once.
+    max_completion_tokens: None means the task's. batch_size: sequences generated at once; None: by free memory.
     seed: of the sampling alone. The model's mode, random state and settings are as before afterwards.
     Rates have Wilson's interval, pass@k and rewards a bootstrap over prompts.
     Raises ValueError naming the argument for empty rows, sizes below 1, a temperature of 0, no k <= samples, and

@@ -15,9 +15,11 @@ import pandas as pd
 
 from grpo_kit.display import progress_line
 from grpo_kit.evaluation.chunks import sample_chunks
+from grpo_kit.memory.decoding import rows_at_once
 from grpo_kit.rewards.judge import Scores, ask_all, totals
 from grpo_kit.rewards.parts import check_columns
 from grpo_kit.rollout.complete import Completion, complete
+from grpo_kit.training.update_memory import free_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -125,7 +127,7 @@ def answer(
     samples: int = 1,
     temperature: float = 0.0,
     max_completion_tokens: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
     chunk: int = 16,
@@ -133,6 +135,8 @@ def answer(
     """Let the model answer the rows (default: the task's held-out rows); it is left as it was.
 
     samples: completions a row; temperature 0 is greedy. max_completion_tokens: None means the task's.
+    batch_size: sequences decoded at once; None: what free memory holds, up to a bound (memory.decoding.rows_at_once).
+    The completions do not depend on it, but for rounding.
     folder, chunk: keep the completions there, so many prompts a file (see sample_chunks); rows whose prompt came before
     must have been left out.
     A progress line says how far it is where that takes more than a second.
@@ -144,6 +148,8 @@ def answer(
     check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
     prompts = task.render(tokenizer, rows)
     limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    if batch_size is None:
+        batch_size = _rows_at_once(model, tokenizer, prompts, limit, samples)
     how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
     with progress_line(f"{task.name}, completions") as progress:
         progress(0, len(prompts) * samples)
@@ -153,3 +159,12 @@ def answer(
         else:
             made, settings = sample_chunks(model, tokenizer, prompts, folder, chunk=chunk, **run)
     return Answers(task, rows, prompts, made, samples, settings)
+
+
+def _rows_at_once(model: Any, tokenizer: Any, prompts: Sequence[str], limit: int, samples: int) -> int:
+    sizes = {
+        "prompt_tokens": max(map(len, tokenizer(list(prompts))["input_ids"])),
+        "completion_tokens": limit,
+    }
+    device = next(model.parameters()).device
+    return rows_at_once(model, free_bytes(device), samples=max(1, samples), **sizes)

@@ -89,12 +89,12 @@ def length_probe(
     rows: Sequence[dict] | None = None,
     samples: int = 4,
     temperature: float = 1.0,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> Lengths:
     """Sample with room to spare and see where completions end. rows: default, the task's held-out rows.
 
-    max_completion_tokens: several times what you expect to need.
+    max_completion_tokens: several times what you expect to need. batch_size: sequences at once; None: by free memory.
 
     >>> length_probe(model, tokenizer, task, max_completion_tokens=128).quantile(0.99)  # doctest: +SKIP
     """

@@ -231,13 +231,14 @@ def readiness(
     group_size: int = 8,
     temperature: float = 1.0,
     max_completion_tokens: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> Readiness:
     """Sample each of the rows (default: the task's held-out rows) and count; nothing is trained.
 
     samples: completions a prompt. group_size, temperature: those of the training to come.
-    max_completion_tokens: None means the task's. The model is left as it was.
+    max_completion_tokens: None means the task's. batch_size: sequences sampled at once; None: by free memory. The model
+    is left as it was.
     Raises ValueError naming the argument for empty rows, a group_size outside 2..samples, and what complete refuses.
 
     >>> print(readiness(model, tokenizer, largest()).reason)  # doctest: +SKIP

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from grpo_kit.memory.activations import checkpoint_bytes, chunk_bytes, head_bytes, layer_bytes, update_budget
+from grpo_kit.memory.decoding import decode_bytes
 from grpo_kit.memory.table import GIB, MemoryPlan
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.profiles import Profile
@@ -29,7 +30,6 @@ USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) 
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
 FRAGMENTATION = 0.05  # of what is allocated: an estimate
 _COMPUTE = 2  # bytes of bfloat16, in which a card computes
-_DECODE_COPIES = 5  # of a decode step's logits in float32, while sampling: an estimate
 
 # Bytes a parameter that exist only while the optimizer steps: torch's foreach AdamW, and the kit's in parts.
 _FOREACH, _SPLIT_PARTS = 4.0, 0.3 * GIB
@@ -177,16 +177,11 @@ class _Request:
 
     def _rollout(self, cast: float) -> dict[str, float]:
         cfg, config = self.cfg, self.config.get_text_config()
-        rows = cfg.completions_per_step
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        key_value = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * _COMPUTE
-        prompts = cfg.prompts_per_step * self.prompt_tokens
-        logits = rows * config.vocab_size * (_COMPUTE + _DECODE_COPIES * 4)
-        prefill = prompts * (3 * config.intermediate_size + 6 * config.hidden_size) * _COMPUTE
+        sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": cfg.max_completion_tokens}
+        sizes |= {"rows": cfg.completions_per_step, "prompts": cfg.prompts_per_step}
         return {
             "cast weights": cast + config.vocab_size * config.hidden_size * _COMPUTE if cast else 0.0,
-            "keys and values": (prompts + rows * cfg.max_completion_tokens) * key_value,
-            "logits and sampling": max(logits, prefill),
+            **decode_bytes(config, _COMPUTE, **sizes),
         }
 
     def _chunk(self) -> dict[str, Any]:

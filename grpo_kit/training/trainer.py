@@ -44,6 +44,7 @@ from grpo_kit.training.logged import Logged
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
+from grpo_kit.training.precision import settle_precision
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.requests import Requests
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
@@ -116,6 +117,7 @@ class GRPOTrainer(TRLGRPOTrainer):
     ) -> None:
         args = copy.copy(args) if args is not None else default_args()
         check_run_folder(args.output_dir, quiet=live is None)
+        settle_precision(args, quiet=live is None)
         evaluates = evaluation_of(args, held_out, keep)
         self.starts_from = trained_before(model, args.output_dir)
         if self.starts_from and live is not None:

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from tiny_run import make
+from tiny_run import data, letters, make
+from trl import GRPOConfig
 
+from grpo_kit import GRPOTrainer, profile
 from grpo_kit.models import load_policy
+from grpo_kit.training.precision import bf16_instructions, settle_precision
 
 
 @pytest.mark.parametrize("which", ["plain", "kit"])
@@ -100,3 +103,67 @@ def test_quantised_base_keeps_float32_adapters():
             p.data = p.data.to(torch.bfloat16)
     restore_dtypes(model, {})
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+
+
+FLAGS = "model name\t: amx_bf16\nflags\t\t: fpu vme {}amx_bf16_like\n"
+
+
+@pytest.mark.parametrize(
+    "flags, found",
+    [
+        ("amx_bf16 avx512_bf16 ", "amx_bf16"),
+        ("avx512_bf16 ", "avx512_bf16"),
+        ("avx512f amx_int8 ", None),  # tiles, but for integers only
+    ],
+)
+def test_bf16_instructions_are_read_from_the_flags_as_words(tmp_path, flags, found):
+    (tmp_path / "cpuinfo").write_text(FLAGS.format(flags))
+    assert bf16_instructions(tmp_path / "cpuinfo") == found
+    assert bf16_instructions(tmp_path / "no such file") is None
+
+
+def test_trls_default_of_bf16_is_off_on_a_cpu_and_said_once(tmp_path, capsys):
+    """GRPOConfig(use_cpu=True) has bf16=True, though nobody asked: the step is then computed as without it."""
+    norms = []
+    for number, more in enumerate([{}, {"bf16": False}]):
+        sizes = {
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 6,
+            "max_steps": 2,
+        }
+        args = GRPOConfig(str(tmp_path / str(number)), use_cpu=True, report_to="none", **sizes, **more)
+        assert args.bf16 is not bool(more)
+        model, tokenizer = load_policy("tiny-random", quiet=True)
+        trainer = GRPOTrainer(model, letters, args, data(), processing_class=tokenizer, live=False)
+        trainer.train()
+        assert not trainer.args.bf16 and trainer.accelerator.mixed_precision == "no"
+        norms.append([entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry])
+        assert capsys.readouterr().out.count("args.bf16 is now False") == (not more)
+    assert norms[0] == norms[1] and len(norms[0]) == 2
+
+
+@pytest.mark.parametrize(
+    "flag, said", [("amx_bf16", "with AMX"), ("avx512_bf16", "AVX-512"), (None, "slower")]
+)
+def test_bf16_that_was_asked_for_is_obeyed_with_one_line(tmp_path, capsys, monkeypatch, flag, said):
+    monkeypatch.setattr("grpo_kit.training.precision.bf16_instructions", lambda: flag)
+    args = profile("smoke").grpo_config(tmp_path, bf16=True)
+    settle_precision(args, quiet=False)
+    out = capsys.readouterr().out
+    assert args.bf16 and out.count("\n") == 1 and said in out and "cosine" in out
+    settle_precision(args, quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_accelerates_own_variable_is_an_ask(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    args = GRPOConfig(str(tmp_path), use_cpu=True)
+    settle_precision(args, quiet=True)
+    assert args.bf16
+
+
+def test_no_profile_turns_it_on_by_itself(tmp_path):
+    for name in ("smoke", "cpu", "gpu24"):
+        args = profile(name).grpo_config(tmp_path)
+        assert args.bf16 == (torch.cuda.is_available() and torch.cuda.is_bf16_supported())

@@ -1,0 +1,1 @@
+"""What computing in bfloat16 does to the policy gradient; run as `python -m benchmarks.bf16_gradient`."""

@@ -1,0 +1,99 @@
+"""How many sequences are decoded at once where nobody says: by free memory, and nothing that is written changes."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+
+import grpo_kit as kit
+from grpo_kit.evaluation import answers
+from grpo_kit.memory.decoding import MOST_ROWS, UNKNOWN_ROWS, decode_bytes, rows_at_once
+
+SIZES = {"prompt_tokens": 90, "completion_tokens": 10}
+
+
+def row_bytes(model, samples=1):
+    """Of one sequence, counted by hand: keys and values of its tokens, and a step's logits or a prompt's prefill."""
+    c = model.config
+    token = 2 * c.num_hidden_layers * c.num_key_value_heads * (c.hidden_size // c.num_attention_heads) * 4
+    prefill = 90 / samples * (3 * c.intermediate_size + 6 * c.hidden_size) * 4
+    return (90 / samples + 10) * token + max(c.vocab_size * (4 + 5 * 4), prefill)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("rows", [4, 20, 60])
+def test_as_many_rows_as_nine_tenths_of_free_memory_hold(tiny, rows, samples):
+    need = rows * row_bytes(tiny[0], samples) / 0.9
+    assert rows_at_once(tiny[0], need * 1.001, samples=samples, **SIZES) == rows
+    assert rows_at_once(tiny[0], need * 0.999, samples=samples, **SIZES) == rows - 1
+
+
+def test_bounds(tiny):
+    assert rows_at_once(tiny[0], 0, **SIZES) == 1  # there is no less
+    assert rows_at_once(tiny[0], 2**50, **SIZES) == MOST_ROWS["cpu"]
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=50))
+    assert rows_at_once(gpt2, 0, **SIZES) == UNKNOWN_ROWS
+
+
+def test_keys_and_values_are_those_of_qwens_table():
+    """28,672 bytes a token of Qwen2.5-1.5B in bfloat16: 28 layers, 2 heads of 128 numbers."""
+    qwen = LlamaConfig(
+        hidden_size=1536,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        intermediate_size=8960,
+    )
+    found = decode_bytes(qwen, 2, rows=64, prompts=8, prompt_tokens=256, completion_tokens=512)
+    assert found["keys and values"] == 28_672 * (8 * 256 + 64 * 512)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Batch sizes that reach the engine, on a machine with room for 3 rows unless `room` says otherwise."""
+    seen, complete = [], answers.complete
+
+    def watched(*args, batch_size, **how):
+        seen.append(batch_size)
+        return complete(*args, batch_size=batch_size, **how)
+
+    monkeypatch.setattr(answers, "complete", watched)
+    return seen
+
+
+def test_evaluate_asks_free_memory_and_writes_the_same(tiny, asked, monkeypatch):
+    model, tokenizer = tiny
+    task = kit.tasks.largest(n_train=4, n_held_out=8)
+    longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in task.render(tokenizer, task.held_out))
+    sizes = {"prompt_tokens": longest, "completion_tokens": 8}
+    room = next(b for b in range(10**5, 10**9, 10**5) if rows_at_once(model, b, **sizes) == 3)
+    how = {"samples": 2, "k": (1, 2), "max_completion_tokens": 8, "seed": 1}
+    by_number = kit.evaluate(model, tokenizer, task, batch_size=5, **how)
+    monkeypatch.setattr(answers, "free_bytes", lambda device: room)
+    by_memory = kit.evaluate(model, tokenizer, task, **how)
+    assert asked[:2] == [5, 5] and asked[2] == 3 and asked[3] >= 3  # two samples of a prompt share its keys
+    assert by_number.rows.equals(by_memory.rows)
+
+
+def test_free_memory_is_that_of_the_models_device(tiny, asked, monkeypatch):
+    seen = []
+    monkeypatch.setattr(answers, "free_bytes", lambda device: seen.append(device) or 2**40)
+    task = kit.tasks.largest(n_train=4, n_held_out=4)
+    kit.readiness(*tiny, task, samples=2, group_size=2, max_completion_tokens=4)
+    kit.length_probe(*tiny, task, max_completion_tokens=4)
+    assert seen == [torch.device("cpu")] * 2 and asked == [MOST_ROWS["cpu"]] * 2
+
+
+def test_a_number_is_obeyed_or_refused(tiny, asked):
+    task = kit.tasks.largest(n_train=4, n_held_out=4)
+    kit.evaluate(*tiny, task, batch_size=300, max_completion_tokens=4)
+    assert asked == [300]
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+        kit.evaluate(*tiny, task, batch_size=0, max_completion_tokens=4)
+
+
+def test_sample_asks_too(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(answers, "free_bytes", lambda device: 0)
+    task = kit.tasks.largest(n_train=3, n_held_out=1)
+    how = {"samples": 2, "max_completion_tokens": 4}
+    one_by_one = kit.sample(*tiny, task, folder=tmp_path / "a", **how)
+    assert one_by_one.table.equals(kit.sample(*tiny, task, folder=tmp_path / "b", batch_size=6, **how).table)
