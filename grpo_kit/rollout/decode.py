@@ -12,6 +12,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from grpo_kit.rollout.attention import NAME
 from grpo_kit.rollout.graphs import DecodeGraphs
+from grpo_kit.rollout.layers import PlainLayers, plain_layers
+from grpo_kit.rollout.products import padded_rows
 from grpo_kit.rollout.sampling import Sampler
 from grpo_kit.rollout.slots import Slots, fill_holes
 from grpo_kit.rollout.tape import EndWatch, Tape
@@ -44,6 +46,7 @@ class Decoder:
         self.device = base.get_input_embeddings().weight.device
         self.slots: Slots | None = None
         self.graphs = DecodeGraphs()
+        self._layers: PlainLayers | None = None
 
     def release(self) -> None:
         """Drop slots and graphs."""
@@ -66,6 +69,7 @@ class Decoder:
         with, fewer than any has, which are computed once.
         """
         start = time.perf_counter()
+        self._layers = None if self.bucketed else plain_layers(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
         first_logits = self._prefill(groups, limit, shared)  # (P, V)
         self._wait()
@@ -217,9 +221,20 @@ class Decoder:
 
     def _step(self) -> torch.Tensor:
         """Logits (rows, V) of the step that the slots were set to."""
+        if self._layers is not None:
+            return self._plain_forward(self._layers)
         if self.device.type != "cuda":
             return self._forward()
         return self.graphs.run((self.slots.rows, self.slots.width), self._forward)
+
+    def _plain_forward(self, layers: PlainLayers) -> torch.Tensor:
+        slots = self.slots
+        slots.begin_rows(layers.groups)
+        more = padded_rows(slots.rows) - slots.rows  # rows of token 0, which nobody reads
+        ids, positions = (
+            torch.nn.functional.pad(x[: slots.rows, 0], (0, more)) for x in (slots.input_ids, slots.position_ids)
+        )
+        return layers.head(layers.hidden(ids, positions, slots.attend_rows))
 
     def _forward(self) -> torch.Tensor:
         slots = self.slots
