@@ -88,6 +88,7 @@ class RolloutEngine:
         seed: int | None = None,
         rows: Sequence[int] | None = None,
         share_prefix: bool = False,
+        numbers: bool = True,
         processors: Sequence[Processor] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Rollouts:
@@ -98,6 +99,7 @@ class RolloutEngine:
         seed: row i's draws depend on (seed, i) and its own text alone; None takes one number from torch's global
         generator. rows: numbers for the entries of prompt_ids, to be known by to seed and processors; default 0, 1, ...
         share_prefix: compute the tokens that all prompts begin with once (the same result, but for rounding).
+        numbers: False leaves out log-probabilities and entropies, which evaluation does not read: their lists are empty.
         processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
         input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
         tokenizer: needed for stop_strings.
@@ -114,12 +116,12 @@ class RolloutEngine:
             raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        sampler = Sampler.from_config(generation_config, seed, processors)
+        sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers)
         seconds = {"prefill": 0.0, "decode": 0.0}
         with self._evaluating():
-            numbers = list(range(len(prompt_ids)) if rows is None else rows)
+            ids = list(range(len(prompt_ids)) if rows is None else rows)
             shared = len(common_prefix(prompt_ids)) if share_prefix else 0
-            batch = _Batch(prompt_ids, numbers, shared, generation_config, tokenizer)
+            batch = _Batch(prompt_ids, ids, shared, generation_config, tokenizer)
             result = self._rollout(batch, sampler, seconds)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), seconds)
@@ -127,7 +129,7 @@ class RolloutEngine:
             raise FloatingPointError(
                 "the model's logits are not finite: its weights hold a NaN or overflowed"
             )
-        return rollouts
+        return rollouts if numbers else Rollouts(rollouts.completion_ids, [], [], [], seconds)
 
     def _rollout(self, batch: _Batch, sampler: Sampler, seconds: dict[str, float]) -> dict[int, tuple]:
         """All rows, in as many batches as memory needs: place in prompt_ids -> what Tape.read gives for it."""
