@@ -118,7 +118,11 @@ def plain_layers(base: PreTrainedModel) -> PlainLayers | None:
     dim = decoder.layers[0].self_attn.head_dim
     layers = [_layer(module) for module in decoder.layers]
     last = _norm(decoder.norm)
-    if last is None or any(layer is None for layer in layers) or decoder.rotary_emb.inv_freq.numel() * 2 != dim:
+    if (
+        last is None
+        or any(layer is None for layer in layers)
+        or decoder.rotary_emb.inv_freq.numel() * 2 != dim
+    ):
         return None
     everything = (embeddings.weight, head.weight)
     if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in everything):

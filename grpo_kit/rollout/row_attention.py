@@ -26,7 +26,9 @@ class RowAttention:
         heads, rows = self._heads, len(cell)
         self._prompts, self._seats, self._rows = prompts, seats, rows
         self._length = max(lengths)
-        row_of = torch.zeros(prompts * seats, dtype=torch.long)  # an empty seat computes row 0; nobody reads it
+        row_of = torch.zeros(
+            prompts * seats, dtype=torch.long
+        )  # an empty seat computes row 0; nobody reads it
         row_of[torch.tensor(cell)] = torch.arange(rows)
         head = torch.arange(heads)
         grid = row_of.view(prompts, 1, seats) * heads + head[:, None]  # (P, H, seats) -> row * H + head
@@ -58,7 +60,10 @@ class RowAttention:
         suffix: tuple[torch.Tensor, torch.Tensor],
         scale: float,
     ) -> torch.Tensor:
-        """query (R, H, G, D); keys and values: prefix (P, H, >= T, D), suffix (>= R, H, >= width, D) -> (R, H * G * D)."""
+        """query (R, H, G, D) -> (R, H * G * D).
+
+        Keys and values: prefix (P, H, at least T, D), suffix (at least R, H, at least width, D).
+        """
         rows, heads, groups, dim = query.shape
         query = query.reshape(rows * heads, groups * dim)
         grid = query if self._in_order else query.index_select(0, self._to_grid)
