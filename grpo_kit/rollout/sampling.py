@@ -126,7 +126,7 @@ class Sampler:
     def _spread(
         self, name: str, scores: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(scores - their maximum) / temperature and its exponential, (R, V) in kept buffers; log of its sum, (R, 1)."""
+        """(scores - maximum) / temperature and its exponential, (R, V) in kept buffers; log of its sum, (R, 1)."""
         below, weights = (self._like(scores, f"{name} {what}") for what in ("below", "weights"))
         torch.sub(scores, scores.amax(-1, keepdim=True), out=below)
         if temperature != 1:
