@@ -108,7 +108,7 @@ def _decoder(model: PreTrainedModel, config: GenerationConfig, seed: int) -> Cal
     """f(prompts, their row numbers) -> the tokens written behind each."""
     if unsupported(model, config) is None:
         engine = RolloutEngine(model)
-        how = {"seed": seed, "share_prefix": True}
+        how = {"seed": seed, "numbers": False}
         return lambda prompts, rows: engine.generate(prompts, config, rows=rows, **how).completion_ids
 
     def generate(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:

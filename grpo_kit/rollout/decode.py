@@ -12,12 +12,16 @@ from transformers import DynamicCache, PreTrainedModel
 
 from grpo_kit.rollout.attention import NAME
 from grpo_kit.rollout.graphs import DecodeGraphs
+from grpo_kit.rollout.layers import PlainLayers, plain_layers
+from grpo_kit.rollout.prefill import TreePrefill, common_length
+from grpo_kit.rollout.products import padded_rows
 from grpo_kit.rollout.sampling import Sampler
 from grpo_kit.rollout.slots import Slots, fill_holes
 from grpo_kit.rollout.tape import EndWatch, Tape
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
 _SHORT_TOKENS = 1024  # of the ends of prompts on a CPU
+_SHORTEST_PREFIX = 16  # common tokens from which a forward of their own pays
 _LOOK_EVERY = 4  # steps between looks at who is done, where a look would stall the device
 _SHORTEST_BUCKET = 64  # columns of suffix attended at least, in bucketed decoding
 
@@ -44,10 +48,13 @@ class Decoder:
         self.device = base.get_input_embeddings().weight.device
         self.slots: Slots | None = None
         self.graphs = DecodeGraphs()
+        self._layers: PlainLayers | None = None
+        self._tree_prefill = TreePrefill()
 
     def release(self) -> None:
-        """Drop slots and graphs."""
+        """Drop slots, graphs and what is kept of prompts."""
         self.slots = None
+        self._tree_prefill.release()
         self.graphs.clear()
 
     def run(
@@ -57,17 +64,15 @@ class Decoder:
         tape: Tape,
         sampler: Sampler,
         limit: int,
-        *,
-        shared: int = 0,
     ) -> dict[str, float]:
         """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape; seconds by phase.
 
-        rows: long (n,) on the device, who they are to sampler and processors. shared: tokens that all prompts begin
-        with, fewer than any has, which are computed once.
+        rows: long (n,) on the device, who they are to sampler and processors.
         """
         start = time.perf_counter()
+        self._layers = None if self.bucketed else plain_layers(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
-        first_logits = self._prefill(groups, limit, shared)  # (P, V)
+        first_logits = self._prefill(groups, limit)  # (P, V)
         self._wait()
         middle = time.perf_counter()
         with _decode_attention(self.base):
@@ -81,9 +86,20 @@ class Decoder:
 
     # ---- prompts ------------------------------------------------------------------------------------------------
 
-    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int, shared: int) -> torch.Tensor:
+    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int) -> torch.Tensor:
         """Each prompt once, into the prefix slots; the logits behind its last token, (P, V)."""
         prompts = [p for p, _ in groups]
+        if self._layers is not None:
+            made = self._tree_prefill(self.base, self._layers, prompts)
+            self._allocate(groups, limit, (len(made.keys), *made.keys[0].shape[::2]), made.keys[0].dtype)
+            for part, layers in enumerate((made.keys, made.values)):
+                for layer, held in enumerate(layers):
+                    for prompt, place in enumerate(made.places):
+                        self.slots.prefix[part, layer, prompt, :, : len(place)] = held.index_select(1, place)
+            self.slots.set_prompts([len(p) for p in prompts])
+            return self._layers.head(made.hidden)
+        shared = common_length(prompts) if len(prompts) > 1 else 0
+        shared = shared if shared >= _SHORTEST_PREFIX else 0
         last = []
         prefix = self._compute(prompts[0][:shared]) if shared else None
         for begin, end in self._chunks([len(p) - shared for p in prompts], bool(shared)):
@@ -103,7 +119,10 @@ class Decoder:
             ).last_hidden_state
             last.append(hidden[torch.arange(len(part), device=self.device), lengths - 1])
             if begin == 0:
-                self._allocate(groups, limit, cache)
+                values = cache.layers[0].values
+                self._allocate(
+                    groups, limit, (len(cache.layers), values.size(1), values.size(3)), values.dtype
+                )
             for layer, held in enumerate(cache.layers):
                 self.slots.prefix[0, layer, begin:end, :, : shared + width] = held.keys
                 self.slots.prefix[1, layer, begin:end, :, : shared + width] = held.values
@@ -126,11 +145,16 @@ class Decoder:
                 yield begin, end
                 begin = end
 
-    def _allocate(self, groups: Sequence[tuple[Sequence[int], int]], limit: int, cache: DynamicCache) -> None:
-        """Slots for this batch, those of the last one if it fits; shaped as the first prompts' keys are."""
-        values = cache.layers[0].values
+    def _allocate(
+        self,
+        groups: Sequence[tuple[Sequence[int], int]],
+        limit: int,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+    ) -> None:
+        """Slots for this batch, those of the last one if it fits; shape: layers, key heads, their dimension."""
         kind = self.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         rows = sum(n for _, n in groups)
         wanted = dict(
             prompts=len(groups),
@@ -143,9 +167,10 @@ class Decoder:
             wanted["prompt_length"] = -(-wanted["prompt_length"] // 64) * 64
         if self.slots is not None and self.slots.fits(dtype, **wanted):
             return
-        self.release()
+        self.slots = None
+        self.graphs.clear()
         self.slots = Slots(
-            (len(cache.layers), values.size(1), values.size(3)),
+            shape,
             **wanted,
             dtype=dtype,
             device=self.device,
@@ -217,9 +242,21 @@ class Decoder:
 
     def _step(self) -> torch.Tensor:
         """Logits (rows, V) of the step that the slots were set to."""
+        if self._layers is not None:
+            return self._plain_forward(self._layers)
         if self.device.type != "cuda":
             return self._forward()
         return self.graphs.run((self.slots.rows, self.slots.width), self._forward)
+
+    def _plain_forward(self, layers: PlainLayers) -> torch.Tensor:
+        slots = self.slots
+        slots.begin_rows(layers.groups)
+        more = padded_rows(slots.rows) - slots.rows  # rows of token 0, which nobody reads
+        ids, positions = (
+            torch.nn.functional.pad(x[: slots.rows, 0], (0, more))
+            for x in (slots.input_ids, slots.position_ids)
+        )
+        return layers.head(layers.hidden(ids, positions, slots.attend_rows))
 
     def _forward(self) -> torch.Tensor:
         slots = self.slots

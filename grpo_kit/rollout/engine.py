@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.support import unsupported
 from grpo_kit.rollout.tape import Tape
-
-_SHORTEST_PREFIX = 16  # common tokens from which a forward of their own pays
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,6 @@ class _Batch:
 
     prompt_ids: list[list[int]]
     numbers: list[int]
-    shared: int  # tokens that all prompts begin with, to be computed once
     config: GenerationConfig
     tokenizer: PreTrainedTokenizerBase | None
 
@@ -87,7 +83,7 @@ class RolloutEngine:
         *,
         seed: int | None = None,
         rows: Sequence[int] | None = None,
-        share_prefix: bool = False,
+        numbers: bool = True,
         processors: Sequence[Processor] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Rollouts:
@@ -97,7 +93,7 @@ class RolloutEngine:
         eos_token_id, stop_strings. None means off; only a missing eos_token_id is taken from the checkpoint.
         seed: row i's draws depend on (seed, i) and its own text alone; None takes one number from torch's global
         generator. rows: numbers for the entries of prompt_ids, to be known by to seed and processors; default 0, 1, ...
-        share_prefix: compute the tokens that all prompts begin with once (the same result, but for rounding).
+        numbers: False leaves log-probabilities and entropies out, which evaluation does not read: empty lists.
         processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
         input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
         tokenizer: needed for stop_strings.
@@ -114,12 +110,11 @@ class RolloutEngine:
             raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        sampler = Sampler.from_config(generation_config, seed, processors)
+        sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers)
         seconds = {"prefill": 0.0, "decode": 0.0}
         with self._evaluating():
-            numbers = list(range(len(prompt_ids)) if rows is None else rows)
-            shared = len(common_prefix(prompt_ids)) if share_prefix else 0
-            batch = _Batch(prompt_ids, numbers, shared, generation_config, tokenizer)
+            ids = list(range(len(prompt_ids)) if rows is None else rows)
+            batch = _Batch(prompt_ids, ids, generation_config, tokenizer)
             result = self._rollout(batch, sampler, seconds)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), seconds)
@@ -127,7 +122,7 @@ class RolloutEngine:
             raise FloatingPointError(
                 "the model's logits are not finite: its weights hold a NaN or overflowed"
             )
-        return rollouts
+        return rollouts if numbers else Rollouts(rollouts.completion_ids, [], [], [], seconds)
 
     def _rollout(self, batch: _Batch, sampler: Sampler, seconds: dict[str, float]) -> dict[int, tuple]:
         """All rows, in as many batches as memory needs: place in prompt_ids -> what Tape.read gives for it."""
@@ -150,7 +145,7 @@ class RolloutEngine:
                 prompts = [batch.prompt_ids[r] for r in part]
                 tape = Tape(prompts, limit, device=device, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
-                spent = self._decoder.run(prompts, numbers, tape, sampler, limit, shared=batch.shared)
+                spent = self._decoder.run(prompts, numbers, tape, sampler, limit)
                 result.update(zip(part, tape.read(), strict=True))
                 for phase in seconds:
                     seconds[phase] += spent[phase]
@@ -211,18 +206,6 @@ class RolloutEngine:
                 module.training = True
             if torch.is_autocast_enabled(self._decoder.device.type):
                 graphs.clear()  # autocast's copies of the weights go when its context ends
-
-
-def common_prefix(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """The tokens with which all prompts begin, at least one left to each; [] where it would not pay to share them.
-
-    >>> common_prefix([[*range(20), 7], [*range(20), 8, 9]]) == list(range(20))
-    True
-    """
-    # The common prefix of all is that of the smallest and the largest, which is what commonprefix looks at.
-    length = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)
-    several = any(list(prompt) != list(prompts[0]) for prompt in prompts)
-    return list(prompts[0][:length]) if several and length >= _SHORTEST_PREFIX else []
 
 
 def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -17,8 +17,9 @@ from transformers.generation.logits_process import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,
-    TopPLogitsWarper,
 )
+
+from grpo_kit.rollout.nucleus import TopP
 
 # f(input_ids, scores, rows) -> scores; see RolloutEngine.generate.
 Processor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -26,7 +27,10 @@ _BLOCK = 256
 
 
 class Sampled(NamedTuple):
-    """One step: token long (R,); float32 (R,): log-probabilities under sampler and policy, the policy's entropy."""
+    """One step: token long (R,); float32 (R,): log-probabilities under sampler and policy, the policy's entropy.
+
+    Where nobody reads the numbers they are 0, or NaN where the logits are not finite.
+    """
 
     token: torch.Tensor
     logprob: torch.Tensor
@@ -36,7 +40,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a token is chosen; a field at its default does nothing."""
+    """How a token is chosen; a field at its default does nothing. numbers: are log-probabilities and entropies read?"""
 
     seed: int
     greedy: bool = False
@@ -44,10 +48,17 @@ class Sampler:
     repetition_penalty: float = 1.0
     warpers: Sequence[Callable] = field(default=())
     processors: Sequence[Processor] = field(default=())
+    numbers: bool = True
+    _held: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_config(
-        cls, config: GenerationConfig, seed: int, processors: Sequence[Processor] = ()
+        cls,
+        config: GenerationConfig,
+        seed: int,
+        processors: Sequence[Processor] = (),
+        *,
+        numbers: bool = True,
     ) -> Sampler:
         """What is None in the config is off, whatever the checkpoint's own generation_config asks for.
 
@@ -62,7 +73,7 @@ class Sampler:
             if config.top_k:
                 warpers.append(TopKLogitsWarper(config.top_k))
             if config.top_p is not None and config.top_p < 1:
-                warpers.append(TopPLogitsWarper(config.top_p))
+                warpers.append(TopP(config.top_p))
             if config.min_p:
                 warpers.append(MinPLogitsWarper(config.min_p))
         return cls(
@@ -72,12 +83,14 @@ class Sampler:
             repetition_penalty=float(config.repetition_penalty or 1.0),
             warpers=tuple(warpers),
             processors=tuple(processors),
+            numbers=numbers,
         )
 
     @property
     def changes_scores(self) -> bool:
         """Is the distribution sampled from another than softmax(logits / temperature)?"""
-        return bool(self.greedy or self.warpers or self.processors or self.repetition_penalty != 1)
+        changed = self.warpers or self.processors or self.repetition_penalty != 1
+        return bool(changed or (self.greedy and self.temperature != 1))
 
     def __call__(
         self,
@@ -87,18 +100,46 @@ class Sampler:
         input_ids: torch.Tensor,
         padding: torch.Tensor,
     ) -> Sampled:
-        """logits (R, V); rows long (R,), who they are; input_ids long (R, T), left-padded by `padding` long (R,)."""
+        """logits (R, V), in any layout; rows long (R,), who they are; input_ids long (R, T), left-padded by `padding`
+        long (R,)."""
         logits = logits.float()
-        policy = torch.log_softmax(self._cooled(logits), dim=-1)
-        probs = policy.exp()
-        entropy = -torch.linalg.vecdot(probs, policy)
-        sampler = policy
-        if self.changes_scores:
-            sampler = torch.log_softmax(self._scores(logits, rows, input_ids, padding), dim=-1)
-            probs = sampler.exp()
-        token = sampler.argmax(dim=-1) if self.greedy else draw(probs, uniform(self.seed, rows, step))
+        scores = self._scores(logits, rows, input_ids, padding) if self.changes_scores else None
+        if self.greedy and not self.numbers:
+            token = (logits if scores is None else scores).argmax(dim=-1)
+            nothing = logits.gather(1, token[:, None])[:, 0] * 0
+            return Sampled(token, nothing, nothing, nothing)
+        policy = self._spread("policy", logits, self.temperature) if self.numbers or scores is None else None
+        drawn_from = policy if scores is None else self._spread("sampler", scores, 1.0)
+        below, weights, log_sum = drawn_from
+        token = below.argmax(dim=-1) if self.greedy else draw(weights, uniform(self.seed, rows, step))
         chosen = token[:, None]
-        return Sampled(token, sampler.gather(1, chosen)[:, 0], policy.gather(1, chosen)[:, 0], entropy)
+        if not self.numbers:
+            nothing = log_sum[:, 0] * 0
+            return Sampled(token, nothing, nothing, nothing)
+        logprob = (below.gather(1, chosen) - log_sum)[:, 0]
+        below, weights, log_sum = policy
+        policy_logprob = (below.gather(1, chosen) - log_sum)[:, 0]
+        # H = log(sum of w) - sum of w log(w) / sum of w; `below` is not needed any more.
+        entropy = log_sum[:, 0] - below.mul_(weights).sum(-1) / log_sum[:, 0].exp()
+        return Sampled(token, logprob, policy_logprob, entropy)
+
+    def _spread(
+        self, name: str, scores: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(scores - maximum) / temperature and its exponential, (R, V) in kept buffers; log of its sum, (R, 1)."""
+        below, weights = (self._like(scores, f"{name} {what}") for what in ("below", "weights"))
+        torch.sub(scores, scores.amax(-1, keepdim=True), out=below)
+        if temperature != 1:
+            below.div_(temperature)
+        torch.exp(below, out=weights)
+        return below, weights, weights.sum(-1, keepdim=True).log()
+
+    def _like(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """A kept buffer of x's shape and layout: a fresh one costs as much in page faults as what is computed in it."""
+        size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+        if name not in self._held or self._held[name].numel() < size:
+            self._held[name] = x.new_empty(size)
+        return self._held[name].as_strided(x.shape, x.stride())
 
     def _cooled(self, scores: torch.Tensor) -> torch.Tensor:
         return scores if self.temperature == 1 else scores / self.temperature
@@ -144,7 +185,7 @@ def _signed(value: int) -> int:
 def draw(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Inverse CDF: the first token whose cumulative probability exceeds u; never one of probability 0.
 
-    probs: float (R, V), rows sum to about 1; u: float64 (R,) in [0, 1). Returns long (R,).
+    probs: float (R, V), up to a factor a row; u: float64 (R,) in [0, 1). Returns long (R,).
     Sums over blocks first, then looks inside the chosen block only: the cumulative sum in float64 of a whole
     vocabulary is the dearest part of sampling otherwise.
 

@@ -14,6 +14,7 @@ import torch
 from transformers import Cache
 
 from grpo_kit.rollout.attention import attend, attend_fused, join
+from grpo_kit.rollout.row_attention import RowAttention
 
 
 def fill_holes(live: Sequence[bool]) -> list[tuple[int, int]]:
@@ -66,6 +67,7 @@ class Slots(Cache):
         self._suffix_order = torch.arange(width, device=device)
         self._suffix_bias: torch.Tensor | None = None
         self._lengths: list[int] = []
+        self._by_rows = RowAttention(heads) if not bucketed and dtype == torch.float32 else None
 
     @property
     def prompt_count(self) -> int:
@@ -119,13 +121,15 @@ class Slots(Cache):
             grid[cell] = row
         self._grid[: len(grid)] = torch.tensor(grid, device=self._grid.device)
         self._cell[:rows] = torch.tensor(cells + [0] * (rows - len(cells)), device=self._cell.device)
+        if self._by_rows is not None:
+            self._by_rows.arrange(self.prompts, self.seats, cells, self._lengths)
 
     def set_step(self, tokens: torch.Tensor, positions: torch.Tensor, column: int, width: int) -> None:
         """The next step reads these tokens, long (R,), at these positions and writes this column; attends `width`."""
         self.input_ids[: len(tokens), 0] = tokens
         self.position_ids[: len(tokens), 0] = positions
         self.column.fill_(column)
-        self.width = width
+        self.width, self._written = width, column
 
     def begin_step(self) -> None:
         """Masks that depend on the column; part of what a graph captures."""
@@ -166,6 +170,25 @@ class Slots(Cache):
             prefix_lse = self._to_rows(prefix_lse.reshape(prompts, heads, seats, shared), rows)
             joined = join((prefix, prefix_lse), suffix)  # (rows, Hkv, shared, D)
         return joined.to(query.dtype).view(rows, 1, query_heads, dim)
+
+    def begin_rows(self, groups: int) -> None:
+        """Before the layers of a step call `attend_rows`; groups: query heads to a key head."""
+        self._by_rows.begin_step(groups, self.suffix.size(5), self.width)
+
+    def attend_rows(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float
+    ) -> torch.Tensor:
+        """Write this step's column and attend, as plain functions of layers call it: float32, not bucketed.
+
+        query (R, H, G, D), key and value (R, H, D), R at least the rows that live: what is more comes back as zeros.
+        Returns (R, H * G * D).
+        """
+        for part, states in enumerate((key, value)):
+            self.suffix[part, layer, : self.rows, :, self._written] = states[: self.rows]
+        found = self._by_rows(query[: self.rows], self.prefix[:, layer], self.suffix[:, layer], scale)
+        if len(query) == self.rows:
+            return found
+        return torch.nn.functional.pad(found, (0, 0, 0, len(query) - self.rows))
 
     def _to_rows(self, grid: torch.Tensor, rows: int) -> torch.Tensor:
         """(P, Hkv, seats, ...) -> (rows, Hkv, ...)."""

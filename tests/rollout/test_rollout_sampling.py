@@ -3,9 +3,11 @@
 import pytest
 import torch
 from rollout_models import config, plain_logits, ragged_prompts, tiny_model
+from transformers.generation.logits_process import TopPLogitsWarper
 
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.sampling import draw, uniform
+from grpo_kit.rollout.nucleus import TopP
+from grpo_kit.rollout.sampling import Sampler, draw, uniform
 
 
 def chi_square(observed, expected=None):
@@ -127,3 +129,72 @@ def test_draw_never_picks_what_has_no_probability():
     probs = torch.rand(500, 256, generator=torch.Generator().manual_seed(0))
     probs[:, 200:] = 0
     assert (draw(probs, torch.full((500,), 1 - 2.0**-53, dtype=torch.float64)) < 200).all()
+
+
+@pytest.mark.parametrize("ties", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 8.0], ids=["uniform", "flat", "peaked", "steep"])
+@pytest.mark.parametrize("top_p", [0.05, 0.6, 0.95, 0.999])
+@pytest.mark.parametrize("vocabulary", [700, 3000, 49152])
+def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, ties):
+    g = torch.Generator().manual_seed(0)
+    scores = spread * torch.randn(6, vocabulary, generator=g)
+    scores = (2 * scores).round() / 2 if ties else scores
+    scores[1, 5:] = -torch.inf  # what another warper took out
+    scores[2, 7] = 60.0  # a certain token
+    ids = torch.zeros(6, 1, dtype=torch.long)
+    wanted = TopPLogitsWarper(top_p)(ids, scores)
+    for given in (scores, scores.t().contiguous().t()):  # either layout
+        warp = TopP(top_p)
+        sorted_rows, sort = [], warp.sort
+        warp.sort = lambda i, s, sort=sort, seen=sorted_rows: seen.append(len(s)) or sort(i, s)
+        assert torch.equal(warp(ids, given), wanted)
+        if spread >= 8 and not ties and top_p < 0.99 and vocabulary > 2000:
+            assert sum(sorted_rows) <= 1  # hardly ever by sorting everything
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"repetition_penalty": 1.3}], ids=str)
+def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, greedy):
+    """Rows that become fewer use what more rows left in the buffers; nothing of it shows."""
+    g = torch.Generator().manual_seed(0)
+    sampler = Sampler.from_config(config(do_sample=not greedy, **options), seed=3)
+    bare = Sampler.from_config(config(do_sample=not greedy, **options), seed=3, numbers=False)
+    temperature = options.get("temperature", 1.0)
+    for count in (7, 5, 2):
+        logits = 4 * torch.randn(count, 700, generator=g)
+        rows, padding = torch.arange(count), torch.zeros(count, dtype=torch.long)
+        ids = torch.randint(0, 700, (count, 6), generator=g)
+        wide = torch.zeros(700, 8)
+        wide[:, :count] = logits.t()
+        for given in (logits.clone(), wide.t()[:count]):
+            out = sampler(given, rows, count, ids, padding)
+            assert torch.equal(bare(given, rows, count, ids, padding).token, out.token)
+            scores = logits
+            if "repetition_penalty" in options:
+                seen = scores.gather(1, ids)
+                scores = scores.scatter(1, ids, torch.where(seen < 0, seen * 1.3, seen / 1.3))
+            drawn = torch.log_softmax(scores.double() / (1 if greedy else temperature), -1)
+            policy = torch.log_softmax(logits.double() / temperature, -1)
+            chosen = out.token[:, None]
+            assert torch.allclose(out.logprob.double(), drawn.gather(1, chosen)[:, 0], atol=1e-5)
+            assert torch.allclose(out.policy_logprob.double(), policy.gather(1, chosen)[:, 0], atol=1e-5)
+            assert torch.allclose(out.entropy.double(), -(policy.exp() * policy).sum(-1), atol=1e-5)
+            if greedy:
+                assert torch.equal(out.token, scores.argmax(-1))
+            else:
+                assert torch.equal(out.token, draw(drawn.exp().float(), uniform(3, rows, count)))
+            assert torch.equal(given, logits)  # the caller's logits stay
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_numbers_that_nobody_reads_are_left_out_and_a_broken_model_is_still_seen(sampled):
+    model = tiny_model()
+    settings, prompts = config(do_sample=sampled), ragged_prompts()
+    full = RolloutEngine(model).generate(prompts, settings, seed=1)
+    bare = RolloutEngine(model).generate(prompts, settings, seed=1, numbers=False)
+    assert bare.completion_ids == full.completion_ids
+    assert bare.logprobs == bare.policy_logprobs == bare.entropies == []
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        RolloutEngine(model).generate(prompts, settings, seed=1, numbers=False)

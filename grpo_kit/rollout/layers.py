@@ -1,0 +1,157 @@
+"""The models' layers as plain functions of their tensors, for a CPU: what transformers computes, without its modules.
+
+Read anew from the model for every batch, so that weights may move, and adapters be switched, between rollouts. Any
+module that is not exactly what it seems (quantised, DoRA, merged, hooked, not float32) leaves all to the modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from grpo_kit.rollout.products import Projection, available, is_plain, projection
+
+_LAYERS = (llama.LlamaDecoderLayer, qwen2.Qwen2DecoderLayer, qwen3.Qwen3DecoderLayer)
+_ATTENTION = (llama.LlamaAttention, qwen2.Qwen2Attention, qwen3.Qwen3Attention)
+_MLPS = (llama.LlamaMLP, qwen2.Qwen2MLP, qwen3.Qwen3MLP)
+_NORMS = (llama.LlamaRMSNorm, qwen2.Qwen2RMSNorm, qwen3.Qwen3RMSNorm)
+_DECODERS = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
+# Query (R, H, G, D), key and value (R, H, D) of R tokens, G query heads to a key head; the layer; its scale
+# -> what the queries found, (R, H * G * D).
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """RMSNorm over the last dimension."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        spread = torch.mul(x, x).mean(-1, keepdim=True).add_(self.eps).rsqrt_()
+        return torch.mul(x, spread).mul_(self.weight)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Everything of one decoder layer; the norms of queries and keys where the model has them."""
+
+    before_attention: _Norm
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    query_norm: _Norm | None
+    key_norm: _Norm | None
+    scale: float
+    before_mlp: _Norm
+    gate: Projection
+    up: Projection
+    down: Projection
+
+
+class PlainLayers:
+    """One model's decoder and head as functions of its tensors, which are the model's own."""
+
+    def __init__(
+        self, base: PreTrainedModel, layers: list[_Layer], last: _Norm, head: Projection, dim: int
+    ) -> None:
+        decoder = base.get_decoder()
+        self._embeddings, self._rotary = decoder.embed_tokens.weight, decoder.rotary_emb
+        self.layers, self._last, self.head, self.dim = layers, last, head, dim
+        self.key_heads = layers[0].key.weight.size(0) // dim
+        self.groups = layers[0].query.weight.size(0) // (dim * self.key_heads)
+
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Last hidden states (R, E) of R tokens; ids and positions long (R,)."""
+        state = self._embeddings.index_select(0, ids)
+        cos, sin = (x[0][:, None, None] for x in self._rotary(state, positions[None]))  # (R, 1, 1, D)
+        half = self.dim // 2
+        turn = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        for number, layer in enumerate(self.layers):
+            x = layer.before_attention(state)
+            query, key = self._queries_and_keys(layer, x, cos, turn)
+            value = layer.value(x).view(len(x), self.key_heads, self.dim)
+            found = attend(query, key, value, number, layer.scale)
+            state.add_(layer.output(found))
+            x = layer.before_mlp(state)
+            inside = torch.nn.functional.silu(layer.gate(x), inplace=True).mul_(layer.up(x))
+            state.add_(layer.down(inside))
+        return self._last(state)
+
+    def _queries_and_keys(
+        self, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, turn: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(R, H, G, D) and (R, H, D), turned by their positions."""
+        heads, groups, dim = self.key_heads, self.groups, self.dim
+        both = x.new_empty(len(x), heads, groups + 1, dim)  # a key behind the queries that look at it
+        both[:, :, :groups] = layer.query(x).view(len(x), heads, groups, dim)
+        both[:, :, groups] = layer.key(x).view(len(x), heads, dim)
+        if layer.query_norm is not None:
+            both[:, :, :groups] = layer.query_norm(both[:, :, :groups])
+            both[:, :, groups] = layer.key_norm(both[:, :, groups])
+        turned = torch.empty_like(both)
+        half = dim // 2
+        torch.mul(both[..., half:], turn[..., :half], out=turned[..., :half])
+        torch.mul(both[..., :half], turn[..., half:], out=turned[..., half:])
+        both.mul_(cos).add_(turned)
+        return both[:, :, :groups], both[:, :, groups]
+
+
+def plain_layers(base: PreTrainedModel) -> PlainLayers | None:
+    """The model as plain functions, or None where its modules must be called."""
+    decoder, head = base.get_decoder(), projection(base.get_output_embeddings())
+    if not available() or torch.is_autocast_enabled("cpu") or type(decoder) not in _DECODERS:
+        return None
+    embeddings = decoder.embed_tokens
+    known = type(embeddings) is torch.nn.Embedding and embeddings.max_norm is None
+    if not known or head is None or not all(map(is_plain, (decoder, embeddings, decoder.rotary_emb))):
+        return None
+    dim = decoder.layers[0].self_attn.head_dim
+    layers = [_layer(module) for module in decoder.layers]
+    last = _norm(decoder.norm)
+    if (
+        last is None
+        or any(layer is None for layer in layers)
+        or decoder.rotary_emb.inv_freq.numel() * 2 != dim
+    ):
+        return None
+    everything = (embeddings.weight, head.weight)
+    if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in everything):
+        return None
+    return PlainLayers(base, layers, last, head, dim)
+
+
+def _layer(module: torch.nn.Module) -> _Layer | None:
+    """The parts of one decoder layer, or None if one of them is not plain."""
+    if type(module) not in _LAYERS or not is_plain(module):
+        return None
+    attention, mlp = module.self_attn, module.mlp
+    types = type(attention) in _ATTENTION and type(mlp) in _MLPS
+    silu = type(mlp.act_fn) in (SiLUActivation, torch.nn.SiLU)
+    if not types or not silu or not all(map(is_plain, (attention, mlp, mlp.act_fn))):
+        return None
+    normed = isinstance(attention, qwen3.Qwen3Attention)
+    parts = [
+        _norm(module.input_layernorm),
+        *(projection(getattr(attention, f"{name}_proj")) for name in "qkvo"),
+        *((_norm(attention.q_norm), _norm(attention.k_norm)) if normed else (None, None)),
+        attention.scaling,
+        _norm(module.post_attention_layernorm),
+        *(projection(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")),
+    ]
+    missing = [part is None for place, part in enumerate(parts) if normed or place not in (5, 6)]
+    return None if any(missing) else _Layer(*parts)
+
+
+def _norm(module: torch.nn.Module) -> _Norm | None:
+    plain = type(module) in _NORMS and is_plain(module) and module.weight.dtype == torch.float32
+    return _Norm(module.weight, module.variance_epsilon) if plain else None
