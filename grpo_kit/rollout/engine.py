@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from os.path import commonprefix
 from typing import Any
@@ -23,7 +24,7 @@ from grpo_kit.models import base_model
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.support import unsupported
-from grpo_kit.rollout.tape import Tape
+from grpo_kit.rollout.tape import Ended, Tape
 
 _SHORTEST_PREFIX = 16  # common tokens from which a forward of their own pays
 
@@ -54,6 +55,7 @@ class _Batch:
     shared: int  # tokens that all prompts begin with, to be computed once
     config: GenerationConfig
     tokenizer: PreTrainedTokenizerBase | None
+    ended: Ended | None
 
 
 class RolloutEngine:
@@ -90,6 +92,7 @@ class RolloutEngine:
         share_prefix: bool = False,
         processors: Sequence[Processor] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        ended: Ended | None = None,
     ) -> Rollouts:
         """One completion for each entry of prompt_ids, the completions of a prompt adjacent (groups may differ).
 
@@ -101,6 +104,9 @@ class RolloutEngine:
         processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
         input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
         tokenizer: needed for stop_strings.
+        ended: told of completions that stop while others are still being written, {index into prompt_ids: token ids},
+        often {}, at every look at who is done: each step, on a card every fourth and some steps late. Rows that end
+        last or at max_new_tokens may never be told; after running out of memory rows are told again.
         Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so.
         Leaves the model's modes, settings and weights as they were, whatever happens.
         Raises ValueError for what the engine cannot do, an empty prompt, and prompts too long for the context.
@@ -119,7 +125,7 @@ class RolloutEngine:
         with self._evaluating():
             numbers = list(range(len(prompt_ids)) if rows is None else rows)
             shared = len(common_prefix(prompt_ids)) if share_prefix else 0
-            batch = _Batch(prompt_ids, numbers, shared, generation_config, tokenizer)
+            batch = _Batch(prompt_ids, numbers, shared, generation_config, tokenizer, ended)
             result = self._rollout(batch, sampler, seconds)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), seconds)
@@ -148,7 +154,8 @@ class RolloutEngine:
                 continue
             try:
                 prompts = [batch.prompt_ids[r] for r in part]
-                tape = Tape(prompts, limit, device=device, **ending)
+                told = batch.ended and partial(_tell, batch.ended, part)
+                tape = Tape(prompts, limit, device=device, ended=told, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
                 spent = self._decoder.run(prompts, numbers, tape, sampler, limit, shared=batch.shared)
                 result.update(zip(part, tape.read(), strict=True))
@@ -211,6 +218,11 @@ class RolloutEngine:
                 module.training = True
             if torch.is_autocast_enabled(self._decoder.device.type):
                 graphs.clear()  # autocast's copies of the weights go when its context ends
+
+
+def _tell(ended: Ended, part: Sequence[int], rows: dict[int, list[int]]) -> None:
+    """From rows of the batch that is decoded to those of prompt_ids."""
+    ended({part[r]: tokens for r, tokens in rows.items()})
 
 
 def common_prefix(prompts: Sequence[Sequence[int]]) -> list[int]:

@@ -84,7 +84,10 @@ class Sampling:
             self.engine = RolloutEngine(trainer.accelerator.unwrap_model(trainer.model_wrapped))
         try:
             rollouts = self.engine.generate(
-                prompt_ids, trainer.generation_config, tokenizer=trainer._tokenizer
+                prompt_ids,
+                trainer.generation_config,
+                tokenizer=trainer._tokenizer,
+                ended=trainer._ahead.listener(len(prompt_ids)),
             )
         finally:
             if free_bytes(trainer.accelerator.device) < _ROOM_FOR_GRAPHS:
