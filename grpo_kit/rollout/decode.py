@@ -43,7 +43,7 @@ class Decoder:
         self.bucketed = bucketed
         self.device = base.get_input_embeddings().weight.device
         self.slots: Slots | None = None
-        self.graphs = DecodeGraphs()
+        self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
 
     def release(self) -> None:
         """Drop slots and graphs."""
@@ -218,8 +218,6 @@ class Decoder:
 
     def _step(self) -> torch.Tensor:
         """Logits (rows, V) of the step that the slots were set to."""
-        if self.device.type != "cuda":
-            return self._forward()
         return self.graphs.run((self.slots.rows, self.slots.width), self._forward)
 
     def _forward(self) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -21,6 +21,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit.models import base_model
+from grpo_kit.rollout.casts import Casts
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.support import unsupported
@@ -69,7 +70,7 @@ class RolloutEngine:
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         self.model = model
-        self._decoder = self._new_decoder()
+        self._decoder, self._casts = self._new_decoder(), Casts()
         self._most_rows: float = math.inf  # what memory was found to hold
 
     def _new_decoder(self) -> Decoder:
@@ -174,10 +175,17 @@ class RolloutEngine:
         return result
 
     def release(self) -> None:
-        """Give keys, values, graphs and left-over memory back."""
+        """Give keys, values, graphs, casts and left-over memory back."""
         self._decoder.release()
+        self._casts.clear()
         if self._decoder.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def nbytes(self) -> int:
+        """Bytes kept between rollouts, on a card: keys and values, graphs, casts."""
+        decoder = self._decoder
+        slots = 0 if decoder.slots is None else decoder.slots.nbytes()
+        return slots + decoder.graphs.nbytes() + self._casts.nbytes()
 
     def _check(self, prompt_ids: list[list[int]], limit: int | None) -> None:
         if not limit or limit < 1:
@@ -204,20 +212,20 @@ class RolloutEngine:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode (no dropout), and graphs that belong to the weights as they are."""
+        """Evaluation mode (no dropout), graphs that belong to the model as it is, casts of its weights as they are."""
         training = [m for m in self.model.modules() if m.training]
         self.model.eval()
         if base_model(self.model).get_input_embeddings().weight.device != self._decoder.device:
             self._decoder = self._new_decoder()  # the model moved
-        graphs = self._decoder.graphs
-        graphs.check(self.model)
+        if not self._decoder.graphs.check(self.model):
+            self._casts.clear()
+        casts = self._casts.instead_of_autocasts(self._decoder.device.type)
         try:
-            yield
+            with casts if self._decoder.bucketed else nullcontext():
+                yield
         finally:
             for module in training:
                 module.training = True
-            if torch.is_autocast_enabled(self._decoder.device.type):
-                graphs.clear()  # autocast's copies of the weights go when its context ends
 
 
 def _tell(ended: Ended, part: Sequence[int], rows: dict[int, list[int]]) -> None:
