@@ -1,6 +1,6 @@
 """What a step gains where code rewards begin while others still write: python -m benchmarks.rewards_ahead
 
-A forced workload: SmolLM2-135M writes given programs (8 prompts x 4, one each, as long as the task's right answers), so
+A forced workload: SmolLM2-135M writes given programs (4 prompts x 4, one each, as long as the task's right answers), so
 that all arms decode and judge the same. A pair is the stages "completions" and "rewards" of one step without and with
 beginning ahead, in turn; the update is left out, which neither changes. Every program differs from all others.
 --torch-threads: what is left of the machine's cores runs the programs.
@@ -27,7 +27,7 @@ from grpo_kit.rollout import RolloutEngine
 from grpo_kit.tasks import code
 from grpo_kit.training.trainer import GRPOTrainer
 
-PROMPTS, GROUP = 8, 4
+PROMPTS, GROUP = 4, 4
 
 
 def forced(scripts: list[list[int]]):
@@ -60,9 +60,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--torch-threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--workers", type=int, default=1, help="programs at a time while others still write")
-    parser.add_argument("--seconds", type=float, default=75, help="no further pair is begun then")
+    parser.add_argument("--seconds", type=float, default=50, help="no further pair is begun then")
     options = parser.parse_args()
-    began = time.perf_counter()
     torch.set_num_threads(options.torch_threads)
     task, (model, tokenizer) = code(), load_policy("smollm2-135m-instruct", quiet=True)
     data, rng, number = task.dataset(tokenizer), random.Random(0), itertools.count()
@@ -90,8 +89,9 @@ def main() -> None:
         trainer._recorder.completions = lambda *_: None  # no run folder here
         inputs = [dict(data[p]) for p in range(PROMPTS) for _ in range(GROUP)]
         engine = trainer._sampling.engine = RolloutEngine(model)
+        began = time.perf_counter()
         for pair in range(options.pairs + 1):
-            if time.perf_counter() - began > options.seconds:
+            if pair > 1 and time.perf_counter() - began > options.seconds:
                 break
             for workers in took:
                 texts = programs(inputs, rng, number)
