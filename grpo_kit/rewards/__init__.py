@@ -6,7 +6,7 @@ from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
 from grpo_kit.rewards.check import check_rewards
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code
-from grpo_kit.rewards.code_tests import CodeRunner
+from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
 from grpo_kit.rewards.format import SoftFormat
 from grpo_kit.rewards.judge import RewardError, total

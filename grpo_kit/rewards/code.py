@@ -20,7 +20,8 @@ from typing import Any
 
 from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.code_cheats import cheating_programs
-from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, Outcome, Test, passes, read_tests
+from grpo_kit.rewards.code_runner import CodeRunner
+from grpo_kit.rewards.code_tests import CallTest, Job, Outcome, Test, passes, read_tests
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import pair_prefill
 
@@ -129,6 +130,34 @@ class _RunsPrograms:
     def __call__(
         self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
     ) -> list[float | None]:
+        tests, jobs = self._jobs(completions, prefill, columns)
+        scores = [self._score(None, several) for several in tests]
+        for row, outcome in zip(jobs, self.runner.run(list(jobs.values())), strict=True):
+            scores[row] = self._score(outcome, tests[row])
+        return scores
+
+    def begin(
+        self,
+        completions: Sequence[Any],
+        *,
+        workers: int,
+        prefill: Sequence[str | None] | str | None = None,
+        **columns: Any,
+    ) -> None:
+        """Start the programs of these completions (none: go on with earlier ones); the call finds what they did.
+
+        Takes what the call takes. workers: how many run at a time until then.
+        """
+        self.runner.begin(list(self._jobs(completions, prefill, columns)[1].values()), workers=workers)
+
+    def drop(self) -> None:
+        """Stop and forget what was begun and not asked for."""
+        self.runner.drop()
+
+    def _jobs(
+        self, completions: Sequence[Any], prefill: Any, columns: dict[str, Any]
+    ) -> tuple[list[tuple[Test, ...]], dict[int, Job]]:
+        """Each row's tests, and the programs to run, by row."""
         codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
 
         def cells(name: str) -> Sequence[Any]:
@@ -138,12 +167,12 @@ class _RunsPrograms:
 
         texts, entries = cells("tests"), cells("entry_point")
         tests = self._read(texts, entries)
-        scores = [self._score(None, several) for several in tests]
-        rows = [row for row, code in enumerate(codes) if code is not None and scores[row] is not None]
-        outcomes = self.runner.run([Job.of(codes[row], entries[row], tests[row]) for row in rows])
-        for row, outcome in zip(rows, outcomes, strict=True):
-            scores[row] = self._score(outcome, tests[row])
-        return scores
+        judged = [self._score(None, several) is not None for several in tests]
+        return tests, {
+            row: Job.of(code, entries[row], tests[row])
+            for row, code in enumerate(codes)
+            if code is not None and judged[row]
+        }
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.runner!r})"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,13 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.rewards.code_child import LONGEST, NOT_PYTHON
 from grpo_kit.rewards.code_values import decode, read_json, same
-from grpo_kit.sandbox import SMALLEST_MEMORY_MB
 
 if TYPE_CHECKING:
     from grpo_kit.sandbox import SandboxResult
 
 _READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
-_PROGRAMS_KEPT = 256
 _PLACE = re.compile(r"-?[0-9]{1,6}")
 
 
@@ -126,62 +122,12 @@ def passes(answer: Answer, test: Test) -> bool:
     return same(given, expected, tolerance=test.tolerance)
 
 
-class CodeRunner:
-    """Runs programs in the sandbox, all of a call side by side; the same program on the same inputs runs once.
-
-    seconds, memory_mb: of one program, all its calls together (a stdin test has its own). allow_unsafe: run
-    without isolation where there is none (see grpo_kit.sandbox). The last 256 outcomes are kept, so that
-    rewards that share a runner share its work.
-    Raises SandboxUnavailableError where programs cannot be isolated: no program is to blame, so none is scored.
-    """
-
-    def __init__(self, *, seconds: float = 2.0, memory_mb: int = 256, allow_unsafe: bool = False) -> None:
-        if not 0 < seconds < float("inf") or memory_mb < SMALLEST_MEMORY_MB:
-            raise ValueError(
-                f"seconds={seconds!r}, memory_mb={memory_mb!r}: use a time above 0 and at least "
-                f"{SMALLEST_MEMORY_MB} MB, such as 2 and 256"
-            )
-        self.seconds, self.memory_mb, self.allow_unsafe = seconds, memory_mb, allow_unsafe
-        self._kept: OrderedDict[Job, Outcome] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return f"CodeRunner(seconds={self.seconds!r}, memory_mb={self.memory_mb!r})"
-
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcome of every job, in order."""
-        from grpo_kit.sandbox import run_python_batch
-
-        new = [job for job in dict.fromkeys(jobs) if job not in self._kept]
-        marks = {job: secrets.token_hex(16) for job in new}
-        programs = [_programs(job, marks[job]) for job in new]
-        results = iter(
-            run_python_batch(
-                [program for several in programs for program in several],
-                seconds=self.seconds,
-                memory_mb=self.memory_mb,
-                output_kb=1024,
-                allow_unsafe=self.allow_unsafe,
-            )
-            if new
-            else []
-        )
-        found = {job: self._kept[job] for job in jobs if job in self._kept}
-        for job, several in zip(new, programs, strict=True):
-            found[job] = _outcome(job, [next(results) for _ in several], marks[job])
-        for job, outcome in found.items():
-            self._kept[job] = outcome
-            self._kept.move_to_end(job)
-        while len(self._kept) > _PROGRAMS_KEPT:
-            self._kept.popitem(last=False)
-        return [found[job] for job in jobs]
-
-
 @cache
 def _child() -> str:
     return Path(__file__).with_name("code_child.py").read_text(encoding="utf-8")
 
 
-def _programs(job: Job, mark: str) -> list[tuple[str, str]]:
+def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
     """(code, stdin) of each process the job needs; ascii() because a program's text may hold anything."""
     if job.entry_point is not None:
         call = f"call_all({ascii(job.source)}, {ascii(job.entry_point)}, {ascii(job.inputs)}, {mark!r})"
@@ -189,7 +135,7 @@ def _programs(job: Job, mark: str) -> list[tuple[str, str]]:
     return [(f"{_child()}\nrun_script({ascii(job.source)})\n", stdin) for stdin in job.inputs or ("",)]
 
 
-def _outcome(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
+def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
     if any(result.exit_code == NOT_PYTHON and result.status == "error" for result in results):
         return Outcome(False, False, (Answer(),) * len(job.inputs), "not Python")
     if job.entry_point is None:

@@ -25,13 +25,14 @@ def attend(
     """Attention and the log-sum-exp of its scores, from plain products.
 
     query (B, H, M, D); key, value (B, H, N, D) of the same dtype; bias broadcasts to (B, H, M, N), added to the
-    scaled scores, 0 or -inf, no query without a key. Returns float32 (B, H, M, D) and (B, H, M).
+    scaled scores, 0 or -inf, 0 for the first key. Returns float32 (B, H, M, D) and (B, H, M).
+    Written for few kernels: torch's logsumexp alone would be nine.
     """
-    scores = _product(query, key.transpose(-1, -2)) * scale  # (B, H, M, N)
-    if bias is not None:
-        scores = scores + bias
-    weights = torch.softmax(scores, dim=-1).to(value.dtype)
-    return _product(weights, value), scores.logsumexp(dim=-1)
+    scores = _product(query, key.transpose(-1, -2))  # (B, H, M, N)
+    scores = scores * scale if bias is None else torch.add(bias, scores, alpha=scale)
+    logs = torch.log_softmax(scores, dim=-1)
+    lse = scores[..., 0] - logs[..., 0]
+    return _product(logs.exp_().to(value.dtype), value), lse
 
 
 def attend_fused(

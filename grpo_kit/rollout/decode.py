@@ -47,7 +47,7 @@ class Decoder:
         self.bucketed = bucketed
         self.device = base.get_input_embeddings().weight.device
         self.slots: Slots | None = None
-        self.graphs = DecodeGraphs()
+        self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
         self._layers: PlainLayers | None = None
         self._tree_prefill = TreePrefill()
 
@@ -204,6 +204,7 @@ class Decoder:
             token = sampled.token
             done = watch.look(step)
             if done is not None:
+                tape.tell(done)
                 live = [not done[r] for r in seat]
                 if not any(live):
                     return
@@ -244,8 +245,6 @@ class Decoder:
         """Logits (rows, V) of the step that the slots were set to."""
         if self._layers is not None:
             return self._plain_forward(self._layers)
-        if self.device.type != "cuda":
-            return self._forward()
         return self.graphs.run((self.slots.rows, self.slots.width), self._forward)
 
     def _plain_forward(self, layers: PlainLayers) -> torch.Tensor:

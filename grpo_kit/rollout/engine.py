@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -19,10 +20,11 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit.models import base_model
+from grpo_kit.rollout.casts import Casts
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.support import unsupported
-from grpo_kit.rollout.tape import Tape
+from grpo_kit.rollout.tape import Ended, Tape
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class _Batch:
     numbers: list[int]
     config: GenerationConfig
     tokenizer: PreTrainedTokenizerBase | None
+    ended: Ended | None
 
 
 class RolloutEngine:
@@ -63,7 +66,7 @@ class RolloutEngine:
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         self.model = model
-        self._decoder = self._new_decoder()
+        self._decoder, self._casts = self._new_decoder(), Casts()
         self._most_rows: float = math.inf  # what memory was found to hold
 
     def _new_decoder(self) -> Decoder:
@@ -86,6 +89,7 @@ class RolloutEngine:
         numbers: bool = True,
         processors: Sequence[Processor] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        ended: Ended | None = None,
     ) -> Rollouts:
         """One completion for each entry of prompt_ids, the completions of a prompt adjacent (groups may differ).
 
@@ -97,6 +101,9 @@ class RolloutEngine:
         processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
         input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
         tokenizer: needed for stop_strings.
+        ended: told of completions that stop while others are still being written, {index into prompt_ids: token ids},
+        often {}, at every look at who is done: each step, on a card every fourth and some steps late. Rows that end
+        last or at max_new_tokens may never be told; after running out of memory rows are told again.
         Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so.
         Leaves the model's modes, settings and weights as they were, whatever happens.
         Raises ValueError for what the engine cannot do, an empty prompt, and prompts too long for the context.
@@ -114,7 +121,7 @@ class RolloutEngine:
         seconds = {"prefill": 0.0, "decode": 0.0}
         with self._evaluating():
             ids = list(range(len(prompt_ids)) if rows is None else rows)
-            batch = _Batch(prompt_ids, ids, generation_config, tokenizer)
+            batch = _Batch(prompt_ids, ids, generation_config, tokenizer, ended)
             result = self._rollout(batch, sampler, seconds)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), seconds)
@@ -143,7 +150,8 @@ class RolloutEngine:
                 continue
             try:
                 prompts = [batch.prompt_ids[r] for r in part]
-                tape = Tape(prompts, limit, device=device, **ending)
+                told = batch.ended and partial(_tell, batch.ended, part)
+                tape = Tape(prompts, limit, device=device, ended=told, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
                 spent = self._decoder.run(prompts, numbers, tape, sampler, limit)
                 result.update(zip(part, tape.read(), strict=True))
@@ -162,10 +170,17 @@ class RolloutEngine:
         return result
 
     def release(self) -> None:
-        """Give keys, values, graphs and left-over memory back."""
+        """Give keys, values, graphs, casts and left-over memory back."""
         self._decoder.release()
+        self._casts.clear()
         if self._decoder.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def nbytes(self) -> int:
+        """Bytes kept between rollouts, on a card: keys and values, graphs, casts."""
+        decoder = self._decoder
+        slots = 0 if decoder.slots is None else decoder.slots.nbytes()
+        return slots + decoder.graphs.nbytes() + self._casts.nbytes()
 
     def _check(self, prompt_ids: list[list[int]], limit: int | None) -> None:
         if not limit or limit < 1:
@@ -192,20 +207,25 @@ class RolloutEngine:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode (no dropout), and graphs that belong to the weights as they are."""
+        """Evaluation mode (no dropout), graphs that belong to the model as it is, casts of its weights as they are."""
         training = [m for m in self.model.modules() if m.training]
         self.model.eval()
         if base_model(self.model).get_input_embeddings().weight.device != self._decoder.device:
             self._decoder = self._new_decoder()  # the model moved
-        graphs = self._decoder.graphs
-        graphs.check(self.model)
+        if not self._decoder.graphs.check(self.model):
+            self._casts.clear()
+        casts = self._casts.instead_of_autocasts(self._decoder.device.type)
         try:
-            yield
+            with casts if self._decoder.bucketed else nullcontext():
+                yield
         finally:
             for module in training:
                 module.training = True
-            if torch.is_autocast_enabled(self._decoder.device.type):
-                graphs.clear()  # autocast's copies of the weights go when its context ends
+
+
+def _tell(ended: Ended, part: Sequence[int], rows: dict[int, list[int]]) -> None:
+    """From rows of the batch that is decoded to those of prompt_ids."""
+    ended({part[r]: tokens for r, tokens in rows.items()})
 
 
 def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -1,13 +1,15 @@
 """CUDA graphs of the decode step: launched as one, instead of a thousand kernels one by one. CUDA only.
 
 A graph reads and writes fixed addresses. It is dropped, never patched, as soon as anything it was captured over
-moved: weights, buffers, adapters, autocast.
+moved: weights, buffers, adapters, autocast. What autocast makes of the weights lies still, too (casts.py), so graphs
+live from rollout to rollout.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -41,10 +43,16 @@ def signature(model: torch.nn.Module) -> tuple:
 
 
 class DecodeGraphs:
-    """Graphs by shape, in one memory pool; each leaves its logits in a buffer they share."""
+    """Graphs by shape, in one memory pool; each leaves its logits in a buffer they share.
 
-    def __init__(self) -> None:
+    cuda: torch.cuda, whose graphs they are; None where there are none, and every step is run as it is.
+    captures, replays: how many there have been.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
         self._signature: tuple | None = None
+        self.captures = self.replays = 0
         self._failed = False
         self.clear()
 
@@ -59,6 +67,7 @@ class DecodeGraphs:
 
     def clear(self) -> None:
         """Forget all graphs; their memory goes back to torch's allocator."""
+        self._bytes = 0
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = None
         self._logits: torch.Tensor | None = None
@@ -68,7 +77,7 @@ class DecodeGraphs:
 
         Where the layers cannot be captured it warns once and runs them one by one, which is slower and as right.
         """
-        if self._failed:
+        if self._failed or self._cuda is None:
             return step()
         if shape not in self._graphs:
             try:
@@ -84,24 +93,33 @@ class DecodeGraphs:
                 return step()
         graph, logits = self._graphs[shape]
         graph.replay()
+        self.replays += 1
         return logits
 
+    def nbytes(self) -> int:
+        """Bytes that only the graphs can use: their pool, as torch's allocator counts it, and the logits."""
+        logits = self._logits
+        return self._bytes + (0 if logits is None else logits.numel() * logits.element_size())
+
     def _capture(self, step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        # Warm-up off the main stream: libraries allocate workspaces, autocast makes its copies of the weights.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        cuda = self._cuda
+        # Warm-up off the main stream: libraries allocate workspaces.
+        stream = cuda.Stream()
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):
             for _ in range(2):
                 logits = step()
-        torch.cuda.current_stream().wait_stream(stream)
+        cuda.current_stream().wait_stream(stream)
         rows, vocabulary = logits.shape
         if self._logits is None or self._logits.size(0) < rows:
             self._logits = torch.empty(rows, vocabulary, dtype=logits.dtype, device=logits.device)
         output = self._logits[:rows]
         del logits
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._pool = cuda.graph_pool_handle()
+        graph, before = cuda.CUDAGraph(), cuda.memory_reserved()
+        with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output.copy_(step())
+        self.captures += 1
+        self._bytes += max(0, cuda.memory_reserved() - before)
         return graph, output

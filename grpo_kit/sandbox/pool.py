@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import json
 import os
-import select
 import shutil
 import struct
 import subprocess
@@ -19,13 +18,10 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_kit.sandbox.running import GRACE_SECONDS, LauncherError, Running, wait_for
+
 HERE = Path(__file__).parent
-GRACE_SECONDS = 15.0  # beyond a program's own limit, before its launcher is given up
 START_SECONDS = 60.0  # for a launcher to start, on a very busy machine
-
-
-class LauncherError(Exception):
-    """The launcher could not start, or could not start a program."""
 
 
 def environment() -> dict[str, str]:
@@ -44,15 +40,6 @@ def interpreter() -> dict:
     if done.returncode:
         raise LauncherError(f"{executable} does not run: {done.stderr.decode(errors='replace')[-500:]}")
     return json.loads(done.stdout)
-
-
-def wait_for(launchers: list[Launcher], deadline: float) -> list[Launcher]:
-    """Those with something to read, at the latest at `deadline`. poll: descriptors may be above 1023."""
-    poll = select.poll()
-    by_file = {launcher.fileno(): launcher for launcher in launchers}
-    for file in by_file:
-        poll.register(file, select.POLLIN)
-    return [by_file[file] for file, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
 
 
 class Launcher:
@@ -180,57 +167,10 @@ class Pool:
     def run(self, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int) -> list[tuple]:
         """(fields, stdout, stderr) of each (code, stdin), in their order; at most `workers` at a time.
 
-        A program whose launcher ends or cannot start it gets a second one. Raises LauncherError where that cannot
-        start it either: a full disk, say. One whose second launcher ends while it runs is "killed".
+        Raises LauncherError as `Running` does.
         """
-        results: list[tuple | None] = [None] * len(programs)
-        waiting = list(range(len(programs)))[::-1]
-        busy: dict[Launcher, int] = {}
-        refused: set[int] = set()
-        try:
-            while waiting or busy:
-                while waiting and len(busy) < workers:
-                    index = waiting.pop()
-                    launcher = self._take()
-                    busy[launcher] = index
-                    try:
-                        launcher.start(*programs[index], limits)
-                    except LauncherError:
-                        pass  # it has ended, which `receive` then says
-                ready = wait_for(list(busy), min(launcher.deadline for launcher in busy))
-                for launcher in ready or [one for one in busy if one.deadline <= time.monotonic()]:
-                    index = busy[launcher]
-                    try:
-                        fields, bodies = launcher.receive()
-                    except LauncherError as problem:
-                        launcher.close()
-                        del busy[launcher]
-                        if index not in refused:  # killed from outside, perhaps; not the program's fault
-                            refused.add(index)
-                            waiting.append(index)
-                            continue
-                        if not launcher.ready:
-                            raise
-                        fields = {"status": "killed", "exit_code": None, "seconds": limits["seconds"]}
-                        results[index] = (fields, b"", f"sandbox: {problem}\n".encode())
-                        continue
-                    if "ready" in fields:
-                        launcher.ready = True
-                        continue
-                    del busy[launcher]
-                    if "problem" in fields:
-                        launcher.close()
-                        if index in refused:
-                            raise LauncherError(fields["problem"])
-                        refused.add(index)
-                        waiting.append(index)
-                        continue
-                    results[index] = (fields, *bodies)
-                    self._give(launcher)
-        finally:
-            for launcher in busy:  # an exception, an interrupt: what runs is stopped
-                launcher.close()
-        return results
+        running = Running(self, limits, workers)
+        return running.take(running.add(programs))
 
     def close(self) -> None:
         with self._lock:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, own_code
-from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, StdinTest, passes, read_tests
+from grpo_kit.rewards.code_runner import CodeRunner
+from grpo_kit.rewards.code_tests import CallTest, Job, StdinTest, passes, read_tests
 from grpo_kit.tasks.code_files import load_problems, to_text
 from grpo_kit.tasks.task import Strategy, Task
 

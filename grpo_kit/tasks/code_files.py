@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.rewards.code_tests import CallTest, CodeRunner, Job, StdinTest, passes, read_tests
+from grpo_kit.rewards.code_runner import CodeRunner
+from grpo_kit.rewards.code_tests import CallTest, Job, StdinTest, passes, read_tests
 from grpo_kit.tasks.code_assertions import AssertionNotReadError, read_assertions
 from grpo_kit.tasks.gsm8k import DataNotFoundError
 

@@ -13,7 +13,7 @@ from grpo_kit.rollout import RolloutEngine
 from grpo_kit.training.restore import weights_come_back
 from grpo_kit.training.update_memory import free_bytes
 
-_ROOM_FOR_GRAPHS = 16 * 2**30  # bytes free after a rollout above which its cache and graphs are kept
+_ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 
 
 class Sampling:
@@ -82,15 +82,39 @@ class Sampling:
         trainer = self.trainer
         if self.engine is None:
             self.engine = RolloutEngine(trainer.accelerator.unwrap_model(trainer.model_wrapped))
+            trainer.update.memory.give_back = self._give_back
+        rollouts = None
         try:
             rollouts = self.engine.generate(
-                prompt_ids, trainer.generation_config, tokenizer=trainer._tokenizer
+                prompt_ids,
+                trainer.generation_config,
+                tokenizer=trainer._tokenizer,
+                ended=trainer._ahead.listener(len(prompt_ids)),
             )
         finally:
-            if free_bytes(trainer.accelerator.device) < _ROOM_FOR_GRAPHS:
-                self.engine.release()  # the update needs the memory more than the next rollout its graphs
+            if rollouts is None or not self._may_stay(prompt_ids, rollouts.completion_ids):
+                self.engine.release()
         self.entropies = rollouts.entropies
         return rollouts.completion_ids, rollouts.policy_logprobs
+
+    def _may_stay(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> bool:
+        """Can the engine keep what it holds until the next rollout, to capture no graph again?
+
+        On a card where the update does as well without these bytes. Before the first step the optimizer's moments are
+        not there yet, and nothing knows what they take.
+        """
+        trainer = self.trainer
+        if trainer.accelerator.device.type != "cuda":
+            return free_bytes(trainer.accelerator.device) >= _ROOM_ON_A_CPU
+        if not getattr(trainer.optimizer, "state", None) or not trainer._logprobs.packs({}):
+            return False
+        rows = [(tuple(p), c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
+        return trainer.update.memory.spares(self.engine.nbytes(), rows)
+
+    def _give_back(self) -> bool:
+        held = self.engine.nbytes() > 0
+        self.engine.release()
+        return held
 
     def add_entropies(self, batch: dict[str, Any]) -> None:
         """The entropies at sampling time beside the log-probabilities, for the metrics of skipped completions."""

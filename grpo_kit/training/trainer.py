@@ -1,9 +1,9 @@
 """GRPOTrainer: trl's, with the kit's guarantees.
 
 It takes what trl.GRPOTrainer takes. A step, in order, one file a stage: temperature.py sets the temperature where a
-rollout buffer begins; sampling.py makes the completions; grpo_kit.rewards.judge asks the rewards; logprobs.py and
-update.py compute log-probabilities, loss and gradient, each prompt once; recorder.py writes the row, the completions
-and the chart. session.py is around them: stop, save and go on.
+rollout buffer begins; sampling.py makes the completions; grpo_kit.rewards.judge asks the rewards, which ahead.py has
+begun; logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once; recorder.py writes the
+row, the completions and the chart. session.py is around them: stop, save and go on.
 
 Left out: sharded weights and several processes take trl's own path; images too. Every private method of trl and
 transformers that it leans on is listed in tests/training/test_private_api.py.
@@ -28,6 +28,7 @@ from grpo_kit.display import progress_told
 from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import CONFIG
+from grpo_kit.training.ahead import Ahead
 from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
 from grpo_kit.training.checks import (
@@ -155,6 +156,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._recorder = Recorder(self, live=live, on_flag=on_flag)
         self._logged = Logged(self, self._recorder.say)
         self._sampling = Sampling(self, self._recorder.say)
+        self._ahead = Ahead(self)
         self._logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
         self.update = self._logprobs.update
         self.held_out, self.planned_epochs = held_out, 0
@@ -312,14 +314,18 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         inputs = with_prefills(inputs)
+        with self._ahead.of(inputs):
+            return self._sampled_and_scored(inputs, super()._generate_and_score_completions)
+
+    def _sampled_and_scored(self, inputs: list[dict[str, Any]], trl_does: Any) -> dict[str, Any]:
         if not self.model.training:
-            return super()._generate_and_score_completions(inputs)
+            return trl_does(inputs)
         step = self.state.global_step
         self._temperature.set(self._temperature.at(step))
         # Else a column that a reward logs only at times would show an earlier batch's.
         self._logs["extra"].clear()
         with self._logprobs.old_ones_by_the_first_pass():
-            output = super()._generate_and_score_completions(inputs)
+            output = trl_does(inputs)
         self._sampling.add_entropies(output)
         self._metrics["train"]["temperature"].append(self.temperature)
         self._recorder.completions(inputs, output)

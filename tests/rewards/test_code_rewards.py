@@ -10,24 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import grpo_kit.sandbox
 from grpo_kit.rewards import WeightedSum, check_rewards
 from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code, own_code
 from grpo_kit.rewards.code_child import as_json, encode
+from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import (
     CallTest,
-    CodeRunner,
     Job,
     StdinTest,
     _answer,
-    _programs,
     _read_lines,
     passes,
+    programs_of,
     read_tests,
 )
 from grpo_kit.rewards.code_values import decode, read_json, same
-from grpo_kit.sandbox import SandboxUnavailableError, isolation
+from grpo_kit.sandbox import PythonBatch, SandboxUnavailableError, isolation
 
 PREFILL = "```python\n"
 UNSAFE = (
@@ -542,22 +541,23 @@ def test_the_file_of_problems_cannot_be_read():
 def test_expected_answers_never_enter_the_child():
     tests = read_tests(SECRET)
     job = Job("def f(n): pass", "f", tuple(test.args for test in tests))
-    ((program, stdin),) = _programs(job, "mark")
+    ((program, stdin),) = programs_of(job, "mark")
     assert "(3,)" in program
     assert not any(expected in program + stdin for _, expected in SECRET)
     stdin_job = Job("print(1)", None, tuple(test.stdin for test in read_tests(ADD)))
-    assert [stdin for _, stdin in _programs(stdin_job, "mark")] == ["3 4\n", "1 1\n"]
+    assert [stdin for _, stdin in programs_of(stdin_job, "mark")] == ["3 4\n", "1 1\n"]
+
+
+def given_to_the_sandbox(monkeypatch):
+    """The (code, stdin) of every program from here on."""
+    seen = []
+    real = PythonBatch.add
+    monkeypatch.setattr(PythonBatch, "add", lambda self, p: seen.extend(p) or real(self, p))
+    return seen
 
 
 def test_what_the_sandbox_is_given_holds_no_expected_answer(monkeypatch):
-    seen = []
-    real = grpo_kit.sandbox.run_python_batch
-
-    def spy(programs, **limits):
-        seen.extend(programs)
-        return real(programs, **limits)
-
-    monkeypatch.setattr(grpo_kit.sandbox, "run_python_batch", spy)
+    seen = given_to_the_sandbox(monkeypatch)
     assert share("def f(n):\n    return 1", SECRET, reward=CodeTests(runner())) == 0.0
     assert len(seen) == 1
     assert not any(expected in text for text in seen[0] for _, expected in SECRET)
@@ -587,18 +587,14 @@ def test_partial_credit_comes_in_order():
 
 
 def test_rewards_that_share_a_runner_run_a_program_once(monkeypatch):
-    counts = []
-    real = grpo_kit.sandbox.run_python_batch
-    monkeypatch.setattr(
-        grpo_kit.sandbox, "run_python_batch", lambda p, **k: counts.append(len(p)) or real(p, **k)
-    )
+    seen = given_to_the_sandbox(monkeypatch)
     shared = runner()
     codes = [block("def f(n):\n    return n * 2"), block("def f(n):\n    return n")]
     batch = [codes[0], codes[1], codes[0], codes[0]]
     columns = {"tests": [json.dumps(DOUBLE)] * 4, "entry_point": ["f"] * 4}
     assert CodeRuns(shared)(batch, prefill=PREFILL, **columns) == [1.0] * 4
     assert CodeTests(shared)(batch, prefill=PREFILL, **columns) == [1.0, 0.25, 1.0, 1.0]
-    assert counts == [2]
+    assert len(seen) == 2
 
 
 def test_none_only_where_there_are_no_tests():
@@ -633,10 +629,10 @@ def test_any_text_is_scored_in_the_range(texts):
 
 
 def test_a_sandbox_that_is_not_there_is_no_score(monkeypatch):
-    def refuse(programs, **limits):
+    def refuse(self, programs):
         raise SandboxUnavailableError("no isolation here")
 
-    monkeypatch.setattr(grpo_kit.sandbox, "run_python_batch", refuse)
+    monkeypatch.setattr(PythonBatch, "add", refuse)
     for reward in (CodeRuns(runner()), CodeTests(runner())):
         with pytest.raises(SandboxUnavailableError):
             reward([block("def f(n): pass")], prefill=PREFILL, tests=[DOUBLE], entry_point=["f"])

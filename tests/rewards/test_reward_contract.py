@@ -13,7 +13,7 @@ from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
 from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
 from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests
-from grpo_kit.rewards.code_tests import CodeRunner
+from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
 from grpo_kit.rewards.format import SoftFormat
 from grpo_kit.rewards.language import Language

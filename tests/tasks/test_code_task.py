@@ -8,7 +8,8 @@ import random
 import pytest
 
 from grpo_kit.rewards import check_rewards
-from grpo_kit.rewards.code_tests import CodeRunner, read_tests
+from grpo_kit.rewards.code_runner import CodeRunner
+from grpo_kit.rewards.code_tests import read_tests
 from grpo_kit.rewards.code_values import decode
 from grpo_kit.sandbox import isolation
 from grpo_kit.tasks.code import code

@@ -1,0 +1,62 @@
+"""What the engine keeps between rollouts on a card: as much as the update spares, given back where memory runs out."""
+
+import pytest
+import torch
+from rollout_models import tiny_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from grpo_kit.training.update_memory import UpdateMemory
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def memory():
+    """Qwen2.5-1.5B in bfloat16 without its weights; 14 GiB are free once gradients are there."""
+    config = Qwen2Config(
+        hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    memory = UpdateMemory(model.requires_grad_(False), torch.device("cuda"))
+    memory.attention = "flex_attention"
+    return memory
+
+
+def rows(completions, tokens):
+    return [((p, *range(255)), list(range(tokens))) for p in range(8) for _ in range(completions)]
+
+
+@pytest.mark.parametrize(
+    ("held", "completions", "tokens", "stays", "reason"),
+    [
+        (0.0, 8, 512, True, "nothing is held"),
+        (1.2, 8, 512, True, "two layers of 28 more are computed again"),
+        (3.0, 8, 512, False, "five layers more"),
+        (3.0, 2, 64, True, "so little is updated that both fit"),
+        (13.9, 2, 64, False, "the update does not fit beside it"),
+    ],
+)
+def test_what_the_update_spares(memory, held, completions, tokens, stays, reason):
+    free = int((14 - held) * GIB)
+    assert memory.spares(int(held * GIB), rows(completions, tokens), free) == stays, reason
+
+
+def test_out_of_memory_takes_back_what_the_engine_keeps_before_chunks_shrink():
+    memory = UpdateMemory(tiny_model(), torch.device("cpu"))
+    kept, limits = [True], []
+
+    def give_back():
+        return bool(kept) and kept.pop()
+
+    def work(limit):
+        limits.append(limit)
+        if len(limits) < 3:
+            raise torch.OutOfMemoryError("full")
+        return "done"
+
+    memory.give_back = give_back
+    some = [((1, 2, 3), [4] * 40), ((1, 2, 3), [5] * 40), ((7, 8), [4] * 40)]
+    assert memory.run(work, some) == "done"
+    assert limits[0] == limits[1] > limits[2] and not kept
