@@ -77,6 +77,7 @@ def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: No
             trainer.remove_callback(callback)
         split = arm not in ("trl-cb", "vllm")
         watch = StepWatch(trainer, warmup=setup.warmup, split_prefill=split, say=say)
+        stack.callback(watch.count.close)
         stack.enter_context(watch.count.heads())
         stack.enter_context(forced_completions(arm, trainer, setup.workload, watch))
         trainer.train()

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 import trl.trainer.utils as trl_utils
 
 from grpo_kit.models import base_model
+
+try:
+    from grpo_kit.training import vocabulary
+except ImportError:  # an older kit, measured beside this one
+    vocabulary = None
 
 KINDS = ("prefill", "decode", "update", "head")
 PASSES = {"prefill": 1, "decode": 1, "forward-backward": 3}  # backward is twice a forward
@@ -27,24 +33,40 @@ class TokenCount:
     passes outside of it, with those that gradient checkpointing repeats. head: positions that the update projects
     onto the vocabulary. split_prefill False: the whole rollout counts as decode.
 
-    Seen by hooks on the decoder and on its first MLP (inside what is checkpointed), of which a code path may call one
-    only or none. What the engine says of itself and what its sampler is asked for count where they are more (see
-    `report`, `sampled`).
+    Seen in the forward functions of the decoder and of its first MLP (inside what is checkpointed), of which a code
+    path may call one only or none; a hook would keep the kit from its fast path. What the engine says of itself and
+    what its sampler is asked for count where they are more (see `report`, `sampled`).
     """
 
     def __init__(self, model: Any, *, split_prefill: bool) -> None:
         self.in_rollout = False
         self._split = split_prefill
+        self._put_back = ExitStack()
         self.start()
         decoder = base_model(model).get_decoder()
         for place, module in (("decoder", decoder), ("mlp", decoder.layers[0].mlp)):
-            module.register_forward_pre_hook(
-                lambda module, args, kwargs, place=place: self._see(place, args, kwargs), with_kwargs=True
-            )
+            self._watch(place, module)
+
+    def _watch(self, place: str, watched: torch.nn.Module) -> None:
+        cls = type(watched)
+        inner = cls.forward
+
+        @wraps(inner)
+        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module is watched:
+                self._see(place, args, kwargs)
+            return inner(module, *args, **kwargs)
+
+        cls.forward = forward
+        self._put_back.callback(setattr, cls, "forward", inner)
 
     def start(self) -> None:
         """Every count back to zero."""
         self._counts = {place: dict.fromkeys(KINDS, 0) for place in ("decoder", "mlp", "engine", "sampler")}
+
+    def close(self) -> None:
+        """The forward functions as they were."""
+        self._put_back.close()
 
     def report(self, tokens: dict[str, int] | None) -> None:
         """What an engine says that it computed: {"prefill": positions, "decode": positions}."""
@@ -64,16 +86,25 @@ class TokenCount:
         """Count what goes into trl's fused head inside."""
         function = trl_utils._ChunkedLogProbFunction
         inner = function.apply
+        own = vocabulary.KeptHead.apply if vocabulary else None  # the kit's, which stands in for it
 
         def apply(hidden: torch.Tensor, *args: Any) -> Any:
             self._counts["decoder"]["head"] += len(hidden)
             return inner(hidden, *args)
 
+        def own_apply(head: Any, hidden: torch.Tensor, *args: Any) -> Any:
+            self._counts["mlp"]["head"] += len(hidden)
+            return own(head, hidden, *args)
+
         function.apply = staticmethod(apply)
+        if own:
+            vocabulary.KeptHead.apply = own_apply
         try:
             yield
         finally:
             del function.apply  # the inherited one is there again
+            if own:
+                vocabulary.KeptHead.apply = own
 
     def _see(self, place: str, args: tuple, kwargs: dict[str, Any]) -> None:
         names = ("input_ids", "inputs_embeds", "hidden_states")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -36,6 +37,13 @@ def row_bucket(rows: int) -> int:
     return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
 
+class Spent(NamedTuple):
+    """What a batch took, by phase: seconds, and the tokens that went through the model, padding included."""
+
+    seconds: dict[str, float]
+    tokens: dict[str, int]
+
+
 class Decoder:
     """Decodes batches with one model; keeps slots and graphs between batches until released.
 
@@ -64,12 +72,13 @@ class Decoder:
         tape: Tape,
         sampler: Sampler,
         limit: int,
-    ) -> dict[str, float]:
-        """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape; seconds by phase.
+    ) -> Spent:
+        """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape.
 
         rows: long (n,) on the device, who they are to sampler and processors.
         """
         start = time.perf_counter()
+        self._tokens = {"prefill": 0, "decode": 0}
         self._layers = None if self.bucketed else plain_layers(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
         first_logits = self._prefill(groups, limit)  # (P, V)
@@ -78,7 +87,7 @@ class Decoder:
         with _decode_attention(self.base):
             self._decode([n for _, n in groups], first_logits, rows, tape, sampler, limit)
         self._wait()
-        return {"prefill": middle - start, "decode": time.perf_counter() - middle}
+        return Spent({"prefill": middle - start, "decode": time.perf_counter() - middle}, self._tokens)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -91,6 +100,7 @@ class Decoder:
         prompts = [p for p, _ in groups]
         if self._layers is not None:
             made = self._tree_prefill(self.base, self._layers, prompts)
+            self._tokens["prefill"] += made.computed
             self._allocate(groups, limit, (len(made.keys), *made.keys[0].shape[::2]), made.keys[0].dtype)
             for part, layers in enumerate((made.keys, made.values)):
                 for layer, held in enumerate(layers):
@@ -108,6 +118,7 @@ class Decoder:
             width = max(map(len, part))
             # Padded on the right: causal attention keeps it from being seen, and no mask is needed.
             ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in part], device=self.device)
+            self._tokens["prefill"] += ids.numel()
             cache = DynamicCache(config=self.base.config)
             for place, layer in enumerate(prefix.layers if prefix else ()):
                 cache.update(*(x.expand(len(part), -1, -1, -1) for x in (layer.keys, layer.values)), place)
@@ -133,6 +144,7 @@ class Decoder:
         """Keys and values of the prefix, one row."""
         cache = DynamicCache(config=self.base.config)
         ids = torch.tensor([list(prefix)], device=self.device)
+        self._tokens["prefill"] += len(prefix)
         self.base.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
         return cache
 
@@ -243,6 +255,7 @@ class Decoder:
 
     def _step(self) -> torch.Tensor:
         """Logits (rows, V) of the step that the slots were set to."""
+        self._tokens["decode"] += self.slots.rows if self._layers is None else padded_rows(self.slots.rows)
         if self._layers is not None:
             return self._plain_forward(self._layers)
         return self.graphs.run((self.slots.rows, self.slots.width), self._forward)

@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from grpo_kit.models import base_model
 from grpo_kit.rollout.casts import Casts
-from grpo_kit.rollout.decode import Decoder
+from grpo_kit.rollout.decode import Decoder, Spent
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.support import unsupported
 from grpo_kit.rollout.tape import Ended, Tape
@@ -34,7 +34,7 @@ class Rollouts:
     logprobs: of each token under the distribution it was drawn from (penalty, processors, temperature, top-k, top-p,
     min-p applied; greedy: before temperature). policy_logprobs: log_softmax(logits / temperature), what a trainer
     scores. entropies: of softmax(logits / temperature), in nats. All computed in float32.
-    seconds: {"prefill": s, "decode": s}.
+    seconds: {"prefill": s, "decode": s}. tokens: likewise, those that went through the model, padding included.
     """
 
     completion_ids: list[list[int]]
@@ -42,6 +42,7 @@ class Rollouts:
     policy_logprobs: list[list[float]]
     entropies: list[list[float]]
     seconds: dict[str, float]
+    tokens: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class RolloutEngine:
         tokenizer: needed for stop_strings.
         ended: told of completions that stop while others are still being written, {index into prompt_ids: token ids},
         often {}, at every look at who is done: each step, on a card every fourth and some steps late. Rows that end
-        last or at max_new_tokens may never be told; after running out of memory rows are told again.
+        last or at that limit may never be told; after running out of memory rows are told again.
         Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so.
         Leaves the model's modes, settings and weights as they were, whatever happens.
         Raises ValueError for what the engine cannot do, an empty prompt, and prompts too long for the context.
@@ -118,20 +119,20 @@ class RolloutEngine:
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
         sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers)
-        seconds = {"prefill": 0.0, "decode": 0.0}
+        spent = Spent({"prefill": 0.0, "decode": 0.0}, {"prefill": 0, "decode": 0})
         with self._evaluating():
             ids = list(range(len(prompt_ids)) if rows is None else rows)
             batch = _Batch(prompt_ids, ids, generation_config, tokenizer, ended)
-            result = self._rollout(batch, sampler, seconds)
+            result = self._rollout(batch, sampler, spent)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
-        rollouts = Rollouts(*map(list, columns), seconds)
+        rollouts = Rollouts(*map(list, columns), *spent)
         if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
             raise FloatingPointError(
                 "the model's logits are not finite: its weights hold a NaN or overflowed"
             )
-        return rollouts if numbers else Rollouts(rollouts.completion_ids, [], [], [], seconds)
+        return rollouts if numbers else Rollouts(rollouts.completion_ids, [], [], [], *spent)
 
-    def _rollout(self, batch: _Batch, sampler: Sampler, seconds: dict[str, float]) -> dict[int, tuple]:
+    def _rollout(self, batch: _Batch, sampler: Sampler, spent: Spent) -> dict[int, tuple]:
         """All rows, in as many batches as memory needs: place in prompt_ids -> what Tape.read gives for it."""
         config = batch.config
         limit, pad_id, texts = config.max_new_tokens, config.pad_token_id, config.stop_strings
@@ -153,10 +154,10 @@ class RolloutEngine:
                 told = batch.ended and partial(_tell, batch.ended, part)
                 tape = Tape(prompts, limit, device=device, ended=told, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
-                spent = self._decoder.run(prompts, numbers, tape, sampler, limit)
+                more = self._decoder.run(prompts, numbers, tape, sampler, limit)
                 result.update(zip(part, tape.read(), strict=True))
-                for phase in seconds:
-                    seconds[phase] += spent[phase]
+                for total, counts in zip(spent, more, strict=True):
+                    total.update({phase: n + counts[phase] for phase, n in total.items()})
                 continue
             except torch.OutOfMemoryError:
                 if len(part) == 1:

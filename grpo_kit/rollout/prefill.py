@@ -26,13 +26,14 @@ class Prefill(NamedTuple):
     """What decoding needs of P prompts.
 
     keys, values: a tensor (H, N, D) a layer; places: long (T,) for each prompt, its tokens among the N;
-    hidden: (P, E), behind each prompt's last token.
+    hidden: (P, E), behind each prompt's last token; computed: how many of the N were not known before.
     """
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     places: list[torch.Tensor]
     hidden: torch.Tensor
+    computed: int
 
 
 class _Kept(NamedTuple):
@@ -107,7 +108,7 @@ class TreePrefill:
         last = torch.tensor([place[-1] for place in tree.places])
         before = np.arange(known)
         places = [torch.from_numpy(np.concatenate([before, place + known])) for place in tree.places]
-        return Prefill(keys, values, places, hidden.index_select(0, last))
+        return Prefill(keys, values, places, hidden.index_select(0, last), len(tree))
 
 
 class _Behind:
