@@ -1,8 +1,9 @@
 """Completions in the trainer's process, on the trainer's own weights: no second copy, nothing to keep in step.
 
-Each prompt is computed once and its keys and values are shared by its completions; all rows decode in one batch;
-ended rows are dropped. On CUDA the decode step is a captured graph. The layers are transformers' own, so that
-adapters, biases, norms and quantised weights are whatever the model has.
+What prompts share is computed once, each prompt's keys and values are shared by its completions; all rows decode in
+one batch; ended rows are dropped. On CUDA the decode step is a captured graph of transformers' own layers, so that
+adapters, biases, norms and quantised weights are whatever the model has; on a CPU float32 layers that hold nothing
+unusual are computed as plain functions of the same tensors.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_draw_never_picks_what_has_no_probability():
 
 @pytest.mark.parametrize("ties", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 8.0], ids=["uniform", "flat", "peaked", "steep"])
-@pytest.mark.parametrize("top_p", [0.05, 0.6, 0.95, 0.999])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.75, 0.95, 0.999])
 @pytest.mark.parametrize("vocabulary", [700, 3000, 49152])
 def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, ties):
     g = torch.Generator().manual_seed(0)
@@ -141,6 +141,10 @@ def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, 
     scores = (2 * scores).round() / 2 if ties else scores
     scores[1, 5:] = -torch.inf  # what another warper took out
     scores[2, 7] = 60.0  # a certain token
+    # Masses 0.5, 0.25, ... and top_p: edges on the threshold, where only transformers' rounding decides.
+    halves = torch.full((vocabulary,), -torch.inf)
+    halves[:60] = -0.6931472 * torch.arange(60)
+    scores[3] = halves.roll(100)
     ids = torch.zeros(6, 1, dtype=torch.long)
     wanted = TopPLogitsWarper(top_p)(ids, scores)
     for given in (scores, scores.t().contiguous().t()):  # either layout
@@ -149,7 +153,7 @@ def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, 
         warp.sort = lambda i, s, sort=sort, seen=sorted_rows: seen.append(len(s)) or sort(i, s)
         assert torch.equal(warp(ids, given), wanted)
         if spread >= 8 and not ties and top_p < 0.99 and vocabulary > 2000:
-            assert sum(sorted_rows) <= 1  # hardly ever by sorting everything
+            assert sum(sorted_rows) <= 2  # hardly ever by sorting everything
 
 
 @pytest.mark.parametrize("greedy", [False, True])
