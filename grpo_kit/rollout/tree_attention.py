@@ -185,6 +185,8 @@ def tree_attention(
 
     query (1, H, N, D); key, value (1, Hkv, N, D), H a multiple of Hkv; scale: of the scores. Returns (1, N, H, D).
     """
+    if torch.is_autocast_enabled("cpu"):  # as it does with torch's own attention
+        query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
     return _TreeAttention.apply(query, key, value, plan, scale)
 
 

@@ -178,9 +178,8 @@ def pack_rows(rows: list[Row], device: torch.device, *, multiple: int = 1) -> Pa
     [[5, 6, 7, 6, 9]]
     """
     scored = [r for r, (_, completion) in enumerate(rows) if completion]
-    tree = build_tree([rows[r] for r in scored])
-    count = max(1, len(tree))
-    length = -(-count // multiple) * multiple
+    tree = build_tree([rows[r] for r in scored] or [((0,), ())])  # nothing scored: one token to hang zeros on
+    length = -(-len(tree) // multiple) * multiple
     table = torch.zeros(4, length, dtype=torch.long)
     table[2], table[3] = -100, torch.arange(1, length + 1)  # padding sees itself alone
     for line, values in zip(table, (tree.input_ids, tree.positions, tree.labels, tree.end), strict=True):
@@ -188,7 +187,7 @@ def pack_rows(rows: list[Row], device: torch.device, *, multiple: int = 1) -> Pa
     ids, positions, labels, end = table.to(device)
     lengths = [len(completion) for _, completion in rows]
     places = torch.zeros(len(rows), max([1, *lengths]), dtype=torch.long)
-    for r, place in zip(scored, tree.places, strict=True):
+    for r, place in zip(scored, tree.places, strict=False):
         places[r, : lengths[r]] = torch.from_numpy(place[-lengths[r] :])
     return PackedBatch(
         ids[None],

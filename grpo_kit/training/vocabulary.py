@@ -52,6 +52,8 @@ class _Head(torch.autograd.Function):
             by_logprob = torch.zeros_like(entropies)
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         by_weight = GradientSum(weight) if ctx.needs_input_grad[1] else None
+        if by_weight is not None and not len(hidden):
+            by_weight.add_product(kept, hidden)  # a gradient of zeros, not a missing one
         begin = 0
         while begin < len(hidden):
             # What was kept goes in one piece, the rest is computed again, tile by tile.

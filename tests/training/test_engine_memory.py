@@ -25,7 +25,12 @@ def memory():
 
 
 def rows(completions, tokens):
-    return [((p, *range(255)), list(range(tokens))) for p in range(8) for _ in range(completions)]
+    """Eight groups, of which no two share a prompt and no two completions a token."""
+    return [
+        ((p, *range(255)), [1000 * c + t for t in range(tokens)])
+        for p in range(8)
+        for c in range(completions)
+    ]
 
 
 @pytest.mark.parametrize(

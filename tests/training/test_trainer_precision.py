@@ -63,12 +63,17 @@ def test_no_lora_dropout_while_sampling_and_scoring(which, tmp_path):
         trainer.model.train()
         wanted = logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
         errors.append((wanted - batch["old_per_token_logps"]).abs().max().item())
+        if which == "kit":  # what was sampled from had no dropout either
+            apart = (wanted - batch["sampling_per_token_logps"]) * batch["completion_mask"]
+            errors.append(apart.abs().max().item())
         return batch
 
     trainer._generate_single_turn, trainer._generate_and_score_completions = generate, score
     trainer.train()
     assert trainer.model.training
-    assert modes == ({False} if which == "kit" else {True})
+    assert (
+        modes <= {False} if which == "kit" else modes == {True}
+    )  # the kit need not ask a module without effect
     assert (max(errors) < 1e-4) == (which == "kit")
 
 
