@@ -98,7 +98,7 @@ class _Builder:
     def tree(self) -> PrefixTree:
         # What is to be done, the last first: grow a range of rows from a depth, or say that a stretch's tree ends.
         waiting: list[tuple] = [
-            ("grow", *span, 0, None) for span in reversed(self._split(0, len(self.sorted), 0))
+            ("grow", *span, 0, False) for span in reversed(self._split(0, len(self.sorted), 0))
         ]
         while waiting:
             what, *rest = waiting.pop()
@@ -121,10 +121,10 @@ class _Builder:
             [Stretch(*s) for s in self.stretches if s[1] > s[0]],
         )
 
-    def _grow(self, low: int, high: int, depth: int, again: int | None) -> list[tuple]:
+    def _grow(self, low: int, high: int, depth: int, again: bool) -> list[tuple]:
         """Rows low..high - 1 agree up to some depth: what they share from `depth` on, then what each part goes on with.
 
-        again: the label under which the token before `depth` is repeated first.
+        again: whether the token before `depth` is repeated first, under the label that follows it here.
         """
         start = len(self.input_ids)
         shared = common_length(self.sorted[low], self.sorted[high - 1])
@@ -133,10 +133,10 @@ class _Builder:
         scored_parts = [part for part in parts if part[2] is not None]
         repeated = len(scored_parts) > 1  # the last token is then there once for each of them
         last = min(shared, max(self.read[low:high])) - repeated
-        begin = depth if again is None else depth - 1
+        begin = depth - again
         for place in range(begin, last):
             label = tokens[place + 1] if place + 1 < shared and place + 1 >= scored else -100
-            self._write(tokens[place], place, again if place < depth else label)
+            self._write(tokens[place], place, label)
         for row in range(low, high):
             # With `repeated`, one that ends here reads the first of the last token's copies, which comes next.
             stop = min(last + repeated, self.read[row])
@@ -146,9 +146,9 @@ class _Builder:
         if not repeated:
             if scored_parts:
                 self.labels[-1] = scored_parts[0][2]
-            return ending + [("grow", a, b, shared, None) for a, b, _ in reversed(parts)]
+            return ending + [("grow", a, b, shared, False) for a, b, _ in reversed(parts)]
         rest = [part for part in parts if part[2] is None]
-        copies = [("grow", a, b, shared, label) for a, b, label in scored_parts]
+        copies = [("grow", a, b, shared, True) for a, b, _ in scored_parts]
         if rest:
             copies[0] = ("copy", [scored_parts[0], *rest], shared)
         return ending + copies[::-1]
@@ -162,7 +162,7 @@ class _Builder:
             for row in range(low, high):
                 self.paths[row][depth - 1] = place
         self.stretches.append([place, place + 1, 0])
-        grow = [("grow", a, b, depth, None) for a, b, _ in reversed(parts)]
+        grow = [("grow", a, b, depth, False) for a, b, _ in reversed(parts)]
         return [("end", len(self.stretches) - 1), *grow]
 
     def _label(self, low: int, high: int, depth: int) -> int | None:
