@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def prepare(
 def measure_once(
     model: dict[str, Any], work: dict[str, Any], arm: str, tuned: tuple[int, bool], warmup: int
 ) -> dict[str, Any]:
-    """The fields of Step. On a CPU a step of a few tokens comes first: what a process pays once is in no arm's time."""
+    """The fields of Step. warmup: unmeasured steps of the same trainer before it."""
     policy, tokenizer = _policy(**model)
     cuda = model["cuda"]
     setup = Setup(
@@ -79,10 +79,6 @@ def measure_once(
         warmup=warmup,
         tuned=tuple(tuned),
     )
-    if not cuda:
-        little = make_workload(tokenizer, SIZES["smoke"].realistic, seed=0)
-        rows = len(little.completion_ids)
-        measure(arm, replace(setup, workload=little, tuned=(min(rows, setup.tuned[0]), setup.tuned[1])))
     return asdict(measure(arm, setup, say=lambda text: print(f"  {arm}: {text}", flush=True)))
 
 
