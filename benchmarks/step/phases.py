@@ -87,20 +87,21 @@ class PeakMemory:
     """Bytes at the highest point between start() and stop(), and over time.
 
     On CUDA what the allocator gave out ("allocated": weights included) and what it holds ("reserved"). On a CPU the
-    process's resident memory above what it was at start ("above start": weights not included). Sampled each 5 ms.
+    process's resident memory above what it was when this was made, before the first step ("above start": weights not
+    included). Sampled each 5 ms.
     """
 
     def __init__(self, *, cuda: bool = False) -> None:
-        self._cuda = cuda
-
-    def start(self) -> None:
-        gc.collect()
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
-            self._before = 0
-        else:
+        self._cuda, self._before = cuda, 0
+        if not cuda:
+            gc.collect()
             _return_free_memory()
             self._before = _resident()
+
+    def start(self) -> None:
+        if self._cuda:
+            gc.collect()
+            torch.cuda.reset_peak_memory_stats()
         self._samples, self._begin = [(0.0, self._now())], time.perf_counter()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput
 
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
+from grpo_kit.training.freed_memory import kept_for_the_next_step
 from grpo_kit.training.interrupts import InterruptGuard, Stopped
 from grpo_kit.training.lineage import mark_trained
 from grpo_kit.training.logprobs import LOSS_STATE
@@ -76,7 +77,7 @@ class Session(TrainerCallback):
         trainer._requests.hear_what_waits(folder)
         if not checkpoint and self._nothing_left():
             return self._show_what_is_done()
-        with self.guard, quiet(trainer.model):
+        with self.guard, quiet(trainer.model), kept_for_the_next_step(trainer.accelerator.device):
             checkpoint = self._where_to_go_on(checkpoint)
             config = self.recorder.open(resume=bool(checkpoint) or self.interrupted)
             self.interrupted = self._started = self._updating = False
