@@ -7,7 +7,9 @@ Rows are completions of up to four prompts of 160 to 350 tokens, sampled at temp
 two calls of the sampler; --before measures another checkout of the kit in turn, in processes of its own. The floor is
 the larger of weight bytes / bandwidth and 2 x parameters x rows / peak FLOP/s, both measured in the same run;
 attention is not in it. The profile is torch's own time by operator at the largest number of rows up to 32. The least
-and the median of all steps are given: on a busy machine the least says more. Writes results/decode.json.
+and the median of all steps are given: on a busy machine the least says more. "rollouts" are whole ones, prompts
+included, of what has little or nothing to share: few rows, prompts of their own, LoRA, a tiny model. Writes
+results/decode.json.
 """
 
 from __future__ import annotations
@@ -25,6 +27,15 @@ from benchmarks.step.floor import device_peaks
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 LENGTHS = (160, 350, 220, 280)
+# Whole rollouts: (prompts, completions of each, model if not --model, tuning)
+ROLLOUTS = {
+    "one row": (1, 1, None, "full"),
+    "4 prompts, 1 completion each": (4, 1, None, "full"),
+    "4 prompts, 2 completions each": (4, 2, None, "full"),
+    "32 prompts, 1 completion each": (32, 1, None, "full"),
+    "4 prompts, 8 completions each, LoRA": (4, 8, None, "lora"),
+    "4 prompts, 8 completions each, a tiny model": (4, 8, "tiny-random", "full"),
+}
 # Runs in another process, on whatever checkout lies in its folder.
 MEASURE = """
 import json, os, sys, time, torch
@@ -55,13 +66,24 @@ for rows in asked["rows"]:
     clock.clear()
     RolloutEngine(model).generate(prompts(rows), config, seed=0)
     found[rows] = [b - a for a, b in zip(clock[1:], clock[2:])]
+whole = {}
+for name, (prompts_, completions, other, tuning) in asked["rollouts"].items():
+    policy, _ = load_policy(other or asked["model"], tuning=tuning, quiet=True)
+    engine, seconds = RolloutEngine(policy.eval()), []
+    for _ in range(4):
+        lengths = [asked["lengths"][i % len(asked["lengths"])] for i in range(prompts_)]
+        own = [torch.randint(20, vocabulary - 20, (n,), generator=draw).tolist() for n in lengths]
+        start = time.perf_counter()
+        engine.generate([ids for ids in own for _ in range(completions)], config, seed=0)
+        seconds.append(time.perf_counter() - start)
+    whole[name] = seconds[1:]
 profile = {}
 if asked["profile"]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         RolloutEngine(model).generate(prompts(asked["profile"]), config, seed=0)
     for event in profiler.key_averages():
         profile[event.key] = [event.self_cpu_time_total / 1e3, event.count]
-print(json.dumps({"steps": found, "profile": profile, "parameters": model.num_parameters()}))
+print(json.dumps({"steps": found, "rollouts": whole, "profile": profile, "parameters": model.num_parameters()}))
 """
 
 
@@ -101,14 +123,17 @@ def main() -> None:
     kits = {"before": options.before.resolve()} if options.before else {}
     kits["now"] = ROOT
     steps: dict[str, dict[str, list[float]]] = {who: {} for who in kits}
+    rollouts: dict[str, dict[str, list[float]]] = {who: {} for who in kits}
     profiles = {}
     asked = {name: getattr(options, name) for name in ("rows", "tokens", "threads", "model")}
+    asked |= {"lengths": LENGTHS, "rollouts": ROLLOUTS}
     for number in range(options.rounds):
         for who, kit in kits.items():
             wanted = max((n for n in options.rows if n <= 32), default=0) if not number else 0
-            said = measure(kit, **asked, lengths=LENGTHS, profile=wanted)
-            for rows, seconds in said["steps"].items():
-                steps[who].setdefault(rows, []).extend(seconds)
+            said = measure(kit, **asked, profile=wanted)
+            for all_of, some in ((steps, said["steps"]), (rollouts, said["rollouts"])):
+                for name, seconds in some.items():
+                    all_of[who].setdefault(name, []).extend(seconds)
             profiles |= {who: shares(said["profile"])} if wanted else {}
     peaks = device_peaks(False, torch.float32)
     floors = {
@@ -121,10 +146,10 @@ def main() -> None:
     result |= {"n": {who: len(steps[who][str(options.rows[0])]) for who in steps}, "unit": "ms a step"}
     result |= {"load average before": load, "peaks": peaks, "floor": floors}
     for who, by_rows in steps.items():
-        result[who] = {
-            rows: {"least": 1e3 * min(s), "median": 1e3 * sorted(s)[len(s) // 2]}
-            for rows, s in by_rows.items()
-        }
+        result[who] = {rows: _least_and_median(s, 1e3) for rows, s in by_rows.items()}
+    result["seconds of a rollout"] = {
+        who: {name: _least_and_median(s) for name, s in by_name.items()} for who, by_name in rollouts.items()
+    }
     result["profile"] = profiles
     print(save(options.out, "decode", result))
     for rows in options.rows:
@@ -133,6 +158,13 @@ def main() -> None:
             for who in kits
         ]
         print(f"{rows:3} rows  floor {floors[rows]:5.1f}  " + "  ".join(cells))
+    for name in ROLLOUTS:
+        cells = [f"{who} {result['seconds of a rollout'][who][name]['median']:.3f} s" for who in kits]
+        print(f"{name}: " + "  ".join(cells))
+
+
+def _least_and_median(values: list[float], times: float = 1) -> dict[str, float]:
+    return {"least": times * min(values), "median": times * sorted(values)[len(values) // 2]}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.step.workload import Shape, word_tokenizer
 from grpo_kit import profile
 
-WORKLOADS = ("main-job", "realistic", "long", "think")
+WORKLOADS = ("main-job", "realistic", "long", "longest", "think")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Size:
     tuned: dict[str, tuple[int, bool]]
     realistic: Shape
     long: Shape
+    longest: Shape
     think: Shape
 
     def shape(self, workload: str) -> Shape:
@@ -48,16 +49,18 @@ SIZES = {
         tuned=dict.fromkeys(WORKLOADS, (8, False)),
         realistic=Shape(2, 4, (8, 24), 5, 8),
         long=Shape(2, 4, (16, 16), None, 8),
+        longest=Shape(1, 4, (16, 16), None, 16),
         think=Shape(2, 4, None, 5, 8),
     ),
     "cpu": Size(
         model="smollm2-135m-instruct",
         profile="cpu",
         rounds=1,
-        tuned=dict.fromkeys(("realistic", "long", "think"), (2, False)),
+        tuned=dict.fromkeys(("realistic", "long", "longest", "think"), (2, False)),
         realistic=Shape(4, 8, (128, 384), 38, 64),
         # Fewer rows than elsewhere: TRL computes 768 positions for each, 8 rows take it minutes on two cores.
         long=Shape(2, 4, (256, 256), None, 512),
+        longest=Shape(1, 4, (256, 256), None, 2048),
         think=Shape(2, 8, None, 300, 512),
     ),
     "gpu": Size(
@@ -67,6 +70,7 @@ SIZES = {
         tuned={},
         realistic=Shape(8, 8, (128, 384), 300, 512),
         long=Shape(8, 8, (256, 256), None, 512),
+        longest=Shape(4, 8, (256, 256), None, 2048),
         think=Shape(8, 8, None, 300, 512),
     ),
 }

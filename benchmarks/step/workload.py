@@ -133,7 +133,9 @@ def finished(
     tokens: str = "random words of the vocabulary, forced",
 ) -> Workload:
     """The workload of these prompts and completions; draws which groups have equal rewards."""
-    flat_groups = set(draw.sample(range(shape.prompts), max(1, round(FLAT_SHARE * shape.prompts))))
+    # Where there is one group only it has something to teach, else there were no gradient to compare.
+    flat_groups = min(shape.prompts - 1, max(1, round(FLAT_SHARE * shape.prompts)))
+    flat_groups = set(draw.sample(range(shape.prompts), flat_groups))
     return Workload(
         prompts=list(texts),
         prompt_ids=list(ids),

@@ -148,7 +148,12 @@ def test_tokens_of_each_arm_by_hand(setup, plain):
     assert plain.tokens == {"prefill": 8 * 20, "decode": 8 * 7, "update": 2 * 8 * 28, "head": 8 * 27}
     # Each prompt once, live rows only, as many as a fast product has: 8, 7, 6, 4, 3, 2 and 2 of them. The update has
     # each prompt's last token before every completion, whose own last token nobody reads; the head sees those alone.
-    least = {"prefill": 12 + 20, "decode": 8 + 8 + 8 + 4 + 4 + 2 + 2, "update": 12 - 1 + 20 - 1 + 40, "head": 40}
+    least = {
+        "prefill": 12 + 20,
+        "decode": 8 + 8 + 8 + 4 + 4 + 2 + 2,
+        "update": 12 - 1 + 20 - 1 + 40,
+        "head": 40,
+    }
     assert measure("kit", setup).tokens == least
 
 
