@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import LogitsProcessorList
 from benchmarks.step.phases import StepWatch
 from benchmarks.step.workload import Workload
 from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.engine import Rollouts
 
 
 class ForcedCompletions:
@@ -98,11 +100,14 @@ def _force_generate(model: Any, forced: ForcedCompletions, watch: StepWatch) -> 
 def _engine_forced(forced: ForcedCompletions, watch: StepWatch) -> Iterator[None]:
     """Into the kit's RolloutEngine, which the trainer makes at its first rollout and which times its own prefill."""
     inner = RolloutEngine.generate
+    fields = [field.name for field in dataclasses.fields(Rollouts)]
 
     @wraps(inner)
     def generate(self: Any, *args: Any, processors: tuple = (), **kwargs: Any) -> Any:
         forced.reset()
-        rollouts = inner(self, *args, processors=(*processors, forced), **kwargs)
+        # An engine that says what it computed is left alone.
+        with watch.count.unwatched() if "tokens" in fields else nullcontext():
+            rollouts = inner(self, *args, processors=(*processors, forced), **kwargs)
         watch.clock.move(rollouts.seconds["prefill"], "decode", "prefill")
         watch.count.sampled(forced.decoded)
         watch.count.report(getattr(rollouts, "tokens", None))  # an engine may say what it computed

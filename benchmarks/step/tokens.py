@@ -34,20 +34,23 @@ class TokenCount:
     onto the vocabulary. split_prefill False: the whole rollout counts as decode.
 
     Seen in the forward functions of the decoder and of its first MLP (inside what is checkpointed), of which a code
-    path may call one only or none; a hook would keep the kit from its fast path. What the engine says of itself and
-    what its sampler is asked for count where they are more (see `report`, `sampled`).
+    path may call one only or none. What the engine says of itself and what its sampler is asked for count where they
+    are more (see `report`, `sampled`); one that says it is not watched meanwhile, which would slow it down.
     """
 
     def __init__(self, model: Any, *, split_prefill: bool) -> None:
         self.in_rollout = False
         self._split = split_prefill
+        self._decoder = base_model(model).get_decoder()
         self._put_back = ExitStack()
         self.start()
-        decoder = base_model(model).get_decoder()
-        for place, module in (("decoder", decoder), ("mlp", decoder.layers[0].mlp)):
-            self._watch(place, module)
+        self._watch()
 
-    def _watch(self, place: str, watched: torch.nn.Module) -> None:
+    def _watch(self) -> None:
+        for place, module in (("decoder", self._decoder), ("mlp", self._decoder.layers[0].mlp)):
+            self._watch_one(place, module)
+
+    def _watch_one(self, place: str, watched: torch.nn.Module) -> None:
         cls = type(watched)
         inner = cls.forward
 
@@ -59,6 +62,15 @@ class TokenCount:
 
         cls.forward = forward
         self._put_back.callback(setattr, cls, "forward", inner)
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """The forward functions as they were, inside."""
+        self._put_back.close()
+        try:
+            yield
+        finally:
+            self._watch()
 
     def start(self) -> None:
         """Every count back to zero."""

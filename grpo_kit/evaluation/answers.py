@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from transformers import GenerationConfig
 
 from grpo_kit.display import progress_line
 from grpo_kit.evaluation.chunks import sample_chunks
-from grpo_kit.memory.decoding import rows_at_once
+from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
+from grpo_kit.memory.free import free_bytes
 from grpo_kit.rewards.judge import Scores, ask_all, totals
 from grpo_kit.rewards.parts import check_columns
 from grpo_kit.rollout.complete import Completion, complete
-from grpo_kit.training.update_memory import free_bytes
+from grpo_kit.rollout.support import unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -166,5 +168,9 @@ def _rows_at_once(model: Any, tokenizer: Any, prompts: Sequence[str], limit: int
         "prompt_tokens": max(map(len, tokenizer(list(prompts))["input_ids"])),
         "completion_tokens": limit,
     }
-    device = next(model.parameters()).device
-    return rows_at_once(model, free_bytes(device), samples=max(1, samples), **sizes)
+    free = free_bytes(next(model.parameters()).device)
+    if unsupported(
+        model, GenerationConfig()
+    ):  # transformers decodes then: samples share nothing, too many rows end it
+        return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
+    return rows_at_once(model, free, samples=max(1, samples), **sizes)

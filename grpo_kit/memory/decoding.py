@@ -12,6 +12,9 @@ from grpo_kit.models import MODEL_TYPES, base_model
 # Rows of a batch at most. CPU: SmolLM2-135M on 2 cores, where 32 took a fifth longer and 128 and 256 were not clearly
 # faster. A card is bound by launches, so more rows cost little: an estimate, nobody has measured it.
 MOST_ROWS = {"cpu": 64, "cuda": 256}
+# Rows and prompt tokens of which the engine has memory on a card; fewer are padded.
+_CARD_ROWS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2)
+_CARD_TOKENS = 64
 UNKNOWN_ROWS = 64  # for models whose bytes are not known
 _DECODE_COPIES = 5  # of a decode step's logits in float32, while sampling: an estimate
 
@@ -54,12 +57,17 @@ def rows_at_once(
 ) -> int:
     """Sequences to decode at once, in 1..MOST_ROWS of the device: as many as nine tenths of the free memory hold.
 
+    On a card a number that the engine need not pad.
     prompt_tokens: of the longest prompt. samples: completions a prompt, which share its keys and values where all of
     them are in one batch. Models of an unknown architecture get UNKNOWN_ROWS.
     """
     base = base_model(model)
     if base.config.get_text_config().model_type not in MODEL_TYPES:
         return UNKNOWN_ROWS
+
+    card = base.device.type == "cuda"
+    if card:
+        prompt_tokens = -(-prompt_tokens // _CARD_TOKENS) * _CARD_TOKENS
 
     def fits(rows: int) -> bool:
         prompts = -(-rows // samples)
@@ -68,4 +76,4 @@ def rows_at_once(
         return sum(need.values()) <= USED_OF_FREE * free_bytes
 
     most = MOST_ROWS.get(base.device.type, UNKNOWN_ROWS)
-    return next((rows for rows in range(most, 1, -1) if fits(rows)), 1)
+    return next((rows for rows in (_CARD_ROWS if card else range(most, 1, -1)) if fits(rows)), 1)

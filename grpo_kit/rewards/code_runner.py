@@ -107,9 +107,9 @@ class CodeRunner:
     def _start(self, jobs: Sequence[Job], *, workers: int | None) -> None:
         from grpo_kit.sandbox import PythonBatch
 
-        if not jobs:
-            return
         if self._batch is None:
+            if not jobs:
+                return
             limits = {"seconds": self.seconds, "memory_mb": self.memory_mb, "output_kb": 1024}
             self._batch = PythonBatch(**limits, allow_unsafe=self.allow_unsafe)
         self._batch.workers = workers

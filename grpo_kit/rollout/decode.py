@@ -112,7 +112,7 @@ class Decoder:
         shared = shared if shared >= _SHORTEST_PREFIX else 0
         last = []
         prefix = self._compute(prompts[0][:shared]) if shared else None
-        for begin, end in self._chunks([len(p) - shared for p in prompts], bool(shared)):
+        for begin, end in self._chunks([len(p) - shared for p in prompts], shared):
             part = [p[shared:] for p in prompts[begin:end]]
             lengths = torch.tensor([len(p) for p in part], device=self.device)
             width = max(map(len, part))
@@ -148,9 +148,12 @@ class Decoder:
         self.base.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
         return cache
 
-    def _chunks(self, lengths: Sequence[int], short: bool) -> Iterator[tuple[int, int]]:
-        """Prompts that are computed together: on a CPU one at a time, unless only their short ends are left."""
-        budget = _PREFILL_TOKENS if self.bucketed else _SHORT_TOKENS if short else 0
+    def _chunks(self, ends: Sequence[int], shared: int) -> Iterator[tuple[int, int]]:
+        """Prompts computed together, each with so many tokens left: on a CPU one at a time, unless those are few."""
+        budget = _PREFILL_TOKENS if self.bucketed else _SHORT_TOKENS if shared else 0
+        lengths = (
+            [shared + end for end in ends] if self.bucketed else ends
+        )  # a card's memory holds all of each
         begin = 0
         for end in range(1, len(lengths) + 1):
             if end == len(lengths) or (end + 1 - begin) * max(lengths[begin : end + 1]) > budget:

@@ -128,6 +128,7 @@ class RolloutEngine:
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), *spent)
         if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
+            self.release()  # else the next rollout would find a NaN in what is kept
             raise FloatingPointError(
                 "the model's logits are not finite: its weights hold a NaN or overflowed"
             )
@@ -166,6 +167,7 @@ class RolloutEngine:
             # Out here the error is gone, and with it the tensors its frames held.
             tape = None
             self.release()
+            sampler.release()
             self._most_rows = len(part) - 1
             waiting.insert(0, part)
             print(f"Rollout: {len(part)} rows do not fit in memory; going on with half of them at a time")

@@ -12,7 +12,7 @@ from grpo_kit.rollout.graphs import signature
 def versions(model: torch.nn.Module) -> tuple:
     """Where the weights lie, how often torch saw them written to, adapters and autocast: free, but blind to writes
     through `.data` and to memory that others write."""
-    return signature(model), tuple(p._version for p in model.parameters())
+    return signature(model), tuple(0 if t.is_inference() else t._version for t in _tensors(model))
 
 
 @torch.no_grad()
@@ -23,11 +23,15 @@ def fingerprint(model: torch.nn.Module) -> tuple:
     vectors sees those (changed signs, rows in another order) unless they are so small that rounding hides them.
     """
     values = []
-    for parameter in model.parameters():
-        rows = parameter.detach().flatten(1) if parameter.dim() > 1 else parameter.detach()[None]
+    for tensor in _tensors(model):
+        rows = tensor.detach().flatten(1) if tensor.dim() > 1 else tensor.detach().reshape(1, -1)
         by_row = (rows @ _vector(rows.size(1)).to(rows)).double()
         values += [torch.hash_tensor(rows), by_row @ _vector(len(by_row)).to(by_row)]
     return versions(model), tuple(value.item() for value in values)
+
+
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 @functools.cache

@@ -16,13 +16,19 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from grpo_kit.rollout.products import Projection, available, is_plain, projection
+from grpo_kit.rollout.products import Projection, available, is_plain, is_plain_weight, projection
 
 _LAYERS = (llama.LlamaDecoderLayer, qwen2.Qwen2DecoderLayer, qwen3.Qwen3DecoderLayer)
 _ATTENTION = (llama.LlamaAttention, qwen2.Qwen2Attention, qwen3.Qwen3Attention)
 _MLPS = (llama.LlamaMLP, qwen2.Qwen2MLP, qwen3.Qwen3MLP)
 _NORMS = (llama.LlamaRMSNorm, qwen2.Qwen2RMSNorm, qwen3.Qwen3RMSNorm)
 _DECODERS = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
+_ROTARY = (llama.LlamaRotaryEmbedding, qwen2.Qwen2RotaryEmbedding, qwen3.Qwen3RotaryEmbedding)
+# As shipped: a class whose forward somebody replaced is left to itself.
+_FORWARDS = {
+    kind: kind.forward for kinds in (_LAYERS, _ATTENTION, _MLPS, _NORMS, _DECODERS, _ROTARY) for kind in kinds
+}
+_MLP_TOKENS = 4096  # at once: its inside is the widest of all
 # Query (R, H, G, D), key and value (R, H, D) of R tokens, G query heads to a key head; the layer; its scale
 # -> what the queries found, (R, H * G * D).
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
@@ -57,6 +63,11 @@ class _Layer:
     up: Projection
     down: Projection
 
+    def settings(self) -> tuple[float, ...]:
+        """What its numbers depend on besides tensors."""
+        norms = (self.before_attention, self.query_norm, self.key_norm, self.before_mlp)
+        return self.scale, *(norm.eps for norm in norms if norm is not None)
+
 
 class PlainLayers:
     """One model's decoder and head as functions of its tensors, which are the model's own."""
@@ -69,6 +80,7 @@ class PlainLayers:
         self.layers, self._last, self.head, self.dim = layers, last, head, dim
         self.key_heads = layers[0].key.weight.size(0) // dim
         self.groups = layers[0].query.weight.size(0) // (dim * self.key_heads)
+        self.settings = (self._rotary.attention_scaling, *(x for layer in layers for x in layer.settings()))
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Last hidden states (R, E) of R tokens; ids and positions long (R,)."""
@@ -82,9 +94,10 @@ class PlainLayers:
             value = layer.value(x).view(len(x), self.key_heads, self.dim)
             found = attend(query, key, value, number, layer.scale)
             state.add_(layer.output(found))
-            x = layer.before_mlp(state)
-            inside = torch.nn.functional.silu(layer.gate(x), inplace=True).mul_(layer.up(x))
-            state.add_(layer.down(inside))
+            for part in state.split(_MLP_TOKENS):
+                x = layer.before_mlp(part)
+                inside = torch.nn.functional.silu(layer.gate(x), inplace=True).mul_(layer.up(x))
+                part.add_(layer.down(inside))
         return self._last(state)
 
     def _queries_and_keys(
@@ -109,35 +122,32 @@ class PlainLayers:
 def plain_layers(base: PreTrainedModel) -> PlainLayers | None:
     """The model as plain functions, or None where its modules must be called."""
     decoder, head = base.get_decoder(), projection(base.get_output_embeddings())
-    if not available() or torch.is_autocast_enabled("cpu") or type(decoder) not in _DECODERS:
+    if not available() or torch.is_autocast_enabled("cpu") or not _is(decoder, _DECODERS):
         return None
     embeddings = decoder.embed_tokens
     known = type(embeddings) is torch.nn.Embedding and embeddings.max_norm is None
-    if not known or head is None or not all(map(is_plain, (decoder, embeddings, decoder.rotary_emb))):
+    if not known or head is None or not is_plain(embeddings) or not _is(decoder.rotary_emb, _ROTARY):
         return None
-    dim = decoder.layers[0].self_attn.head_dim
-    layers = [_layer(module) for module in decoder.layers]
-    last = _norm(decoder.norm)
-    if (
-        last is None
-        or any(layer is None for layer in layers)
-        or decoder.rotary_emb.inv_freq.numel() * 2 != dim
-    ):
+    modules = decoder.layers[: decoder.config.num_hidden_layers]  # as many as its own forward runs
+    layers, last = [_layer(module) for module in modules], _norm(decoder.norm)
+    if last is None or not layers or any(layer is None for layer in layers):
         return None
-    everything = (embeddings.weight, head.weight)
-    if any(t.dtype != torch.float32 or t.device.type != "cpu" for t in everything):
+    dim = modules[0].self_attn.head_dim
+    if decoder.rotary_emb.inv_freq.numel() * 2 != dim:
+        return None
+    if not is_plain_weight(embeddings.weight) or embeddings.weight.device.type != "cpu":
         return None
     return PlainLayers(base, layers, last, head, dim)
 
 
 def _layer(module: torch.nn.Module) -> _Layer | None:
     """The parts of one decoder layer, or None if one of them is not plain."""
-    if type(module) not in _LAYERS or not is_plain(module):
+    if not _is(module, _LAYERS):
         return None
     attention, mlp = module.self_attn, module.mlp
-    types = type(attention) in _ATTENTION and type(mlp) in _MLPS
-    silu = type(mlp.act_fn) in (SiLUActivation, torch.nn.SiLU)
-    if not types or not silu or not all(map(is_plain, (attention, mlp, mlp.act_fn))):
+    if not _is(attention, _ATTENTION) or not _is(mlp, _MLPS):
+        return None
+    if type(mlp.act_fn) not in (SiLUActivation, torch.nn.SiLU) or not is_plain(mlp.act_fn):
         return None
     normed = isinstance(attention, qwen3.Qwen3Attention)
     parts = [
@@ -153,5 +163,11 @@ def _layer(module: torch.nn.Module) -> _Layer | None:
 
 
 def _norm(module: torch.nn.Module) -> _Norm | None:
-    plain = type(module) in _NORMS and is_plain(module) and module.weight.dtype == torch.float32
+    plain = _is(module, _NORMS) and is_plain_weight(module.weight)
     return _Norm(module.weight, module.variance_epsilon) if plain else None
+
+
+def _is(module: torch.nn.Module, kinds: tuple[type, ...]) -> bool:
+    """Exactly one of these, as shipped and not hooked."""
+    kind = type(module)
+    return kind in kinds and kind.forward is _FORWARDS[kind] and is_plain(module)

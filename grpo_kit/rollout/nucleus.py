@@ -38,7 +38,8 @@ class TopP:
     def _cut(self, scores: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The least score that is kept, (R, 1), and of which rows that is certain, bool (R,)."""
         best = scores.topk(candidates + 1, dim=-1).values  # the best first
-        mass = (best.double() - scores.logsumexp(dim=-1, keepdim=True).double()).exp()
+        first = best[:, :1]  # subtracted, since large scores have few digits left for their differences
+        mass = (best - first).double().exp() / (scores - first).exp_().sum(-1, keepdim=True).double()
         above = mass.cumsum(-1) - mass  # what lies above each candidate
         kept = (above < self.top_p).sum(-1, keepdim=True)  # (R, 1)
         last = kept.clamp(1, candidates) - 1

@@ -37,10 +37,11 @@ class Prefill(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """The tokens of a prefix, the weights it was computed with, and its keys and values as in Prefill."""
+    """The tokens of a prefix, what it was computed with, and its keys and values as in Prefill."""
 
     ids: list[int]
     weights: tuple
+    settings: tuple
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
 
@@ -49,12 +50,12 @@ class TreePrefill:
     """Computes batches of prompts; keeps one prefix until `release`."""
 
     def __init__(self) -> None:
-        self.release()
+        self._kept: _Kept | None = None
+        self._versions: tuple | None = None
 
     def release(self) -> None:
         """Drop what is kept."""
-        self._kept: _Kept | None = None
-        self._versions: tuple | None = None
+        self._kept = None
 
     def __call__(
         self, base: PreTrainedModel, layers: PlainLayers, prompts: Sequence[Sequence[int]]
@@ -63,17 +64,24 @@ class TreePrefill:
         shared = list(prompts[0][: common_length(prompts)])
         weights, kept = None, self._kept
         known = len(commonprefix([kept.ids, shared])) if kept else 0
-        if known < _WORTH_KEEPING or kept.weights[0] != versions(base):
+        if known < _WORTH_KEEPING or (kept.weights[0], kept.settings) != (versions(base), layers.settings):
             known = 0
         else:
             weights = fingerprint(base)
             known = known if weights == kept.weights else 0
         made = self._compute(layers, prompts, kept, known)
         if known < len(shared):
-            self._keep(base, shared, made, weights)
+            self._keep(base, layers, shared, made, weights)
         return made
 
-    def _keep(self, base: PreTrainedModel, shared: list[int], made: Prefill, weights: tuple | None) -> None:
+    def _keep(
+        self,
+        base: PreTrainedModel,
+        layers: PlainLayers,
+        shared: list[int],
+        made: Prefill,
+        weights: tuple | None,
+    ) -> None:
         """Keep the shared prefix if it is long, and if the weights do not move between batches anyway."""
         before, self._versions = self._versions, versions(base)
         self._kept = None
@@ -81,7 +89,7 @@ class TreePrefill:
             return
         place = made.places[0][: len(shared)]
         keys, values = ([x.index_select(1, place) for x in part] for part in (made.keys, made.values))
-        self._kept = _Kept(shared, weights or fingerprint(base), keys, values)
+        self._kept = _Kept(shared, weights or fingerprint(base), layers.settings, keys, values)
 
     def _compute(
         self, layers: PlainLayers, prompts: Sequence[Sequence[int]], kept: _Kept | None, known: int

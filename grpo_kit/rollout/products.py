@@ -12,9 +12,14 @@ from dataclasses import dataclass
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch.nn.functional import linear
+from torch.nn.modules import module as torch_module
 
 _FEW = 4  # up to so many rows BLAS has kernels of its own
 _MANY = 96  # from so many rows on the usual product has caught up
+_EVERY_MODULES = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+# transformers' own: for gradients of checkpointed inputs, and for hidden states that somebody asked for once. Here
+# neither has anything to do.
+_IDLE = {"make_inputs_require_grads", "output_capturing_hook"}
 
 
 def available() -> bool:
@@ -64,7 +69,7 @@ def projection(module: torch.nn.Module) -> Projection | None:
     """A plain linear layer, or one under plain LoRA adapters that are not merged, in float32; None for any other."""
     if type(module) is torch.nn.Linear:
         tensors = [t for t in (module.weight, module.bias) if t is not None]
-        plain = is_plain(module) and all(t.dtype == torch.float32 for t in tensors)
+        plain = is_plain(module) and all(is_plain_weight(t) for t in tensors)
         return Projection(module.weight, module.bias, ()) if plain else None
     if type(module) is not LoraLinear or not is_plain(module) or module.merged or module.fan_in_fan_out:
         return None
@@ -83,7 +88,11 @@ def projection(module: torch.nn.Module) -> Projection | None:
 
 def is_plain(module: torch.nn.Module) -> bool:
     """Does calling it do what its class says and nothing else: no hooks, no forward of its own?"""
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    # transformers hangs this one on the embeddings under gradient checkpointing; without gradients it does nothing.
-    named = [getattr(hook, "__name__", "") for some in hooks for hook in some.values()]
-    return "forward" not in vars(module) and all(name == "make_inputs_require_grads" for name in named)
+    hooks = (module._forward_hooks, module._forward_pre_hooks, *_EVERY_MODULES)
+    named = {getattr(hook, "__name__", "") for some in hooks for hook in some.values()}
+    return "forward" not in vars(module) and named <= _IDLE
+
+
+def is_plain_weight(tensor: torch.Tensor) -> bool:
+    """Is it a float32 parameter and no kind of its own, such as a quantised one that only says so?"""
+    return type(tensor) is torch.nn.Parameter and tensor.dtype == torch.float32

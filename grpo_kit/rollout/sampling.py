@@ -103,12 +103,15 @@ class Sampler:
         """logits (R, V), in any layout; rows long (R,), who they are; input_ids long (R, T), left-padded by `padding`
         long (R,)."""
         logits = logits.float()
-        scores = self._scores(logits, rows, input_ids, padding) if self.changes_scores else None
+        changed = self.changes_scores
+        # Before the scores, which a processor may write over the logits.
+        needed = self.numbers or not (changed or self.greedy)
+        policy = self._spread("policy", logits, self.temperature) if needed else None
+        scores = self._scores(logits, rows, input_ids, padding) if changed else None
         if self.greedy and not self.numbers:
             token = (logits if scores is None else scores).argmax(dim=-1)
             nothing = logits.gather(1, token[:, None])[:, 0] * 0
             return Sampled(token, nothing, nothing, nothing)
-        policy = self._spread("policy", logits, self.temperature) if self.numbers or scores is None else None
         drawn_from = policy if scores is None else self._spread("sampler", scores, 1.0)
         below, weights, log_sum = drawn_from
         token = below.argmax(dim=-1) if self.greedy else draw(weights, uniform(self.seed, rows, step))
@@ -134,6 +137,10 @@ class Sampler:
         torch.exp(below, out=weights)
         return below, weights, weights.sum(-1, keepdim=True).log()
 
+    def release(self) -> None:
+        """Give the kept buffers back."""
+        self._held.clear()
+
     def _like(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """A kept buffer of x's shape and layout: a fresh one costs as much in page faults as what is computed in it."""
         size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -152,6 +159,7 @@ class Sampler:
             scores = penalise(input_ids, scores)
         for processor in self.processors:
             scores = processor(input_ids, scores, rows)
+            scores = scores.contiguous() if 0 in scores.stride() else scores  # it may be expanded
         if not self.greedy:
             scores = self._cooled(scores)
             for warp in self.warpers:

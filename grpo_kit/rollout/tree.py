@@ -82,7 +82,6 @@ class _Builder:
     """Grows the tree over the sorted rows, so that what shares a prefix is a range of them."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        # What is scored comes last among equals: a row's end then never hides another's label.
         self.whole = [tuple(prompt) + tuple(completion) for prompt, completion in rows]
         self.order = sorted(range(len(rows)), key=self.whole.__getitem__)
         self.sorted = [self.whole[r] for r in self.order]

@@ -50,11 +50,6 @@ class TreePlan:
         self._sees = {block: tree.sees(block.start, block.stop) for block in own if block.kind == "masked"}
         self._biases: dict[tuple[Block, torch.dtype], torch.Tensor] = {}
 
-    @property
-    def pairs(self) -> int:
-        """Queries times keys that are computed."""
-        return sum((b.last - b.first) * (b.stop - b.start) for b in self.blocks)
-
     def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the block's scores, (1, 1, queries, keys)."""
         if block.kind != "masked":

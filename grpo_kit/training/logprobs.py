@@ -73,7 +73,8 @@ class Logprobs:
         if scoring:
             model.eval()
         try:
-            if not self.packs({k: v for k, v in kwargs.items() if v is not None}):
+            given = {k: v for k, v in kwargs.items() if v is not None}
+            if not (scoring and self.packs(given)):  # who differentiates them has trl's graph
                 return trl_logprobs(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
             logprobs, entropies = self.update.logprobs(model, input_ids, attention_mask, logits_to_keep)
             return logprobs, entropies if kwargs.get("compute_entropy") else None, None

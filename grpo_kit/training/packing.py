@@ -27,7 +27,6 @@ _ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 FLEX_BLOCK = 128  # FlexAttention's block; the row is padded to a multiple of it
 # What a chunk costs besides its tokens, in tokens: gradients of all weights are added up once more.
 CHUNK_COST = 32
-_EVEN = 1e-6  # and of its squared tokens: enough to choose between equals
 
 Row = tuple[tuple[int, ...], list[int]]  # prompt tokens, completion tokens
 
@@ -158,7 +157,8 @@ def make_chunks(rows: list[Row], max_tokens: int) -> list[list[int]]:
         tokens = alone[:n] + total[n] - total[1 : n + 1]
         tokens = tokens.masked_fill(tokens > max_tokens, 2**60)
         tokens[n - 1] = alone[n - 1]
-        cost = torch.tensor(best, dtype=torch.float64) + tokens + CHUNK_COST + _EVEN * tokens.double() ** 2
+        even = (tokens / total[-1].clamp(min=1)) ** 2 / 2  # over all chunks less than one token
+        cost = torch.tensor(best, dtype=torch.float64) + tokens + CHUNK_COST + even
         cut.append(int(cost.argmin()))
         best.append(float(cost[cut[-1]]))
     chunks, n = [], len(order)

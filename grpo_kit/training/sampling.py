@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.training.restore import weights_come_back
-from grpo_kit.training.update_memory import free_bytes
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 

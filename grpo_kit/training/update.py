@@ -59,11 +59,8 @@ class PackedUpdate:
     # ---- log-probabilities ------------------------------------------------------------------------------------
 
     def logprobs(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int):
-        """Log-probabilities and entropies (R, width) of the last `width` columns, chunk by chunk, as one forward."""
+        """Log-probabilities and entropies (R, width) of the last `width` columns, without gradients, by chunks."""
         rows = rows_of(input_ids, attention_mask, width)
-        if torch.is_grad_enabled():  # the caller differentiates: everything at once
-            with self._attention_of(model):
-                return self._forward(model, rows, width)
         return self.memory.run(lambda limit: self._logprobs_of_chunks(model, rows, width, limit), rows)
 
     def _logprobs_of_chunks(self, model: Any, rows: list[Row], width: int, limit: int):

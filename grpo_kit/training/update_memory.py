@@ -8,12 +8,12 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-import psutil
 import torch
 from peft import PeftModel
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
+from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE
@@ -126,6 +126,10 @@ class UpdateMemory:
         total = max(longest, min(total, self.chunk_tokens or total))
         if self.attention == "sdpa":  # a dense mask over several groups is mostly empty
             total = min(total, max(group, _DENSE_TOKENS))
+        elif (
+            self.device.type == "cpu"
+        ):  # longer ones are no faster, and who runs out of memory here is killed
+            total = min(total, max(longest, group, PREFERRED_TOKENS))
         tokens, layers = update_budget(
             free - self._missing_gradients(),
             base.config,
@@ -152,14 +156,5 @@ class UpdateMemory:
 def _attention(model: torch.nn.Module, device: torch.device) -> str:
     if device.type == "cuda":
         return "flex_attention" if find_spec("triton") else "sdpa"
-    return "sdpa" if getattr(base_model(model).config, "attention_dropout", 0.0) else TREE
-
-
-def free_bytes(device: torch.device) -> int:
-    """What torch can still allocate: on CUDA under its memory fraction, unused cached blocks included."""
-    if device.type != "cuda":
-        return psutil.virtual_memory().available
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    capped = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
-    return min(free, capped) + reserved - torch.cuda.memory_allocated(device)
+    dropout = getattr(base_model(model).config, "attention_dropout", 0.0)
+    return "sdpa" if dropout or device.type != "cpu" else TREE  # of other devices only SDPA is sure

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 import torch
+
+from grpo_kit.memory.free import free_bytes
 
 _TILE = 256  # tokens whose logits are there at once
 _KEPT_OF_FREE = 0.25  # of free memory, what kept probabilities may take
@@ -23,7 +24,7 @@ class _Head(torch.autograd.Function):
     def forward(ctx, hidden, weight, labels, scale: float):
         count, vocabulary = len(hidden), len(weight)
         logprobs, entropies = torch.empty(count), torch.empty(count)
-        room = int(_KEPT_OF_FREE * psutil.virtual_memory().available) // (4 * vocabulary) // _TILE * _TILE
+        room = int(_KEPT_OF_FREE * free_bytes(hidden.device)) // (4 * vocabulary) // _TILE * _TILE
         kept = torch.empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
         tile = torch.empty(min(_TILE, count), vocabulary)
         scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
@@ -47,7 +48,8 @@ class _Head(torch.autograd.Function):
     def backward(ctx, by_logprob, by_entropy):
         hidden, labels, entropies = ctx.saved_tensors
         weight, kept, scale = ctx.weight, ctx.kept, ctx.scale
-        ctx.kept = kept[:0]  # it is written over below; a second time it is computed again
+        # Written over below, and not held any longer than that; a second time it is computed again.
+        ctx.kept = kept.new_empty(0, len(weight))
         if by_logprob is None:
             by_logprob = torch.zeros_like(entropies)
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -178,7 +180,7 @@ def embed(embedding: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor | None:
     plain = type(embedding) is torch.nn.Embedding and not (
         embedding.max_norm or embedding.sparse or embedding.scale_grad_by_freq
         or embedding._forward_hooks or embedding._forward_pre_hooks
-        or embedding._backward_hooks or embedding._backward_pre_hooks
+        or embedding._backward_hooks or embedding._backward_pre_hooks or "forward" in vars(embedding)
     )  # fmt: skip
     if not plain or not embedding.weight.requires_grad or not torch.is_grad_enabled():
         return None

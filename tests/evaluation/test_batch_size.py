@@ -1,12 +1,15 @@
 """How many sequences are decoded at once where nobody says: by free memory, and nothing that is written changes."""
 
+import copy
+
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 import grpo_kit as kit
 from grpo_kit.evaluation import answers
-from grpo_kit.memory.decoding import MOST_ROWS, UNKNOWN_ROWS, decode_bytes, rows_at_once
+from grpo_kit.memory.decoding import _CARD_ROWS, MOST_ROWS, UNKNOWN_ROWS, decode_bytes, rows_at_once
+from grpo_kit.rollout.decode import row_bucket
 
 SIZES = {"prompt_tokens": 90, "completion_tokens": 10}
 
@@ -32,6 +35,37 @@ def test_bounds(tiny):
     assert rows_at_once(tiny[0], 2**50, **SIZES) == MOST_ROWS["cpu"]
     gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=50))
     assert rows_at_once(gpt2, 0, **SIZES) == UNKNOWN_ROWS
+
+
+def test_a_card_gets_numbers_that_the_engine_does_not_pad(tiny):
+    assert all(row_bucket(rows) == rows for rows in _CARD_ROWS) and _CARD_ROWS[0] == MOST_ROWS["cuda"]
+    model = copy.copy(tiny[0])
+
+    class OnACard(type(model)):
+        device = torch.device("cuda")
+
+    model.__class__ = OnACard
+    need = 129 * (row_bytes(model) + 38 * (row_bytes(model) - row_bytes_of_one_token_less(model))) / 0.9
+    assert rows_at_once(model, need, **SIZES) == 128
+
+
+def row_bytes_of_one_token_less(model):
+    c = model.config
+    return (
+        row_bytes(model)
+        - 2 * c.num_hidden_layers * c.num_key_value_heads * (c.hidden_size // c.num_attention_heads) * 4
+    )
+
+
+def test_models_that_transformers_decodes_share_nothing(tiny, asked, monkeypatch):
+    model, tokenizer = tiny
+    seen, inner = [], answers.rows_at_once
+    monkeypatch.setattr(answers, "rows_at_once", lambda *a, **how: seen.append(how) or inner(*a, **how))
+    monkeypatch.setattr(answers, "unsupported", lambda *args: "some of its layers see a sliding window only")
+    monkeypatch.setattr(answers, "free_bytes", lambda device: 2**50)
+    task = kit.tasks.largest(n_train=4, n_held_out=4)
+    kit.evaluate(model, tokenizer, task, samples=2, k=(1,), max_completion_tokens=4)
+    assert all("samples" not in how for how in seen) and asked[0] <= UNKNOWN_ROWS
 
 
 def test_keys_and_values_are_those_of_qwens_table():

@@ -97,6 +97,21 @@ def test_what_is_begun_runs_while_nobody_looks():
     assert time.monotonic() - started < 0.4  # its two calls sleep 0.6 s
 
 
+def test_the_call_has_the_machine_for_itself(monkeypatch):
+    """Also where everything was begun, with one core left over, and nothing is new."""
+    shared, workers, real = runner(seconds=5), [], PythonBatch.results
+
+    def results(self, numbers):
+        workers.append(self.workers)
+        return real(self, numbers)
+
+    monkeypatch.setattr(PythonBatch, "results", results)
+    sleeps = "import time\ntime.sleep(0.3)\ndef f(n):\n    return n * 2\n```"
+    begin([CodeTests(shared)], [sleeps], workers=1, **columns(1))
+    assert CodeTests(shared)([sleeps], **columns(1)) == [1.0]
+    assert workers == [None]
+
+
 def test_other_tests_or_another_prefill_are_another_program():
     reward = CodeTests(runner())
     begin([reward], [BLOCKS[0]], workers=2, **columns(1))

@@ -8,6 +8,8 @@ import pytest
 import torch
 from peft import LoraConfig
 from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prompts, tiny_model
+from torch.nn.modules.module import register_module_forward_hook
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 import grpo_kit.rollout.prefill as prefill
 from grpo_kit.models import MODEL_TYPES
@@ -135,6 +137,12 @@ def merged(model):
     return model
 
 
+def fewer_layers(model):
+    """Whatever a checkpoint holds, transformers runs as many as the config says."""
+    model.config.num_hidden_layers = 1
+    return model
+
+
 @pytest.mark.parametrize("change", [dora, with_hook, with_own_forward, subclassed, merged])
 def test_what_is_not_plain_is_left_to_the_modules(change):
     plain = tiny_model()
@@ -145,6 +153,62 @@ def test_what_is_not_plain_is_left_to_the_modules(change):
     wanted = generate(model, PROMPTS, settings)
     assert wanted != before  # so that it would be seen
     assert RolloutEngine(model).generate(PROMPTS, settings).completion_ids == wanted
+
+
+@pytest.mark.parametrize("what", [LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding])
+def test_a_class_that_somebody_changed_is_left_to_itself(what, monkeypatch):
+    model, settings = tiny_model("llama"), config(eos_token_id=499)
+    before, inner = generate(model, PROMPTS, settings), what.forward
+
+    def forward(self, *args, **kwargs):
+        out = inner(self, *args, **kwargs)
+        return tuple(2 * x for x in out) if isinstance(out, tuple) else -2 * out
+
+    monkeypatch.setattr(what, "forward", forward)
+    assert plain_layers(model) is None
+    wanted = generate(model, PROMPTS, settings)
+    assert wanted != before
+    assert RolloutEngine(model).generate(PROMPTS, settings).completion_ids == wanted
+
+
+def test_a_hook_on_every_module_is_called():
+    model, called = tiny_model(), []
+    handle = register_module_forward_hook(lambda module, inputs, output: called.append(type(module)))
+    try:
+        RolloutEngine(model).generate(PROMPTS, config())
+    finally:
+        handle.remove()
+    assert torch.nn.Linear in called
+    assert plain_layers(model) is not None
+
+
+def test_layers_that_the_config_leaves_out():
+    plain, settings = tiny_model(), config(eos_token_id=499)
+    before = generate(plain, PROMPTS, settings)
+    model = fewer_layers(tiny_model())
+    wanted = generate(model, PROMPTS, settings)
+    assert wanted != before
+    engine = RolloutEngine(model)
+    assert engine.generate(PROMPTS, settings).completion_ids == wanted
+    assert len(engine._decoder._layers.layers) == 1
+
+
+def test_weights_that_only_seem_plain_are_left_to_the_modules():
+    class Packed(torch.nn.Parameter):
+        pass
+
+    model = tiny_model()
+    projection_ = model.model.layers[0].mlp.up_proj
+    projection_.weight = Packed(projection_.weight.detach())
+    assert plain_layers(model) is None
+
+
+def test_hidden_states_that_somebody_looked_at_are_no_hindrance():
+    model = tiny_model()
+    with torch.no_grad():
+        model(torch.tensor([[5, 6]]), output_hidden_states=True)
+    assert model.model.layers[0]._forward_hooks
+    assert plain_layers(model) is not None
 
 
 def test_other_activations_dtypes_and_autocast_are_left_to_the_modules():
@@ -260,6 +324,54 @@ def test_a_weight_that_moved_is_seen_whoever_moved_it(change, name, monkeypatch)
     change(model.model.layers[0].get_submodule(name).weight)
     now = computed(engine, prompts, monkeypatch, settings)
     assert now == (145, generate(model, prompts, settings))
+
+
+def by_buffer(model):
+    model.model.rotary_emb.inv_freq.div_(4)
+
+
+def by_norm(model):
+    model.model.layers[0].input_layernorm.variance_epsilon = 1.0
+
+
+def by_scale(model):
+    model.model.layers[0].self_attn.scaling *= 2
+
+
+@pytest.mark.parametrize("change", [by_buffer, by_norm, by_scale])
+def test_what_is_no_weight_is_seen_too(change, monkeypatch):
+    model, settings = tiny_model(), config(eos_token_id=499)
+    prompts = [BEGIN + tail for tail in TAILS]
+    engine = RolloutEngine(model)
+    engine.generate(prompts, settings)
+    change(model)
+    assert computed(engine, prompts, monkeypatch, settings) == (145, generate(model, prompts, settings))
+
+
+def test_a_released_prefix_is_not_kept_again_while_weights_move_between_batches(monkeypatch):
+    model, settings = tiny_model(), config(eos_token_id=499)
+    prompts = [BEGIN + tail for tail in TAILS]
+    engine = RolloutEngine(model)
+    engine.generate(prompts, settings)
+    for _ in range(2):
+        engine.release()
+        by_optimizer(model.model.layers[0].mlp.up_proj.weight)
+        engine.generate(prompts, settings)
+        assert engine._decoder._tree_prefill._kept is None
+
+
+def test_weights_of_inference_mode_and_parameters_without_dimensions():
+    with torch.inference_mode():
+        model = tiny_model()
+    model.register_parameter("alone", torch.nn.Parameter(torch.tensor(2.0)))
+    prompts = [BEGIN + tail for tail in TAILS]
+    engine, settings = RolloutEngine(model), config(eos_token_id=499)
+    first = engine.generate(prompts, settings).completion_ids
+    before = fingerprint(model)
+    assert engine.generate(prompts, settings).completion_ids == first
+    with torch.no_grad():
+        model.alone.mul_(2)
+    assert fingerprint(model) != before
 
 
 def test_loading_weights_and_adapters_that_are_switched_are_seen(monkeypatch):

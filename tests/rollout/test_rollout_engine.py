@@ -5,7 +5,7 @@ import torch
 from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prompts, tiny_model
 from transformers import GenerationConfig
 
-from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout import RolloutEngine, decode
 
 PROMPTS = ragged_prompts()
 
@@ -265,6 +265,32 @@ def test_processors_see_text_scores_and_rows():
     assert all(x < 0 for row in out.policy_logprobs for x in row)  # not under the policy
 
 
+def test_processors_may_write_over_the_scores_or_expand_one_row():
+    """The policy's numbers are those without any processor."""
+    model, settings = tiny_model(), config(do_sample=True, eos_token_id=499, max_new_tokens=5)
+
+    def banned(input_ids, scores, rows):
+        return scores.index_fill(1, torch.arange(3, 300), -torch.inf)
+
+    def banned_in_place(input_ids, scores, rows):
+        scores[:, 3:300] = -torch.inf
+        return scores
+
+    wanted, got = (
+        engine_of(model).generate(PROMPTS, settings, seed=1, processors=[processor])
+        for processor in (banned, banned_in_place)
+    )
+    assert got.completion_ids == wanted.completion_ids
+    assert got.policy_logprobs == wanted.policy_logprobs and got.entropies == wanted.entropies
+    assert all(x > 0 for row in got.entropies for x in row)
+
+    def the_same_for_all(input_ids, scores, rows):
+        return torch.where(torch.arange(scores.size(1)) == 77, 0.0, -torch.inf).expand_as(scores)
+
+    out = engine_of(model).generate(PROMPTS, settings, seed=1, processors=[the_same_for_all])
+    assert {token for row in out.completion_ids for token in row} == {77}
+
+
 def test_everything_is_put_back_whatever_happens():
     model = tiny_model(lora=True).train()
     model.base_model.model.model.layers[0].eval()
@@ -332,6 +358,29 @@ def test_weights_that_are_not_finite_are_named():
         model.lm_head.weight[3] = torch.nan
     with pytest.raises(FloatingPointError, match="not finite"):
         RolloutEngine(model).generate([[5]], config(do_sample=True))
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_a_model_that_was_mended_is_believed(bucketed):
+    model = tiny_model()
+    engine, weight = engine_of(model, bucketed=bucketed), model.model.layers[0].self_attn.v_proj.weight
+    wanted = engine.generate(PROMPTS, config()).completion_ids
+    good = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        engine.generate(PROMPTS, config())
+    with torch.no_grad():
+        weight.copy_(good)
+    assert engine.generate(PROMPTS, config()).completion_ids == wanted
+
+
+def test_a_cards_batches_of_prompts_hold_so_many_tokens(monkeypatch):
+    """What all begin with is there once a prompt."""
+    monkeypatch.setattr(decode, "_PREFILL_TOKENS", 80)
+    decoder = engine_of(tiny_model(), bucketed=True)._decoder
+    assert list(decoder._chunks([4, 4, 4, 4, 4], 16)) == [(0, 4), (4, 5)]
+    assert list(decoder._chunks([20, 20, 20, 20, 20], 0)) == [(0, 4), (4, 5)]
 
 
 @pytest.mark.parametrize(

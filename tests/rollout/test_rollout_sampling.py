@@ -156,6 +156,18 @@ def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, 
             assert sum(sorted_rows) <= 2  # hardly ever by sorting everything
 
 
+def test_top_p_of_large_scores():
+    """Their exponentials' logarithm is rounded by more than lies between the threshold and a token's edge."""
+    dice = torch.Generator().manual_seed(0)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    for _ in range(100):
+        scores = 90 + 3 * torch.randn(1, 4096, generator=dice)
+        edges = torch.softmax(scores.double(), -1).sort(descending=True).values.cumsum(-1)[0]
+        edge = edges[edges < 0.97][-1].item()
+        for top_p in (edge - 1.2e-6, edge + 1.2e-6):
+            assert torch.equal(TopP(top_p)(ids, scores), TopPLogitsWarper(top_p)(ids, scores))
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"repetition_penalty": 1.3}], ids=str)
 def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, greedy):

@@ -97,6 +97,13 @@ def test_one_more_chunk_is_not_for_nothing():
     assert make_chunks([((1, 2), [3]), ((4, 5), [6])], 100) == [[0, 1]]
 
 
+def test_of_cuts_that_cost_the_same_the_most_even_one_is_taken_and_no_other():
+    rows = [((10 * n, *range(1000)), [n]) for n in range(4)]  # 1,001 tokens each, nothing shared
+    assert make_chunks(rows, 3100) == [[0, 1], [2, 3]]
+    many = [((10 * n, *range(3000)), [n]) for n in range(6)]
+    assert make_chunks(many, 10**6) == [[0, 1, 2, 3, 4, 5]]  # 18,000 tokens, one chunk where memory allows
+
+
 def test_prompt_of_one_token_and_empty_completions():
     packed = pack_rows([((3,), []), ((3,), [4])], CPU)
     assert packed.input_ids.tolist() == [[3]] and packed.labels.tolist() == [[4]]

@@ -10,6 +10,7 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 from trl.trainer.utils import split_tensor_dict
 
 from grpo_kit.models import base_model, load_policy
+from grpo_kit.training.packing import rows_of
 
 LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -105,6 +106,24 @@ def test_loss_gradient_and_metrics_are_trls(pairs, loss_type, level, tuning, bet
     assert_same(kit_step(kit, window), wanted)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_who_differentiates_trls_loss_itself_has_trls_graph(pairs, checkpointing):
+    """A subclass that calls _compute_loss and its own backward or autograd.grad: outside of the packed step."""
+    kit, plain = pairs("full", 0.0)
+    window = micro_batches()
+    wanted = trl_step(plain, window)
+    if checkpointing:
+        kit.model.gradient_checkpointing_enable({"use_reentrant": False})
+    try:
+        assert_same(trl_step(kit, window), wanted)
+        kit.model.zero_grad()
+        weight = kit.model.get_output_embeddings().weight
+        (gradient,) = torch.autograd.grad(kit._compute_loss(kit.model, dict(window[0])), [weight])
+        assert weight.grad is None and gradient.norm() > 0
+    finally:
+        kit.model.gradient_checkpointing_disable()
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 40, None])
 def test_any_chunk_size_gives_the_same_gradient(pairs, chunk_tokens):
     kit, plain = pairs("full", 0.0)
@@ -154,7 +173,15 @@ def test_two_passes_draw_the_same_dropout(tmp_path):
     torch.manual_seed(5)
     got = kit_step(kit, [micro])[1]
     torch.manual_seed(5)
-    assert_same((0.0, got, {}), (0.0, trl_step(kit, [micro])[1], {}))  # one pass: everything in one graph
+    kit.model.zero_grad()
+    ids, mask = (
+        torch.cat([micro[f"prompt_{what}"], micro[f"completion_{what}"]], 1) for what in ("ids", "mask")
+    )
+    width = micro["completion_ids"].size(1)
+    with kit.update._attention_of(kit.model):  # one pass: everything in one graph
+        known = kit.update._forward(kit.model, rows_of(ids, mask, width), width)
+        kit.update.loss(kit.model, micro, *known).backward()
+    assert_same((0.0, got, {}), (0.0, gradients_of(kit), {}))
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)

@@ -52,15 +52,21 @@ def test_the_head_is_trls(work, tile, kept, entropies, scale, monkeypatch):
 def test_what_is_kept_of_a_part(work, monkeypatch):
     """Memory for a part: the rest is computed again."""
     monkeypatch.setattr(vocabulary, "_TILE", 5)
-    monkeypatch.setattr(
-        vocabulary.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 4 * 301 * 4 * 22})
-    )
+    monkeypatch.setattr(vocabulary, "free_bytes", lambda device: 4 * 301 * 4 * 22)
     wanted = gradients(trl_utils._ChunkedLogProbFunction, work, entropies=True)
     logprobs, _ = apply(KeptHead(trl_utils._ChunkedLogProbFunction), work)
     assert len(logprobs.grad_fn.kept) == 20
     got = gradients(KeptHead(trl_utils._ChunkedLogProbFunction), work, entropies=True)
     for one, other in zip(got, wanted, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_held_once_the_gradients_are_there(work):
+    logprobs, _ = apply(KeptHead(trl_utils._ChunkedLogProbFunction), work)
+    held = logprobs.grad_fn
+    assert held.kept.untyped_storage().nbytes() > 0
+    logprobs.sum().backward(retain_graph=True)
+    assert held.kept.untyped_storage().nbytes() == 0
 
 
 def test_backward_twice_adds_twice(work):

@@ -1,0 +1,88 @@
+"""How many bytes this process can still have: under a card's cap, a container's limit, with what malloc keeps."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from pathlib import Path
+
+import psutil
+import torch
+
+_CGROUPS, _MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Where a control group says its limit, its use, and the page cache in it that would be given up.
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def free_bytes(device: torch.device) -> int:
+    """What torch can still allocate: on CUDA under its memory fraction, unused cached blocks included; else what
+    system and container have left, and what the C library keeps for this process."""
+    if device.type != "cuda":
+        return int(min(psutil.virtual_memory().available, container_bytes())) + kept_by_malloc()
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    capped = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+    return min(free, capped) + reserved - torch.cuda.memory_allocated(device)
+
+
+def container_bytes() -> float:
+    """What the control groups of this process (Docker, Kubernetes, Slurm) leave it; infinite without a limit.
+
+    The system's own figure knows nothing of them, and who goes over one is killed.
+    """
+    left = math.inf
+    for line in _MINE.read_text().splitlines() if _MINE.exists() else ():
+        _, kinds, path = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        root, names = (_CGROUPS / "memory", _V1) if kinds else (_CGROUPS, _V2)
+        group = root / path.strip("/")
+        while group.is_relative_to(
+            root
+        ):  # in a container the path may be the host's: what is not there is passed
+            left = min(left, _left(group, *names))
+            group = group.parent
+    return left
+
+
+def _left(group: Path, limit: str, used: str, cache: str) -> float:
+    try:
+        most = int((group / limit).read_text())  # "max" where there is none
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, most - int((group / used).read_text()) + int(stat.get(cache, 0)))
+    except (OSError, ValueError):
+        return math.inf
+
+
+def kept_by_malloc() -> int:
+    """Freed bytes that still belong to this process, which the system counts as used; 0 where nobody can tell."""
+    libc = glibc()
+    if libc is None or not hasattr(libc, "mallinfo2"):
+        return 0
+    libc.mallinfo2.restype = _Mallinfo
+    info, memory = libc.mallinfo2(), psutil.Process().memory_info()
+    # Of what is free some pages were given back: no more can be here than is here and not in use. (Python's own pages
+    # are among those, 0.2 GB or so.)
+    here = memory.rss - memory.shared - info.in_use - info.mapped
+    return max(0, min(info.free, here))
+
+
+@functools.cache
+def glibc() -> ctypes.CDLL | None:
+    """The C library, if it is glibc."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:  # another system, another C library
+        return None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "_2", "_3", "_4", "mapped", "_6", "_7", "in_use", "free", "_10")
+    ]
