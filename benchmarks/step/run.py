@@ -63,8 +63,8 @@ class Runner:
             begin = time.perf_counter()
             before = self._quiet(arm)
             request = {"do": "measure", "model": model_of(options), "work": self.prepared["work"], "arm": arm}
-            # A run has many steps: what its first one pays (memory, optimizer state, captures) is in no arm's time.
-            request |= {"tuned": tuned, "warmup": 0 if options.size == "smoke" else 1}
+            # A run has many steps: what its first two pay (memory, optimizer state, captures) is in no arm's time.
+            request |= {"tuned": tuned, "warmup": 0 if options.size == "smoke" else 2}
             answer = in_a_child(request, kit)
             found = {"answer": answer, "before": before}
             self.kept.add(name, found, code)
