@@ -56,7 +56,10 @@ SIZES = {
         model="smollm2-135m-instruct",
         profile="cpu",
         rounds=1,
-        tuned={**dict.fromkeys(("realistic", "long", "longest", "think"), (2, False)), "main-job": (8, False)},
+        tuned={
+            **dict.fromkeys(("realistic", "long", "longest", "think"), (2, False)),
+            "main-job": (8, False),
+        },
         realistic=Shape(4, 8, (128, 384), 38, 64),
         # Fewer rows than elsewhere: TRL computes 768 positions for each, 8 rows take it minutes on two cores.
         long=Shape(2, 4, (256, 256), None, 512),
