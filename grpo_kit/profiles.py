@@ -94,9 +94,9 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "beta": (0.0, "no reference model: less memory and time, and nothing to drift from in 32 steps"),
         "dtype": (
             "float32",
-            "faster than bfloat16 on a CPU without AMX, and small updates are not rounded away",
+            "small updates are not rounded away; bfloat16 is faster only where a CPU has instructions for it",
         ),
-        "lora_dtype": ("float32", "faster than bfloat16 on a CPU without AMX"),
+        "lora_dtype": ("float32", "bfloat16 is faster only where a CPU has instructions for it"),
         "optimizer": ("adamw", "8 bytes a parameter are 1 GiB here"),
         "micro_batch": (32, "completions at a time under trl's own update; the kit's goes by free memory"),
         "gradient_checkpointing": (False, "a step fits in memory; recomputing would cost time"),
