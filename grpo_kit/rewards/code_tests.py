@@ -136,6 +136,7 @@ def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
 
 
 def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
+    """What the sandbox's results of a job's programs (see programs_of, made with this mark) say of it."""
     if any(result.exit_code == NOT_PYTHON and result.status == "error" for result in results):
         return Outcome(False, False, (Answer(),) * len(job.inputs), "not Python")
     if job.entry_point is None:

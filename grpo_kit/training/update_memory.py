@@ -126,9 +126,7 @@ class UpdateMemory:
         total = max(longest, min(total, self.chunk_tokens or total))
         if self.attention == "sdpa":  # a dense mask over several groups is mostly empty
             total = min(total, max(group, _DENSE_TOKENS))
-        elif (
-            self.device.type == "cpu"
-        ):  # longer ones are no faster, and who runs out of memory here is killed
+        elif self.device.type == "cpu":  # longer is no faster, and who runs out of memory here is killed
             total = min(total, max(longest, group, PREFERRED_TOKENS))
         tokens, layers = update_budget(
             free - self._missing_gradients(),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from grpo_kit.memory.free import free_bytes
+from grpo_kit.rollout.products import is_plain
 
 _TILE = 256  # tokens whose logits are there at once
 _KEPT_OF_FREE = 0.25  # of free memory, what kept probabilities may take
@@ -177,12 +178,13 @@ def usable(*tensors: torch.Tensor) -> bool:
 
 def embed(embedding: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor | None:
     """What the model's embedding gives for these ids, or None where it must be asked itself."""
-    plain = type(embedding) is torch.nn.Embedding and not (
-        embedding.max_norm or embedding.sparse or embedding.scale_grad_by_freq
-        or embedding._forward_hooks or embedding._forward_pre_hooks
-        or embedding._backward_hooks or embedding._backward_pre_hooks or "forward" in vars(embedding)
-    )  # fmt: skip
-    if not plain or not embedding.weight.requires_grad or not torch.is_grad_enabled():
+    if type(embedding) is not torch.nn.Embedding or not is_plain(embedding):
+        return None
+    if embedding.max_norm or embedding.sparse or embedding.scale_grad_by_freq:
+        return None
+    if embedding._backward_hooks or embedding._backward_pre_hooks:
+        return None
+    if not embedding.weight.requires_grad or not torch.is_grad_enabled():
         return None
     return (
         _Embedding.apply(embedding.weight, ids, embedding.padding_idx) if usable(embedding.weight) else None

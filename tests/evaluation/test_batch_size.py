@@ -14,12 +14,17 @@ from grpo_kit.rollout.decode import row_bucket
 SIZES = {"prompt_tokens": 90, "completion_tokens": 10}
 
 
+def token_bytes(model):
+    """Keys and values of one token."""
+    c = model.config
+    return 2 * c.num_hidden_layers * c.num_key_value_heads * (c.hidden_size // c.num_attention_heads) * 4
+
+
 def row_bytes(model, samples=1):
     """Of one sequence, counted by hand: keys and values of its tokens, and a step's logits or a prompt's prefill."""
     c = model.config
-    token = 2 * c.num_hidden_layers * c.num_key_value_heads * (c.hidden_size // c.num_attention_heads) * 4
     prefill = 90 / samples * (3 * c.intermediate_size + 6 * c.hidden_size) * 4
-    return (90 / samples + 10) * token + max(c.vocab_size * (4 + 5 * 4), prefill)
+    return (90 / samples + 10) * token_bytes(model) + max(c.vocab_size * (4 + 5 * 4), prefill)
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -45,16 +50,8 @@ def test_a_card_gets_numbers_that_the_engine_does_not_pad(tiny):
         device = torch.device("cuda")
 
     model.__class__ = OnACard
-    need = 129 * (row_bytes(model) + 38 * (row_bytes(model) - row_bytes_of_one_token_less(model))) / 0.9
+    need = 129 * (row_bytes(model) + 38 * token_bytes(model)) / 0.9  # prompts of 90 tokens take 128 there
     assert rows_at_once(model, need, **SIZES) == 128
-
-
-def row_bytes_of_one_token_less(model):
-    c = model.config
-    return (
-        row_bytes(model)
-        - 2 * c.num_hidden_layers * c.num_key_value_heads * (c.hidden_size // c.num_attention_heads) * 4
-    )
 
 
 def test_models_that_transformers_decodes_share_nothing(tiny, asked, monkeypatch):
