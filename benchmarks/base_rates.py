@@ -1,30 +1,98 @@
 """How often a model is right before any training: every task's base rate, from samples at temperature 1.
 
-    python -m benchmarks.base_rates                                    # SmolLM2-135M-Instruct, every task
+    python -m benchmarks.base_rates                                    # SmolLM2-135M-Instruct, every short task
+    python -m benchmarks.base_rates --tasks thinking --model FOLDER --name qwen2.5-coder-0.5b-instruct \\
+        --weights "what they are" --dtype bfloat16                     # tasks with and without thoughts
     python -m benchmarks.base_rates --tasks events tools --model smoke  # a tiny random model, seconds
+    python -m benchmarks.base_rates --model NAME --show                # what was measured, as a table
 
-For each task: pass@1 and the mean reward with their 95 % intervals (bootstrap over prompts), the share of well-formed
-answers, the share of groups whose rewards differ (what GRPO can learn from), and the best constant strategy on the
-same rows. Writes benchmarks/results/base_rates_<model>.json; tasks already there are measured again.
+For each task: pass@1, pass@k and the mean reward with their 95 % intervals (bootstrap over prompts), the share of
+well-formed answers, the share of groups that hold right and wrong and of those whose rewards differ (what GRPO can
+learn from), how long completions are, the best constant strategy on the same rows, and what readiness says.
+--tasks: names, short (the default) or thinking. Writes benchmarks/results/base_rates_<name>.json; tasks already there
+are measured again.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
 from grpo_kit import load_policy, profile, tasks
-from grpo_kit.evaluation.answers import answer
-from grpo_kit.evaluation.intervals import bootstrap_mean
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
+from grpo_kit.evaluation.readiness import Readiness, readiness
+from grpo_kit.rewards import SoftFormat
 
-MADE = {
+STEP_BY_STEP = "Let's solve this step by step.\n<think>\n"
+_KNOWN = {2: ("3 * 5", 15), 3: ("(3 + 5) * 2", 16), 4: ("(3 + 5) * 2 + 9", 25)}  # countdown's plain examples
+
+
+def countdown(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
+    """With so many numbers in a question, or between so many."""
+    return tasks.countdown(
+        numbers=(numbers, numbers) if isinstance(numbers, int) else numbers, n_held_out=64, **options
+    )
+
+
+def countdown_that_knows(numbers: int) -> tasks.Task:
+    """With thoughts, and a worked example that knows the answer at once."""
+    task, plain = countdown(numbers, think=True), countdown(numbers)
+    solution, target = _KNOWN[numbers]
+    response = f"<think>\nI try {solution}, which is {target}.\n</think>\n<answer>{solution}</answer>"
+    return replace(task, examples=((plain.examples[0][0], response),))
+
+
+def gsm8k(**changes: Any) -> tasks.Task:
+    """Of one half of the test questions the other half held out, as long as thoughts are worth waiting for here."""
+    return replace(tasks.gsm8k(train="test", max_completion_tokens=256), **changes)
+
+
+def without_thoughts(task: tasks.Task) -> tasks.Task:
+    """The answer at once: prefill, system text, format and example without thoughts."""
+    (question, response), *_ = task.examples
+    return replace(
+        task,
+        system="Answer with the number alone in <answer> tags.",
+        prefill="<answer>",
+        examples=((question, response.partition("</think>\n")[2]),),
+        rewards=[task.rewards[0], SoftFormat(think=None)],
+        max_completion_tokens=16,
+    )
+
+
+def arithmetic_in_thoughts() -> tasks.Task:
+    """Sums with a place to carry in."""
+    system = "Think in <think> tags, then: answer in <answer> tags."
+    example = (
+        "What is 21 + 34?",
+        "<think>\n20 + 30 = 50, 1 + 4 = 5, 50 + 5 = 55.\n</think>\n<answer>55</answer>",
+    )
+    plain = tasks.arithmetic()
+    changes = {"system": system, "prefill": "<think>\n", "examples": (example,), "max_completion_tokens": 96}
+    return replace(plain, rewards=[plain.rewards[0], SoftFormat()], **changes)
+
+
+def code_in_words_first() -> tasks.Task:
+    """No example, a sentence or two before the block."""
+    return replace(
+        tasks.code(levels=(1, 2), n_held_out=24),
+        system="Think about it in a sentence or two, then answer with one Python code block.",
+        prefill="Let's solve this step by step.\n",
+        examples=(),
+        max_completion_tokens=256,
+    )
+
+
+SHORT = {
     "largest": lambda: tasks.largest(),
     "arithmetic": lambda: tasks.arithmetic(),
-    "countdown, 2 numbers": lambda: tasks.countdown(numbers=(2, 2)),
-    "countdown, 3 numbers": lambda: tasks.countdown(numbers=(3, 3)),
+    "countdown, 2 numbers": lambda: countdown(2),
+    "countdown, 3 numbers": lambda: countdown(3),
     "code, level 1": lambda: tasks.code(levels=(1,), n_held_out=24),
     "code, level 2": lambda: tasks.code(levels=(2,), n_held_out=20),
     "code, level 3": lambda: tasks.code(levels=(3,), n_held_out=20),
@@ -32,58 +100,113 @@ MADE = {
     "science": lambda: tasks.science(),
     "tools": lambda: tasks.tools(),
 }
+THINKING = {
+    "countdown, 2 numbers": lambda: countdown(2),
+    "countdown, 2 numbers, thoughts, examples that know": lambda: countdown_that_knows(2),
+    "countdown, 2 numbers, thoughts": lambda: countdown(2, think=True),
+    "countdown, 2 numbers, thoughts, no example": lambda: replace(countdown(2, think=True), examples=()),
+    "countdown, 2 and 3 numbers, thoughts": lambda: countdown((2, 3), think=True),
+    "countdown, 3 numbers": lambda: countdown(3),
+    "countdown, 3 numbers, thoughts, examples that know": lambda: countdown_that_knows(3),
+    "countdown, 3 numbers, thoughts": lambda: countdown(3, think=True),
+    "countdown, 3 numbers, thoughts, step by step": lambda: replace(
+        countdown(3, think=True), prefill=STEP_BY_STEP
+    ),
+    "countdown, 3 and 4 numbers, thoughts": lambda: countdown((3, 4), think=True),
+    "countdown, 4 numbers": lambda: countdown(4),
+    "countdown, 4 numbers, thoughts": lambda: countdown(4, think=True),
+    "gsm8k, no thoughts": lambda: without_thoughts(gsm8k()),
+    "gsm8k, thoughts": lambda: gsm8k(),
+    "gsm8k, thoughts, no example": lambda: gsm8k(examples=()),
+    "gsm8k, thoughts, step by step": lambda: gsm8k(prefill=STEP_BY_STEP),
+    "gsm8k, thoughts, step by step, no example": lambda: gsm8k(prefill=STEP_BY_STEP, examples=()),
+    "arithmetic": lambda: tasks.arithmetic(),
+    "arithmetic, thoughts": arithmetic_in_thoughts,
+    "code, levels 1 and 2": lambda: tasks.code(levels=(1, 2), n_held_out=24),
+    "code, levels 1 and 2, words first, no example": code_in_words_first,
+}
+MADE = SHORT | THINKING
 
 
-def measure(model, tokenizer, task: tasks.Task, *, prompts: int, group_size: int, seed: int) -> dict:
-    """Sample `group_size` completions of the first `prompts` held-out rows and judge them."""
-    rows = task.held_out[:prompts]
-    made = answer(model, tokenizer, task, rows, samples=group_size, temperature=1.0, seed=seed)
-    judged = [[reward for reward in group if reward is not None] for group in made.by_row(made.rewards)]
+def text(estimate: Estimate) -> str:
+    """'0.250 [0.150, 0.350]'"""
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
-    def interval(groups: list[list[float]]) -> str:
-        e = bootstrap_mean([sum(group) / len(group) for group in groups if group])
-        return f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
 
-    signal = [len(group) > 1 and max(group) - min(group) > 1e-6 for group in judged]
-    tokens = [completion.tokens for completion in made.completions]
-    name, best = task.best_constant(rows)
+def row(ready: Readiness) -> dict[str, Any]:
+    """What a table says of a task."""
+    means = [
+        sum(r * count for r, count in held.items()) / sum(held.values()) for held in ready.rewards if held
+    ]
+    name, best = ready.constant
+    lengths = ready.lengths
     return {
-        "pass@1": interval(made.by_row([float(right) for right in made.right])),
-        "mean reward": interval(judged),
-        "well-formed": round(sum(made.formatted) / len(made.formatted), 3),
-        "groups with a signal": round(sum(signal) / len(signal), 3),
-        "tokens, mean": round(sum(tokens) / len(tokens), 1),
+        "pass@1": text(ready.pass_at[1]),
+        f"pass@{ready.samples}": text(ready.pass_at[ready.samples]),
+        "mean reward": text(bootstrap_mean(means)),
+        "well-formed": round(ready.format_rate.value, 3),
+        "groups with right and wrong": text(ready.signal_right()),
+        "groups with a signal": round(ready.signal_reward().value, 3),
+        "tokens, median": lengths.quantile(0.5),
+        "cut off": f"{lengths.cut_off} of {ready.n * ready.samples} at {lengths.limit}",
         "best constant": f"{best:.3f} ({name})",
-        "prompts": len(rows),
-        "group_size": group_size,
+        "readiness": ready.verdict,
+        "prompts": ready.n,
+        "group_size": ready.samples,
     }
+
+
+def shown(saved: dict[str, Any]) -> str:
+    """The file's rows as a Markdown table."""
+    names = list(next(reversed(saved["tasks"].values())))
+    lines = ["| task | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines += [
+        f"| {task} | " + " | ".join(str(found.get(name, "")) for name in names) + " |"
+        for task, found in saved["tasks"].items()
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Measure the tasks asked for, print each as it comes, save all."""
     parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
+    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
     parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
-    parser.add_argument("--tasks", nargs="+", default=list(MADE), choices=list(MADE), metavar="TASK")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
+    kinds = {"short": SHORT, "thinking": THINKING}
+    parser.add_argument("--tasks", nargs="+", default=["short"], choices=[*kinds, *MADE], metavar="TASK")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--missing", action="store_true", help="only tasks that the file does not have")
+    parser.add_argument("--show", action="store_true", help="print what the file has, measure nothing")
     options = parser.parse_args()
     smoke = options.model == "smoke"
-    name = profile("smoke").model if smoke else options.model
-    model, tokenizer = load_policy(name, quiet=True)
-    model.eval()
-    path = RESULTS / f"base_rates_{Path(name).name.lower()}.json"
+    asked = profile("smoke").model if smoke else options.model
+    name = options.name or Path(asked).name.lower()
+    path = RESULTS / f"base_rates_{name}.json"
     saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
-    command = f"python -m benchmarks.base_rates --model {Path(name).name} --prompts {options.prompts}"
-    saved |= origin(command, "torch", "transformers")
-    saved |= {"weights": options.weights or WEIGHTS.get(name, name), "seed": options.seed}
-    for task in options.tasks:
+    if options.show:
+        print(shown(saved))
+        return
+    model, tokenizer = load_policy(asked, dtype=options.dtype, quiet=True)
+    model.eval()
+    chosen = list(dict.fromkeys(task for name in options.tasks for task in kinds.get(name, [name])))
+    command = (
+        f"python -m benchmarks.base_rates --model {name} --tasks {' '.join(options.tasks)} --dtype {options.dtype} "
+        f"--prompts {options.prompts} --group-size {options.group_size}"
+    )
+    saved |= origin(command, "torch", "transformers") | {"dtype": options.dtype, "seed": options.seed}
+    saved["weights"] = options.weights or WEIGHTS.get(asked, name)
+    for task in chosen:
+        if options.missing and task in saved["tasks"]:
+            continue
         torch.manual_seed(options.seed)
-        prompts, group_size = (2, 2) if smoke else (options.prompts, options.group_size)
-        found = measure(
-            model, tokenizer, MADE[task](), prompts=prompts, group_size=group_size, seed=options.seed
-        )
+        made, size = MADE[task](), 2 if smoke else options.group_size
+        rows = made.held_out[: 2 if smoke else options.prompts]
+        how = {"samples": size, "group_size": size, "seed": options.seed}
+        found = row(readiness(model, tokenizer, made, rows=rows, **how))
         saved["tasks"][task] = found
         print(task, json.dumps(found), flush=True)
         if not smoke:

@@ -217,7 +217,7 @@ def test_another_task_gets_the_tokens_its_answers_take(preset, name):
 @pytest.mark.parametrize(
     ("name", "options", "tokens"),
     [
-        ("countdown", {"think": True}, 512),
+        ("countdown", {"think": True}, 256),
         ("countdown", {"think": False}, 24),
         ("tools", {"calls": (1, 5)}, 72),
         ("tools", {"calls": (2, 3)}, 48),

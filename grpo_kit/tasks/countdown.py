@@ -22,6 +22,56 @@ _EXAMPLES = {
     3: ("Use 3, 5 and 2, each exactly once, with + - * / to make 16.", "(3 + 5) * 2"),
     4: ("Use 3, 5, 2 and 9, each exactly once, with + - * / to make 25.", "(3 + 5) * 2 + 9"),
 }
+# Shown where the model is to think: (numbers, target, tries, answer). Each fails before it finds, for what an example
+# does is copied: from ones that know the answer at once a model learns to guess (docs/results.md has the base rates).
+_SEARCHES = {
+    2: (
+        ((48, 4), 12, ("48 + 4 = 52", "48 - 4 = 44", "48 * 4 = 192", "48 / 4 = 12"), "48 / 4"),
+        ((7, 30), 23, ("7 + 30 = 37", "7 - 30 = -23", "30 - 7 = 23"), "30 - 7"),
+    ),
+    3: (
+        (
+            (3, 5, 2),
+            16,
+            ("3 + 5 = 8, 8 + 2 = 10", "3 + 5 = 8, 8 - 2 = 6", "3 + 5 = 8, 8 * 2 = 16"),
+            "(3 + 5) * 2",
+        ),
+        (
+            (40, 11, 6),
+            35,
+            (
+                "40 + 11 = 51, 51 + 6 = 57",
+                "40 + 11 = 51, 51 - 6 = 45",
+                "40 - 11 = 29, 29 - 6 = 23",
+                "40 - 11 = 29, 29 + 6 = 35",
+            ),
+            "40 - 11 + 6",
+        ),
+    ),
+    4: (
+        (
+            (3, 5, 2, 9),
+            25,
+            (
+                "3 + 5 = 8, 8 + 2 = 10, 10 + 9 = 19",
+                "3 + 5 = 8, 8 * 2 = 16, 16 - 9 = 7",
+                "3 + 5 = 8, 8 * 2 = 16, 16 + 9 = 25",
+            ),
+            "(3 + 5) * 2 + 9",
+        ),
+        (
+            (12, 30, 4, 7),
+            20,
+            (
+                "12 + 30 = 42, 42 + 4 = 46, 46 + 7 = 53",
+                "12 + 30 = 42, 42 - 4 = 38, 38 - 7 = 31",
+                "30 - 12 = 18, 18 - 4 = 14, 14 + 7 = 21",
+                "12 / 4 = 3, 30 - 3 = 27, 27 - 7 = 20",
+            ),
+            "30 - 12 / 4 - 7",
+        ),
+    ),
+}
 
 
 def countdown(
@@ -38,8 +88,8 @@ def countdown(
 
     numbers: fewest and most numbers in a question, within 2..4. highest: of the numbers, at least 10; targets
     lie in 1..2 * highest. partial_credit: give the answer reward its tiers (see CountdownAnswer).
-    think: ask for reasoning in <think> tags first; the prefill then opens <think>, and 512 tokens are allowed
-    in place of 24. Without it the prefill opens <answer>.
+    think: ask for reasoning in <think> tags first; the prefill then opens <think>, the examples search and fail before
+    they find, and 64 tokens a number are allowed in place of 24. Without it the prefill opens <answer>.
     Row columns: question, answer (one solution), numbers (list of int), target.
     Rewards: countdown answer (0.75), soft format (0.25). Constant strategies: every sequence of operators
     without brackets, on the numbers as given and largest first.
@@ -60,17 +110,23 @@ def countdown(
             solution = _random_expression(drawn, rng)
             target = evaluate(solution)
             if target is not None and target.denominator == 1 and 1 <= target <= 2 * highest:
-                question = f"Use {_listed(drawn)}, each exactly once, with + - * / to make {target}."
+                question = _question(drawn, int(target))
                 return {"question": question, "answer": solution, "numbers": drawn, "target": int(target)}
+
+    counts = range(low, high + 1)
+    shown = [_known(n) for n in counts]
+    if think:  # one of each count, then the second of each
+        shown = [
+            _searched(*search) for turn in zip(*map(_SEARCHES.get, counts), strict=True) for search in turn
+        ]
 
     train, held_out = split_distinct(
         draw,
         n_train,
         n_held_out,
         what=f"countdown with numbers={numbers!r}",
-        avoid=[q for q, _ in _EXAMPLES.values()],
+        avoid=[question for question, _ in (*_EXAMPLES.values(), *shown)],
     )
-    shown = [_EXAMPLES[n] for n in range(low, high + 1)]
     system = "Answer in <answer> tags with one expression."
     return Task(
         name="countdown",
@@ -85,8 +141,8 @@ def countdown(
         strategies=_strategies(high),
         system=f"Think in <think> tags, then: {system[0].lower()}{system[1:]}" if think else system,
         prefill="<think>\n" if think else "<answer>",
-        examples=tuple((question, _response(text, think)) for question, text in shown),
-        max_completion_tokens=512 if think else 24,
+        examples=tuple(shown),
+        max_completion_tokens=64 * high if think else 24,
     )
 
 
@@ -209,12 +265,21 @@ def _strategies(most: int) -> dict[str, Strategy]:
     return made
 
 
-def _response(solution: str, think: bool) -> str:
-    answer = f"<answer>{solution}</answer>"
-    return (
-        f"<think>\nI try {solution}, which is {evaluate(solution)}.\n</think>\n{answer}" if think else answer
-    )
+def _known(count: int) -> tuple[str, str]:
+    question, solution = _EXAMPLES[count]
+    return question, f"<answer>{solution}</answer>"
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+def _searched(numbers: Sequence[int], target: int, tries: Sequence[str], answer: str) -> tuple[str, str]:
+    """The question, and a response that thinks: each try with what is wrong with it."""
+    found = [int(text.rpartition("= ")[2]) for text in tries]
+    verdicts = [
+        "yes" if value == target else f"too {'large' if value > target else 'small'}" for value in found
+    ]
+    thoughts = "\n".join(f"{text}, {verdict}." for text, verdict in zip(tries, verdicts, strict=True))
+    return _question(numbers, target), f"<think>\n{thoughts}\n</think>\n<answer>{answer}</answer>"
+
+
+def _question(numbers: Sequence[int], target: int) -> str:
+    listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return f"Use {listed}, each exactly once, with + - * / to make {target}."

@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -229,6 +230,31 @@ def test_countdown_with_thinking_opens_the_thinking_and_keeps_its_rows():
     for _, response in task.examples:
         assert task.rewards[1]([response]) == [1.0]
     assert task.examples[0][1].startswith(task.prefill)
+
+
+@pytest.mark.parametrize("numbers", [(2, 2), (3, 3), (4, 4), (2, 4)])
+def test_countdown_examples_search_and_fail_before_they_find(numbers):
+    """Every equation shown is true, every verdict is right, and no example knows its answer at once."""
+    task = countdown(numbers=numbers, think=True, **SMALL)
+    counts = range(numbers[0], numbers[1] + 1)
+    asked = [[int(n) for n in re.findall(r"\d+", question)] for question, _ in task.examples]
+    assert [len(numbers) - 1 for numbers in asked] == [*counts, *counts]  # the last number is the target
+    for (*given, target), (_, response) in zip(asked, task.examples, strict=True):
+        thoughts = response.partition("<think>\n")[2].partition("\n</think>")[0].splitlines()
+        assert len(thoughts) >= 3
+        for line, thought in enumerate(thoughts, 1):
+            *steps, verdict = thought.rstrip(".").split(", ")
+            for step in steps:
+                left, right = step.split(" = ")
+                assert eval(left) == int(right), step
+            used = [int(n) for step in steps for n in re.findall(r"\d+", step.partition(" = ")[0])]
+            assert set(given) <= set(used), "each try uses every number"
+            value = int(steps[-1].split(" = ")[1])
+            wanted = "yes" if value == target else "too large" if value > target else "too small"
+            assert verdict == wanted
+            assert (verdict == "yes") == (line == len(thoughts))
+        row = {"numbers": [given], "target": [target]}
+        assert task.rewards[0]([response], **row) == [1.0]
 
 
 def test_on_two_numbers_a_plus_b_is_a_strong_constant():
