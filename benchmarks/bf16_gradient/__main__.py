@@ -3,9 +3,10 @@
     python -m benchmarks.bf16_gradient                      # SmolLM2-135M-Instruct, three sets of groups
     python -m benchmarks.bf16_gradient --sets task --no-parts
     python -m benchmarks.bf16_gradient --seconds 3           # only how long forward and backward take, in turn
-    python -m benchmarks.bf16_gradient --model FOLDER/model.gguf --sets task --groups 2
+    python -m benchmarks.bf16_gradient --model FOLDER --name qwen2.5-coder-0.5b-instruct --profile gpu24 --sets task \
+        --groups 3 --no-parts                               # a task with thoughts, and somebody's own weights
 
-Sets: `task`, completions of the cpu profile's task sampled at temperature 1 before training; `trained`, the same after
+Sets: `task`, completions of the profile's task sampled at temperature 1 before training; `trained`, the same after
 --steps steps of GRPO; `words`, the forced random words of `benchmarks.step`. A gradient is that of the first pass over
 a buffer (ratio 1), summed over tokens and divided by their number (loss_type "dapo"). Cosine and norm are taken
 against float64; per tensor, per layer and kind of parameter, per group and overall. Parts, one at a time in float32 or
@@ -200,6 +201,9 @@ def main() -> None:
     """Measure the sets in turn, print, save."""
     parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="as load_policy takes it")
+    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
+    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+    parser.add_argument("--profile", default="cpu", help="whose task and group size are taken")
     parser.add_argument(
         "--sets", nargs="+", choices=("task", "trained", "words"), default=["task", "trained", "words"]
     )
@@ -210,19 +214,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    cfg = profile("cpu", seed=options.seed)
+    cfg = profile(options.profile, seed=options.seed)
     task = cfg.make_task()
     model, tokenizer = load_policy(options.model, dtype="float32", quiet=True)
     model.train()
     how = {"groups": options.groups, "group_size": cfg.group_size, "seed": options.seed}
     command = f"python -m benchmarks.bf16_gradient --sets {' '.join(options.sets)} --groups {options.groups}"
     command += " --no-parts" * options.no_parts + f" --steps {options.steps} --seed {options.seed}"
-    path = Path(options.model)
-    name = path.parent.name if path.suffix == ".gguf" else path.name
+    name = options.name or Path(options.model).name
+    command += f" --model {name} --profile {options.profile}" * (options.profile != "cpu")
     result: dict[str, Any] = origin(command, "torch", "transformers", "trl")
     result |= {
-        "weights": WEIGHTS.get(options.model, name),
-        "task": task.name,
+        "weights": options.weights or WEIGHTS.get(options.model, name),
+        "task": f"{task.name} {cfg.task_options}",
         "seed": options.seed,
         "sets": {},
     }
