@@ -34,6 +34,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from grpo_kit.unsloth import warn_if_late
+
 Tuning = Literal["full", "lora", "qlora"]
 # Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -113,6 +115,7 @@ def load_policy(
     >>> model.num_parameters() < 2_000_000
     True
     """
+    warn_if_late()
     if tuning not in ("full", "lora", "qlora"):
         raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
     if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
