@@ -34,6 +34,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from grpo_kit.unsloth import warn_if_late
+
 Tuning = Literal["full", "lora", "qlora"]
 # Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -113,6 +115,7 @@ def load_policy(
     >>> model.num_parameters() < 2_000_000
     True
     """
+    warn_if_late()
     if tuning not in ("full", "lora", "qlora"):
         raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
     if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
@@ -313,8 +316,11 @@ def has_dropout(model: torch.nn.Module) -> bool:
 
 def hardware() -> str:
     """The card, or the CPU's model, its vector instructions and the threads torch uses."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+
+
+def processor() -> str:
+    """The CPU's model, its vector instructions and the threads torch uses."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
@@ -347,16 +353,21 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
         model.tie_weights()
 
 
+def embedded_cache() -> tuple[Path, bool]:
+    """Where the embedded SmolLM2 is kept once it was converted (GRPO_KIT_CACHE), and whether it was."""
+    folder = Path(os.environ.get("GRPO_KIT_CACHE", "~/.cache/grpo_kit")).expanduser() / _EMBEDDED_FOLDER
+    return folder, (folder / "config.json").is_file()
+
+
 def _embedded_folder() -> Path:
     """The embedded SmolLM2 as safetensors: converted once (20 s), then kept, so that a notebook starts in 3 s.
 
     Where the cache cannot be written it is converted into a folder of this process, gone when that ends.
     """
-    cache = Path(os.environ.get("GRPO_KIT_CACHE", "~/.cache/grpo_kit")).expanduser()
-    folder = cache / _EMBEDDED_FOLDER
-    if (folder / "config.json").is_file():
+    folder, converted = embedded_cache()
+    if converted:
         return folder
-    gguf = _embedded_gguf()
+    cache, gguf = folder.parent, _embedded_gguf()
     try:
         part = _part_folder(cache)
     except OSError as error:

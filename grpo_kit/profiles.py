@@ -28,6 +28,7 @@ GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
 _TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "events", "science", "tools")
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
+_CHECKPOINTING = "activation_checkpointing"  # transformers' new name for gradient_checkpointing
 _LENGTH = "max_completion_length"  # trl's word for max_completion_tokens
 
 UNITS = {
@@ -228,7 +229,7 @@ class Profile:
         steps, at least 2. `optimizer` is not in it: for full fine-tuning the trainer takes it as optimizer=.
         loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare tokens may rise further,
         which keeps entropy up. bf16 autocast where the card has it; on a CPU only where overrides say
-        bf16=True.
+        bf16=True. Defaults of trl's that Unsloth changed are trl's again.
         Source of both: DAPO, arXiv:2503.14476.
         Raises ValueError for an unknown tuning or field, and for two different completion lengths.
 
@@ -237,10 +238,12 @@ class Profile:
         """
         from trl import GRPOConfig
 
+        from grpo_kit.unsloth import changed_defaults
+
         if tuning not in ("full", "lora", "qlora"):
             raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
-        unknown = sorted(set(overrides) - {f.name for f in fields(GRPOConfig)})
-        if unknown:
+        known = {f.name for f in fields(GRPOConfig)}
+        if unknown := sorted(set(overrides) - known):
             raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
         overrides = self._of_task(task, overrides)
         for steps, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
@@ -249,7 +252,7 @@ class Profile:
         if "num_train_epochs" in overrides:
             overrides.setdefault("max_steps", -1)
         if "gradient_checkpointing" in overrides:  # the old name would lose
-            overrides["activation_checkpointing"] = overrides.pop("gradient_checkpointing")
+            overrides[_CHECKPOINTING] = overrides.pop("gradient_checkpointing")
         cuda, full = torch.cuda.is_available(), tuning == "full"
         total = self.completions_per_step
         micro_batch = max(n for n in range(1, min(self.micro_batch, total) + 1) if total % n == 0)
@@ -268,7 +271,7 @@ class Profile:
             "beta": float(self.beta),
             "loss_type": "dapo",
             "epsilon_high": 0.28,
-            "activation_checkpointing": self.gradient_checkpointing,  # transformers' new name for it
+            _CHECKPOINTING: self.gradient_checkpointing,
             "bf16": cuda and torch.cuda.is_bf16_supported(),
             "use_cpu": not cuda,
             "dataloader_pin_memory": cuda,
@@ -280,7 +283,10 @@ class Profile:
             "save_total_limit": 1,
             "seed": self.seed,
         }
-        config = GRPOConfig(**{**values, **overrides})
+        given = {**changed_defaults(GRPOConfig), **values, **overrides}
+        if _CHECKPOINTING not in known:  # transformers 5.17, the newest that Unsloth takes
+            given["gradient_checkpointing"] = given.pop(_CHECKPOINTING)
+        config = GRPOConfig(**given)
         config.bf16_on_cpu = bool(overrides.get("bf16"))  # trl's own default cannot be told from a wish
         return config
 

@@ -20,6 +20,8 @@ import pandas as pd
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from grpo_kit.unsloth import warn_if_late
+
 _OPENING_TAG = re.compile(r"<[A-Za-z][\w-]*>\s*\Z")
 _LONGEST_TAG = 100  # characters
 _PROBE = "KITPROBE"  # any word that a template neither trims nor looks for
@@ -105,6 +107,7 @@ def build_dataset(
     >>> build_dataset(tokenizer, [{"question": "2 + 2?", "answer": "4"}]).column_names  # doctest: +SKIP
     ['prompt', 'prefill', 'question', 'answer']
     """
+    warn_if_late()
     if isinstance(rows, str) or not isinstance(rows, Sequence | Dataset):
         raise PromptError(f"rows is a {type(rows).__name__}; use a list of dicts or a datasets.Dataset")
     if len(rows) == 0:

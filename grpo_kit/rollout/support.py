@@ -9,6 +9,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
 from grpo_kit.models import MODEL_TYPES, base_model
+from grpo_kit.unsloth import replaced_layers
 
 # Their frequencies change as a sequence grows, so that keys cached earlier would have to be turned again.
 _MOVING_ROPE = frozenset({"dynamic", "longrope"})
@@ -50,6 +51,8 @@ def _model_problem(model: Any) -> str | None:
     config = base.config
     if config.model_type not in MODEL_TYPES:
         return f"model_type {config.model_type!r} is not one of {', '.join(MODEL_TYPES)}"
+    if replaced := replaced_layers(model):
+        return f"Unsloth replaced its {replaced}"
     if base.get_output_embeddings() is None:
         return f"{type(base).__name__} has no language-model head"
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers import __version__ as transformers_version
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig
+from trl import __version__ as trl_version
 
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.training.checkpoints import last_whole_checkpoint
+from grpo_kit.unsloth import warn_if_late
 
 
 def check_run_folder(folder: str, *, quiet: bool) -> None:
@@ -46,6 +50,25 @@ def default_args() -> GRPOConfig:
     """trl's own defaults; a machine without bfloat16, which they ask for, computes in float32."""
     cpu = not torch.cuda.is_available()
     return GRPOConfig("runs/grpo", use_cpu=cpu, bf16=not cpu and torch.cuda.is_bf16_supported())
+
+
+def check_base(base: type) -> None:
+    """Refuse a trl that is not the one whose private methods the kit's trainer overrides; see also warn_if_late.
+
+    base: trl.GRPOTrainer, as the kit's trainer was built on. Raises ValueError for Unsloth's, and for versions so old
+    that training would end in an AttributeError.
+    """
+    warn_if_late()
+    why = ""
+    if base.__name__.startswith("Unsloth"):
+        why = f"trl.GRPOTrainer is {base.__name__}, whose private methods are not trl's"
+    elif not hasattr(PreTrainedModel, "is_activation_checkpointing"):
+        why = f"trl {trl_version} and transformers {transformers_version} are older than it needs (requirements.txt)"
+    if why:
+        raise ValueError(
+            f"grpo_kit.GRPOTrainer cannot run here: {why}. Train by trl.GRPOTrainer itself, with task.rewards, "
+            "task.dataset(tokenizer) and profile.grpo_config(folder, task=task); docs/tasks_and_rewards.md shows it"
+        )
 
 
 _ROLLOUTS = ("kit", "hf", "vllm", "continuous")

@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from grpo_kit.models import MODEL_TYPES, base_model
 from grpo_kit.rollout.tree import PrefixTree, build_tree, common_length
 from grpo_kit.rollout.tree_attention import TreePlan
+from grpo_kit.unsloth import replaced_layers
 
 _ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 FLEX_BLOCK = 128  # FlexAttention's block; the row is padded to a multiple of it
@@ -90,6 +91,8 @@ def why_not_packed(trainer: Any, inputs: dict[str, Any]) -> str | None:
         return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"
     if config.model_type not in MODEL_TYPES:
         return f"model_type {config.model_type!r} is not one of {', '.join(MODEL_TYPES)}"
+    if replaced := replaced_layers(model):
+        return f"Unsloth replaced its {replaced}"
     if config._attn_implementation not in _ATTENTIONS:
         return f"attention {config._attn_implementation!r} is not one of {', '.join(_ATTENTIONS)}"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):

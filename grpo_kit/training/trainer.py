@@ -33,6 +33,7 @@ from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
 from grpo_kit.training.checks import (
     align,
+    check_base,
     check_run_folder,
     choose_rollout,
     default_args,
@@ -116,6 +117,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         keep: str = "last",
         **trl_options: Any,
     ) -> None:
+        check_base(TRLGRPOTrainer)
         args = copy.copy(args) if args is not None else default_args()
         check_run_folder(args.output_dir, quiet=live is None)
         settle_precision(args, quiet=live is None)

@@ -1,0 +1,58 @@
+"""What this machine has, a check of every part of the kit on it, and what to do: paste it into a bug report.
+
+Nothing is left on the disk but --json's file. Each part that is checked is ok, failed or skipped; one that fails hides
+no other. The exit code is 1 where one failed, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from grpo_kit.doctor import self_check, surroundings
+from grpo_kit.doctor.report import as_data, as_text, line_of, scrubbed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("--json", metavar="FILE", help="write the same as data; an existing file is replaced")
+    parser.add_argument("--verbose", action="store_true", help="show the stack trace of what failed")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print each section as soon as it is known: whatever ends the process, what was found before it stands there."""
+    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
+        print(f"--json {arguments.json}: there is no such folder; name a file in one that is there")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        for cache in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):  # compiled kernels
+            os.environ.setdefault(cache, str(folder / cache.lower()))
+        sections = []
+        for section in surroundings.sections():
+            print(as_text(section) + "\n", flush=True)
+            sections.append(section)
+        print("Self-check", flush=True)
+        checks, width = [], max(map(len, self_check.PARTS))
+        for check, trace in self_check.checks(folder):
+            print(line_of(check, width), flush=True)
+            if arguments.verbose and trace:
+                print(scrubbed(trace), flush=True)
+            checks.append(check)
+    to_do = [line for section in sections for line in section.to_do]
+    failed = [check.part for check in checks if check.outcome == "failed"]
+    if failed and not arguments.verbose:
+        to_do.append(
+            f"{', '.join(failed)} failed: run it again with --verbose, and open an issue with all of this"
+        )
+    elif failed:
+        to_do.append(f"{', '.join(failed)} failed: open an issue with all of this")
+    print("\nWhat to do")
+    print("\n".join(f"  - {scrubbed(line)}" for line in to_do) or "  nothing: no trouble was found")
+    if arguments.json:
+        data = as_data(sections, checks, to_do)
+        Path(arguments.json).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    return 1 if failed else 0

@@ -1,0 +1,151 @@
+"""What is installed, and what it runs on. Nothing is imported before it is needed: see surroundings.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.doctor.report import Row, Section
+
+GIB = 2**30
+_FOR_TESTS = ("test", "browser")  # extras that no run needs
+# What changes how a run behaves, shown where it is set.
+_VARIABLES = (
+    "KIT_PROFILE", "GRPO_KIT_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+)  # fmt: skip
+
+
+def versions(section: Section) -> None:
+    """Python and each distribution that grpo-kit requires, beside the range that it asks for."""
+    from packaging.specifiers import SpecifierSet
+
+    add, to_do = section.rows.append, section.to_do.append
+    try:
+        about = metadata.metadata("grpo-kit")
+    except metadata.PackageNotFoundError:
+        add(Row("python", platform.python_version()))
+        add(Row("grpo-kit", "not installed", "no ranges to compare with"))
+        to_do("grpo-kit is not installed, only found: run `pip install -e .` in its folder, or `make`")
+        return
+    add(Row("grpo-kit", about["Version"]))
+    python = about["Requires-Python"] or ""
+    add(Row("python", platform.python_version(), f"wants {python}"))
+    if platform.python_version() not in SpecifierSet(python):
+        to_do(f"python {platform.python_version()} lies outside {python}: make an environment with another")
+    for name, (requirement, extra) in sorted(_required(about).items()):
+        wants = f"wants {requirement.specifier}" + (f", for [{extra}]" if extra else "")
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            add(Row(name, "none", wants))
+            if not extra:
+                to_do(f"{name} is not installed: pip install '{name}{requirement.specifier}'")
+            continue
+        inside = requirement.specifier.contains(version, prereleases=True)
+        add(Row(name, version, wants if inside else f"OUTSIDE: {wants}"))
+        if not inside:
+            to_do(f"{name} {version} was not tested: pip install '{name}{requirement.specifier}'")
+    if importlib.util.find_spec("unsloth"):
+        to_do("Unsloth is installed: see docs/tasks_and_rewards.md, Unsloth and vLLM")
+
+
+def machine(section: Section) -> None:
+    """System, CPU, memory, cards, and the environment variables that matter."""
+    add, to_do = section.rows.append, section.to_do.append
+    add(Row("system", f"{platform.system()} {platform.release()} {platform.machine()}"))
+    for name in filter(os.environ.get, _VARIABLES):
+        add(Row(name, os.environ[name]))
+    import psutil
+    import torch
+
+    from grpo_kit.memory.free import container_bytes, free_bytes
+    from grpo_kit.models import processor
+
+    add(Row("CPU", processor()))
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in flags]
+    add(Row("bfloat16 instructions", ", ".join(fast) or "none seen"))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add(Row("cores", usable or 0, f"of {os.cpu_count()}; torch uses {torch.get_num_threads()} threads"))
+    memory, left = psutil.virtual_memory().total, container_bytes()
+    add(Row("memory (GiB)", memory / GIB))
+    by = f"a container leaves {left / GIB:.1f}" if left < memory else ""
+    add(Row("memory free (GiB)", free_bytes(torch.device("cpu")) / GIB, by))
+    driver, seen = _nvidia_smi()
+    add(Row("CUDA of torch", torch.version.cuda, f"driver {driver}" if driver else ""))
+    if not torch.cuda.is_available():
+        add(Row("card", None, f"nvidia-smi sees {', '.join(seen)}" if seen else ""))
+        if seen:
+            to_do(
+                f"nvidia-smi sees {', '.join(seen)}, torch {torch.__version__} does not: install torch's CUDA build, "
+                "a driver that is new enough for it, and look at CUDA_VISIBLE_DEVICES"
+            )
+        return
+    _cards(section)
+
+
+def _cards(section: Section) -> None:
+    import torch
+
+    from grpo_kit.profiles import PROFILES
+
+    add, to_do = section.rows.append, section.to_do.append
+    count = torch.cuda.device_count()
+    for i in range(count):
+        card = torch.cuda.get_device_properties(i)
+        what = f"{card.total_memory / GIB:.1f} GiB, capability {card.major}.{card.minor}"
+        add(Row(f"card {i}", card.name, what))
+    add(Row("card 0 free (GiB)", torch.cuda.mem_get_info(0)[0] / GIB))
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    add(Row("bfloat16", bf16, "in hardware" if bf16 else "emulated at best"))
+    tf32 = torch.cuda.get_device_capability(0)[0] >= 8
+    add(Row("tf32", tf32, "turned on by load_policy" if tf32 else ""))
+    triton = importlib.util.find_spec("triton") is not None
+    compiler = next(filter(shutil.which, ("gcc", "clang", "cc")), None)
+    add(Row("triton", metadata.version("triton") if triton else None, f"C compiler: {compiler or 'none'}"))
+    if not bf16:
+        other = (
+            "take kit.profile('t4')" if "t4" in PROFILES else "load with dtype='float32', or tuning='lora'"
+        )
+        to_do(f"card: {torch.cuda.get_device_name(0)} has no bfloat16: {other}")
+    if not triton:
+        to_do("triton is missing: the update's attention on a card is compiled with it; install torch's own")
+    elif compiler is None:
+        to_do(
+            "no C compiler was found (gcc, clang): triton asks for one where it compiles for the first time"
+        )
+    if count > 1:
+        to_do(f"{count} cards: a process trains on the first; see docs/features.md, Several processes")
+
+
+def _required(about: Any) -> dict[str, tuple[Any, str]]:
+    """name -> (its Requirement, "" or the extra that asks for it) of what a run on this system may use."""
+    from packaging.requirements import Requirement
+
+    found: dict[str, tuple[Any, str]] = {}
+    extras = [e for e in about.get_all("Provides-Extra") or [] if e not in _FOR_TESTS]
+    for extra in ("", *extras):
+        for requirement in map(Requirement, about.get_all("Requires-Dist") or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                found.setdefault(requirement.name, (requirement, extra))
+    return found
+
+
+def _nvidia_smi() -> tuple[str, list[str]]:
+    """The driver's version and the cards that it sees; "" and [] where there is none."""
+    command = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "", []
+    lines = [line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
+    if done.returncode or not lines:
+        return "", []
+    return lines[0][0], [name for _, name in lines]

