@@ -49,7 +49,7 @@ lint: $(VENV)/.installed ## ruff: rules and formatting
 
 clean: ## remove the environment and caches, ~/.cache/grpo_kit (0.5 GB) too; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
-	rm -rf "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/smollm2-135m-instruct-float32 "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/.converting-*
+	rm -rf "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/*-float32 "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/.converting-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: requirements.txt pyproject.toml

@@ -1,27 +1,19 @@
 """Loading: what comes back, and what is said when something is missing."""
 
-import os
-import shutil
 import subprocess
 import sys
-import warnings
 
 import huggingface_hub.constants
 import pytest
 import torch
 from datasets import Dataset
 from tiny_run import settings
-from transformers import AutoModelForCausalLM
 
-from grpo_kit import GRPOTrainer, models
+from grpo_kit import GRPOTrainer
 from grpo_kit.models import (
     PolicyLoadError,
-    _embedded_gguf,
-    _load_gguf,
-    _tie_if_one_matrix,
     describe,
     load_policy,
-    model_name,
 )
 
 
@@ -32,20 +24,6 @@ def test_embedded_model_is_the_real_one(smol):
     logits = model(**inputs).logits[0, -1]
     assert tokenizer.decode(logits.argmax()).strip() == "Paris"
     assert "<|im_start|>" in tokenizer.chat_template
-
-
-def test_converted_copy_equals_the_gguf(smol):
-    """The cache must not drift from the package: same weights, bit for bit."""
-    fresh, _ = _load_gguf(_embedded_gguf(), {"dtype": torch.float32})
-    for (name, a), b in zip(fresh.named_parameters(), smol[0].parameters(), strict=True):
-        assert torch.equal(a, b), name
-
-
-def test_gguf_by_path_can_be_saved(tmp_path):
-    model, tokenizer = load_policy(_embedded_gguf(), quiet=True)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(model.lm_head.weight, again.lm_head.weight)
 
 
 def test_tiny_random_is_the_same_every_time_and_leaves_the_seed_alone():
@@ -89,28 +67,6 @@ def test_describe_counts():
     assert f"{total / 1e6:,.1f} M parameters" in describe(model) and f"({share:.1%})" in describe(model)
 
 
-def test_one_matrix_stored_twice_is_tied_again():
-    """As in Qwen2.5's GGUF files: a tied model comes back untied, at two precisions."""
-    model = load_policy("tiny-random", quiet=True)[0]
-    head = torch.nn.Linear(32, model.config.vocab_size, bias=False)
-    head.weight.data = model.get_input_embeddings().weight.data + 1e-4 * torch.randn(
-        model.config.vocab_size, 32
-    )
-    model.config.tie_word_embeddings = False
-    model.set_output_embeddings(head)
-    _tie_if_one_matrix(model)
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    assert torch.equal(model.get_input_embeddings().weight, head.weight)
-
-
-def test_two_matrices_stay_two():
-    model = load_policy("tiny-random", quiet=True)[0]
-    model.config.tie_word_embeddings = False
-    model.set_output_embeddings(torch.nn.Linear(32, model.config.vocab_size, bias=False))
-    _tie_if_one_matrix(model)
-    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -128,6 +84,9 @@ def test_two_matrices_stay_two():
             {"tuning": "lora", "lora": {"bogus": 1}},
             "lora has bogus: no field of peft.LoraConfig",
         ),
+        ("tiny-random", {"tuning": "lora", "lora": 8}, "lora=8 must be a dict of peft.LoraConfig's fields"),
+        ("tiny-random", {"tuning": "lora", "lora": {"r": "8"}}, "lora=.'r': '8'. is refused by peft"),
+        ("runs/full/model", {}, "name_or_path='runs/full/model': no such folder"),
     ],
 )
 def test_errors_say_what_would_do(name, options, message, monkeypatch):
@@ -158,90 +117,19 @@ def test_gated_model_says_how_to_get_in(monkeypatch):
         load_policy("owner/gated")
 
 
+def test_folder_whose_weights_were_cut_off(tiny, tmp_path):
+    for part in tiny:
+        part.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(PolicyLoadError, match="cannot be loaded as a language model .*saved to its end"):
+        load_policy(tmp_path)
+
+
 def test_folder_without_a_tokenizer(tiny, tmp_path):
     tiny[0].save_pretrained(tmp_path)
     with pytest.raises(PolicyLoadError, match="holds no tokenizer; save it there too"):
         load_policy(tmp_path)
-
-
-def test_an_adapter_names_its_base_and_loads_elsewhere(tmp_path, monkeypatch):
-    """Not by the path of one machine's cache: the copy is loaded where that cache does not exist."""
-    model, tokenizer = load_policy("smollm2-135m-instruct", tuning="lora", lora={"r": 2}, quiet=True)
-    cache = models._embedded_folder()
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.02)
-    with warnings.catch_warnings(record=True) as said:
-        model.save_pretrained(tmp_path / "adapter")
-    assert not [w for w in said if "smollm2" in str(w.message)], (
-        "peft asks the hub for it, which is no trouble"
-    )
-    for file in (tmp_path / "adapter").glob("*.*"):
-        assert str(cache.parent).encode() not in file.read_bytes(), file
-    assert model_name(model) == model_name(model.get_base_model()) == "smollm2-135m-instruct"
-    shutil.copytree(cache, tmp_path / "other machine" / cache.name)
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "other machine"))
-    again, _ = load_policy(tmp_path / "adapter", tuning="lora", quiet=True)
-    assert models._embedded_folder().parent == tmp_path / "other machine"
-    ids = tokenizer("2 + 2 =", return_tensors="pt").input_ids
-    with torch.no_grad():
-        assert torch.equal(model(ids).logits, again(ids).logits)
-    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
-        n for n, p in model.named_parameters() if p.requires_grad
-    ]
-    with pytest.raises(PolicyLoadError, match="holds an adapter, not a whole model; use tuning='lora'"):
-        load_policy(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="has its own settings"):
-        load_policy(tmp_path / "adapter", tuning="lora", lora={"r": 4})
-
-
-@pytest.fixture
-def converts(tiny, monkeypatch):
-    """A conversion of a tiny model in place of SmolLM2's, which takes 20 s; it says where it was asked to write."""
-    asked = []
-
-    def convert(gguf, folder):
-        asked.append(folder)
-        for part in tiny:
-            part.save_pretrained(folder)
-
-    monkeypatch.setattr(models, "_convert", convert)
-    yield asked
-    models._converted_for_this_process.cache_clear()
-
-
-def test_a_cache_that_cannot_be_written_is_said_and_does_without(tmp_path, monkeypatch, converts):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.warns(RuntimeWarning, match="GRPO_KIT_CACHE='.*cache' cannot be written"):
-        load_policy("smollm2-135m-instruct", quiet=True)
-    with pytest.warns(RuntimeWarning, match="set GRPO_KIT_CACHE to a folder that can be"):
-        load_policy("smollm2-135m-instruct", quiet=True)
-    assert len(converts) == 1, "once a process"
-
-
-def test_what_a_killed_conversion_left_is_cleaned(tmp_path, monkeypatch, converts):
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
-    old, running = tmp_path / ".converting-old", tmp_path / ".converting-running"
-    old.mkdir(), running.mkdir()
-    os.utime(old, (0, 0))
-    load_policy("smollm2-135m-instruct", quiet=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        ".converting-running",
-        "smollm2-135m-instruct-float32",
-    ]
-
-
-def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path, monkeypatch):
-    def stop(gguf, folder):
-        (folder / "half").write_text("x")
-        raise KeyboardInterrupt
-
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
-    monkeypatch.setattr(models, "_convert", stop)
-    with pytest.raises(KeyboardInterrupt):
-        load_policy("smollm2-135m-instruct", quiet=True)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_trainer_finds_the_embedded_tokenizer(tmp_path):

@@ -98,7 +98,7 @@ def rollout(folder: Path) -> str:
 
 def embedded(folder: Path) -> str:
     """The same on SmolLM2, where it was converted before: converting takes 20 seconds."""
-    from grpo_kit.models import EMBEDDED, embedded_cache
+    from grpo_kit.models.gguf import EMBEDDED, embedded_cache
 
     if not embedded_cache()[1]:
         raise Skipped("not converted yet; its first use does it, in 20 s")
@@ -191,7 +191,7 @@ def _nothing_stays(folder: Path) -> Iterator[None]:
     with contextlib.suppress(Exception):  # a part that needs it says what is broken
         import torch
 
-        from grpo_kit.models import embedded_cache
+        from grpo_kit.models.gguf import embedded_cache
 
         precision = torch.get_float32_matmul_precision()
         if not embedded_cache()[1]:

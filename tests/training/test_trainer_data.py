@@ -45,7 +45,7 @@ class Classifier:
 
 def reward_model():
     config = load_policy("tiny-random", quiet=True)[0].config
-    config = type(config)(**{**config.to_dict(), "num_labels": 1})
+    config = type(config)(**{**config.to_dict(), "num_labels": 1, "_name_or_path": ""})
     torch.manual_seed(0)
     return LlamaForSequenceClassification(config)
 

