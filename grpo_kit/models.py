@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
@@ -34,6 +35,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from grpo_kit.card import has_bf16, use_expandable_segments
+
 Tuning = Literal["full", "lora", "qlora"]
 # Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -42,6 +45,8 @@ EMBEDDED = "smollm2-135m-instruct"
 TINY = "tiny-random"
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FLOAT32_TRAINING = 16  # bytes a weight in float32, with its gradient and AdamW's moments
+_SHARE_OF_CARD = 0.5  # that they may fill; the rest is for activations, keys and values
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
 
@@ -102,11 +107,14 @@ def load_policy(
     is loaded onto the base that it names, to go on training.
     tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
     a 4-bit base (CUDA and bitsandbytes).
-    dtype of the frozen or trained weights; None means float32 for "full" (at a learning rate of 1e-6 bfloat16 rounds
-    99 % of an update away, unless the optimizer keeps it: grpo_kit.optim) and, for adapters, bfloat16 where the card
-    has it. Adapters themselves are always float32.
+    dtype of the frozen or trained weights; None means for "full" float32, but bfloat16 on a card that has it and that
+    float32 weights, gradients and moments would fill by more than half; a line says so. (At a learning rate of 1e-6
+    bfloat16 rounds 99 % of an update away, unless the optimizer keeps it: grpo_kit.optim. The kit's trainer takes such
+    a one by itself, trl's does not.) For adapters None means bfloat16 where the card has it, else float32. Adapters
+    themselves are always float32.
     lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
     seed: what adapters are drawn from, and nothing else; no other random number moves. Give it the run's (cfg.seed).
+    quiet: prints nothing of the model; that its weights became bfloat16 is said all the same.
     Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing.
 
     >>> model, tokenizer = load_policy("tiny-random", quiet=True)
@@ -118,9 +126,11 @@ def load_policy(
     if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
         raise ValueError(f"name_or_path={name_or_path!r} must be a name or a path, such as {EMBEDDED!r}")
     cuda = torch.cuda.is_available()
-    weights_dtype = _resolve_dtype(dtype, tuning)
-    kwargs: dict[str, Any] = {"dtype": weights_dtype}
+    kwargs: dict[str, Any] = {"dtype": _resolve_dtype(dtype, tuning)}
     if cuda:
+        said = use_expandable_segments()
+        if said and not quiet:
+            print(said)
         kwargs["device_map"] = {"": torch.cuda.current_device()}
         if torch.cuda.get_device_capability()[0] >= 8:
             torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products
@@ -180,7 +190,7 @@ def describe(model: PreTrainedModel) -> str:
         f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",
     ]
     if device.type == "cuda":
-        bf16 = "yes" if torch.cuda.is_bf16_supported() else "no"
+        bf16 = "yes" if has_bf16() else "no"
         tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
         lines.append(
             f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card"
@@ -188,14 +198,40 @@ def describe(model: PreTrainedModel) -> str:
     return "\n".join(lines)
 
 
-def _resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype:
+def _resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype | None:
+    """None: it depends on the model's size (_dtype_that_fits)."""
+    if dtype is None and has_bf16():
+        return None if tuning == "full" else torch.bfloat16
     if dtype is None:
-        adapters_on_card = tuning != "full" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if adapters_on_card else torch.float32
+        return torch.float32
     resolved = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved not in _DTYPES.values():
         raise ValueError(f"dtype={dtype!r} is not known; use one of {', '.join(_DTYPES)}")
     return resolved
+
+
+def _from_pretrained(source: Path | str, kwargs: dict[str, Any], **more: Any) -> PreTrainedModel:
+    if kwargs["dtype"] is None:
+        dtype = _dtype_that_fits(AutoConfig.from_pretrained(source, **more))
+        kwargs = {**kwargs, "dtype": dtype}
+    return AutoModelForCausalLM.from_pretrained(source, **more, **kwargs)
+
+
+def _dtype_that_fits(config: Any) -> torch.dtype:
+    """float32 where training in it leaves the card room for the rest; else bfloat16, with a line that says why."""
+    with torch.device("meta"):
+        weights = AutoModelForCausalLM.from_config(config).num_parameters()
+    needed = weights * _FLOAT32_TRAINING / 2**30
+    card = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
+    if needed <= _SHARE_OF_CARD * card:
+        return torch.float32
+    print(
+        f"bfloat16 weights: in float32 they would take {needed:.3g} GiB with gradients and moments, of this card's "
+        f"{card:.3g}. grpo_kit's trainer keeps what bfloat16 rounds away (optimizer 'adamw-8bit-split'); any other, "
+        "trl's own too, loses most of each small update: give it optimizers=(grpo_kit.optim.choose.make_optimizer("
+        "'adamw-8bit-split', ...), None), or load with dtype='float32'."
+    )
+    return torch.bfloat16
 
 
 def _four_bit(cuda: bool) -> Any:
@@ -209,7 +245,7 @@ def _four_bit(cuda: bool) -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16,
+        bnb_4bit_compute_dtype=torch.bfloat16 if has_bf16() else torch.float16,
     )
 
 
@@ -284,13 +320,13 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} holds no tokenizer; save it there too (tokenizer.save_pretrained)"
         ) from error
-    return AutoModelForCausalLM.from_pretrained(folder, **kwargs), tokenizer
+    return _from_pretrained(folder, kwargs), tokenizer
 
 
 def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        return AutoModelForCausalLM.from_pretrained(name, **kwargs), tokenizer
+        return _from_pretrained(name, kwargs), tokenizer
     except (OSError, ValueError) as error:
         text = f"{error}\n{error.__cause__ or ''}".lower()
         if "gated" in text or "401" in text or "403" in text:
@@ -327,7 +363,7 @@ def _load_gguf(path: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, Pre
     if importlib.util.find_spec("gguf") is None:
         raise PolicyLoadError(f"name_or_path={str(path)!r} needs the package gguf; run `pip install gguf`")
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **kwargs)
+    model = _from_pretrained(path.parent, kwargs, gguf_file=path.name)
     # The weights are plain floats now; the leftover marks would make save_pretrained refuse.
     model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer, model.is_quantized = None, False
@@ -436,4 +472,4 @@ def _tiny_random(kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTok
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device=device, dtype=kwargs["dtype"]), tokenizer
+    return model.to(device=device, dtype=kwargs["dtype"] or torch.float32), tokenizer

@@ -15,7 +15,7 @@ import grpo_kit
 ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
-    "schedules", "objectives", "prompts", "models", "record", "display", "sandbox", "rewards", "rollout",
+    "schedules", "objectives", "prompts", "card", "models", "record", "display", "sandbox", "rewards", "rollout",
     "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation", "preferences", "lab",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
