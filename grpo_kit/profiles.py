@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
+from grpo_kit.card import has_bf16
 from grpo_kit.optim.choose import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class Profile:
             "loss_type": "dapo",
             "epsilon_high": 0.28,
             _CHECKPOINTING: self.gradient_checkpointing,
-            "bf16": cuda and torch.cuda.is_bf16_supported(),
+            "bf16": has_bf16(),
             "use_cpu": not cuda,
             "dataloader_pin_memory": cuda,
             "logging_steps": 1,

@@ -15,8 +15,8 @@ import grpo_kit
 ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
-    "schedules", "objectives", "unsloth", "prompts", "models", "record", "display", "sandbox", "rewards", "rollout",
-    "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation", "preferences", "lab",
+    "schedules", "objectives", "unsloth", "prompts", "card", "models", "record", "display", "sandbox", "rewards",
+    "rollout", "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation", "preferences", "lab",
     "doctor",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))

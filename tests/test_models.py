@@ -51,6 +51,55 @@ def test_full_dtype(dtype, wanted):
     assert all(p.requires_grad for p in model.parameters())
 
 
+@pytest.fixture
+def card(monkeypatch):
+    """f(bytes, bf16=True): what models/ learns of a card of that size; weights stay on the CPU."""
+
+    def make(size, *, bf16=True):
+        properties = type("Properties", (), {"total_memory": size})
+        monkeypatch.setattr("grpo_kit.models.dtypes.has_bf16", lambda: bf16)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("room", "options", "wanted"),
+    [
+        (2.1, {}, torch.float32),
+        (1.9, {}, torch.bfloat16),
+        (1.9, {"dtype": "float32"}, torch.float32),
+        (1.9, {"tuning": "lora"}, torch.bfloat16),
+        (2.1, {"tuning": "lora"}, torch.bfloat16),
+    ],
+)
+def test_weights_on_a_card_are_bfloat16_where_float32_leaves_no_room(
+    card, tiny, tmp_path, capsys, room, options, wanted
+):
+    """16 bytes a weight may fill half of the card; said with what trl's own trainer would lose, quiet or not."""
+    model, tokenizer = tiny
+    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    capsys.readouterr()
+    card(int(room * 16 * model.num_parameters()))
+    loaded = load_policy(tmp_path, quiet=True, **options)[0]
+    assert {p.dtype for n, p in loaded.named_parameters() if "lora_" not in n} == {wanted}
+    out = capsys.readouterr().out
+    assert ("adamw-8bit-split" in out and "trl's own too" in out) == (room < 2 and not options)
+    assert out.count("\n") <= 1
+
+
+def test_weights_on_a_card_that_only_emulates_bfloat16_are_float32(card, tiny, tmp_path, capsys):
+    model, tokenizer = tiny
+    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    capsys.readouterr()
+    card(1, bf16=False)
+    for tuning in ("full", "lora"):
+        loaded = load_policy(tmp_path, tuning=tuning, quiet=True)[0]
+        assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    assert capsys.readouterr().out == ""
+
+
 def test_adapters_are_float32_on_any_base_and_not_on_the_head():
     model = load_policy("tiny-random", tuning="lora", dtype="bfloat16", lora={"r": 4}, quiet=True)[0]
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}

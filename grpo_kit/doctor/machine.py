@@ -94,6 +94,7 @@ def machine(section: Section) -> None:
 def _cards(section: Section) -> None:
     import torch
 
+    from grpo_kit.card import has_bf16
     from grpo_kit.profiles import PROFILES
 
     add, to_do = section.rows.append, section.to_do.append
@@ -103,7 +104,7 @@ def _cards(section: Section) -> None:
         what = f"{card.total_memory / GIB:.1f} GiB, capability {card.major}.{card.minor}"
         add(Row(f"card {i}", card.name, what))
     add(Row("card 0 free (GiB)", torch.cuda.mem_get_info(0)[0] / GIB))
-    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    bf16 = has_bf16()
     add(Row("bfloat16", bf16, "in hardware" if bf16 else "emulated at best"))
     tf32 = torch.cuda.get_device_capability(0)[0] >= 8
     add(Row("tf32", tf32, "turned on by load_policy" if tf32 else ""))

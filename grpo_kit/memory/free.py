@@ -17,14 +17,33 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def free_bytes(device: torch.device) -> int:
-    """What torch can still allocate: on CUDA under its memory fraction, unused cached blocks included; else what
-    system and container have left, and what the C library keeps for this process."""
+    """What torch can still allocate: on CUDA under its memory fraction, with what its cache would hand back whole; else
+    what system and container have left, and what the C library keeps for this process."""
     if device.type != "cuda":
         return int(min(psutil.virtual_memory().available, container_bytes())) + kept_by_malloc()
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     capped = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
-    return min(free, capped) + reserved - torch.cuda.memory_allocated(device)
+    return max(0, min(free, capped)) + releasable_bytes(device)
+
+
+def releasable_bytes(device: torch.device) -> int:
+    """Bytes of a card that torch keeps in its cache and could give back: neither in use, nor a hole, nor a graph's.
+
+    A hole is free memory beside a tensor in one segment. It is no use to what is larger, and it goes back to the card
+    only where segments are expandable (PYTORCH_CUDA_ALLOC_CONF). What CUDA graphs hold, nobody else can have.
+    """
+    if torch.cuda.get_allocator_backend() != "native":  # it has no segments to look into
+        return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = 0
+    for segment in torch.cuda.memory_snapshot():
+        if segment["device"] != index or tuple(segment["segment_pool_id"]) != (0, 0):
+            continue
+        unused = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+        if segment["is_expandable"] or len(unused) == len(segment["blocks"]):
+            found += sum(unused)
+    return found
 
 
 def container_bytes() -> float:

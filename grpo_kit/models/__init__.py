@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
@@ -25,7 +24,9 @@ from transformers import (
 )
 
 import grpo_kit.models.libraries  # noqa: F401  before peft: it takes up bitsandbytes quickly, and leaves bars out
+from grpo_kit.card import has_bf16, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
+from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
 from grpo_kit.models.gguf import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.unsloth import warn_if_late
 
@@ -33,7 +34,6 @@ from grpo_kit.unsloth import warn_if_late
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 TINY = "tiny-random"
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_policy(
@@ -53,11 +53,14 @@ def load_policy(
     training it; with "full" it is merged into the base, in float32, and all weights are trained.
     tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
     a 4-bit base (CUDA and bitsandbytes).
-    dtype of the frozen or trained weights; None means float32 for "full" (at a learning rate of 1e-6 bfloat16 rounds
-    99 % of an update away, unless the optimizer keeps it: grpo_kit.optim) and, for adapters, bfloat16 where the card
-    has it. Adapters themselves are always float32.
+    dtype of the frozen or trained weights; None means for "full" float32, but bfloat16 on a card that has it and that
+    float32 weights, gradients and moments would fill by more than half; a line says so. (At a learning rate of 1e-6
+    bfloat16 rounds 99 % of an update away, unless the optimizer keeps it: grpo_kit.optim. The kit's trainer takes such
+    a one by itself, trl's does not.) For adapters None means bfloat16 where the card has it, else float32. Adapters
+    themselves are always float32.
     lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
     seed: what adapters are drawn from, and nothing else; no other random number moves. Give it the run's (cfg.seed).
+    quiet: prints nothing of the model; that its weights became bfloat16 is said all the same.
     Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing, and for what is no
     model.
 
@@ -73,8 +76,11 @@ def load_policy(
     if lora is not None and not isinstance(lora, Mapping):
         raise ValueError(f"lora={lora!r} must be a dict of peft.LoraConfig's fields, such as {{'r': 32}}")
     name, cuda = os.fspath(name_or_path), torch.cuda.is_available()
-    kwargs: dict[str, Any] = {"dtype": _resolve_dtype(dtype, tuning)}
+    kwargs: dict[str, Any] = {"dtype": resolve_dtype(dtype, tuning)}
     if cuda:
+        said = use_expandable_segments()
+        if said and not quiet:
+            print(said)
         kwargs["device_map"] = {"": torch.cuda.current_device()}
         if torch.cuda.get_device_capability()[0] >= 8:
             torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products
@@ -137,22 +143,12 @@ def describe(model: PreTrainedModel) -> str:
         f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",
     ]
     if device.type == "cuda":
-        bf16 = "yes" if torch.cuda.is_bf16_supported() else "no"
+        bf16 = "yes" if has_bf16() else "no"
         tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
         lines.append(
             f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card"
         )
     return "\n".join(lines)
-
-
-def _resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype:
-    if dtype is None:
-        adapters_on_card = tuning != "full" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if adapters_on_card else torch.float32
-    resolved = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if resolved not in _DTYPES.values():
-        raise ValueError(f"dtype={dtype!r} is not known; use one of {', '.join(_DTYPES)}")
-    return resolved
 
 
 def _four_bit(cuda: bool) -> Any:
@@ -166,7 +162,7 @@ def _four_bit(cuda: bool) -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16,
+        bnb_4bit_compute_dtype=torch.bfloat16 if has_bf16() else torch.float16,
     )
 
 
@@ -193,7 +189,7 @@ def _load(
             )
         exact = {**kwargs, "dtype": torch.float32}
         model, tokenizer = load_merged(path, lambda base: _load(base, exact, "full"))
-        return model.to(kwargs["dtype"]), tokenizer
+        return model.to(kwargs["dtype"] or dtype_that_fits(model.config)), tokenizer
     if is_adapter(name):
         return load_adapter(path, lambda base: _load(base, kwargs, "full"), tuning)
     if name == TINY:
@@ -225,7 +221,7 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
             f"name_or_path={str(folder)!r} holds no tokenizer; save it there too (tokenizer.save_pretrained)"
         ) from error
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, **kwargs), tokenizer
+        return from_pretrained(folder, kwargs), tokenizer
     except (OSError, ValueError, SafetensorError) as error:
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} cannot be loaded as a language model ({error}); was it saved to its end?"
@@ -235,7 +231,7 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
 def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        return AutoModelForCausalLM.from_pretrained(name, **kwargs), tokenizer
+        return from_pretrained(name, kwargs), tokenizer
     except (OSError, ValueError) as error:
         text = f"{error}\n{error.__cause__ or ''}".lower()
         if "gated" in text or "401" in text or "403" in text:
@@ -293,4 +289,4 @@ def _tiny_random(kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTok
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device=device, dtype=kwargs["dtype"]), tokenizer
+    return model.to(device=device, dtype=kwargs["dtype"] or torch.float32), tokenizer

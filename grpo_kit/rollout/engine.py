@@ -21,6 +21,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit.models import base_model
+from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.casts import Casts
 from grpo_kit.rollout.decode import Decoder, Spent
 from grpo_kit.rollout.sampling import Processor, Sampler
@@ -70,6 +71,7 @@ class RolloutEngine:
         self.model = model
         self._decoder, self._casts = self._new_decoder(), Casts()
         self._most_rows: float = math.inf  # what memory was found to hold
+        self._backoff = Backoff()
 
     def _new_decoder(self) -> Decoder:
         base = base_model(self.model)
@@ -106,7 +108,8 @@ class RolloutEngine:
         ended: told of completions that stop while others are still being written, {index into prompt_ids: token ids},
         often {}, at every look at who is done: each step, on a card every fourth and some steps late. Rows that end
         last or at that limit may never be told; after running out of memory rows are told again.
-        Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so.
+        Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so. The
+        next calls halve them, too; after a while twice as many are tried again (backoff.py).
         Leaves the model's modes, settings and weights as they were, whatever happens.
         Raises ValueError for what the engine cannot do, an empty prompt, and prompts too long for the context.
         """
@@ -146,6 +149,7 @@ class RolloutEngine:
         device = self._decoder.device
         result: dict[int, tuple] = {}
         waiting = [list(range(len(batch.prompt_ids)))]
+        fewer = len(waiting[0]) > self._most_rows
         while waiting:
             part = waiting.pop(0)
             if len(part) > self._most_rows:
@@ -169,8 +173,11 @@ class RolloutEngine:
             self.release()
             sampler.release()
             self._most_rows = len(part) - 1
+            self._backoff.failed()
             waiting.insert(0, part)
             print(f"Rollout: {len(part)} rows do not fit in memory; going on with half of them at a time")
+        if fewer and self._backoff.again():
+            self._most_rows = 2 * self._most_rows + 1
         return result
 
     def release(self) -> None:

@@ -14,6 +14,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig
 from trl import __version__ as trl_version
 
+from grpo_kit.card import has_bf16
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.unsloth import warn_if_late
@@ -48,8 +49,7 @@ def check_run_folder(folder: str, *, quiet: bool) -> None:
 
 def default_args() -> GRPOConfig:
     """trl's own defaults; a machine without bfloat16, which they ask for, computes in float32."""
-    cpu = not torch.cuda.is_available()
-    return GRPOConfig("runs/grpo", use_cpu=cpu, bf16=not cpu and torch.cuda.is_bf16_supported())
+    return GRPOConfig("runs/grpo", use_cpu=not torch.cuda.is_available(), bf16=has_bf16())
 
 
 def check_base(base: type) -> None:

@@ -1,10 +1,12 @@
-"""bfloat16 on a CPU: never by itself, obeyed where it was asked for."""
+"""bfloat16 on a CPU: never by itself, obeyed where it was asked for. float16: where its scaled loss does no harm."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import Any
+
+import torch
 
 _CPUINFO = Path("/proc/cpuinfo")
 _OFF = (
@@ -39,7 +41,10 @@ def settle_precision(args: Any, *, quiet: bool) -> None:
     trl turns bf16 on where nobody says anything, and afterwards GRPOConfig(use_cpu=True) and
     GRPOConfig(use_cpu=True, bf16=True) are alike. Asked for is what has `args.bf16_on_cpu = True`, which
     Profile.grpo_config(bf16=True) sets, and what ACCELERATE_MIXED_PRECISION=bf16 says.
+    Raises ValueError for fp16=True on a CPU, where accelerate computes in float32 without a word.
     """
+    if args.device.type == "cpu" and args.fp16:
+        raise ValueError("fp16=True needs a CUDA card; on a CPU leave it out, for float32")
     if args.device.type != "cpu" or not args.bf16:
         return
     asked = getattr(args, "bf16_on_cpu", False) or os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
@@ -48,3 +53,19 @@ def settle_precision(args: Any, *, quiet: bool) -> None:
     if quiet:
         return
     print(_OBEYED.format(_SPEED[bf16_instructions()]) if asked else _OFF, flush=True)
+
+
+def check_trained_for_fp16(args: Any, model: torch.nn.Module) -> None:
+    """Raises ValueError under fp16=True for trained weights that are not float32.
+
+    float16 is autocast's there, and the loss is scaled so that small gradients do not become 0. What was scaled up must
+    be scaled down and added to the weights in float32: torch refuses to unscale float16 gradients after the first
+    rollout, and whoever has bfloat16 needs no scaling.
+    """
+    narrow = {p.dtype for p in model.parameters() if p.requires_grad} - {torch.float32}
+    if args.fp16 and narrow:
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        raise ValueError(
+            f"fp16=True trains float32 weights only, these are {found}: load with dtype='float32', or with "
+            "tuning='lora', whose adapters are float32 over weights of any dtype"
+        )

@@ -46,7 +46,7 @@ from grpo_kit.training.logged import Logged
 from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
-from grpo_kit.training.precision import settle_precision
+from grpo_kit.training.precision import check_trained_for_fp16, settle_precision
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.requests import Requests
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
@@ -149,6 +149,7 @@ class GRPOTrainer(TRLGRPOTrainer):
             )
         vars(self.args).update(evaluates)
         restore_dtypes(self.model, dtypes)
+        check_trained_for_fp16(self.args, self.model)
         self._given.check_prompts(self, train_dataset, "train_dataset")
         self._given.check_prompts(self, eval_dataset, "eval_dataset")
         self._optimizer_asked = optimizer is not None

@@ -1,11 +1,13 @@
-"""How much of an optimizer step is computed at once: from free memory, and less when memory runs out."""
+"""How much of an optimizer step is computed at once: from free memory, and less for a while when memory runs out."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -15,18 +17,29 @@ from torch.utils.checkpoint import checkpoint
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
+from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE
 from grpo_kit.training.packing import Row
 
 _DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
 _LAYERS_TO_ONE_AGAIN = 14
+# Who raises an error, or is passed by it, where FlexAttention failed; nobody else compiles anything.
+_COMPILED = ("torch._inductor", "triton")
+_FLEX = (
+    *_COMPILED,
+    "torch.nn.attention.flex_attention",
+    "torch._higher_order_ops.flex_attention",
+    "transformers.integrations.flex_attention",
+)
+_COMPILERS = (*_COMPILED, "torch._dynamo")
 
 
 class UpdateMemory:
     """The chunk size and what is done when it does not fit, for one model.
 
-    chunk_tokens: packed positions at once, None until memory ran out. checkpointed_layers: the first so many layers
+    chunk_tokens: packed positions at once, None until memory ran out; after a while larger ones are tried again.
+    checkpointed_layers: the first so many layers
     compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
     (CPU), or "sdpa" under a dense mask.
     compute_itemsize: bytes a number under autocast, None without it.
@@ -41,10 +54,12 @@ class UpdateMemory:
         self.checkpointed_layers = 0
         self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
         self._checkpoint_all = False
+        self._backoff = Backoff()
 
     def run(self, work: Callable[[int], Any], rows: list[Row]) -> Any:
         """work(packed positions at once), on `rows`; out of memory, it starts over with half.
 
+        Where FlexAttention fails, it starts over with SDPA. What anything else raises passes as it is.
         Raises torch.OutOfMemoryError, with what to change, when one completion does not fit.
         """
         longest, group, total = self._sizes(rows)
@@ -52,16 +67,21 @@ class UpdateMemory:
             limit, self.checkpointed_layers = self._budget(longest, group, total, free_bytes(self.device))
             self._checkpoint_layers()
             try:
-                return work(limit)
+                done = work(limit)
+                self._try_more(min(limit, total))
+                return done
             except torch.OutOfMemoryError:
                 full = True
             except Exception as error:
-                if self.attention != "flex_attention":
+                if self.attention != "flex_attention" or not _is_flex_attentions(error):
                     raise
-                full, self.attention = False, "sdpa"
-                print(
-                    f"FlexAttention failed ({type(error).__name__}: {error}); using SDPA with a dense mask."
-                )
+                full = any(isinstance(e, torch.OutOfMemoryError) for e in _chain(error))
+                if not full:
+                    self.attention = "sdpa"
+                    told = next(iter(str(error).strip().splitlines()), "")
+                    print(
+                        f"FlexAttention failed ({type(error).__name__}: {told}); using SDPA with a dense mask."
+                    )
             given_back = full and self.give_back()
             self._forget()  # out here the error, and the tensors its frames hold, are gone
             if full and not given_back:
@@ -98,7 +118,18 @@ class UpdateMemory:
             layer.gradient_checkpointing = i < self.checkpointed_layers
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
+    def _try_more(self, computed: int) -> None:
+        """So many positions at once fitted: where an earlier lack of memory allows no more, it may at times."""
+        if not self._checkpoint_all and computed < (self.chunk_tokens or math.inf):
+            return
+        if self._backoff.again():
+            if self._checkpoint_all:
+                self._checkpoint_all = False
+            else:
+                self.chunk_tokens *= 2
+
     def _take_less(self, failed: int, longest: int) -> None:
+        self._backoff.failed()
         if failed > longest:
             self.chunk_tokens = max(longest, failed // 2)
             now = f"with {self.chunk_tokens}"
@@ -149,6 +180,25 @@ class UpdateMemory:
 
     def _layers(self) -> list[Any]:
         return list(base_model(self.model).model.layers)
+
+
+def _is_flex_attentions(error: BaseException) -> bool:
+    """Did FlexAttention fail, or who compiles it? Not where the card itself reports an error: nothing works then."""
+    if any(isinstance(e, torch.AcceleratorError) for e in _chain(error)):
+        return False
+    passed = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return _within(type(error).__module__, _COMPILERS) or any(_within(name, _FLEX) for name in passed)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == p or module.startswith(f"{p}.") for p in packages)
 
 
 def _attention(model: torch.nn.Module, device: torch.device) -> str:

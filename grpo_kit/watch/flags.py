@@ -49,8 +49,12 @@ def kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     first="warmup and a lower learning rate; look at that step's completions and rewards",
 )
 def gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient are not usual."""
+    """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient are not usual.
+
+    An infinite one under fp16 belongs to its search for a scale, and is left out.
+    """
     norm = column(table, "grad_norm")
+    norm = np.where(np.isinf(norm) & setup.skips, np.nan, norm)
     usual = usual_before(np.where(norm > 0, norm, np.nan))  # groups without a signal have none
     return norm > 5 * usual, lambda at: f"gradient norm {norm[at]:.3g} where {usual[at]:.3g} was usual"
 

@@ -37,6 +37,7 @@ class Setup:
     answer: weights, by name, of the parts that say whether the answer is right; empty where that is not known.
     constant: what the best constant strategy earns of them, in [0, 1]; None where that is not known.
     max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
+    skips: does it leave out a step whose gradient is not finite, and scale the loss less (fp16)?
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Setup:
     constant: float | None = None
     max_tokens: int | None = None
     age: int = 0
+    skips: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> Setup:
@@ -70,6 +72,7 @@ class Setup:
             constant=sum(w * earned[n] for n, w in answer.items()) / sum(answer.values()) if known else None,
             max_tokens=args.get("max_completion_length"),
             age=max(0, passes // (args.get("gradient_accumulation_steps") or 1) - 1),
+            skips=bool(args.get("fp16")),
         )
 
 

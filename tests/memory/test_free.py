@@ -1,4 +1,4 @@
-"""Free memory as a process may use it: control groups' limits, and what malloc keeps."""
+"""Free memory as a process may use it: a card's cache, control groups' limits, and what malloc keeps."""
 
 import platform
 
@@ -88,3 +88,77 @@ def test_what_a_step_freed_is_free_though_the_process_keeps_it():
 def test_another_c_library_keeps_nothing_that_we_know_of(monkeypatch):
     monkeypatch.setattr(free, "glibc", lambda: None)
     assert kept_by_malloc() == 0
+
+
+# ---- a card, by what torch's allocator says of itself ------------------------------------------------------------
+
+
+def segment(*blocks, pool=(0, 0), expandable=False, device=0):
+    """As torch.cuda.memory_snapshot gives it; blocks: GiB, below 0 in use, a string waiting for another stream."""
+    states = {str: "active_awaiting_free", True: "active_allocated", False: "inactive"}
+    found = [
+        {"size": int(abs(float(b)) * GIB), "state": states[str if isinstance(b, str) else b < 0]}
+        for b in blocks
+    ]
+    total = sum(b["size"] for b in found)
+    return {
+        "device": device, "segment_pool_id": pool, "is_expandable": expandable, "blocks": found, "total_size": total
+    }  # fmt: skip
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """f(segments, free=GiB, fraction) -> a card of 24 GiB that torch says these segments are cached of."""
+
+    def make(segments, *, free=10, fraction=1.0, backend="native"):
+        size = {
+            state: sum(
+                b["size"] for s in segments for b in s["blocks"] if state in b["state"] and not s["device"]
+            )
+            for state in ("", "allocated")
+        }
+        answers = {
+            "mem_get_info": (free * GIB, 24 * GIB),
+            "memory_reserved": size[""],
+            "memory_allocated": size["allocated"],
+            "get_per_process_memory_fraction": fraction,
+            "get_allocator_backend": backend,
+            "memory_snapshot": segments,
+            "current_device": 0,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("segments", "gib", "why"),
+    [
+        ([], 10, "nothing is cached"),
+        ([segment(-2)], 10, "all is in use"),
+        ([segment(2)], 12, "a segment that nothing is in goes back"),
+        ([segment(1, 1)], 12, "of several parts, too"),
+        ([segment(-1, 3)], 10, "a hole beside a tensor does not"),
+        ([segment(-1, 3, -1, 1, expandable=True)], 14, "it does where segments are expandable"),
+        ([segment("1", 1)], 10, "what waits for a stream is in use"),
+        ([segment(3, pool=(0, 1)), segment(2)], 12, "a graph's memory is the graph's"),
+        ([segment(3, device=1), segment(2)], 12, "another card's is another card's"),
+    ],
+)
+def test_what_a_cards_cache_can_give(card, segments, gib, why):
+    card(segments)
+    assert free_bytes(torch.device("cuda")) == gib * GIB, why
+    assert free_bytes(torch.device("cuda", 0)) == gib * GIB, why
+
+
+def test_a_capped_share_of_a_card(card):
+    card([segment(-4), segment(2)], fraction=0.5)
+    assert free_bytes(torch.device("cuda")) == (12 - 6 + 2) * GIB
+    card([segment(-13), segment(2)], fraction=0.5)
+    assert free_bytes(torch.device("cuda")) == 2 * GIB, "over the cap: what is cached is all there is"
+
+
+def test_the_drivers_own_allocator_has_no_segments(card):
+    card([segment(-4, 1)], backend="cudaMallocAsync")
+    assert free_bytes(torch.device("cuda")) == 11 * GIB

@@ -216,6 +216,29 @@ def test_out_of_memory_halves_the_rows_and_changes_nothing(monkeypatch, capsys):
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("room", ["back at once", "never back"])
+def test_rows_that_did_not_fit_are_tried_again_after_a_while(room):
+    model, settings = tiny_model(), config(do_sample=True, max_new_tokens=2)
+    engine, tried, rooms = RolloutEngine(model), [], [5]
+    run = engine._decoder.run
+
+    def small_card(prompts, *args):
+        tried[-1].append(len(prompts))
+        if len(prompts) > rooms[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(prompts, *args)
+
+    engine._decoder.run = small_card
+    for _ in range(60):
+        tried.append([])
+        engine.generate(PROMPTS, settings, seed=4)
+        if room == "back at once":
+            rooms[0] = 10
+    assert tried[0] == [10, 4, 6, 4, 2] and tried[1] == [4, 4, 2]
+    more = [n for n, batches in enumerate(tried) if max(batches) > 5]
+    assert more == ([0, *range(9, 60)] if room == "back at once" else [0, 9, 26, 59])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_half_precision_stays_close(dtype, bucketed):

@@ -1,6 +1,7 @@
 """Graphs from rollout to rollout, on a stand-in for CUDA's that tells every read of memory that was given back."""
 
-from contextlib import nullcontext
+import warnings
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -212,4 +213,49 @@ def test_a_step_that_reads_on_the_host_cannot_be_captured():
     graphs = DecodeGraphs(FakeCuda())
     with pytest.warns(UserWarning, match="decoding without CUDA graphs"):
         assert torch.equal(graphs.run((2, 64), step), torch.ones(2, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it was said
+        graphs.clear()
+        assert torch.equal(graphs.run((2, 128), step), torch.ones(2, 3))
     assert graphs._failed and graphs.captures == 0
+
+
+def test_a_capture_that_fails_in_a_rollout_changes_nothing(monkeypatch):
+    model = tiny_model("qwen2")
+    engine, plain = engine_of(model), engine_of(model, graphs=False)
+
+    @contextmanager
+    def refuses(*args, **kwargs):
+        yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(engine._decoder.graphs._cuda, "graph", refuses)
+    with pytest.warns(UserWarning, match="failed: operation failed due to a previous error") as said:
+        assert rollout(engine, True) == rollout(plain, True)
+    assert rollout(engine, True) == rollout(plain, True)
+    assert len([w for w in said if "CUDA graphs" in str(w.message)]) == 1 and counts(engine) == (0, 0)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_memory_that_runs_out_in_a_capture_is_memory(hidden, monkeypatch):
+    """The capture's own end may hide it. Rows are halved then, and graphs are kept."""
+    model = tiny_model("qwen2")
+    engine, plain = engine_of(model), engine_of(model, graphs=False)
+    cuda, full = engine._decoder.graphs._cuda, [True]
+    capture = cuda.graph
+
+    @contextmanager
+    def once(*args, **kwargs):
+        try:
+            if full:
+                raise torch.OutOfMemoryError(full.pop())
+        except torch.OutOfMemoryError:
+            if hidden:
+                raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+            raise
+        with capture(*args, **kwargs):
+            yield
+
+    monkeypatch.setattr(cuda, "graph", once)
+    assert rollout(engine)[0] == rollout(plain)[0]
+    assert not full and not engine._decoder.graphs._failed and counts(engine)[0] > 0

@@ -6,6 +6,7 @@ from tiny_run import data, letters, make
 from trl import GRPOConfig
 
 from grpo_kit import GRPOTrainer, profile
+from grpo_kit.card import has_bf16
 from grpo_kit.models import load_policy
 from grpo_kit.training.precision import bf16_instructions, settle_precision
 
@@ -171,4 +172,4 @@ def test_accelerates_own_variable_is_an_ask(tmp_path, monkeypatch):
 def test_no_profile_turns_it_on_by_itself(tmp_path):
     for name in ("smoke", "cpu", "gpu24"):
         args = profile(name).grpo_config(tmp_path)
-        assert args.bf16 == (torch.cuda.is_available() and torch.cuda.is_bf16_supported())
+        assert args.bf16 == has_bf16()

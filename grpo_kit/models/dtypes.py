@@ -1,0 +1,55 @@
+"""In which dtype weights are loaded: the one asked for, or what the card can hold and compute in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from grpo_kit.card import has_bf16
+from grpo_kit.models.adapters import Tuning
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FLOAT32_TRAINING = 16  # bytes a weight in float32, with its gradient and AdamW's moments
+_SHARE_OF_CARD = 0.5  # that they may fill; the rest is for activations, keys and values
+
+
+def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype | None:
+    """What load_policy loads in; None where it depends on the model's size, which from_pretrained then settles.
+
+    Raises ValueError for a dtype that is not known.
+    """
+    if dtype is None and has_bf16():
+        return None if tuning == "full" else torch.bfloat16
+    if dtype is None:
+        return torch.float32
+    resolved = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved not in _DTYPES.values():
+        raise ValueError(f"dtype={dtype!r} is not known; use one of {', '.join(_DTYPES)}")
+    return resolved
+
+
+def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedModel:
+    """transformers' own, in the dtype that resolve_dtype left open."""
+    if kwargs["dtype"] is None:
+        kwargs = {**kwargs, "dtype": dtype_that_fits(AutoConfig.from_pretrained(source))}
+    return AutoModelForCausalLM.from_pretrained(source, **kwargs)
+
+
+def dtype_that_fits(config: Any) -> torch.dtype:
+    """float32 where training in it leaves the card room for the rest; else bfloat16, with a line that says why."""
+    with torch.device("meta"):
+        weights = AutoModelForCausalLM.from_config(config).num_parameters()
+    needed = weights * _FLOAT32_TRAINING / 2**30
+    card = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
+    if needed <= _SHARE_OF_CARD * card:
+        return torch.float32
+    print(
+        f"bfloat16 weights: in float32 they would take {needed:.3g} GiB with gradients and moments, of this card's "
+        f"{card:.3g}. grpo_kit's trainer keeps what bfloat16 rounds away (optimizer 'adamw-8bit-split'); any other, "
+        "trl's own too, loses most of each small update: give it optimizers=(grpo_kit.optim.choose.make_optimizer("
+        "'adamw-8bit-split', ...), None), or load with dtype='float32'."
+    )
+    return torch.bfloat16
