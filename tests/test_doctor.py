@@ -161,7 +161,7 @@ def test_a_failure_is_one_line_its_trace_comes_with_verbose_and_the_code_is_1(mo
     assert main(["doctor"]) == 1
     short = capsys.readouterr().out
     assert "failed" in short and "Traceback" not in short and "second line" not in short
-    assert "smollm2 rollout failed: run it again with --verbose" in short
+    assert "smollm2 rollout failed: where no line above says why, run it again with --verbose" in short
     assert main(["doctor", "--verbose"]) == 1
     long = capsys.readouterr().out
     assert "Traceback" in long and "second line" in long and "ok" in long
@@ -190,6 +190,7 @@ def test_what_has_to_be_converted_is_not_left_in_the_cache(monkeypatch, tmp_path
     list(self_check.checks(tmp_path / "own"))
     assert asked == [str(tmp_path / "own" / "cache")]
     assert os.environ["GRPO_KIT_CACHE"] == str(tmp_path / "cache")
+    assert "doctor" not in os.environ.get("TRITON_CACHE_DIR", "")
 
 
 def test_a_section_that_cannot_be_read_says_so_and_the_next_follows(monkeypatch):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -29,8 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        for cache in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):  # compiled kernels
-            os.environ.setdefault(cache, str(folder / cache.lower()))
         sections = []
         for section in surroundings.sections():
             print(as_text(section) + "\n", flush=True)
@@ -44,12 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
             checks.append(check)
     to_do = [line for section in sections for line in section.to_do]
     failed = [check.part for check in checks if check.outcome == "failed"]
-    if failed and not arguments.verbose:
+    if failed:
+        again = "" if arguments.verbose else "run it again with --verbose and "
         to_do.append(
-            f"{', '.join(failed)} failed: run it again with --verbose, and open an issue with all of this"
+            f"{', '.join(failed)} failed: where no line above says why, {again}open an issue with all of this"
         )
-    elif failed:
-        to_do.append(f"{', '.join(failed)} failed: open an issue with all of this")
     print("\nWhat to do")
     print("\n".join(f"  - {scrubbed(line)}" for line in to_do) or "  nothing: no trouble was found")
     if arguments.json:

@@ -186,8 +186,9 @@ PARTS: dict[str, Callable[[Path], str]] = {
 
 @contextlib.contextmanager
 def _nothing_stays(folder: Path) -> Iterator[None]:
-    """What would be converted into a user's cache goes into `folder`; torch's precision is put back."""
-    environment, precision = {}, None
+    """What would be converted or compiled into a user's cache goes into `folder`; torch's precision is put back."""
+    caches = [name for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR") if name not in os.environ]
+    environment, precision = {name: str(folder / name.lower()) for name in caches}, None
     with contextlib.suppress(Exception):  # a part that needs it says what is broken
         import torch
 
@@ -195,7 +196,7 @@ def _nothing_stays(folder: Path) -> Iterator[None]:
 
         precision = torch.get_float32_matmul_precision()
         if not embedded_cache()[1]:
-            environment = {"GRPO_KIT_CACHE": str(folder / "cache")}
+            environment["GRPO_KIT_CACHE"] = str(folder / "cache")
     try:
         with mock.patch.dict(os.environ, environment):
             yield
