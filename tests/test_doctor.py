@@ -119,7 +119,7 @@ def _no_weights(monkeypatch):
     def load(name, **options):
         raise OSError(f"{name}: nothing there\nand a second line")
 
-    monkeypatch.setattr("grpo_kit.models.embedded_cache", lambda: (Path("there"), True))
+    monkeypatch.setattr("grpo_kit.models.gguf.embedded_cache", lambda: (Path("there"), True))
     monkeypatch.setattr("grpo_kit.models.load_policy", load)
 
 
