@@ -21,7 +21,7 @@ LAB_ARGS ?=
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: KIT_PROFILE=smoke|cpu|gpu24|auto (train), PYTEST_ARGS=... (test), LAB_ARGS=... (lab), PYTHON=... (first call)"
+	@echo "Variables: KIT_PROFILE=smoke|cpu|t4|gpu24|auto (train), PYTEST_ARGS=... (test), LAB_ARGS=... (lab), PYTHON=... (first call)"
 
 train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by KIT_PROFILE (default auto)
 	@run="$$($(PY) -c 'from grpo_kit import next_run_folder as n; print(n("runs", "05_train_full").resolve())')" \

@@ -1,8 +1,9 @@
 """Profiles: which model, sizes and steps to use on this machine, each with its unit and reason.
 
 Every number of every profile stands in PROFILES below and nowhere else; how long a task's answers are, the task says.
+What a profile was planned from (plan_memory, peaks of a card) is checked in tests/test_profiles.py.
 
-Longer than 300 lines because a third of it is that table: 21 numbers of three profiles, a line and a reason each.
+Longer than 300 lines because a third of it is that table: 20 numbers of four profiles, a line and a reason each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 
-GPU24_NEEDS_GIB = 20  # of a card's memory; a 24 GB card reports 22 to 24
+# Of a card's memory: a card of 16 GB reports 14.6 to 16, one of 24 GB 22 to 24.
+T4_NEEDS_GIB, GPU24_NEEDS_GIB = 14, 20
 _TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "events", "science", "tools")
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -110,6 +112,47 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "save_steps": (0, "minutes to redo"),
         "seed": (0, "any"),
     },
+    "t4": {
+        "model": (
+            "Qwen/Qwen2.5-0.5B-Instruct",
+            "the largest Qwen2.5 that trains fully here; by LoRA Qwen/Qwen2.5-1.5B-Instruct fits too (5.8 GiB frozen)",
+        ),
+        "task": ("countdown", "hard enough to need reasoning; right or wrong is computed exactly"),
+        "task_options": (
+            {"n_train": 2000, "numbers": (2, 3), "think": True, "partial_credit": True},
+            "reasons first; a small model is sometimes right with two numbers",
+        ),
+        "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
+        "group_size": (8, "common in published runs of this size"),
+        "steps": (100, "7 s each at the peaks of a T4, 33 minutes at a third of them: planned, not measured"),
+        "max_completion_tokens": (
+            192,
+            "64 for each number: room for some eight tries; 64 x 448 tokens keep 0.3 GiB",
+        ),
+        "learning_rate": (1e-6, "the usual rate of full fine-tuning with GRPO"),
+        "lora_learning_rate": (2e-5, "adapters start at zero and need larger steps"),
+        "temperature": (1.0, "the model's own distribution"),
+        "beta": (0.0, "a reference model would take 1.8 GiB more"),
+        "dtype": (
+            "float32",
+            "the card has no bfloat16, and float16 would need loss scaling, which was not tried; all of it fits",
+        ),
+        "lora_dtype": (
+            "float32",
+            "float16 would need loss scaling, which was not tried; 1.5B fits in float32",
+        ),
+        "optimizer": ("adamw", "7.4 GiB with weights and gradients of 0.5B: nothing has to be saved on"),
+        "micro_batch": (4, "completions at a time under trl's own update; the kit's goes by free memory"),
+        "gradient_checkpointing": (True, "under trl's own update; the kit's recomputes what memory asks for"),
+        "held_out": (256, "gives a 95 % interval of at most 12 points"),
+        "eval_batch": (64, "as many sequences as one training step samples"),
+        "save_steps": (
+            25,
+            "hosted sessions end unasked; a full checkpoint is 5.5 GiB, and with the one before it, which goes once it "
+            "is written, 11.0",
+        ),
+        "seed": (0, "any"),
+    },
     "gpu24": {
         "model": (
             "Qwen/Qwen2.5-1.5B-Instruct",
@@ -117,13 +160,20 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         ),
         "task": ("countdown", "hard enough to need reasoning; right or wrong is computed exactly"),
         "task_options": (
-            {"n_train": 2000, "numbers": (3, 4), "think": True},
-            "reasons first; no question is seen twice",
+            {"n_train": 2000, "numbers": (3, 4), "think": True, "partial_credit": True},
+            "reasons first, and nearly right pays a little; no question is seen twice",
         ),
         "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
         "group_size": (8, "common in published runs of this size"),
-        "steps": (100, "an hour or two on a 24 GB card (estimated)"),
-        "max_completion_tokens": (512, "room to reason; 64 x 768 tokens keep 1.3 GiB of keys and values"),
+        "steps": (
+            100,
+            "2 s each at the peaks of an RTX 4090, 4 of an A10G, 4 of an L4; at a third of them 9 to 21 minutes in "
+            "all: planned, not measured",
+        ),
+        "max_completion_tokens": (
+            256,
+            "64 for each number: room for some eight tries; 64 x 512 tokens keep 0.5 GiB",
+        ),
         "learning_rate": (1e-6, "the usual rate of full fine-tuning with GRPO"),
         "lora_learning_rate": (2e-5, "adapters start at zero and need larger steps"),
         "temperature": (1.0, "the model's own distribution"),
@@ -141,7 +191,11 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "gradient_checkpointing": (True, "under trl's own update; the kit's recomputes what memory asks for"),
         "held_out": (256, "gives a 95 % interval of at most 12 points"),
         "eval_batch": (64, "as many sequences as one training step samples"),
-        "save_steps": (50, "an hour's work is not lost; only the last checkpoint is kept"),
+        "save_steps": (
+            50,
+            "half of the run at most is lost; a full checkpoint is 8.7 GiB, and with the one before it, which goes "
+            "once it is written, 17.3",
+        ),
         "seed": (0, "any"),
     },
 }
@@ -152,6 +206,8 @@ class Profile:
     """The numbers of one training run; UNITS names the unit of each, PROFILES the reason.
 
     Made by profile(); `dataclasses.replace(p, steps=64)` changes a copy. `picked`: why this profile was taken.
+    max_completion_tokens follows task and task_options, in a changed copy too, until you set it to another number.
+    `follows`: the task, the tokens that its answers take, and the number that max_completion_tokens is because of them.
     Raises ValueError naming the field that cannot be.
     """
 
@@ -177,6 +233,7 @@ class Profile:
     save_steps: int
     seed: int
     picked: str = field(default="asked for", compare=False)
+    follows: tuple[str, int, int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         whole = {"prompts_per_step": 1, "group_size": 2, "steps": 1, "max_completion_tokens": 1}
@@ -198,6 +255,14 @@ class Profile:
                 )
         if not isinstance(self.task_options, dict):
             raise ValueError(f"task_options={self.task_options!r} must be a dict of the task's arguments")
+        own = _own_length(self.task, self.task_options)
+        if self._follows_task and self.follows[:2] != (self.task, own):
+            object.__setattr__(self, "max_completion_tokens", own)
+            object.__setattr__(self, "follows", (self.task, own, own))
+
+    @property
+    def _follows_task(self) -> bool:
+        return self.follows is not None and self.max_completion_tokens == self.follows[2]
 
     @property
     def completions_per_step(self) -> int:
@@ -229,8 +294,8 @@ class Profile:
         and max_steps. One rollout buffer a step; a constant rate after a warmup of 10 % of the
         steps, at least 2. `optimizer` is not in it: for full fine-tuning the trainer takes it as optimizer=.
         loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare tokens may rise further,
-        which keeps entropy up. bf16 autocast where the card has it; on a CPU only where overrides say
-        bf16=True. Defaults of trl's that Unsloth changed are trl's again.
+        which keeps entropy up. bf16 autocast where the card has it, else no autocast; on a CPU only where overrides
+        say bf16=True. Defaults of trl's that Unsloth changed are trl's again.
         Source of both: DAPO, arXiv:2503.14476.
         Raises ValueError for an unknown tuning or field, and for two different completion lengths.
 
@@ -297,7 +362,7 @@ class Profile:
             return overrides
         length, chosen = task.max_completion_tokens, self.max_completion_tokens
         said = {_LENGTH: overrides.get(_LENGTH, length)}
-        if chosen != PROFILES[self.name]["max_completion_tokens"][0]:
+        if not self._follows_task:
             said["max_completion_tokens of the profile"] = chosen
         for name, value in said.items():
             if value != length:
@@ -310,11 +375,12 @@ class Profile:
     def table(self) -> pd.DataFrame:
         """One row a field: value, unit, reason. What differs from the preset is marked "set by you".
 
-        With another task than the preset's, its arguments and its length are marked "for this task".
+        The arguments of another task than the preset's, and a length that follows the task, are marked "for this task".
         """
         rows = [("profile", self.name, "", self.picked)]
         presets = PROFILES[self.name]
-        goes_with_it = ("task_options", "max_completion_tokens") if self.task != presets["task"][0] else ()
+        goes_with_it = ["task_options"] if self.task != presets["task"][0] else []
+        goes_with_it += ["max_completion_tokens"] if self._follows_task else []
         for name, unit in UNITS.items():
             value, (preset, reason) = getattr(self, name), presets[name]
             changed = f"{'for this task' if name in goes_with_it else 'set by you'} (was {preset})"
@@ -335,10 +401,11 @@ class Profile:
 
 
 def profile(name: str = "auto", **overrides: Any) -> Profile:
-    """The profile called smoke, cpu or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
+    """The profile called smoke, cpu, t4 or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
 
     overrides: fields of Profile, e.g. steps=64. With another task than the preset's, its arguments are left at
-    their defaults and max_completion_tokens is what that task says of itself.
+    their defaults. With another task, or arguments that make its answers longer or shorter, max_completion_tokens is
+    what the task says of itself, unless it is given here.
     Raises ValueError for an unknown name or field.
 
     >>> profile("cpu", steps=64).steps
@@ -358,23 +425,29 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
         raise ValueError(f"{', '.join(unknown)}: no field of a profile; use {', '.join(UNITS)}")
     values = {key: value for key, (value, _) in PROFILES[name].items()}
     values["task_options"] = dict(values["task_options"])
-    given = {**values, **overrides}
-    if (
-        given["task"] != values["task"]
-    ):  # another task takes other arguments, and has answers of another length
-        given["task_options"] = options = overrides.get("task_options", {})
-        known = given["task"] in _TASKS and isinstance(options, dict)  # what is not, Profile refuses
-        if known and "max_completion_tokens" not in overrides:
-            given["max_completion_tokens"] = _own_length(given["task"], options)
-    return Profile(name=name, picked=picked, **given)
+    follows = None
+    if "max_completion_tokens" not in overrides:
+        own = _own_length(values["task"], values["task_options"])
+        follows = (values["task"], own, values["max_completion_tokens"])
+    if overrides.get("task", values["task"]) != values["task"]:
+        values["task_options"] = {}
+    return Profile(name=name, picked=picked, follows=follows, **{**values, **overrides})
 
 
 def _own_length(name: str, options: dict[str, Any]) -> int:
-    """Tokens that the task says its answers take with these arguments. No data is loaded where it is an argument."""
+    """Tokens that the task says its answers take with these arguments. No data is loaded where it is an argument.
+
+    Raises ValueError for an argument that the task does not take.
+    """
     from grpo_kit import tasks
 
     task = getattr(tasks, name)
     takes = inspect.signature(task).parameters
+    if unknown := sorted(set(options) - set(takes)):
+        raise ValueError(
+            f"task_options has {', '.join(unknown)}, which task {name!r} does not take; it takes {', '.join(takes)}. "
+            f"profile(..., task={name!r}) begins with its own"
+        )
     if "max_completion_tokens" in takes:
         return options.get("max_completion_tokens", takes["max_completion_tokens"].default)
     # Its length does not depend on how many rows it makes.
@@ -386,9 +459,14 @@ def _pick() -> tuple[str, str]:
     if not torch.cuda.is_available():
         return "cpu", "auto: no CUDA card found"
     card, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory / 2**30
+    has = f"auto: {card} has {memory:.0f} GiB"
+    if memory < T4_NEEDS_GIB:
+        return "cpu", f"{has}, t4 needs {T4_NEEDS_GIB}"
     if memory < GPU24_NEEDS_GIB:
-        return "cpu", f"auto: {card} has {memory:.0f} GiB, gpu24 needs {GPU24_NEEDS_GIB}"
-    return "gpu24", f"auto: {card} has {memory:.0f} GiB"
+        return "t4", f"{has}, gpu24 needs {GPU24_NEEDS_GIB}"
+    if not has_bf16():
+        return "t4", f"{has} but no bfloat16 of its own, which gpu24 trains in; t4 computes in float32"
+    return "gpu24", has
 
 
 def _is_number(value: Any) -> bool:

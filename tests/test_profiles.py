@@ -1,6 +1,7 @@
 """Profiles: every number has a unit and a reason, the config follows the profile, and `auto` picks right."""
 
 import dataclasses
+import re
 import sys
 import warnings
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_kit import tasks
+from grpo_kit import plan_memory, tasks
 from grpo_kit.models import load_policy
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.profiles import _TASKS, PROFILES, UNITS, Profile, profile
@@ -21,16 +22,20 @@ def no_environment(monkeypatch):
     monkeypatch.delenv("KIT_PROFILE", raising=False)
 
 
-def _card(monkeypatch, gib):
+def _card(monkeypatch, gib, bf16=True):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gib is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Some Card")
     properties = SimpleNamespace(total_memory=(gib or 0) * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    # As torch says it: an older card "supports" bfloat16 by way of float32.
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation
+    )
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_field_has_value_unit_and_reason(name):
-    own = {f.name for f in dataclasses.fields(Profile)} - {"name", "picked"}
+    own = {f.name for f in dataclasses.fields(Profile)} - {"name", "picked", "follows"}
     assert own == set(UNITS) == set(PROFILES[name])
     table = profile(name).table()
     assert list(table.columns) == ["value", "unit", "reason"]
@@ -50,16 +55,24 @@ def test_overrides_are_marked_in_the_table_and_leave_the_preset_alone():
 
 
 @pytest.mark.parametrize(
-    ("gib", "name", "why"),
+    ("gib", "bf16", "name", "why"),
     [
-        (None, "cpu", "no CUDA card"),
-        (16, "cpu", "Some Card has 16 GiB, gpu24 needs 20"),
-        (22, "gpu24", "Some Card has 22 GiB"),  # what a 24 GB A10G reports
-        (80, "gpu24", "Some Card has 80 GiB"),
+        (None, False, "cpu", "no CUDA card"),
+        (11, False, "cpu", "Some Card has 11 GiB, t4 needs 14"),
+        (14.6, False, "t4", "Some Card has 15 GiB, gpu24 needs 20"),  # a T4
+        (16, True, "t4", "Some Card has 16 GiB, gpu24 needs 20"),
+        (22, True, "gpu24", "Some Card has 22 GiB"),  # what a 24 GB A10G reports
+        (80, True, "gpu24", "Some Card has 80 GiB"),
+        (
+            32,
+            False,
+            "t4",
+            "32 GiB but no bfloat16 of its own, which gpu24 trains in; t4 computes in float32",
+        ),  # a V100
     ],
 )
-def test_auto_picks_by_the_card_and_says_why(monkeypatch, gib, name, why):
-    _card(monkeypatch, gib)
+def test_auto_picks_by_the_card_and_says_why(monkeypatch, gib, bf16, name, why):
+    _card(monkeypatch, gib, bf16)
     picked = profile()
     assert picked.name == name and why in picked.picked and why in picked.table().loc["profile", "reason"]
 
@@ -72,7 +85,7 @@ def test_environment_decides_for_auto_only(monkeypatch):
     _card(monkeypatch, None)
     assert profile().name == "cpu"
     monkeypatch.setenv("KIT_PROFILE", "cpuu")
-    with pytest.raises(ValueError, match="'cpuu' is not known; use auto, smoke, cpu, gpu24"):
+    with pytest.raises(ValueError, match="'cpuu' is not known; use auto, smoke, cpu, t4, gpu24"):
         profile()
 
 
@@ -143,7 +156,14 @@ def test_config_overrides_win_and_sizes_always_divide(tmp_path):
     assert args.beta == 0.1 and args.gradient_checkpointing and args.activation_checkpointing
 
 
-@pytest.mark.parametrize("name", ["smoke", "cpu", "gpu24"])
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_card_computes_in_bfloat16_only_where_it_has_it(monkeypatch, tmp_path, bf16):
+    monkeypatch.setattr("grpo_kit.profiles.has_bf16", lambda: bf16)
+    args = profile("t4").grpo_config(tmp_path, use_cpu=True)
+    assert args.bf16 == bf16 and not args.fp16
+
+
+@pytest.mark.parametrize("name", PROFILES)
 def test_the_optimizer_suits_the_weights(name):
     """At its own learning rate, and on every machine."""
     p = profile(name)
@@ -232,12 +252,103 @@ def test_arguments_that_ask_for_longer_answers_get_them(name, options, tokens):
 
 
 def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
-    """gpu24 reasons in 512 tokens; whoever asks it for another task gets that task's length, with its arguments."""
-    assert profile("gpu24").max_completion_tokens == 512
+    """gpu24 reasons in 256 tokens; whoever asks it for another task gets that task's length, with its arguments."""
+    assert profile("gpu24").max_completion_tokens == 256
     assert profile("gpu24", task="largest").max_completion_tokens == 12
     calls = {"calls": (1, 5)}
     assert profile("gpu24", task="tools", task_options=calls).max_completion_tokens == 72
-    assert profile("gpu24", task_options={"numbers": (3, 3)}).max_completion_tokens == 512  # its own task
+    assert profile("gpu24", task_options={"numbers": (3, 3), "think": True}).max_completion_tokens == 192
+
+
+def test_the_length_follows_task_and_arguments_until_it_is_set(tmp_path):
+    card = profile("gpu24")
+    short = profile("gpu24", task_options={"think": False})
+    assert short.max_completion_tokens == short.make_task().max_completion_tokens == 24
+    assert "for this task (was 256)" in short.table().loc["max_completion_tokens", "reason"]
+    assert dataclasses.replace(card, task_options={"think": False}).max_completion_tokens == 24
+    other = dataclasses.replace(card, task="largest", task_options={})
+    assert other.max_completion_tokens == 12
+    assert dataclasses.replace(other, task="countdown", steps=3).max_completion_tokens == 24
+    assert dataclasses.replace(profile("smoke"), steps=3).max_completion_tokens == 8
+    # A profile whose length nobody set takes that of the task that is trained on.
+    arithmetic = profile("cpu", task="arithmetic")
+    assert arithmetic.grpo_config(tmp_path, task=tasks.countdown(n_train=8)).max_completion_length == 24
+
+    mine = dataclasses.replace(card, max_completion_tokens=100)
+    assert dataclasses.replace(mine, task_options={"think": False}).max_completion_tokens == 100
+    assert "set by you (was 256)" in mine.table().loc["max_completion_tokens", "reason"]
+    assert profile("gpu24", task="largest", max_completion_tokens=512).max_completion_tokens == 512
+    assert (
+        profile("gpu24", task_options={"think": False}, max_completion_tokens=512).max_completion_tokens
+        == 512
+    )
+
+
+def test_arguments_of_another_task_are_refused_by_name():
+    with pytest.raises(
+        ValueError, match="task_options has partial_credit, think, which task 'largest' does not take"
+    ):
+        dataclasses.replace(profile("gpu24"), task="largest")
+    with pytest.raises(ValueError, match="task_options has bogus, which task 'countdown' does not take"):
+        profile("gpu24", task_options={"bogus": 1})
+
+
+# bfloat16 (T4: float32) FLOP/s and bytes/s that the makers give; products that add up in float32.
+PEAKS = {"RTX 4090": (165e12, 1008e9), "A10G": (70e12, 600e9), "L4": (121e12, 300e9), "T4": (8.1e12, 320e9)}
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "parameters", "itemsize"),
+    [("gpu24", ("RTX 4090", "A10G", "L4"), 1_543_714_304, 2), ("t4", ("T4",), 494_032_768, 4)],
+)
+def test_seconds_a_step_are_planned_from_a_cards_peaks(name, cards, parameters, itemsize):
+    """6 FLOPs a parameter and token of the update; in decoding all weights and, halfway, the keys and values."""
+    p = profile(name)
+    tokens = p.prompts_per_step * (256 + p.group_size * p.max_completion_tokens)
+    cached = plan_memory(p).parts["rollout"]["keys and values"]
+    half = cached * (p.prompts_per_step * 256 + p.completions_per_step * p.max_completion_tokens / 2)
+    half /= p.prompts_per_step * 256 + p.completions_per_step * p.max_completion_tokens
+    seconds = {
+        card: 6 * parameters * tokens / flops
+        + p.max_completion_tokens * (parameters * itemsize + half) / speed
+        for card, (flops, speed) in PEAKS.items()
+    }
+    reason = p.table().loc["steps", "reason"]
+    assert reason.endswith("planned, not measured")
+    assert [int(n) for n in re.findall(r"(\d+)(?: s each| of a[n ])", reason)] == [
+        round(seconds[c]) for c in cards
+    ]
+    third = [3 * p.steps * seconds[card] / 60 for card in cards]
+    assert max(third) * 0.9 < int(re.search(r"(\d+) minutes", reason)[1]) < max(third) * 1.1
+
+
+def test_t4_fits_a_16_gb_card():
+    """In what a T4 reports, 14.7 GiB; and where flex_attention does not run on it."""
+    small, large = profile("t4"), profile("t4", model="Qwen/Qwen2.5-1.5B-Instruct")
+    for attention in ("flex_attention", "sdpa"):
+        for p, tuning in ((small, "full"), (small, "lora"), (large, "lora")):
+            plan = plan_memory(p, tuning=tuning, attention=attention)
+            assert plan.fits and plan.usable_gib < 14.75 and plan.peak_gib < 14.2
+            assert plan.parts["rollout"]["cast weights"] == 0  # float32 throughout
+    assert not plan_memory(large).fits
+    update = plan_memory(small).parts["update"]
+    assert update["weights"] == update["gradients"] == update["optimizer"] / 2 == 4 * 494_032_768
+    assert "7.4 GiB" in small.table().loc["optimizer", "reason"] and round(16 * 494_032_768 / 2**30, 1) == 7.4
+    assert "5.8 GiB" in small.table().loc["model", "reason"]
+    assert round(plan_memory(large, tuning="lora").parts["update"]["weights"] / 2**30, 1) == 5.8
+    kept = plan_memory(small).parts["rollout"]["keys and values"] / 2**30
+    assert f"keep {kept:.1f} GiB" in small.table().loc["max_completion_tokens", "reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_"), [("gpu24", 1_543_714_304 * (2 + 4.03)), ("t4", 494_032_768 * (4 + 8))]
+)
+def test_disk_is_said_where_checkpoints_are_saved(name, bytes_):
+    one, reason = bytes_ / 2**30, profile(name).table().loc["save_steps", "reason"]
+    assert f"{one:.1f} GiB" in reason and f"{2 * one:.1f}" in reason
+    assert f"a checkpoint takes {one:.1f} GiB, and {2 * one:.1f} until" in str(plan_memory(name))
+    adapters = plan_memory(name, tuning="lora").checkpoint_gib
+    assert 0 < adapters < 0.3
 
 
 def test_the_length_is_asked_without_data(monkeypatch):
@@ -258,3 +369,13 @@ def test_the_length_is_asked_without_data(monkeypatch):
     )
     profile("gpu24", task="largest", task_options={"n_train": 10**9})
     assert seen == [(1, 1)]
+
+
+def test_a_card_without_bfloat16_is_not_advised_to_take_it():
+    large = profile("t4", model="Qwen/Qwen2.5-1.5B-Instruct")
+    assert not any("bfloat16" in line for line in plan_memory(large).advice)
+    assert any("tuning='lora'" in line and "fits" in line for line in plan_memory(large).advice)
+    assert any(
+        "bfloat16" in line
+        for line in plan_memory(profile("gpu24", dtype="float32", optimizer="adamw")).advice
+    )

@@ -30,6 +30,7 @@ USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) 
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
 FRAGMENTATION = 0.05  # of what is allocated: an estimate
 _COMPUTE = 2  # bytes of bfloat16, in which a card computes
+_WITHOUT_BFLOAT16 = {"t4": 16.0}  # GB; such a card computes in the weights' own dtype
 
 # Bytes a parameter that exist only while the optimizer steps: torch's foreach AdamW, and the kit's in parts.
 _FOREACH, _SPLIT_PARTS = 4.0, 0.3 * GIB
@@ -38,16 +39,10 @@ _FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: nf4 with double qua
 PARTS = ("weights", "reference model", "cast weights", "optimizer", "gradients", "keys and values")
 PARTS += ("logits and sampling", "activations", "head and backward", "optimizer's own")
 
-_SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
-_SHAPES: dict[
-    str, tuple[type[PretrainedConfig], int, tuple[int, ...]]
-] = {  # vocabulary, _SIZES; embeddings are tied
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
+_SIZES += ("num_attention_heads", "num_key_value_heads")
+# vocabulary, _SIZES; embeddings are tied
+_SHAPES: dict[str, tuple[type[PretrainedConfig], int, tuple[int, ...]]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": (Qwen2Config, 151936, (896, 4864, 24, 14, 2)),
     "Qwen/Qwen2.5-1.5B-Instruct": (Qwen2Config, 151936, (1536, 8960, 28, 12, 2)),
     "Qwen/Qwen2.5-3B-Instruct": (Qwen2Config, 151936, (2048, 11008, 36, 16, 2)),
@@ -58,7 +53,7 @@ _SHAPES: dict[
 
 def plan_memory(
     profile: Profile | str,
-    gpu_gb: float = 24.0,
+    gpu_gb: float | None = None,
     *,
     tuning: str = "full",
     prompt_tokens: int = 256,
@@ -70,11 +65,12 @@ def plan_memory(
 ) -> MemoryPlan:
     """What one GRPO step of the profile needs on a CUDA card, before anything is loaded.
 
-    gpu_gb: what the card is sold as; 0.92 of it, in GiB, is usable (24 -> 22.1). tuning: "full", "lora" or "qlora".
+    gpu_gb: what the card is sold as; 0.92 of it, in GiB, is usable (24 -> 22.1); None: 16 for t4, else 24. tuning:
+    "full", "lora" or "qlora".
     prompt_tokens: of the longest prompt, prefill included; completions are taken at their maximum. config: of a model
     whose name cannot be looked up (no network). attention: of the update; "sdpa" keeps a dense mask in every layer.
     chunk_tokens, checkpointed_layers: fix how the update is cut; None: as the trainer chooses from free memory.
-    Compute runs in bfloat16; float32 weights are cast by autocast.
+    Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
     Unverified: CUDA kernels' workspaces and the allocator's fragmentation: the row `reserve`. Raises ValueError for an
     unknown name, tuning or size.
 
@@ -89,6 +85,7 @@ def plan_memory(
         raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
     if attention not in ("flex_attention", "sdpa"):
         raise ValueError(f"attention={attention!r} is not known; use 'flex_attention' or 'sdpa'")
+    gpu_gb = _WITHOUT_BFLOAT16.get(cfg.name, 24.0) if gpu_gb is None else gpu_gb
     if not (isinstance(gpu_gb, (int, float)) and math.isfinite(gpu_gb) and gpu_gb > 0):
         raise ValueError(f"gpu_gb={gpu_gb!r} must be a number above 0, e.g. 24")
     sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1)}
@@ -131,15 +128,24 @@ class _Request:
         return self.tuning == "full"
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a weight that is not in 4 bits."""
+        return getattr(torch, self.cfg.dtype if self.full else self.cfg.lora_dtype).itemsize
+
+    @property
+    def compute(self) -> int:
+        """Bytes of a number that the card computes with."""
+        return self.itemsize if self.cfg.name in _WITHOUT_BFLOAT16 else _COMPUTE
+
+    @property
     def group_tokens(self) -> int:
         """Packed tokens of one prompt and its completions."""
         return self.prompt_tokens - 1 + self.cfg.group_size * self.cfg.max_completion_tokens
 
     def plan(self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None) -> MemoryPlan:
         """The plan without advice; None: as the trainer would cut the update."""
-        cfg, layers = self.cfg, self.config.get_text_config().num_hidden_layers
+        cfg, itemsize, layers = self.cfg, self.itemsize, self.config.get_text_config().num_hidden_layers
         linear, ends, norms, adapters = self.counts
-        itemsize = getattr(torch, cfg.dtype if self.full else cfg.lora_dtype).itemsize
         residual = 4 if self.tuning == "qlora" else itemsize  # peft turns what is not 4-bit into float32
         weights = linear * (_FOUR_BIT if self.tuning == "qlora" else itemsize) + (ends + norms) * residual
         if self.full:
@@ -152,7 +158,7 @@ class _Request:
             "reference model": weights if self.full and cfg.beta > 0 else 0.0,
             "optimizer": state,
         }
-        cast = linear * _COMPUTE if self.full and itemsize != _COMPUTE else 0.0
+        cast = linear * self.compute if self.full and itemsize != self.compute else 0.0
 
         free = self.usable / (1 + FRAGMENTATION) - CONTEXT_GIB * GIB - sum(static.values()) - gradients
         tokens, checkpointed = update_budget(
@@ -173,21 +179,22 @@ class _Request:
         parts = {m: {name: float(p.get(name, 0.0)) for name in PARTS} for m, p in moments.items()}
         for p in parts.values():
             p["reserve"] = CONTEXT_GIB * GIB + FRAGMENTATION * sum(p.values())
-        return MemoryPlan(self._title(), parts, self.usable / GIB, tokens, checkpointed, layers, [])
+        saved = ((weights if self.full else 4 * adapters) + state) / GIB
+        return MemoryPlan(self._title(), parts, self.usable / GIB, tokens, checkpointed, layers, saved, [])
 
     def _rollout(self, cast: float) -> dict[str, float]:
         cfg, config = self.cfg, self.config.get_text_config()
         sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": cfg.max_completion_tokens}
         sizes |= {"rows": cfg.completions_per_step, "prompts": cfg.prompts_per_step}
         return {
-            "cast weights": cast + config.vocab_size * config.hidden_size * _COMPUTE if cast else 0.0,
-            **decode_bytes(config, _COMPUTE, **sizes),
+            "cast weights": cast + config.vocab_size * config.hidden_size * self.compute if cast else 0.0,
+            **decode_bytes(config, self.compute, **sizes),
         }
 
     def _chunk(self) -> dict[str, Any]:
         return {
             "trainable": "full" if self.full else "lora",
-            "compute_itemsize": _COMPUTE,
+            "compute_itemsize": self.compute,
             "mask_keys": self.group_tokens if self.attention == "sdpa" else 0,
             "rank": self.rank,
         }
@@ -228,7 +235,8 @@ def _advice(request: _Request, plan: MemoryPlan, tokens: int | None, checkpointe
     cfg, full = request.cfg, request.tuning == "full"
     ideas: list[tuple[str, _Request]] = []
     split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg
-    if split != cfg and (cfg.optimizer, cfg.dtype) != ("flash-adamw", "bfloat16"):
+    narrow = cfg.name not in _WITHOUT_BFLOAT16
+    if narrow and split != cfg and (cfg.optimizer, cfg.dtype) != ("flash-adamw", "bfloat16"):
         ideas.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
     if full and cfg.dtype == "float32" and cfg.optimizer == "adamw":
         ideas.append(("optimizer='adamw-8bit'", replace(request, cfg=replace(cfg, optimizer="adamw-8bit"))))
@@ -274,12 +282,8 @@ def _count(config: PretrainedConfig, rank: int) -> _Counts:
 
 def _optimizer(name: str, parameters: int, itemsize: int) -> tuple[float, float]:
     """Bytes of optimizer state, and bytes needed only while the optimizer steps."""
-    choice = OPTIMIZERS[name]
-    state = choice.state_bytes
-    if choice.weights is torch.bfloat16 and itemsize == 4:
-        state -= 2  # nothing is rounded away, so no correction bits
     during = {"adamw": _FOREACH * parameters, "adamw-8bit-split": _SPLIT_PARTS}
-    return state * parameters, during.get(name, 0.0)
+    return OPTIMIZERS[name].state_of(itemsize) * parameters, during.get(name, 0.0)
 
 
 def _config(name: str) -> PretrainedConfig:

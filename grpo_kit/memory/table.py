@@ -32,7 +32,8 @@ class MemoryPlan:
     """What a step needs, by moment and part. Made by plan_memory().
 
     parts: moment -> part -> bytes. usable_gib: what the card offers, the CUDA context included.
-    chunk_tokens, checkpointed_layers: how the update is cut. advice: what to change, empty if the plan fits.
+    chunk_tokens, checkpointed_layers: how the update is cut. checkpoint_gib: of disk, weights (or adapters) and
+    optimizer state. advice: what to change, empty if the plan fits.
     """
 
     title: str
@@ -41,6 +42,7 @@ class MemoryPlan:
     chunk_tokens: int
     checkpointed_layers: int
     layers: int
+    checkpoint_gib: float
     advice: list[str]
 
     @property
@@ -110,13 +112,18 @@ class MemoryPlan:
             f"{self.chunk_tokens} tokens, {self.checkpointed_layers} of {self.layers} layers checkpointed"
         )
 
+    def _disk(self) -> str:
+        return (
+            f"disk: a checkpoint takes {self.checkpoint_gib:.1f} GiB, and {2 * self.checkpoint_gib:.1f} until it has "
+            "taken the place of the one before"
+        )
+
     def __str__(self) -> str:
         table = self.table().to_string(float_format=lambda v: f"{v:.2f}" if v else "-")
-        return "\n".join(
-            [self.title, f"GiB\n{table}", self._verdict(), *(f"- {line}" for line in self.advice)]
-        )
+        lines = [self.title, f"GiB\n{table}", self._verdict(), self._disk()]
+        return "\n".join([*lines, *(f"- {line}" for line in self.advice)])
 
     def _repr_html_(self) -> str:
         table = self.table().to_html(float_format=lambda v: f"{v:.2f}" if v else "-")
         advice = "".join(f"<li>{line}</li>" for line in self.advice)
-        return f"<p><b>{self.title}</b> (GiB)</p>{table}<p>{self._verdict()}</p><ul>{advice}</ul>"
+        return f"<p><b>{self.title}</b> (GiB)</p>{table}<p>{self._verdict()}<br>{self._disk()}</p><ul>{advice}</ul>"

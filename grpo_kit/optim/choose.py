@@ -35,6 +35,10 @@ class Recipe:
     cuda_only: bool
     description: str
 
+    def state_of(self, itemsize: int) -> float:
+        """Bytes of state of a parameter of itemsize bytes; of a float32 weight there are no bits beside it to keep."""
+        return self.state_bytes - (2 if self.weights is _BFLOAT16 and itemsize == 4 else 0)
+
 
 OPTIMIZERS: dict[str, Recipe] = {
     "adamw": Recipe(_FLOAT32, 8.0, False, "torch's AdamW: float32 weights and moments, the reference"),

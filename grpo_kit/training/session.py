@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput
 
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
+from grpo_kit.training.disk import lacks_room
 from grpo_kit.training.freed_memory import kept_for_the_next_step
 from grpo_kit.training.interrupts import InterruptGuard, Stopped
 from grpo_kit.training.lineage import mark_trained
@@ -304,6 +305,8 @@ class Session(TrainerCallback):
         control.should_log = control.should_evaluate = control.should_save = False
         self.random_state, self._evaluated_at = None, -1
         self._save_failed = False
+        if args.should_save and (words := lacks_room(trainer)):
+            self.recorder.say(words)
         self._began_at = state.global_step
         trainer._changes.begin()
         state.num_train_epochs = trainer.planned_epochs

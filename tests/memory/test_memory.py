@@ -243,7 +243,7 @@ def test_gpu24_full_as_computed_by_hand():
     update = plan.parts["update"]
     assert update["weights"] == update["gradients"] == 2 * parameters
     assert update["optimizer"] == pytest.approx(4.13 * parameters)
-    assert plan.parts["rollout"]["keys and values"] == 28_672 * (8 * 256 + 64 * 512)
+    assert plan.parts["rollout"]["keys and values"] == 28_672 * (8 * 256 + 64 * 256)
     assert plan.parts["rollout"]["gradients"] == plan.parts["optimizer step"]["activations"] == 0
     rest = sum(value for part, value in update.items() if part != "reserve")
     assert update["reserve"] == pytest.approx(0.6 * GIB + 0.05 * rest)

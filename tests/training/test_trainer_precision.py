@@ -8,6 +8,7 @@ from trl import GRPOConfig
 from grpo_kit import GRPOTrainer, profile
 from grpo_kit.card import has_bf16
 from grpo_kit.models import load_policy
+from grpo_kit.profiles import PROFILES
 from grpo_kit.training.precision import bf16_instructions, settle_precision
 
 
@@ -170,6 +171,6 @@ def test_accelerates_own_variable_is_an_ask(tmp_path, monkeypatch):
 
 
 def test_no_profile_turns_it_on_by_itself(tmp_path):
-    for name in ("smoke", "cpu", "gpu24"):
+    for name in PROFILES:
         args = profile(name).grpo_config(tmp_path)
         assert args.bf16 == has_bf16()
