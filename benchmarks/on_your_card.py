@@ -31,7 +31,11 @@ def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
     runs = ROOT / "runs"
     runs.mkdir(exist_ok=True)
     name = f"on_your_card_{options.task}"
-    wishes = {"STEPS": options.steps, "PROMPTS_PER_STEP": options.prompts_per_step}
+    wishes = {
+        "STEPS": options.steps,
+        "PROMPTS_PER_STEP": options.prompts_per_step,
+        "SAVE_STEPS": options.save_steps,
+    }
     wishes |= {"LEARNING_RATE": options.learning_rate, "LORA_LEARNING_RATE": options.lora_learning_rate}
     wishes |= {"PROFILE": options.profile, "MODEL": options.model, "TASK": options.task}
     os.environ |= {"PYTHONPATH": str(ROOT), "KIT_RUNS": str(runs)}  # the kernel inherits them
@@ -76,6 +80,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", type=int)
     parser.add_argument("--prompts-per-step", type=int)
+    parser.add_argument("--save-steps", type=int)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--lora-learning-rate", type=float)
     options = parser.parse_args()
@@ -83,7 +88,16 @@ def main() -> None:
     path = RESULTS / f"on_your_card_{options.task}_{name}.json"
     saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
     shown = {"task": options.task, "profile": options.profile, "model": name}
-    for wish in ("tunings", "seeds", "steps", "prompts_per_step", "learning_rate", "lora_learning_rate"):
+    wishes = (
+        "tunings",
+        "seeds",
+        "steps",
+        "prompts_per_step",
+        "save_steps",
+        "learning_rate",
+        "lora_learning_rate",
+    )
+    for wish in wishes:
         value = getattr(options, wish)
         if value is not None:
             shown[wish] = " ".join(map(str, value)) if isinstance(value, list) else value
