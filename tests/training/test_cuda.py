@@ -135,7 +135,7 @@ def test_the_plan_is_within_ten_percent_of_the_measured_update(checkpointed, tmp
     model = qwen(torch.bfloat16, hidden=1024, layers=8).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     generator = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(512, (n,), generator=generator).tolist()  # noqa: E731
     prompt = tuple(draw(256))
