@@ -89,6 +89,19 @@ def test_weights_on_a_card_are_bfloat16_where_float32_leaves_no_room(
     assert out.count("\n") <= 1
 
 
+def test_a_model_is_loaded_onto_the_current_card(card, monkeypatch):
+    asked = []
+    card(2**34)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr(models, "use_expandable_segments", lambda: asked.append("segments"))
+    monkeypatch.setattr(models, "_load", lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        load_policy("owner/name")
+    assert asked == ["segments", {"dtype": None, "device_map": {"": 1}}]
+
+
 def test_weights_on_a_card_that_only_emulates_bfloat16_are_float32(card, tiny, tmp_path, capsys):
     model, tokenizer = tiny
     model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)

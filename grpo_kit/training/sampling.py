@@ -59,8 +59,8 @@ class Sampling:
         finally:
             trainer.model.train(training)
             if checkpointing and not model.is_activation_checkpointing:
-                model.gradient_checkpointing_enable(
-                    gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
+                model.activation_checkpointing_enable(
+                    activation_checkpointing_kwargs=trainer.args.activation_checkpointing_kwargs
                 )
 
     def _uses_engine(self, images: Any, fields: dict) -> bool:

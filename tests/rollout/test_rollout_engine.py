@@ -317,7 +317,7 @@ def test_processors_may_write_over_the_scores_or_expand_one_row():
 def test_everything_is_put_back_whatever_happens():
     model = tiny_model(lora=True).train()
     model.base_model.model.model.layers[0].eval()
-    model.base_model.model.gradient_checkpointing_enable()
+    model.base_model.model.activation_checkpointing_enable()
     before = [m.training for m in model.modules()]
     engine = RolloutEngine(model)
     wanted = engine.generate(PROMPTS, config()).completion_ids

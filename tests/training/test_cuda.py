@@ -7,6 +7,7 @@ from tiny_run import make
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_kit.memory.activations import chunk_bytes
+from grpo_kit.memory.free import free_bytes, releasable_bytes
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.models import load_policy
 from grpo_kit.optim.choose import make_optimizer
@@ -112,6 +113,18 @@ def test_a_full_card_halves_the_chunk_and_goes_on(tmp_path):
     assert kit.update.memory.chunk_tokens <= 40
 
 
+def test_what_the_cache_can_give_back_is_free():
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    free, held = free_bytes(device), torch.empty(2**30, dtype=torch.uint8, device=device)
+    while_held = free_bytes(device)
+    del held
+    assert releasable_bytes(device) >= 2**30 and free_bytes(device) == pytest.approx(free, abs=2**26)
+    assert free - while_held == pytest.approx(2**30, abs=2**26)
+    torch.cuda.empty_cache()
+    assert releasable_bytes(device) < 2**26
+
+
 def test_the_split_optimizer_holds_the_float32_master_on_a_card():
     model, twin = qwen(torch.bfloat16), qwen(torch.bfloat16).float()
     split = make_optimizer("adamw-8bit-split", model, learning_rate=1e-6)
@@ -135,7 +148,7 @@ def test_the_plan_is_within_ten_percent_of_the_measured_update(checkpointed, tmp
     model = qwen(torch.bfloat16, hidden=1024, layers=8).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     generator = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(512, (n,), generator=generator).tolist()  # noqa: E731
     prompt = tuple(draw(256))

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -92,6 +93,13 @@ def test_other_warnings_of_the_future_are_shown():
         warnings.warn("`gradient_checkpointing_enable` is deprecated", FutureWarning, stacklevel=1)
         warnings.warn("`generate` will be removed", FutureWarning, stacklevel=1)
     assert [str(one.message) for one in seen] == ["`generate` will be removed"]
+
+
+def test_the_kit_itself_uses_no_old_name_of_checkpointing():
+    """What it filters are trl's and peft's calls."""
+    files = {path: path.read_text() for path in (TESTS.parent / "grpo_kit").rglob("*.py")}
+    old = re.compile(r"\.(gradient_checkpointing_(enable|disable)|is_gradient_checkpointing)\b")
+    assert not [path.name for path, text in files.items() if old.search(text)]
 
 
 def test_other_bars_are_shown(capsys):

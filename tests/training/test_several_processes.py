@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from tiny_run import letters, settings
+from trl import GRPOTrainer as PlainTrainer
 
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_completions, read_metrics
@@ -95,7 +96,13 @@ def test_two_cards_in_one_process_are_one_and_it_says_how_to_use_both(tmp_path, 
     args = settings(tmp_path, max_steps=1)
     args._n_gpu = args.n_gpu + 2
     rows = Dataset.from_dict({"prompt": [f"Say {i}" for i in range(8)]})
+    with pytest.raises(ValueError, match="DataParallel"):
+        PlainTrainer(model, letters, args, rows, processing_class=tokenizer)
     trainer = GRPOTrainer(model, letters, args, rows, processing_class=tokenizer, live=None)
-    assert trainer.args.n_gpu == 1
+    assert trainer.args.n_gpu == 1 and args.n_gpu == 2, "the caller's settings are left alone"
+    assert trainer._wrap_model(trainer.model) is trainer.model, "transformers wraps where n_gpu is above 1"
+    assert trainer.args.train_batch_size == args.per_device_train_batch_size, (
+        "a batch is not that of two cards"
+    )
     out = capsys.readouterr().out
     assert "accelerate launch --num_processes 2" in out and "notebook_launcher(f, num_processes=2)" in out

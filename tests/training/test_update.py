@@ -113,7 +113,7 @@ def test_who_differentiates_trls_loss_itself_has_trls_graph(pairs, checkpointing
     window = micro_batches()
     wanted = trl_step(plain, window)
     if checkpointing:
-        kit.model.gradient_checkpointing_enable({"use_reentrant": False})
+        kit.model.activation_checkpointing_enable({"use_reentrant": False})
     try:
         assert_same(trl_step(kit, window), wanted)
         kit.model.zero_grad()
@@ -121,7 +121,7 @@ def test_who_differentiates_trls_loss_itself_has_trls_graph(pairs, checkpointing
         (gradient,) = torch.autograd.grad(kit._compute_loss(kit.model, dict(window[0])), [weight])
         assert weight.grad is None and gradient.norm() > 0
     finally:
-        kit.model.gradient_checkpointing_disable()
+        kit.model.activation_checkpointing_disable()
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 40, None])
