@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import bitsandbytes
 import torch
 from datasets import Dataset
 from trl import GRPOTrainer as PlainTrainer
@@ -149,24 +150,20 @@ def _raises_from_step_two(inner: Callable, trainer: Any) -> Callable:
     return scores
 
 
-def _optimizer(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable:
-    """After each parameter's own update: change(weights, what they were)."""
+def _kernel(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
+    """bitsandbytes' update of float32 weights with 8-bit moments, then change(weights, what they were)."""
 
-    def wrap(update_step: Callable) -> Callable:
-        def update(self: Any, group: dict, p: torch.Tensor, *rest: Any) -> None:
-            before = p.detach().clone()
-            update_step(self, group, p, *rest)
-            change(p.data, before)
+    def wrap(update: Callable) -> Callable:
+        def wrong(
+            name: str, gradient: torch.Tensor, weights: torch.Tensor, *rest: Any, **options: Any
+        ) -> None:
+            before = weights.detach().clone()
+            update(name, gradient, weights, *rest, **options)
+            change(weights.data, before)
 
-        return update
+        return wrong
 
-    return wrap
-
-
-def _bitsandbytes() -> type:
-    from bitsandbytes.optim.optimizer import Optimizer2State
-
-    return Optimizer2State
+    return changed(bitsandbytes.functional, "optimizer_update_8bit_blockwise", wrap)
 
 
 FAULTS: dict[tuple[str, str], Callable[[Any], Any]] = {
@@ -182,16 +179,10 @@ FAULTS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("update", "exception at step 2"): lambda t: changed(
         t.update, "_label_logprobs", lambda inner: _raises_from_step_two(inner, t)
     ),
-    ("optimizer", "wrong sign"): lambda t: changed(
-        _bitsandbytes(), "update_step", _optimizer(lambda p, was: p.copy_(2 * was - p))
-    ),
-    ("optimizer", "wrong scale"): lambda t: changed(
-        _bitsandbytes(), "update_step", _optimizer(lambda p, was: p.copy_(was + 3 * (p - was)))
-    ),
-    ("optimizer", "exception"): lambda t: changed(_bitsandbytes(), "update_step", lambda _: raising),
-    ("optimizer", "NaN"): lambda t: changed(
-        _bitsandbytes(), "update_step", _optimizer(lambda p, was: p.fill_(torch.nan))
-    ),
+    ("optimizer", "wrong sign"): lambda t: _kernel(lambda p, was: p.copy_(2 * was - p)),
+    ("optimizer", "wrong scale"): lambda t: _kernel(lambda p, was: p.copy_(was + 3 * (p - was))),
+    ("optimizer", "exception"): lambda t: _kernel(raising),
+    ("optimizer", "NaN"): lambda t: _kernel(lambda p, was: p.fill_(torch.nan)),
 }
 # Only the part with the fault is the kit's; the others are TRL's, so that the whole run must end as TRL's.
 ALONE: dict[str, dict[str, Any]] = {

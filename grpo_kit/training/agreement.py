@@ -38,7 +38,7 @@ class Limits(NamedTuple):
         """These, or more where rounding alone gives more: the same rows the plain way, moved to other positions.
 
         Rotary positions count differences only, so moved rows are the same in exact numbers. In bfloat16 an engine that
-        is right was at most 1.3 times as far off as moved rows were, one whose mask is wrong 4 times and more.
+        is right was at most 1.7 times as far off as moved rows were, one whose mask is wrong 3.5 times and more.
         """
         return Limits(max(self.logprobs, _ROUNDING * logprobs), max(self.gradient, _ROUNDING * gradient))
 
