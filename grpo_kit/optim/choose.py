@@ -106,6 +106,11 @@ def make_optimizer(
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    return new_optimizer(name, groups, **options)
+
+
+def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    """The optimizer of that name over torch's parameter groups; options: lr, betas, eps. Nothing is checked."""
     if name == "adamw":
         return torch.optim.AdamW(groups, **options, fused=True)
     if name == "adamw-8bit":

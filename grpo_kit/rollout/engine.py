@@ -117,7 +117,7 @@ class RolloutEngine:
         if why:
             raise ValueError(f"the rollout engine cannot do this: {why}")
         limit = generation_config.max_new_tokens
-        self._check(prompt_ids, limit)
+        self.check(self.model, prompt_ids, limit)
         if generation_config.stop_strings and tokenizer is None:
             raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
         if seed is None:
@@ -193,7 +193,9 @@ class RolloutEngine:
         slots = 0 if decoder.slots is None else decoder.slots.nbytes()
         return slots + decoder.graphs.nbytes() + self._casts.nbytes()
 
-    def _check(self, prompt_ids: list[list[int]], limit: int | None) -> None:
+    @staticmethod
+    def check(model: Any, prompt_ids: list[list[int]], limit: int | None) -> None:
+        """Raises ValueError for no or an empty prompt, and for one too long for the context with `limit` new tokens."""
         if not limit or limit < 1:
             raise ValueError(f"max_new_tokens={limit!r} must be at least 1")
         if not prompt_ids:
@@ -201,7 +203,7 @@ class RolloutEngine:
         for i, prompt in enumerate(prompt_ids):
             if not len(prompt):
                 raise ValueError(f"prompt_ids[{i}] is an empty prompt; every prompt needs at least one token")
-        config = base_model(self.model).config
+        config = base_model(model).config
         longest = max(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
         total = len(prompt_ids[longest]) + limit
         if total > config.max_position_embeddings:

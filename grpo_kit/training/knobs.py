@@ -112,15 +112,26 @@ def _set_max_steps(trainer: Any, value: int) -> None:
     args.max_steps = value
     if not trainer.is_training_now:
         return
-    old = _scheduler(trainer)
     trainer.state.max_steps = value
-    if isinstance(old, LambdaLR) and trainer._created_lr_scheduler:
-        trainer.lr_scheduler = None
-        new = trainer.create_scheduler(value)
-        new.base_lrs = old.base_lrs
-        new.last_epoch, new._step_count = old.last_epoch, old._step_count
-        trainer.callback_handler.lr_scheduler = new
-        _stand_at_its_step(new)
+    schedule_anew(trainer, value)
+
+
+def schedule_anew(trainer: Any, steps: int) -> bool:
+    """transformers' schedule of so many steps, over the optimizer as it is, stands where the old one stood.
+
+    False, and nothing is done, for a schedule that is none of transformers' functions of the step.
+    """
+    old = trainer.lr_scheduler
+    if not isinstance(old, LambdaLR) or not trainer._created_lr_scheduler:
+        return False
+    trainer.lr_scheduler = None
+    new = trainer.create_scheduler(steps)
+    same = len(old.base_lrs) == len(new.base_lrs)
+    new.base_lrs = old.base_lrs if same else old.base_lrs[:1] * len(new.base_lrs)
+    new.last_epoch, new._step_count = old.last_epoch, old._step_count
+    trainer.callback_handler.lr_scheduler = new
+    _stand_at_its_step(new)
+    return True
 
 
 def _set_temperature(trainer: Any, value: Any) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from trl import GRPOTrainer
 
 from grpo_kit.models import has_dropout
 from grpo_kit.training.packing import why_not_packed
-from grpo_kit.training.trl_internals import metrics_set_aside
+from grpo_kit.training.trl_internals import LOSS_STATE, metrics_set_aside
 from grpo_kit.training.update import PackedUpdate
-
-LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
 
 
 class Logprobs:
-    """Log-probabilities and entropies for one trainer, packed where that can be done, and trl's loss of them."""
+    """Log-probabilities and entropies for one trainer, packed where that can be done, and trl's loss of them.
+
+    plain: packing failed on this machine (first_contact.py); all is trl's from then on. heard: a list that collects the
+    log-probabilities which losses are computed from, detached; None: nobody listens.
+    """
 
     def __init__(self, trainer: Any, *, pack: bool, skip_zero_advantage: bool) -> None:
         self.trainer, self.pack = trainer, pack
@@ -25,6 +29,8 @@ class Logprobs:
         self._ready: tuple[torch.Tensor, torch.Tensor] | None = None
         self._said: set[str] = set()  # reasons not to pack
         self._window: list[dict[str, Any]] = []  # micro-batches of the current optimizer step
+        self.plain = False
+        self.heard: list[torch.Tensor] | None = None
 
     def begin(self) -> None:
         """A run begins: no micro-batch of an earlier one stays."""
@@ -44,7 +50,7 @@ class Logprobs:
 
     def packs(self, inputs: dict[str, Any]) -> bool:
         """Can these inputs be computed packed? Why they cannot is said once."""
-        if not self.pack:
+        if not self.pack or self.plain:
             return False
         why_not = why_not_packed(self.trainer, inputs)
         if why_not is not None and why_not not in self._said:
@@ -54,6 +60,10 @@ class Logprobs:
                 "prompt computed once a completion."
             )
         return why_not is None
+
+    def collects(self, inputs: dict[str, Any]) -> bool:
+        """Do these micro-batches wait for the last one of their optimizer step?"""
+        return self.plain or self.packs(inputs)
 
     def of(
         self,
@@ -67,6 +77,7 @@ class Logprobs:
     ) -> tuple:
         """What trl's _get_per_token_logps_and_entropies gives. trl_logprobs: trl's own way, for what is not packed."""
         if self._ready is not None:
+            self._hear(self._ready[0])
             return *self._ready, None
         scoring = not torch.is_grad_enabled()  # old and reference log-probabilities: no dropout either
         training = model.training
@@ -74,10 +85,16 @@ class Logprobs:
             model.eval()
         try:
             given = {k: v for k, v in kwargs.items() if v is not None}
-            if not (scoring and self.packs(given)):  # who differentiates them has trl's graph
-                return trl_logprobs(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-            logprobs, entropies = self.update.logprobs(model, input_ids, attention_mask, logits_to_keep)
-            return logprobs, entropies if kwargs.get("compute_entropy") else None, None
+            trl = partial(trl_logprobs, model)
+            if scoring and self.packs(given):  # who differentiates them has trl's graph
+                packed = partial(self.update.logprobs, model)
+                rows = input_ids, attention_mask, logits_to_keep
+                found = self.trainer._first_contact.scores(packed, trl, *rows)
+                if found is not None:
+                    return found[0], found[1] if kwargs.get("compute_entropy") else None, None
+            found = trl(input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+            self._hear(found[0])
+            return found
         finally:
             model.train(training)
 
@@ -87,8 +104,33 @@ class Logprobs:
         loss = torch.zeros((), device=self.trainer.accelerator.device)
         if self.trainer.accelerator.sync_gradients:
             window, self._window = self._window, []
-            loss = self.update.step(model, window)
+            loss = self.trainer._first_contact.step(model, window)
         return loss.requires_grad_()  # backward finds nothing below
+
+    def plain_step(self, model: Any, window: list[dict[str, Any]]) -> torch.Tensor:
+        """As update.step, but trl's way: each micro-batch forward and backward, each prompt once a completion."""
+        trainer = self.trainer
+        gradient_state = trainer.accelerator.gradient_state
+        total = torch.zeros((), device=trainer.accelerator.device)
+        listener, self.heard = self.heard, []
+        try:
+            for micro in window:
+                gradient_state._set_sync_gradients(micro is window[-1])
+                loss = GRPOTrainer.compute_loss(trainer, model, micro)
+                trainer.accelerator.backward(loss)
+                total += loss.detach()
+                if self.update.reused:  # old ones of the later passes over the buffer
+                    micro.setdefault("old_per_token_logps", self.heard[-1])
+        finally:
+            gradient_state._set_sync_gradients(True)
+            if listener is not None:
+                listener += self.heard
+            self.heard = listener
+        return total
+
+    def _hear(self, logprobs: torch.Tensor) -> None:
+        if self.heard is not None:
+            self.heard.append(logprobs.detach())
 
     def loss(
         self,

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+from trl import GRPOTrainer
 
 from grpo_kit.optim.choose import make_optimizer
+from grpo_kit.training.knobs import schedule_anew
 
 
 def own_optimizer(trainer: Any, name: str | None, *, asked: bool, say: Callable[[str], None]) -> Any:
@@ -56,3 +58,22 @@ def start_above_zero(scheduler: Any, warmup: int) -> Any:
         group["lr"] = base * rate(scheduler.last_epoch)
     scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
     return scheduler
+
+
+def to_transformers_own(trainer: Any) -> None:
+    """Before any weight moved: transformers' own optimizer (args.optim) with new moments takes the other one's place.
+
+    The schedule goes on where it stands.
+    """
+    old, scheduler = trainer.optimizer, trainer.lr_scheduler
+    trainer.optimizer = trainer._optimizer_name = None
+    made = GRPOTrainer.create_optimizer(trainer)  # trl's: the kit's would name the one that failed
+    trainer.optimizer = trainer.callback_handler.optimizer = trainer.accelerator.prepare(made)
+    trainer.accelerator._optimizers.remove(old)
+    if old.scaler is not None:  # float16: these gradients are unscaled already
+        states = old.scaler._per_optimizer_states
+        states[id(made)] = states.pop(id(old.optimizer))
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = old.param_groups[0]["lr"]
+    if not schedule_anew(trainer, trainer.state.max_steps):
+        scheduler.optimizer = trainer.optimizer

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from transformers import set_seed
 
+from grpo_kit.training.trl_internals import LOSS_STATE
+
 
 def dtypes_of(model: Any) -> dict[str, torch.dtype]:
     """Every parameter's dtype by name, for `restore_dtypes`; {} for a model given by name."""
@@ -69,3 +71,35 @@ def random_state_of_its_own(name: str) -> Iterator[None]:
         yield
     finally:
         set_random_state(state)
+
+
+@contextmanager
+def undone(trainer: Any, *, always: bool = True) -> Iterator[None]:
+    """A loss and its gradients inside leave no trace: random state, .grad, metrics, trl's controllers are as before.
+
+    always: False keeps them, unless an exception ends it.
+    """
+    gradients = [(p, p.grad) for p in trainer.model.parameters()]
+    state, metrics = get_random_state(), trainer._metrics["train"]
+    lengths = {name: len(values) for name, values in metrics.items()}
+    kept = {name: getattr(trainer, name) for name in LOSS_STATE}
+    skipped = trainer.update.skipped
+    if always:
+        for parameter, _ in gradients:
+            parameter.grad = None
+    try:
+        yield
+    except BaseException:
+        always = True
+        raise
+    finally:
+        if always:
+            for name in list(metrics):
+                del metrics[name][lengths.get(name, 0) :]
+                if name not in lengths:
+                    del metrics[name]
+            vars(trainer).update(kept)
+            trainer.update.skipped = skipped
+            set_random_state(state)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient

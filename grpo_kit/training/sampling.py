@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,9 @@ class Sampling:
         self.entropies = None
         with self._evaluating():
             if self._uses_engine(images, fields):
-                return self.with_engine(prompt_ids)
+                made = self.trainer._first_contact.rollout(partial(self.with_engine, prompt_ids), prompt_ids)
+                if made is not None:
+                    return made
             with (
                 weights_come_back(self.trainer.model)
                 if self.trainer.use_transformers_continuous_batching
@@ -84,12 +87,15 @@ class Sampling:
             self.engine = RolloutEngine(trainer.accelerator.unwrap_model(trainer.model_wrapped))
             trainer.update.memory.give_back = self._give_back
         rollouts = None
+        checked = (
+            "engine" in trainer._first_contact.due
+        )  # completions that may be thrown away: no reward begins
         try:
             rollouts = self.engine.generate(
                 prompt_ids,
                 trainer.generation_config,
                 tokenizer=trainer._tokenizer,
-                ended=trainer._ahead.listener(len(prompt_ids)),
+                ended=None if checked else trainer._ahead.listener(len(prompt_ids)),
             )
         finally:
             if rollouts is None or not self._may_stay(prompt_ids, rollouts.completion_ids):
@@ -110,6 +116,15 @@ class Sampling:
             return False
         rows = [(tuple(p), c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
         return trainer.update.memory.spares(self.engine.nbytes(), rows)
+
+    def forget(self) -> None:
+        """The engine is off for the rest of the run: it holds no memory, and its last entropies are nobody's."""
+        self.entropies = None
+        self.engine.release()
+
+    def check(self, prompt_ids: list[list[int]]) -> None:
+        """Raises the ValueErrors of RolloutEngine.generate that are about the prompts."""
+        RolloutEngine.check(self.trainer.model, prompt_ids, self.trainer.generation_config.max_new_tokens)
 
     def _give_back(self) -> bool:
         held = self.engine.nbytes() > 0

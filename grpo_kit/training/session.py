@@ -22,10 +22,10 @@ from grpo_kit.training.disk import lacks_room
 from grpo_kit.training.freed_memory import kept_for_the_next_step
 from grpo_kit.training.interrupts import InterruptGuard, Stopped
 from grpo_kit.training.lineage import mark_trained
-from grpo_kit.training.logprobs import LOSS_STATE
 from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import get_random_state, random_state_of_its_own, set_random_state
+from grpo_kit.training.trl_internals import LOSS_STATE
 from grpo_kit.training.unfinished import begins_buffer, keep_unfinished, take_up_unfinished
 
 
@@ -302,6 +302,7 @@ class Session(TrainerCallback):
         trainer._pending_metrics.clear()
         trainer._pending_extra_logs.clear()
         trainer._logprobs.begin()
+        trainer._first_contact.begin()
         control.should_log = control.should_evaluate = control.should_save = False
         self.random_state, self._evaluated_at = None, -1
         self._save_failed = False
@@ -347,6 +348,7 @@ class Session(TrainerCallback):
         """From here on weights and files change: an interrupt waits for the end of the step."""
         self.guard.raise_if_pending()
         self.guard.begin_finish_first()
+        self.trainer._first_contact.before_optimizer_step()
         self._updating = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

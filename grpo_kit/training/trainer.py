@@ -41,6 +41,7 @@ from grpo_kit.training.checks import (
     one_card,
 )
 from grpo_kit.training.data import Given
+from grpo_kit.training.first_contact import FirstContact
 from grpo_kit.training.lineage import trained_before
 from grpo_kit.training.logged import Logged
 from grpo_kit.training.logprobs import Logprobs
@@ -159,6 +160,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._recorder = Recorder(self, live=live, on_flag=on_flag)
         self._logged = Logged(self, self._recorder.say)
         self._sampling = Sampling(self, self._recorder.say)
+        self._first_contact = FirstContact(self, self._recorder.say)
         self._ahead = Ahead(self)
         self._logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
         self.update = self._logprobs.update
@@ -367,13 +369,13 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """As trl's. Packed, the micro-batches of an optimizer step are collected and computed at its last one."""
-        if model.training and self._logprobs.packs(inputs):
+        if model.training and self._logprobs.collects(inputs):
             return self._logprobs.collect(model, inputs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
-        if self.optimizer is None:
+        if self.optimizer is None and not self._first_contact.keeps_optimizer_off():
             how = {"asked": self._optimizer_asked, "say": self._recorder.say}
             self.optimizer = own_optimizer(self, self._optimizer_name, **how)
         return super().create_optimizer(*args, **kwargs)

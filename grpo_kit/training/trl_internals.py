@@ -17,6 +17,7 @@ from grpo_kit.rewards.judge import totals
 from grpo_kit.rollout.tree_attention import TreePlan
 from grpo_kit.training.vocabulary import KeptHead, embed
 
+LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
 is_async_callable = trl_utils.is_async_callable
 
 

@@ -105,7 +105,7 @@ class PackedUpdate:
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         self._report(job)
-        if self._reused:
+        if self.reused:
             self._keep_old(job)
         return loss
 
@@ -214,7 +214,8 @@ class PackedUpdate:
             metrics["rollout/logprob_gap"].append(gap / tokens)
 
     @property
-    def _reused(self) -> bool:
+    def reused(self) -> bool:
+        """Do later passes over the buffer need this one's log-probabilities?"""
         return self.trainer.num_iterations > 1 and not has_dropout(self.trainer.model)
 
     @contextmanager

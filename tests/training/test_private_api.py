@@ -134,6 +134,14 @@ def test_what_warmup_cards_and_trackers_hang_on(tmp_path):
     assert "self._n_gpu" in inspect.getsource(transformers.TrainingArguments.n_gpu.fget)
 
 
+def test_where_another_optimizer_takes_the_place_of_one_that_failed(tmp_path):
+    trainer = make("plain", tmp_path)
+    wrapped = trainer.accelerator.prepare(trainer.create_optimizer())
+    assert trainer.accelerator._optimizers == [wrapped] and wrapped.scaler is None
+    assert wrapped.optimizer is trainer.optimizer
+    assert "_per_optimizer_states[id(optimizer)]" in inspect.getsource(torch.amp.GradScaler)
+
+
 def test_fused_head_keeps_its_temperature_in_a_closure(tmp_path):
     trainer = make("plain", tmp_path, temperature=0.7)
     function = trainer.model.forward.__func__

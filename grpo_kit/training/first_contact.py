@@ -1,0 +1,280 @@
+"""First contact with a card: the fast parts beside TRL's plain path, in a run's first step, on that very batch.
+
+What runs on a card for the first time may fail there, or compute something else. So in each train()'s first step on
+CUDA a few rows are computed a second time the plain way: the engine's completions are scored by the plain model, packed
+log-probabilities and gradients stand beside TRL's, the optimizer beside torch's AdamW. A part that differs, gives NaN
+or raises is off for the rest of the run before it has moved a weight; TRL's way takes its place. The checks leave no
+trace in random numbers, gradients, metrics or modes. Later an exception out of engine or packing does the same.
+Interrupts, a full memory and a model that is NaN itself stay what they are.
+
+Left out: several processes, which take TRL's own path for engine and update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from grpo_kit.optim.beside_adamw import MOST, beside_adamw
+from grpo_kit.training import agreement
+from grpo_kit.training.contact_findings import Findings
+from grpo_kit.training.optimizer import to_transformers_own
+from grpo_kit.training.restore import get_random_state, set_random_state, undone
+
+MicroBatch = dict[str, Any]
+
+
+def applies(device: torch.device) -> bool:
+    """Does a run on this device check itself? On a CPU the tests do."""
+    return device.type == "cuda"
+
+
+class FirstContact:
+    """The checks of one trainer, and what takes a failed part's place.
+
+    due: parts that this run has still to check. "scores", packed log-probabilities without gradient, are checked where
+    the run asks for them.
+    """
+
+    def __init__(self, trainer: Any, say: Callable[[str], None]) -> None:
+        self.trainer, self.findings = trainer, Findings(trainer, say)
+        self.due: set[str] = set()
+
+    @property
+    def active(self) -> bool:
+        """Is this a run whose fast parts may fail without ending it?"""
+        return applies(self.trainer.accelerator.device) and self.trainer.accelerator.num_processes == 1
+
+    def begin(self) -> None:
+        """A run begins or goes on: its first step checks what is in use."""
+        trainer = self.trainer
+        packs = trainer._logprobs.pack and not trainer._logprobs.plain
+        used = {
+            "engine": trainer.rollout == "kit",
+            "scores": packs,
+            "update": packs,
+            "optimizer": trainer._optimizer_name is not None,
+        }
+        self.due = {part for part, there in used.items() if there and self.active}
+        self.findings.begin()
+
+    # ---- completions ------------------------------------------------------------------------------------------
+
+    def rollout(self, sample: Callable[[], tuple[list, list]], prompt_ids: list[list[int]]) -> tuple | None:
+        """What the engine makes; None where TRL's way has to, from the random state that it would have had."""
+        if not self.active:
+            return sample()
+        self.trainer._sampling.check(prompt_ids)  # what raises here is about the user's data
+        state, made, failed = get_random_state(), None, None
+        try:
+            made = sample()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if isinstance(error, FloatingPointError) and not self._plain_model_is_finite(prompt_ids):
+                raise
+            failed = error
+        if made is not None and "engine" in self.due:
+            failed = self._engine_differs(prompt_ids, *made)
+        if failed is None:
+            return made
+        set_random_state(state)
+        self.due.discard("engine")
+        self.trainer.rollout = "hf"
+        self.trainer._sampling.forget()
+        self.findings.off("engine", failed)
+        return None
+
+    def _engine_differs(self, prompts: list, completions: list, logprobs: list) -> str | None:
+        rows = agreement.few(list(map(tuple, prompts)), list(map(len, completions)))
+        chosen = [prompts[i] for i in rows], [completions[i] for i in rows]
+        found = [torch.tensor(logprobs[i]) for i in rows]
+        return self._differ(
+            "engine", found, lambda *shift: agreement.plain_logprobs(self.trainer, *chosen, *shift)
+        )
+
+    def _plain_model_is_finite(self, prompt_ids: list[list[int]]) -> bool:
+        rows = agreement.few(list(map(tuple, prompt_ids)), list(map(len, prompt_ids)))
+        prompts = [prompt_ids[i] for i in rows]
+        return agreement.finite(agreement.plain_logprobs(self.trainer, prompts, [p[-1:] for p in prompts]))
+
+    # ---- log-probabilities ------------------------------------------------------------------------------------
+
+    def scores(
+        self,
+        packed: Callable[..., tuple],
+        plain: Callable[..., tuple],
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        width: int,
+    ) -> tuple | None:
+        """Packed log-probabilities and entropies; None where TRL's way has to. packed, plain: f(ids, mask, width)."""
+        if not self.active:
+            return packed(ids, mask, width)
+        found, failed = None, None
+        try:
+            found = packed(ids, mask, width)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            failed = error
+        if found is not None and "scores" in self.due:
+            lengths = [int(n) for n in mask[:, -width:].sum(1)]
+            rows = agreement.few([tuple(row) for row in ids[:, :-width].tolist()], lengths)
+
+            def cut(logprobs: torch.Tensor) -> list[torch.Tensor]:
+                return [row[: lengths[i]] for i, row in zip(rows, logprobs, strict=True)]
+
+            def moved(shift: int = 0) -> list[torch.Tensor]:
+                return cut(plain(*(pad(x[rows], (shift, 0)) for x in (ids, mask)), width)[0])
+
+            failed = self._differ("scores", cut(found[0][rows]), moved)
+        if failed is None:
+            return found
+        self._packing_off("scores", failed)
+        return None
+
+    def _differ(self, part: str, found: list[torch.Tensor], plain: Callable[..., list]) -> str | None:
+        """None where the log-probabilities are the plain ones, or those are no help. plain: f(shift=0)."""
+        if not found:
+            return None
+        self.due.discard(part)
+        try:
+            wanted = plain()
+            rounding = agreement.gap(plain(agreement.SHIFT), wanted)
+            if not agreement.finite(wanted):
+                raise FloatingPointError("the plain model's log-probabilities are not finite")
+        except Exception as error:
+            return self.findings.not_checked(part, error)
+        most = {"logprobs": agreement.limits(self.trainer).beside(rounding).logprobs}
+        return self.findings.judged(part, {"logprobs": agreement.gap(found, wanted)}, most, len(found))
+
+    # ---- gradients --------------------------------------------------------------------------------------------
+
+    def step(self, model: Any, window: list[MicroBatch]) -> torch.Tensor:
+        """Gradients and loss of an optimizer step's micro-batches: packed, or TRL's way where that failed."""
+        trainer = self.trainer
+        if not self.active:
+            return trainer.update.step(model, window)
+        if "update" in self.due:
+            self._check_update(model, agreement.with_signal(window))
+        if not trainer._logprobs.plain:
+            try:
+                with undone(trainer, always=False):
+                    return trainer.update.step(model, window)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self._packing_off("update", error)
+        return trainer._logprobs.plain_step(model, window)
+
+    def _check_update(self, model: Any, micros: list[MicroBatch]) -> None:
+        """On a few completions with an advantage, each a micro-batch; where there is none the next step does it."""
+        trainer = self.trainer
+        if not micros:
+            return
+        try:
+            agreement.checkpoint_layers(model, True)  # the plain side has nothing that goes by free memory
+            plain = self._measured(model, trainer._logprobs.plain_step, micros)
+            again = self._measured(model, trainer._logprobs.plain_step, agreement.moved(micros))
+        except Exception as error:
+            self.due.discard("update")
+            return self.findings.not_checked("update", error)
+        if not agreement.finite([*plain[0], *plain[1], plain[2]]):
+            return
+        self.due.discard("update")
+        rounding = agreement.gap(again[0], plain[0]), agreement.relative(again[1], plain[1])
+        allowed = agreement.limits(trainer).beside(*rounding)
+        failed = self._update_differs(model, micros, plain, allowed)
+        if failed is not None and trainer.update.memory.attention == "flex_attention":
+            self.findings.off("flex", failed)
+            trainer.update.memory.attention = "sdpa"
+            failed = self._update_differs(model, micros, plain, allowed)
+        if failed is not None:
+            self._packing_off("update", failed)
+
+    def _measured(self, model: Any, step: Callable[..., torch.Tensor], micros: list[MicroBatch]) -> tuple:
+        """Log-probabilities of each row, sampled gradients, loss."""
+        logprobs = self.trainer._logprobs
+        lengths = [int(micro["completion_mask"].sum()) for micro in micros]
+        heard = logprobs.heard = []
+        try:
+            with undone(self.trainer), agreement.without_dropout(model):
+                loss = step(model, [dict(micro) for micro in micros])
+                gradients = agreement.gradients(model)
+        finally:
+            logprobs.heard = None
+        rows = heard[-len(micros) :]  # the packed step's last ones are those that it reports
+        return [row[0, :n] for row, n in zip(rows, lengths, strict=True)], gradients, loss
+
+    def _update_differs(
+        self, model: Any, micros: list[MicroBatch], plain: tuple, allowed: agreement.Limits
+    ) -> str | Exception | None:
+        try:
+            found = self._measured(model, self.trainer.update.step, micros)
+        except torch.OutOfMemoryError as error:
+            return self.findings.not_checked("update", error)
+        except Exception as error:
+            return error
+        numbers = {
+            "logprobs": agreement.gap(found[0], plain[0]),
+            "loss": agreement.gap([found[2]], [plain[2]]),
+            "gradient": agreement.relative(found[1], plain[1]),
+        }
+        # A row's loss moves with its log-probabilities, times an advantage that is seldom above 2.
+        most = {"logprobs": allowed.logprobs, "loss": 2 * allowed.logprobs, "gradient": allowed.gradient}
+        return self.findings.judged("update", numbers, most, len(micros))
+
+    def _packing_off(self, part: str, why: str | Exception) -> None:
+        trainer = self.trainer
+        self.due -= {"scores", "update"}
+        trainer._logprobs.plain = True
+        agreement.checkpoint_layers(trainer.model, bool(trainer.args.gradient_checkpointing))
+        self.findings.off(part, why)
+
+    # ---- the optimizer ----------------------------------------------------------------------------------------
+
+    def before_optimizer_step(self) -> None:
+        """Gradients are there, no weight has moved. Once all is checked one line says what is in use."""
+        if "optimizer" in self.due:
+            self._check_optimizer()
+        if not self.due - {"scores"}:
+            self.findings.all_checked()
+
+    def _check_optimizer(self) -> None:
+        trainer, args = self.trainer, self.trainer.args
+        slices = agreement.slices(trainer.optimizer)
+        if not slices:
+            return  # no gradient but 0, or one that is not finite: the next step has another
+        self.due.discard("optimizer")
+        weights, gradients, groups = zip(*slices, strict=True)
+        state, failed = get_random_state(), None
+        try:
+            error = beside_adamw(
+                trainer._optimizer_name,
+                weights,
+                gradients,
+                learning_rate=groups[0]["lr"],
+                betas=(args.adam_beta1, args.adam_beta2),
+                eps=args.adam_epsilon,
+                weight_decay=[group["weight_decay"] for group in groups],
+            )
+            failed = self.findings.judged("optimizer", {"change": error}, {"change": MOST}, len(weights))
+        except torch.OutOfMemoryError as error:
+            self.findings.not_checked("optimizer", error)
+        except Exception as error:
+            failed = error
+        set_random_state(state)
+        if failed is not None:
+            self.findings.off("optimizer", failed)
+            to_transformers_own(trainer)
+
+    def keeps_optimizer_off(self) -> bool:
+        """Was it off in this run before? Then its checkpoints are of transformers' optimizer, which stays."""
+        off = self.findings.was_off("optimizer")
+        if off:
+            self.trainer._optimizer_name = None
+        return off
