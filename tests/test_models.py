@@ -95,8 +95,8 @@ def test_a_model_is_loaded_onto_the_current_card(card, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    monkeypatch.setattr(models, "use_expandable_segments", lambda: asked.append("segments"))
-    monkeypatch.setattr(models, "_load", lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0)
+    monkeypatch.setattr("grpo_kit.models.use_expandable_segments", lambda: asked.append("segments"))
+    monkeypatch.setattr("grpo_kit.models._load", lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         load_policy("owner/name")
     assert asked == ["segments", {"dtype": None, "device_map": {"": 1}}]
