@@ -1,7 +1,7 @@
 """Is a fault in a fast part caught in a run's first step, and does the run then end as TRL's own? Faults, put in.
 
-    python -m benchmarks.first_contact                                # a tiny random model: minutes
-    python -m benchmarks.first_contact --model smollm2-135m-instruct  # and how far apart right and wrong are
+    python -m benchmarks.first_contact                                # faults in a tiny random model: minutes
+    python -m benchmarks.first_contact --model smollm2-135m-instruct  # how far apart right and wrong are
 
 On a card a run checks itself (grpo_kit/training/first_contact.py); here a CPU is told to. Each fault is put into the
 code that runs: a mask through which too much or too little is seen, another temperature, an exception, a NaN; in the
@@ -9,7 +9,7 @@ optimizer a sign and a scale. A faulty run has to say so, go on, and end in the 
 other fast parts are off there). Clean runs have to say nothing but their one line, and end in the weights of a run that
 does not check. With --model the numbers that are compared are measured in float32, bfloat16 autocast and bfloat16
 weights, clean and faulty: the limits of grpo_kit/training/agreement.py lie between.
-Saves benchmarks/results/first_contact.json.
+Saves benchmarks/results/first_contact.json, with --model first_contact_margins.json.
 """
 
 from __future__ import annotations
@@ -346,29 +346,28 @@ def margins(model: str, seeds: range) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--model", help="also measure the margins on these weights")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--model", help="the margins on these weights, in place of the table")
+    parser.add_argument("--seeds", type=int, default=2, help="of clean runs of the margins")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plain = trained(PlainTrainer)
-    faults = []
-    for part, name in FAULTS:
-        faults.append(fault_row(part, name, plain))
-        print(faults[-1], flush=True)
-    clean = []
-    for name in CLEAN:
-        clean.append(clean_row(name))
-        print(clean[-1], flush=True)
-    command = "python -m benchmarks.first_contact" + f" --model {options.model}" * bool(options.model)
-    result = origin(command, "torch", "transformers", "trl", "peft", "bitsandbytes") | {
-        "weights": "tiny-random", "steps": STEPS, "seed": 0, "faults": faults, "clean": clean,
-    }  # fmt: skip
+    packages = "torch", "transformers", "trl", "peft", "bitsandbytes"
     if options.model:
-        result["margins"] = {
+        result = origin(f"python -m benchmarks.first_contact --model {options.model}", *packages) | {
             "weights": WEIGHTS.get(options.model, options.model), "seeds": options.seeds,
-            "rows": margins(options.model, range(options.seeds)),
+            "margins": margins(options.model, range(options.seeds)),
         }  # fmt: skip
+        print(save(options.out, "first_contact_margins", result))
+        return
+    plain = trained(PlainTrainer)
+    result = origin("python -m benchmarks.first_contact", *packages)
+    result |= {"weights": "tiny-random", "steps": STEPS, "seed": 0, "faults": [], "clean": []}
+    for part, name in FAULTS:
+        result["faults"].append(fault_row(part, name, plain))
+        print(result["faults"][-1], flush=True)
+    for name in CLEAN:
+        result["clean"].append(clean_row(name))
+        print(result["clean"][-1], flush=True)
     print(save(options.out, "first_contact", result))
 
 

@@ -232,7 +232,7 @@ class FirstContact:
         trainer = self.trainer
         self.due -= {"scores", "update"}
         trainer._logprobs.plain = True
-        agreement.checkpoint_layers(trainer.model, bool(trainer.args.gradient_checkpointing))
+        agreement.checkpoint_layers(trainer.model, trainer.args.activation_checkpointing)
         self.findings.off(part, why)
 
     # ---- the optimizer ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import torch
 from tiny_run import data, interrupted_once, letters, make, same, weights
 
 from benchmarks.first_contact import ALONE, CLEAN, FAULTS, PlainTrainer, apart, changed, trained
+from benchmarks.result import RESULTS
 from grpo_kit.models import load_policy
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
 from grpo_kit.rollout.decode import Decoder
@@ -299,3 +300,18 @@ def test_limits_go_by_the_least_precise_arithmetic(tmp_path):
         assert agreement.limits(make("kit", tmp_path / "d")) == narrow
     finally:
         torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+def test_the_committed_table_has_every_fault_caught_and_nothing_else():
+    result = json.loads((RESULTS / "first_contact.json").read_text())
+    assert [(row["part"], row["fault"]) for row in result["faults"]] == list(FAULTS)
+    for row in result["faults"]:
+        within = ALMOST.get((row["part"], row["fault"]), 0.0)
+        assert row["off"] == [row["part"]] and row["largest difference from TRL's weights"] <= within
+    assert [row["run"] for row in result["clean"]] == list(CLEAN)
+    for row in result["clean"]:
+        assert not row["off"] and not row["not checked"] and len(row["said"]) == 1
+        assert row["largest difference from the run without checks"] == 0
+    for row in json.loads((RESULTS / "first_contact_margins.json").read_text())["margins"]:
+        over = [n for n, value in row.items() if f"{n}, at most" in row and value > row[f"{n}, at most"]]
+        assert bool(over) == (row["fault"] != "none"), row
