@@ -31,6 +31,7 @@ from datasets import Dataset
 from trl import GRPOTrainer as PlainTrainer
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
+from grpo_kit import card
 from grpo_kit.models import base_model, load_policy
 from grpo_kit.profiles import profile
 from grpo_kit.rollout.decode import Decoder
@@ -39,7 +40,6 @@ from grpo_kit.rollout.sampling import Sampler
 from grpo_kit.rollout.slots import Slots
 from grpo_kit.rollout.tree_attention import Block
 from grpo_kit.tasks.largest import largest
-from grpo_kit.training import first_contact
 from grpo_kit.training.contact_findings import CHECKS
 from grpo_kit.training.packing import PackedBatch
 from grpo_kit.training.trainer import GRPOTrainer
@@ -264,7 +264,7 @@ def trained(
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(said),
-        mock.patch.object(first_contact, "applies", lambda device: checks),
+        mock.patch.object(card, "may_fail", lambda device: checks),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

@@ -37,12 +37,14 @@ def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
         "SAVE_STEPS": options.save_steps,
     }
     wishes |= {"LEARNING_RATE": options.learning_rate, "LORA_LEARNING_RATE": options.lora_learning_rate}
+    wishes |= {"NUMBERS": options.numbers}
     wishes |= {"PROFILE": options.profile, "MODEL": options.model, "TASK": options.task}
     os.environ |= {"PYTHONPATH": str(ROOT), "KIT_RUNS": str(runs)}  # the kernel inherits them
     papermill.execute_notebook(
         ROOT / "notebooks" / NOTEBOOK,
         runs / f"{name}_{tuning}_seed{seed}.ipynb",
-        parameters=wishes | {"TUNINGS": [tuning], "SEED": seed, "RUN_NAME": name, "RESUME": True},
+        parameters={name: value for name, value in wishes.items() if value is not None}
+        | {"TUNINGS": [tuning], "SEED": seed, "RUN_NAME": name, "RESUME": True},
         cwd=ROOT / "notebooks",
         kernel_name="python3",
         progress_bar=False,
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
     parser.add_argument("--tunings", nargs="+", default=["lora", "full"], choices=["lora", "full", "qlora"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--numbers", type=int, nargs=2, help="of countdown: fewest and most in a question")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--prompts-per-step", type=int)
     parser.add_argument("--save-steps", type=int)
@@ -91,6 +94,7 @@ def main() -> None:
     wishes = (
         "tunings",
         "seeds",
+        "numbers",
         "steps",
         "prompts_per_step",
         "save_steps",

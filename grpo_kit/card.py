@@ -1,4 +1,4 @@
-"""What is asked of a CUDA card before anything lies on it: bfloat16 of its own, and memory that does not break up."""
+"""What is asked of a CUDA card before anything lies on it: bfloat16 of its own, memory that stays whole, trust."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def has_bf16() -> bool:
     Cards before Ampere (T4, V100, RTX 20) emulate it, slower than float32; torch by default calls that supported.
     """
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def may_fail(device: torch.device) -> bool:
+    """Could a fast part meet hardware there that it was never run on? Then a plain one takes its place when it fails.
+
+    On a CPU every part was tested: what raises there is heard.
+    """
+    return device.type == "cuda"
 
 
 def use_expandable_segments() -> str | None:

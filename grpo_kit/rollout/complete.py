@@ -8,6 +8,7 @@ Simplification: one device.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from transformers import GenerationConfig
 
+from grpo_kit import card
 from grpo_kit.models import base_model
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.support import unsupported
+from grpo_kit.rollout.support import engine_failed, unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -106,18 +108,47 @@ def complete(
 
 def _decoder(model: PreTrainedModel, config: GenerationConfig, seed: int) -> Callable[..., list[list[int]]]:
     """f(prompts, their row numbers) -> the tokens written behind each."""
-    if unsupported(model, config) is None:
-        engine = RolloutEngine(model)
-        how = {"seed": seed, "numbers": False}
-        return lambda prompts, rows: engine.generate(prompts, config, rows=rows, **how).completion_ids
+    engine = None if unsupported(model, config) else RolloutEngine(model)
 
-    def generate(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
+    def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
+        if engine is None or unsupported(model, config):
+            return generate(prompts)
+        try:
+            made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=False)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not _is_the_engines(error, model, prompts):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            engine_failed(model, why)
+            warnings.warn(
+                f"The rollout engine failed on this machine ({why}); completions come from transformers' generate from "
+                "now on: slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue "
+                "of grpo_kit.",
+                stacklevel=2,
+            )
+            return generate(prompts)
+        return made.completion_ids
+
+    def generate(prompts: list[list[int]]) -> list[list[int]]:
         # Padded here and not by the tokenizer, whose padding side then needs no setting.
         ids, mask = left_pad(prompts, config.pad_token_id, next(model.parameters()).device)
         made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
         return made[:, ids.size(1) :].tolist()
 
-    return generate
+    return decode
+
+
+def _is_the_engines(error: Exception, model: PreTrainedModel, prompts: list[list[int]]) -> bool:
+    """Is it the engine on a card it has not met, and not a model whose logits are NaN in any case?"""
+    device = next(model.parameters()).device
+    if not card.may_fail(device):
+        return False
+    if not isinstance(error, FloatingPointError):
+        return True
+    ids = torch.tensor([min(prompts, key=len)], device=device)
+    return bool(model(input_ids=ids).logits.isfinite().all())
 
 
 def left_pad(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -37,6 +38,14 @@ _OFF = {
 }
 
 
+_failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+
+
+def engine_failed(model: Any, why: str) -> None:
+    """The engine failed with this model on this machine: whoever asks for completions then gets the plain way."""
+    _failed[base_model(model)] = f"it failed here before: {why}"
+
+
 def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
     """None if the engine can do it, else one sentence that says why not."""
     return _model_problem(model) or _config_problem(model, generation_config)
@@ -48,6 +57,8 @@ def _model_problem(model: Any) -> str | None:
     base = base_model(model)
     if not isinstance(base, PreTrainedModel):
         return f"{type(base).__name__} is no transformers model"
+    if base in _failed:
+        return _failed[base]
     config = base.config
     if config.model_type not in MODEL_TYPES:
         return f"model_type {config.model_type!r} is not one of {', '.join(MODEL_TYPES)}"

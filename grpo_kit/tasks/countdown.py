@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import operator
 import random
 import re
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from grpo_kit.rewards.cases import Case, answer_cases
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_TRIES = 4000  # then other operators: of 4 numbers up to 50, 1 product in 7,000 is at most 100
+_BY_SIGN = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _ALLOWED = re.compile(r"[0-9+\-*/() ]{1,100}")
 _CALL = re.compile(r"[0-9)]\s*\(|\)\s*[0-9]")  # "3 (4)" parses as a call, and Python warns about it
 _EXAMPLES = {
@@ -82,6 +85,7 @@ def countdown(
     highest: int = 50,
     partial_credit: bool = False,
     think: bool = False,
+    balanced: bool = False,
     seed: int = 0,
 ) -> Task:
     """Rows "Use 3, 5 and 2, each exactly once, with + - * / to make 16."; every row has a solution.
@@ -90,6 +94,9 @@ def countdown(
     lie in 1..2 * highest. partial_credit: give the answer reward its tiers (see CountdownAnswer).
     think: ask for reasoning in <think> tags first; the prefill then opens <think>, the examples search and fail before
     they find, and 64 tokens a number are allowed in place of 24. Without it the prefill opens <answer>.
+    balanced: each operator is equally likely in the solution that a row is made from. Else sums fill the rows, since
+    most products are above every target and most quotients are no whole numbers, and one constant answer is right far
+    more often: on two numbers 56 % of the time, balanced 32 %. A small model settles for that one.
     Row columns: question, answer (one solution), numbers (list of int), target.
     Rewards: countdown answer (0.75), soft format (0.25). Constant strategies: every sequence of operators
     without brackets, on the numbers as given and largest first.
@@ -106,12 +113,14 @@ def countdown(
 
     def draw() -> dict:
         while True:
-            drawn = rng.sample(range(1, highest + 1), rng.randint(low, high))
-            solution = _random_expression(drawn, rng)
-            target = evaluate(solution)
-            if target is not None and target.denominator == 1 and 1 <= target <= 2 * highest:
-                question = _question(drawn, int(target))
-                return {"question": question, "answer": solution, "numbers": drawn, "target": int(target)}
+            # Balanced operators stay while numbers are thrown away, so that none takes another's place.
+            signs = [rng.choice("+-*/") for _ in range(rng.randint(low, high) - 1)] if balanced else None
+            for _ in range(_TRIES if signs else 1):
+                drawn = rng.sample(range(1, highest + 1), len(signs) + 1 if signs else rng.randint(low, high))
+                solution, target = _random_expression(drawn, rng, signs)
+                if target is not None and target.denominator == 1 and 1 <= target <= 2 * highest:
+                    question = _question(drawn, int(target))
+                    return {"question": question, "answer": solution, "numbers": drawn, "target": int(target)}
 
     counts = range(low, high + 1)
     shown = [_known(n) for n in counts]
@@ -217,16 +226,7 @@ def _is_plain(node: ast.expr) -> bool:
 def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
-    left, right = _value(node.left), _value(node.right)
-    match _OPERATORS[type(node.op)]:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case _:
-            return left / right
+    return _BY_SIGN[_OPERATORS[type(node.op)]](_value(node.left), _value(node.right))
 
 
 def _tiers(answer: str | None, numbers: Sequence[int], target: int) -> int:
@@ -240,12 +240,19 @@ def _tiers(answer: str | None, numbers: Sequence[int], target: int) -> int:
     return 3 if evaluate(answer) == target else 2
 
 
-def _random_expression(numbers: Sequence[int], rng: random.Random) -> str:
-    parts = [str(number) for number in rng.sample(numbers, len(numbers))]
+def _random_expression(
+    numbers: Sequence[int], rng: random.Random, signs: Sequence[str] | None
+) -> tuple[str, Fraction | None]:
+    """In a random order, with random brackets, and its value (None: divides by 0). signs None: random operators."""
+    parts: list[tuple[str, Fraction | None]] = [
+        (str(n), Fraction(n)) for n in rng.sample(numbers, len(numbers))
+    ]
     while len(parts) > 1:
-        left, right = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
-        parts.append(f"({left} {rng.choice('+-*/')} {right})")
-    return parts[0][1:-1]
+        (left, a), (right, b) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+        sign = signs[len(parts)] if signs else rng.choice("+-*/")  # parts: all but these two
+        impossible = a is None or b is None or (sign == "/" and not b)
+        parts.append((f"({left} {sign} {right})", None if impossible else _BY_SIGN[sign](a, b)))
+    return parts[0][0][1:-1], parts[0][1]
 
 
 def _strategies(most: int) -> dict[str, Strategy]:

@@ -104,7 +104,8 @@ class Findings:
                 "rates: for a run that learns load the model with dtype='float32', or take LoRA"
             )
         return {
-            "engine": "completions by transformers' generate (rollout='hf'): slower, the same training",
+            "engine": "completions by transformers' generate (rollout='hf'), in evaluations too: slower, the same "
+            "training. What was evaluated before with this model may be wrong: do it again",
             "flex": "packed rows under a dense mask (SDPA), which are checked in turn: more memory",
             "optimizer": f"transformers' {optim}: more memory, the same update",
         }.get(part, "log-probabilities and update are TRL's own (pack=False): slower, the same training")

@@ -18,18 +18,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from grpo_kit import card
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
+from grpo_kit.rollout.support import engine_failed
 from grpo_kit.training import agreement
 from grpo_kit.training.contact_findings import Findings
 from grpo_kit.training.optimizer import to_transformers_own
 from grpo_kit.training.restore import get_random_state, set_random_state, undone
 
 MicroBatch = dict[str, Any]
-
-
-def applies(device: torch.device) -> bool:
-    """Does a run on this device check itself? On a CPU the tests do."""
-    return device.type == "cuda"
 
 
 class FirstContact:
@@ -46,7 +43,7 @@ class FirstContact:
     @property
     def active(self) -> bool:
         """Is this a run whose fast parts may fail without ending it?"""
-        return applies(self.trainer.accelerator.device) and self.trainer.accelerator.num_processes == 1
+        return card.may_fail(self.trainer.accelerator.device) and self.trainer.accelerator.num_processes == 1
 
     def begin(self) -> None:
         """A run begins or goes on: its first step checks what is in use."""
@@ -85,6 +82,7 @@ class FirstContact:
         self.due.discard("engine")
         self.trainer.rollout = "hf"
         self.trainer._sampling.forget()
+        engine_failed(self.trainer.model, str(failed))
         self.findings.off("engine", failed)
         return None
 

@@ -7,6 +7,7 @@ from rollout_models import config, generate, ragged_prompts, tiny_model
 from transformers import GenerationConfig
 
 import grpo_kit.rollout.prefill as prefill
+from grpo_kit import card
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout import complete as decoding
 from grpo_kit.rollout.complete import complete, row_batches
@@ -256,3 +257,54 @@ def test_rows_that_end_leave_the_batch_and_the_others_go_on():
     assert [c.text for c in made] == [" ".join(map(str, tokens)) for tokens in expected]
     left = [sum(len(tokens) > step for tokens in expected) for step in range(max(map(len, expected)))]
     assert widths == [1, *left] and len(set(left)) > 2
+
+
+# ---- a card that fails ----------------------------------------------------------------------------------------
+
+
+def no_kernel(self, *args, **kwargs):
+    raise RuntimeError("no valid triton configs for this card")
+
+
+def test_where_the_engine_fails_on_a_card_transformers_takes_over(monkeypatch):
+    """Before training nothing else would catch it: readiness and the first evaluation come before the first step."""
+    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    model, other = tiny_model(), tiny_model()
+    expected = [c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)]
+    monkeypatch.setattr(Decoder, "run", no_kernel)
+    with pytest.warns(UserWarning, match="no valid triton configs.*transformers' generate.*issue"):
+        made = complete(model, Numbers(), PROMPTS, max_completion_tokens=6, batch_size=2)
+    assert [c.text for c in made] == expected == [by_hand(model, p, 6) for p in PROMPTS]
+    monkeypatch.undo()
+    assert "failed here before" in RolloutEngine.unsupported(
+        model, GenerationConfig()
+    )  # nobody tries it again
+    assert RolloutEngine.unsupported(other, GenerationConfig()) is None
+    assert [c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)] == expected
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])
+def test_a_full_memory_and_a_press_are_not_the_engines_fault(error, monkeypatch):
+    def fails(self, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    monkeypatch.setattr(Decoder, "run", fails)
+    model = tiny_model()
+    with pytest.raises(type(error)):
+        complete(model, Numbers(), PROMPTS[:1], max_completion_tokens=2, batch_size=1)
+    assert RolloutEngine.unsupported(model, GenerationConfig()) is None
+
+
+def test_on_a_cpu_a_failing_engine_is_heard(monkeypatch):
+    monkeypatch.setattr(Decoder, "run", no_kernel)
+    with pytest.raises(RuntimeError, match="no valid triton"):
+        complete(tiny_model(), Numbers(), PROMPTS, max_completion_tokens=2)
+
+
+def test_a_model_that_is_nan_itself_is_said_to_be(monkeypatch):
+    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    model = tiny_model()
+    model.lm_head.weight.data.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="weights hold a NaN"):
+        complete(model, Numbers(), PROMPTS, max_completion_tokens=2)

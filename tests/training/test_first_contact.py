@@ -8,10 +8,11 @@ from tiny_run import data, interrupted_once, letters, make, same, weights
 
 from benchmarks.first_contact import ALONE, CLEAN, FAULTS, PlainTrainer, apart, changed, trained
 from benchmarks.result import RESULTS
+from grpo_kit import card as hardware
 from grpo_kit.models import load_policy
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
 from grpo_kit.rollout.decode import Decoder
-from grpo_kit.training import agreement, first_contact
+from grpo_kit.training import agreement
 from grpo_kit.training.contact_findings import CHECKS
 from grpo_kit.training.interrupts import Stopped
 
@@ -22,7 +23,7 @@ ALMOST = {("update", "exception at step 2"): 1e-5}
 @pytest.fixture
 def card(monkeypatch):
     """The CPU checks itself, as a card does."""
-    monkeypatch.setattr(first_contact, "applies", lambda device: True)
+    monkeypatch.setattr(hardware, "may_fail", lambda device: True)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_what_is_right_is_left_alone(name):
 def test_metrics_are_logged_once(card, tmp_path, monkeypatch):
     checked = make("kit", tmp_path / "a", max_steps=2)
     checked.train()
-    monkeypatch.setattr(first_contact, "applies", lambda device: False)
+    monkeypatch.setattr(hardware, "may_fail", lambda device: False)
     unchecked = make("kit", tmp_path / "b", max_steps=2)
     unchecked.train()
     clock = ("time", "runtime", "per_second")
