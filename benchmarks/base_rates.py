@@ -39,6 +39,16 @@ def countdown(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
     )
 
 
+def balanced(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
+    """Each operator as often, and nearly right pays a little."""
+    return countdown(numbers, balanced=True, partial_credit=True, **options)
+
+
+def thinking(numbers: int | tuple[int, int]) -> tasks.Task:
+    """That, with thoughts: what the profiles of cards train on."""
+    return balanced(numbers, think=True)
+
+
 def countdown_that_knows(numbers: int) -> tasks.Task:
     """With thoughts, and a worked example that knows the answer at once."""
     task, plain = countdown(numbers, think=True), countdown(numbers)
@@ -104,17 +114,20 @@ THINKING = {
     "countdown, 2 numbers": lambda: countdown(2),
     "countdown, 2 numbers, thoughts, examples that know": lambda: countdown_that_knows(2),
     "countdown, 2 numbers, thoughts": lambda: countdown(2, think=True),
-    "countdown, 2 numbers, thoughts, no example": lambda: replace(countdown(2, think=True), examples=()),
     "countdown, 2 and 3 numbers, thoughts": lambda: countdown((2, 3), think=True),
     "countdown, 3 numbers": lambda: countdown(3),
     "countdown, 3 numbers, thoughts, examples that know": lambda: countdown_that_knows(3),
     "countdown, 3 numbers, thoughts": lambda: countdown(3, think=True),
-    "countdown, 3 numbers, thoughts, step by step": lambda: replace(
-        countdown(3, think=True), prefill=STEP_BY_STEP
+    "balanced countdown, 2 numbers": lambda: balanced(2),
+    "balanced countdown, 2 numbers, thoughts": lambda: thinking(2),
+    "balanced countdown, 2 numbers, thoughts, no example": lambda: replace(thinking(2), examples=()),
+    "balanced countdown, 2 numbers, thoughts, step by step": lambda: replace(
+        thinking(2), prefill=STEP_BY_STEP
     ),
-    "countdown, 3 and 4 numbers, thoughts": lambda: countdown((3, 4), think=True),
-    "countdown, 4 numbers": lambda: countdown(4),
-    "countdown, 4 numbers, thoughts": lambda: countdown(4, think=True),
+    "balanced countdown, 2 and 3 numbers, thoughts": lambda: thinking((2, 3)),
+    "balanced countdown, 3 numbers, thoughts": lambda: thinking(3),
+    "balanced countdown, 3 and 4 numbers, thoughts": lambda: thinking((3, 4)),
+    "balanced countdown, 4 numbers, thoughts": lambda: thinking(4),
     "gsm8k, no thoughts": lambda: without_thoughts(gsm8k()),
     "gsm8k, thoughts": lambda: gsm8k(),
     "gsm8k, thoughts, no example": lambda: gsm8k(examples=()),

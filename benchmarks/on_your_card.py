@@ -14,6 +14,7 @@ table is not run again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 from typing import Any
@@ -26,25 +27,47 @@ from grpo_kit import profile
 NOTEBOOK = "16_on_your_card.ipynb"
 
 
+SETTINGS = (
+    "numbers",
+    "steps",
+    "prompts_per_step",
+    "learning_rate",
+    "lora_learning_rate",
+    "temperatures",
+    "save_steps",
+)
+
+
+def wishes(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for in place of the profile's."""
+    return {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
+
+
+def settings(options: argparse.Namespace, tuning: str) -> str:
+    """What tells a row from one with the same seed and tuning: what was asked for and matters to it."""
+    of_the_other = "learning_rate" if tuning != "full" else "lora_learning_rate"
+    told = {
+        name: value for name, value in wishes(options).items() if name not in (of_the_other, "save_steps")
+    }
+    return ", ".join(
+        f"{name.replace('_', ' ')} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in told.items()
+    )
+
+
 def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
     """Execute the notebook for one tuning and seed; what it wrote of the run."""
     runs = ROOT / "runs"
     runs.mkdir(exist_ok=True)
-    name = f"on_your_card_{options.task}"
-    wishes = {
-        "STEPS": options.steps,
-        "PROMPTS_PER_STEP": options.prompts_per_step,
-        "SAVE_STEPS": options.save_steps,
-    }
-    wishes |= {"LEARNING_RATE": options.learning_rate, "LORA_LEARNING_RATE": options.lora_learning_rate}
-    wishes |= {"NUMBERS": options.numbers}
-    wishes |= {"PROFILE": options.profile, "MODEL": options.model, "TASK": options.task}
+    # Runs of other settings lie beside it, and are not gone on with.
+    name = f"on_your_card_{options.task}_{hashlib.sha256(settings(options, tuning).encode()).hexdigest()[:8]}"
+    asked = {name.upper(): value for name, value in wishes(options).items()} | {"TASK": options.task}
+    asked |= {"PROFILE": options.profile, "MODEL": options.model, "TUNINGS": [tuning], "SEED": seed}
     os.environ |= {"PYTHONPATH": str(ROOT), "KIT_RUNS": str(runs)}  # the kernel inherits them
     papermill.execute_notebook(
         ROOT / "notebooks" / NOTEBOOK,
         runs / f"{name}_{tuning}_seed{seed}.ipynb",
-        parameters={name: value for name, value in wishes.items() if value is not None}
-        | {"TUNINGS": [tuning], "SEED": seed, "RUN_NAME": name, "RESUME": True},
+        parameters=asked | {"RUN_NAME": name, "RESUME": True},
         cwd=ROOT / "notebooks",
         kernel_name="python3",
         progress_bar=False,
@@ -55,9 +78,10 @@ def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
     return json.loads(found[-1].read_text())
 
 
-def row(result: dict[str, Any]) -> dict[str, Any]:
+def row(result: dict[str, Any], how: str) -> dict[str, Any]:
     """A run's row of the table."""
-    made = {name: result[name] for name in ("tuning", "seed", "steps")} | {"n": result["before"]["n"]}
+    made = {name: result[name] for name in ("tuning", "seed", "steps")}
+    made |= {"settings": how, "n": result["before"]["n"]}
     for name in ("before", "after"):
         e = result[name]
         made[name] = f"{e['accuracy']:.1%} [{100 * e['low']:.1f}, {100 * e['high']:.1f}]"
@@ -86,35 +110,21 @@ def main() -> None:
     parser.add_argument("--save-steps", type=int)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--lora-learning-rate", type=float)
+    parser.add_argument("--temperatures", type=float, nargs=2, help="first and last; default: the notebook's")
     options = parser.parse_args()
     name = options.name or options.model or profile(options.profile).model.partition("/")[2].lower()
     path = RESULTS / f"on_your_card_{options.task}_{name}.json"
     saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
-    shown = {"task": options.task, "profile": options.profile, "model": name}
-    wishes = (
-        "tunings",
-        "seeds",
-        "numbers",
-        "steps",
-        "prompts_per_step",
-        "save_steps",
-        "learning_rate",
-        "lora_learning_rate",
-    )
-    for wish in wishes:
-        value = getattr(options, wish)
-        if value is not None:
-            shown[wish] = " ".join(map(str, value)) if isinstance(value, list) else value
-    command = " ".join(f"--{wish.replace('_', '-')} {value}" for wish, value in shown.items())
-    command = f"python -m benchmarks.on_your_card {command}"
     for tuning in options.tunings:
+        how = settings(options, tuning)
         for seed in options.seeds:
-            if any((run["tuning"], run["seed"]) == (tuning, seed) for run in saved["runs"]):
+            same = {"tuning": tuning, "seed": seed, "settings": how}
+            if any(same.items() <= made.items() for made in saved["runs"]):
                 continue
-            saved["runs"].append(row(run(options, tuning, seed)))
-            saved = (
-                origin(command, "torch", "transformers", "trl") | {"weights": options.weights or name} | saved
-            )
+            command = f"python -m benchmarks.on_your_card --task {options.task} --profile {options.profile}"
+            facts = origin(f"{command} --model {name}, and a row's settings", "torch", "transformers", "trl")
+            made = row(run(options, tuning, seed), how) | {"date": facts["date"]}
+            saved = facts | {"weights": options.weights or name, "runs": [*saved["runs"], made]}
             path.write_text(json.dumps(saved, indent=2) + "\n")
             print(json.dumps(saved["runs"][-1]), flush=True)
 

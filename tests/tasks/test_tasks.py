@@ -23,6 +23,7 @@ from grpo_kit.tasks.gsm8k import package_file
 from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
 
 SMALL = {"n_train": 40, "n_held_out": 30}
+MANY = {"n_train": 200, "n_held_out": 200}
 
 
 @pytest.fixture
@@ -261,6 +262,24 @@ def test_on_two_numbers_a_plus_b_is_a_strong_constant():
     name, accuracy = countdown(numbers=(2, 2)).best_constant()
     assert name == "always a + b"
     assert accuracy > 0.5
+
+
+@pytest.mark.parametrize("numbers", [(2, 2), (3, 3), (2, 4)])
+def test_balanced_countdown_has_each_operator_as_often(numbers):
+    """And its rows are as right as the others: the answer makes the target out of the numbers."""
+    task, drawn = (countdown(numbers=numbers, balanced=there, **MANY) for there in (True, False))
+    shares = Counter(c for row in task.train for c in row["answer"] if c in "+-*/")
+    assert all(0.17 <= shares[sign] / shares.total() <= 0.33 for sign in "+-*/"), shares
+    for row in task.train + task.held_out:
+        assert evaluate(row["answer"]) == row["target"] and 1 <= row["target"] <= 100
+        assert sorted(re.findall(r"\d+", row["answer"])) == sorted(map(str, row["numbers"]))
+    assert task.best_constant()[1] < 0.7 * drawn.best_constant()[1]
+
+
+def test_balanced_countdown_gives_up_operators_that_hardly_any_numbers_suit():
+    """Four numbers up to 999 have next to no product below 2,000."""
+    task = countdown(numbers=(4, 4), highest=999, balanced=True, n_train=8, n_held_out=8)
+    assert len(task.train) == 8
 
 
 # --- gsm8k -----------------------------------------------------------------------------------------------

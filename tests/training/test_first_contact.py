@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from tiny_run import data, interrupted_once, letters, make, same, weights
+from transformers import GenerationConfig
 
 from benchmarks.first_contact import ALONE, CLEAN, FAULTS, PlainTrainer, apart, changed, trained
 from benchmarks.result import RESULTS
@@ -12,6 +13,7 @@ from grpo_kit import card as hardware
 from grpo_kit.models import load_policy
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
 from grpo_kit.rollout.decode import Decoder
+from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.training import agreement
 from grpo_kit.training.contact_findings import CHECKS
 from grpo_kit.training.interrupts import Stopped
@@ -53,6 +55,14 @@ def test_a_fault_is_caught_and_the_run_is_trls(part, name, plain):
     ):
         assert words in run.said
     assert ("First step checked" in run.said) == (name == "exception at step 2")
+
+
+def test_where_the_engine_is_off_evaluations_go_without_it_too(card, tmp_path):
+    trainer = make("kit", tmp_path, max_steps=1)
+    assert RolloutEngine.unsupported(trainer.model, GenerationConfig()) is None
+    with FAULTS["engine", "wrong mask"](trainer):
+        trainer.train()
+    assert "failed here before" in RolloutEngine.unsupported(trainer.model, GenerationConfig())
 
 
 @pytest.mark.parametrize("part", ["engine", "update", "optimizer"])
