@@ -29,6 +29,7 @@ NOTEBOOK = "16_on_your_card.ipynb"
 
 SETTINGS = (
     "numbers",
+    "partial_credit",
     "gsm8k_train",
     "held_out",
     "max_completion_tokens",
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--tunings", nargs="+", default=["lora", "full"], choices=["lora", "full", "qlora"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--numbers", type=int, nargs=2, help="of countdown: fewest and most in a question")
+    parser.add_argument("--partial-credit", action="store_const", const=True, help="of countdown")
     parser.add_argument("--gsm8k-train", help="as the notebook's GSM8K_TRAIN: hub, a file, or test")
     parser.add_argument("--held-out", type=int)
     parser.add_argument("--max-completion-tokens", type=int)

@@ -27,10 +27,11 @@ _EXAMPLES = {
 }
 # Shown where the model is to think: (numbers, target, tries, answer). Each fails before it finds, for what an example
 # does is copied: from ones that know the answer at once a model learns to guess (docs/results.md has the base rates).
+# The longer search comes last, since the last is copied most.
 _SEARCHES = {
     2: (
-        ((48, 4), 12, ("48 + 4 = 52", "48 - 4 = 44", "48 * 4 = 192", "48 / 4 = 12"), "48 / 4"),
         ((7, 30), 23, ("7 + 30 = 37", "7 - 30 = -23", "30 - 7 = 23"), "30 - 7"),
+        ((48, 4), 12, ("48 + 4 = 52", "48 - 4 = 44", "48 * 4 = 192", "48 / 4 = 12"), "48 / 4"),
     ),
     3: (
         (
