@@ -40,8 +40,8 @@ def countdown(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
 
 
 def balanced(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
-    """Each operator as often, and nearly right pays a little."""
-    return countdown(numbers, balanced=True, partial_credit=True, **options)
+    """Each operator as often."""
+    return countdown(numbers, balanced=True, **options)
 
 
 def thinking(numbers: int | tuple[int, int]) -> tasks.Task:
@@ -120,6 +120,9 @@ THINKING = {
     "countdown, 3 numbers, thoughts": lambda: countdown(3, think=True),
     "balanced countdown, 2 numbers": lambda: balanced(2),
     "balanced countdown, 2 numbers, thoughts": lambda: thinking(2),
+    "balanced countdown, 2 numbers, thoughts, shorter search last": lambda: replace(
+        thinking(2), examples=thinking(2).examples[::-1]
+    ),
     "balanced countdown, 2 numbers, thoughts, no example": lambda: replace(thinking(2), examples=()),
     "balanced countdown, 2 numbers, thoughts, step by step": lambda: replace(
         thinking(2), prefill=STEP_BY_STEP

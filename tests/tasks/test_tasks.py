@@ -240,6 +240,8 @@ def test_countdown_examples_search_and_fail_before_they_find(numbers):
     counts = range(numbers[0], numbers[1] + 1)
     asked = [[int(n) for n in re.findall(r"\d+", question)] for question, _ in task.examples]
     assert [len(numbers) - 1 for numbers in asked] == [*counts, *counts]  # the last number is the target
+    searches = [response.count(" = ") for _, response in task.examples]
+    assert all(last >= first for first, last in zip(searches, searches[len(counts) :], strict=False))
     for (*given, target), (_, response) in zip(asked, task.examples, strict=True):
         thoughts = response.partition("<think>\n")[2].partition("\n</think>")[0].splitlines()
         assert len(thoughts) >= 3
