@@ -181,7 +181,7 @@ def test_task_takes_the_profiles_sizes():
     sizes = (len(task.train), len(task.held_out), task.max_completion_tokens)
     assert task.name == "largest" and sizes == (32, 8, 8)
     numbers = {len(row["numbers"]) for row in profile("gpu24", held_out=20).make_task().held_out}
-    assert numbers == {3, 4}
+    assert numbers == {2, 3}
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -257,7 +257,7 @@ def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
     assert profile("gpu24", task="largest").max_completion_tokens == 12
     calls = {"calls": (1, 5)}
     assert profile("gpu24", task="tools", task_options=calls).max_completion_tokens == 72
-    assert profile("gpu24", task_options={"numbers": (3, 3), "think": True}).max_completion_tokens == 192
+    assert profile("gpu24", task_options={"numbers": (2, 2), "think": True}).max_completion_tokens == 128
 
 
 def test_the_length_follows_task_and_arguments_until_it_is_set(tmp_path):
@@ -286,7 +286,7 @@ def test_the_length_follows_task_and_arguments_until_it_is_set(tmp_path):
 
 def test_arguments_of_another_task_are_refused_by_name():
     with pytest.raises(
-        ValueError, match="task_options has partial_credit, think, which task 'largest' does not take"
+        ValueError, match="task_options has balanced, think, which task 'largest' does not take"
     ):
         dataclasses.replace(profile("gpu24"), task="largest")
     with pytest.raises(ValueError, match="task_options has bogus, which task 'countdown' does not take"):

@@ -95,9 +95,10 @@ def countdown(
     lie in 1..2 * highest. partial_credit: give the answer reward its tiers (see CountdownAnswer).
     think: ask for reasoning in <think> tags first; the prefill then opens <think>, the examples search and fail before
     they find, and 64 tokens a number are allowed in place of 24. Without it the prefill opens <answer>.
-    balanced: each operator is equally likely in the solution that a row is made from. Else sums fill the rows, since
-    most products are above every target and most quotients are no whole numbers, and one constant answer is right far
-    more often: on two numbers 56 % of the time, balanced 32 %. A small model settles for that one.
+    balanced: each operator is as likely in the solution that a row is made from, until no different question with it
+    is left (two numbers up to 50 make some 160 quotients; held-out rows are drawn first). Else sums fill the rows,
+    since most products are above every target and most quotients are no whole numbers, and one constant answer is right
+    far more often: on two numbers 56 % of the time, balanced 32 %. A small model settles for that one.
     Row columns: question, answer (one solution), numbers (list of int), target.
     Rewards: countdown answer (0.75), soft format (0.25). Constant strategies: every sequence of operators
     without brackets, on the numbers as given and largest first.
