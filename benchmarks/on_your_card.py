@@ -27,12 +27,16 @@ from grpo_kit import profile
 NOTEBOOK = "16_on_your_card.ipynb"
 
 
+# Options that are arguments of the task, by the task's own names; the others are the notebook's parameters.
+OF_THE_TASK = {
+    "numbers": "numbers",
+    "partial_credit": "partial_credit",
+    "gsm8k_train": "train",
+    "held_out": "n_held_out",
+    "max_completion_tokens": "max_completion_tokens",
+}
 SETTINGS = (
-    "numbers",
-    "partial_credit",
-    "gsm8k_train",
-    "held_out",
-    "max_completion_tokens",
+    *OF_THE_TASK,
     "steps",
     "prompts_per_step",
     "learning_rate",
@@ -65,7 +69,10 @@ def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
     runs.mkdir(exist_ok=True)
     # Runs of other settings lie beside it, and are not gone on with.
     name = f"on_your_card_{options.task}_{hashlib.sha256(settings(options, tuning).encode()).hexdigest()[:8]}"
-    asked = {name.upper(): value for name, value in wishes(options).items()} | {"TASK": options.task}
+    wished = wishes(options)
+    asked = {name.upper(): value for name, value in wished.items() if name not in OF_THE_TASK}
+    of_the_task = {own: wished[name] for name, own in OF_THE_TASK.items() if name in wished}
+    asked |= {"TASK": options.task, "TASK_OPTIONS": of_the_task}
     asked |= {"PROFILE": options.profile, "MODEL": options.model, "TUNINGS": [tuning], "SEED": seed}
     os.environ |= {"PYTHONPATH": str(ROOT), "KIT_RUNS": str(runs)}  # the kernel inherits them
     papermill.execute_notebook(
@@ -110,9 +117,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--numbers", type=int, nargs=2, help="of countdown: fewest and most in a question")
     parser.add_argument("--partial-credit", action="store_const", const=True, help="of countdown")
-    parser.add_argument("--gsm8k-train", help="as the notebook's GSM8K_TRAIN: hub, a file, or test")
-    parser.add_argument("--held-out", type=int)
-    parser.add_argument("--max-completion-tokens", type=int)
+    parser.add_argument("--gsm8k-train", help="of gsm8k: hub, a file, or test")
+    parser.add_argument("--held-out", type=int, help="questions of gsm8k")
+    parser.add_argument("--max-completion-tokens", type=int, help="of gsm8k")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--prompts-per-step", type=int)
     parser.add_argument("--save-steps", type=int)

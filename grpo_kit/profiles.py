@@ -120,7 +120,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "task": ("countdown", "hard enough to need reasoning; right or wrong is computed exactly"),
         "task_options": (
             {"n_train": 800, "numbers": (2, 2), "think": True, "balanced": True},
-            "measured on Coder-0.5B: 33 % right at first, 91 % of groups mixed; and no constant answer is right often",
+            "Coder-0.5B, measured: 33 % right, 91 % of groups hold right and wrong; no constant answer is right often",
         ),
         "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
         "group_size": (8, "common in published runs of this size"),
@@ -162,7 +162,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "task": ("countdown", "hard enough to need reasoning; right or wrong is computed exactly"),
         "task_options": (
             {"n_train": 1000, "numbers": (2, 3), "think": True, "balanced": True},
-            "measured on Coder-1.5B: 31 % right at first, 62 % of groups mixed; and no constant answer is right often",
+            "Coder-1.5B, measured: 31 % right, 62 % of groups hold right and wrong; no constant answer is right often",
         ),
         "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
         "group_size": (8, "common in published runs of this size"),

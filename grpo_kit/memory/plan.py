@@ -69,8 +69,7 @@ def plan_memory(
     "full", "lora" or "qlora".
     prompt_tokens: of the longest prompt, prefill included; completions are taken at their maximum. Qwen's are 142 to
     256 on gsm8k, up to 700 on countdown with thoughts; from 256 to 1,024 gpu24's peaks move by less than 0.1 GiB.
-    config: of a model whose name cannot be looked up (no network).
-    attention: of the update; "sdpa" keeps a dense mask in every layer.
+    config: where a name cannot be looked up. attention: of the update; "sdpa" keeps a dense mask in every layer.
     chunk_tokens, checkpointed_layers: fix how the update is cut; None: as the trainer chooses from free memory.
     Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
     Unverified: CUDA kernels' workspaces and the allocator's fragmentation: the row `reserve`. Raises ValueError for an
