@@ -27,7 +27,7 @@ _EXAMPLES = {
 }
 # Shown where the model is to think: (numbers, target, tries, answer). Each fails before it finds, for what an example
 # does is copied: from ones that know the answer at once a model learns to guess (docs/results.md has the base rates).
-# The longer search comes last: 83 % of groups then hold right and wrong, and 71 % the other way (24 prompts; may be chance).
+# The longer search comes last: 83 % of groups then hold right and wrong, else 71 % (24 prompts; it may be chance).
 _SEARCHES = {
     2: (
         ((7, 30), 23, ("7 + 30 = 37", "7 - 30 = -23", "30 - 7 = 23"), "30 - 7"),
