@@ -39,14 +39,9 @@ def countdown(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
     )
 
 
-def balanced(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
-    """Each operator as often."""
-    return countdown(numbers, balanced=True, **options)
-
-
 def thinking(numbers: int | tuple[int, int]) -> tasks.Task:
-    """That, with thoughts: what the profiles of cards train on."""
-    return balanced(numbers, think=True)
+    """With thoughts, and each operator as often: what the profiles of cards train on."""
+    return countdown(numbers, balanced=True, think=True)
 
 
 def countdown_that_knows(numbers: int) -> tasks.Task:
@@ -118,7 +113,7 @@ THINKING = {
     "countdown, 3 numbers": lambda: countdown(3),
     "countdown, 3 numbers, thoughts, examples that know": lambda: countdown_that_knows(3),
     "countdown, 3 numbers, thoughts": lambda: countdown(3, think=True),
-    "balanced countdown, 2 numbers": lambda: balanced(2),
+    "balanced countdown, 2 numbers": lambda: countdown(2, balanced=True),
     "balanced countdown, 2 numbers, thoughts": lambda: thinking(2),
     "balanced countdown, 2 numbers, thoughts, shorter search last": lambda: replace(
         thinking(2), examples=thinking(2).examples[::-1]

@@ -3,7 +3,7 @@
     python -m benchmarks.on_your_card --tunings lora --seeds 0 1 2         # with a card
     python -m benchmarks.on_your_card --task gsm8k --steps 500             # GSM8K: its whole train and test set
     python -m benchmarks.on_your_card --model FOLDER --name qwen2.5-coder-0.5b-instruct \\
-        --weights "what they are" --profile gpu24 --prompts-per-step 4 --steps 40        # without one: hours
+        --weights "what they are" --profile gpu24 --numbers 2 2 --steps 30 --save-steps 5   # without one: 40 minutes a run
 
 Writes benchmarks/results/on_your_card_<task>_<name>.json: one row a run with held-out accuracy before and after (Wilson
 95 %; strict in the tags, lenient the last number), the best constant strategy, tokens an answer, steps and minutes.
@@ -53,10 +53,8 @@ def wishes(options: argparse.Namespace) -> dict[str, Any]:
 
 def settings(options: argparse.Namespace, tuning: str) -> str:
     """What tells a row from one with the same seed and tuning: what was asked for and matters to it."""
-    of_the_other = "learning_rate" if tuning != "full" else "lora_learning_rate"
-    told = {
-        name: value for name, value in wishes(options).items() if name not in (of_the_other, "save_steps")
-    }
+    no_matter = {"save_steps", "lora_learning_rate" if tuning == "full" else "learning_rate"}
+    told = {name: value for name, value in wishes(options).items() if name not in no_matter}
     return ", ".join(
         f"{name.replace('_', ' ')} {' '.join(map(str, value)) if isinstance(value, list) else value}"
         for name, value in told.items()
@@ -70,8 +68,8 @@ def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
     # Runs of other settings lie beside it, and are not gone on with.
     name = f"on_your_card_{options.task}_{hashlib.sha256(settings(options, tuning).encode()).hexdigest()[:8]}"
     wished = wishes(options)
-    asked = {name.upper(): value for name, value in wished.items() if name not in OF_THE_TASK}
-    of_the_task = {own: wished[name] for name, own in OF_THE_TASK.items() if name in wished}
+    asked = {wish.upper(): value for wish, value in wished.items() if wish not in OF_THE_TASK}
+    of_the_task = {own: wished[wish] for wish, own in OF_THE_TASK.items() if wish in wished}
     asked |= {"TASK": options.task, "TASK_OPTIONS": of_the_task}
     asked |= {"PROFILE": options.profile, "MODEL": options.model, "TUNINGS": [tuning], "SEED": seed}
     os.environ |= {"PYTHONPATH": str(ROOT), "KIT_RUNS": str(runs)}  # the kernel inherits them
@@ -118,7 +116,7 @@ def main() -> None:
     parser.add_argument("--numbers", type=int, nargs=2, help="of countdown: fewest and most in a question")
     parser.add_argument("--partial-credit", action="store_const", const=True, help="of countdown")
     parser.add_argument("--gsm8k-train", help="of gsm8k: hub, a file, or test")
-    parser.add_argument("--held-out", type=int, help="questions of gsm8k")
+    parser.add_argument("--held-out", type=int, help="questions before and after")
     parser.add_argument("--max-completion-tokens", type=int, help="of gsm8k")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--prompts-per-step", type=int)
