@@ -3,7 +3,7 @@
     python -m benchmarks.on_your_card --tunings lora --seeds 0 1 2         # with a card
     python -m benchmarks.on_your_card --task gsm8k --steps 500             # GSM8K: its whole train and test set
     python -m benchmarks.on_your_card --model FOLDER --name qwen2.5-coder-0.5b-instruct \\
-        --weights "what they are" --profile gpu24 --numbers 2 2 --steps 30 --save-steps 5   # without one: 40 minutes a run
+        --weights "what they are" --profile gpu24 --numbers 2 2 --steps 30 --save-steps 5   # no card: 40 min a run
 
 Writes benchmarks/results/on_your_card_<task>_<name>.json: one row a run with held-out accuracy before and after (Wilson
 95 %; strict in the tags, lenient the last number), the best constant strategy, tokens an answer, steps and minutes.
