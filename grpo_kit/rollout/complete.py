@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 
 from grpo_kit import card
 from grpo_kit.models import base_model
+from grpo_kit.rollout.agreement import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.rollout.support import engine_failed, unsupported
 
@@ -113,23 +114,27 @@ def _decoder(model: PreTrainedModel, config: GenerationConfig, seed: int) -> Cal
     def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
         if engine is None or unsupported(model, config):
             return generate(prompts)
+        first = card.may_fail(next(model.parameters()).device) and due(model)
         try:
-            made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=False)
+            made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             if not _is_the_engines(error, model, prompts):
                 raise
             why = f"{type(error).__name__}: {error}"
-            engine_failed(model, why)
-            warnings.warn(
-                f"The rollout engine failed on this machine ({why}); completions come from transformers' generate from "
-                "now on: slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue "
-                "of grpo_kit.",
-                stacklevel=2,
-            )
-            return generate(prompts)
-        return made.completion_ids
+        else:
+            why = engine_differs(model, prompts, made, config.temperature or 1.0) if first else None
+            if why is None:
+                return made.completion_ids
+        engine_failed(model, why)
+        warnings.warn(
+            f"The rollout engine failed on this machine ({why}); completions come from transformers' generate from "
+            "now on: slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue "
+            "of grpo_kit.",
+            stacklevel=2,
+        )
+        return generate(prompts)
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:
         # Padded here and not by the tokenizer, whose padding side then needs no setting.

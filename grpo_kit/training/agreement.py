@@ -1,4 +1,4 @@
-"""How far a fast part may be from TRL's plain path: which rows, what is measured, and the limits with their reasons.
+"""What first_contact.py computes a second time, TRL's plain way, and how gradients and weights are compared.
 
 first_contact.py asks; nothing here knows of a trainer's state.
 """
@@ -6,72 +6,23 @@ first_contact.py asks; nothing here knows of a trainer's state.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from trl import GRPOTrainer
 
 from grpo_kit.models import base_model
+from grpo_kit.rollout.agreement import SHIFT, few
 
-_PROMPTS, _EACH = 2, 2  # two groups, so that what rows share and what lies between groups are both seen
 _ENTRIES = 2**14  # of each gradient, evenly spread: a wrong mask or temperature moves them all
 _SLICE = (
     2**14
 )  # entries of a weight that the optimizer is tried on; moments of fewer than 4,096 are not 8-bit
 _MATRICES = 2
-
-
-class Limits(NamedTuple):
-    """The most that two right ways may differ by.
-
-    logprobs: nats a token, the mean over the worst completion. gradient: norm of the difference by the norm of TRL's.
-    """
-
-    logprobs: float
-    gradient: float
-
-    def beside(self, logprobs: float, gradient: float = 0.0) -> Limits:
-        """These, or more where rounding alone gives more: the same rows the plain way, moved to other positions.
-
-        Rotary positions count differences only, so moved rows are the same in exact numbers. In bfloat16 an engine that
-        is right was at most 1.7 times as far off as moved rows were, one whose mask is wrong 3.5 times and more.
-        """
-        return Limits(max(self.logprobs, _ROUNDING * logprobs), max(self.gradient, _ROUNDING * gradient))
-
-
-SHIFT = 8  # positions that rows are moved by
-_ROUNDING = 2.5
-# Of SmolLM2-135M on a CPU (python -m benchmarks.first_contact --model smollm2-135m-instruct), in nats a token and as a
-# share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
-# where it is 1 0.5 and 0.2. What is narrower goes by its own rounding; the floor is for a model that rounds alike.
-_FLOAT32 = Limits(1e-4, 1e-3)
-_NARROW = Limits(1e-2, 5e-2)
-
-
-def limits(trainer: Any) -> Limits:
-    """The least ones of the model's arithmetic: float32's where all of it is, else bfloat16's."""
-    exact = all(p.dtype in (torch.float32, torch.float64) for p in trainer.model.parameters())
-    rounded = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
-    return _FLOAT32 if exact and not (trainer.args.bf16 or trainer.args.fp16 or rounded) else _NARROW
-
-
-def few(prompts: Sequence[Hashable], lengths: Sequence[int]) -> list[int]:
-    """Indices of at most two completions of at most two prompts each, the longest first; empty ones are left out.
-
-    >>> few(["a", "a", "a", "b", "c"], [1, 5, 2, 0, 3])
-    [1, 4, 2]
-    """
-    chosen: dict[Hashable, list[int]] = {}
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        members = chosen.get(prompts[i], [])
-        room = len(members) < _EACH if members else len(chosen) < _PROMPTS
-        if lengths[i] and room:
-            chosen[prompts[i]] = [*members, i]
-    return sorted((i for members in chosen.values() for i in members), key=lambda i: -lengths[i])
 
 
 def plain_logprobs(
@@ -135,19 +86,6 @@ def slices(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, torch.T
         part = slice(max(0, min(start, p.numel() - _SLICE)), start + _SLICE)
         cut.append((p.detach().flatten()[part], flat[part], group))
     return cut
-
-
-def gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """Mean absolute difference in nats a token of the worst completion; infinite for a NaN. One (T,) a completion."""
-    apart = [
-        (a.double().cpu() - b.double().cpu()).abs().mean().item() for a, b in zip(found, wanted, strict=True)
-    ]
-    return max((d if math.isfinite(d) else math.inf for d in apart), default=0.0)
-
-
-def finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Are all numbers in them finite?"""
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

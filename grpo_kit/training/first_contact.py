@@ -13,6 +13,7 @@ Left out: several processes, which take TRL's own path for engine and update.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 
 from grpo_kit import card
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
+from grpo_kit.rollout.agreement import SHIFT, Limits, few, finite, gap, limits
 from grpo_kit.rollout.support import engine_failed
 from grpo_kit.training import agreement
 from grpo_kit.training.contact_findings import Findings
@@ -56,6 +58,7 @@ class FirstContact:
             "optimizer": trainer._optimizer_name is not None,
         }
         self.due = {part for part, there in used.items() if there and self.active}
+        trainer.update.memory.flex_failed = partial(self.findings.off, "flex")
         self.findings.begin()
 
     # ---- completions ------------------------------------------------------------------------------------------
@@ -87,7 +90,7 @@ class FirstContact:
         return None
 
     def _engine_differs(self, prompts: list, completions: list, logprobs: list) -> str | None:
-        rows = agreement.few(list(map(tuple, prompts)), list(map(len, completions)))
+        rows = few(list(map(tuple, prompts)), list(map(len, completions)))
         chosen = [prompts[i] for i in rows], [completions[i] for i in rows]
         found = [torch.tensor(logprobs[i]) for i in rows]
         return self._differ(
@@ -95,9 +98,13 @@ class FirstContact:
         )
 
     def _plain_model_is_finite(self, prompt_ids: list[list[int]]) -> bool:
-        rows = agreement.few(list(map(tuple, prompt_ids)), list(map(len, prompt_ids)))
+        rows = few(list(map(tuple, prompt_ids)), list(map(len, prompt_ids)))
         prompts = [prompt_ids[i] for i in rows]
-        return agreement.finite(agreement.plain_logprobs(self.trainer, prompts, [p[-1:] for p in prompts]))
+        return finite(agreement.plain_logprobs(self.trainer, prompts, [p[-1:] for p in prompts]))
+
+    def _limits(self) -> Limits:
+        args = self.trainer.args
+        return limits(self.trainer.model, autocast=bool(args.bf16 or args.fp16))
 
     # ---- log-probabilities ------------------------------------------------------------------------------------
 
@@ -121,7 +128,7 @@ class FirstContact:
             failed = error
         if found is not None and "scores" in self.due:
             lengths = [int(n) for n in mask[:, -width:].sum(1)]
-            rows = agreement.few([tuple(row) for row in ids[:, :-width].tolist()], lengths)
+            rows = few([tuple(row) for row in ids[:, :-width].tolist()], lengths)
 
             def cut(logprobs: torch.Tensor) -> list[torch.Tensor]:
                 return [row[: lengths[i]] for i, row in zip(rows, logprobs, strict=True)]
@@ -142,13 +149,13 @@ class FirstContact:
         self.due.discard(part)
         try:
             wanted = plain()
-            rounding = agreement.gap(plain(agreement.SHIFT), wanted)
-            if not agreement.finite(wanted):
+            rounding = gap(plain(SHIFT), wanted)
+            if not finite(wanted):
                 raise FloatingPointError("the plain model's log-probabilities are not finite")
         except Exception as error:
             return self.findings.not_checked(part, error)
-        most = {"logprobs": agreement.limits(self.trainer).beside(rounding).logprobs}
-        return self.findings.judged(part, {"logprobs": agreement.gap(found, wanted)}, most, len(found))
+        most = {"logprobs": self._limits().beside(rounding).logprobs}
+        return self.findings.judged(part, {"logprobs": gap(found, wanted)}, most, len(found))
 
     # ---- gradients --------------------------------------------------------------------------------------------
 
@@ -181,11 +188,11 @@ class FirstContact:
         except Exception as error:
             self.due.discard("update")
             return self.findings.not_checked("update", error)
-        if not agreement.finite([*plain[0], *plain[1], plain[2]]):
+        if not finite([*plain[0], *plain[1], plain[2]]):
             return
         self.due.discard("update")
-        rounding = agreement.gap(again[0], plain[0]), agreement.relative(again[1], plain[1])
-        allowed = agreement.limits(trainer).beside(*rounding)
+        rounding = gap(again[0], plain[0]), agreement.relative(again[1], plain[1])
+        allowed = self._limits().beside(*rounding)
         failed = self._update_differs(model, micros, plain, allowed)
         if failed is not None and trainer.update.memory.attention == "flex_attention":
             self.findings.off("flex", failed)
@@ -209,7 +216,7 @@ class FirstContact:
         return [row[0, :n] for row, n in zip(rows, lengths, strict=True)], gradients, loss
 
     def _update_differs(
-        self, model: Any, micros: list[MicroBatch], plain: tuple, allowed: agreement.Limits
+        self, model: Any, micros: list[MicroBatch], plain: tuple, allowed: Limits
     ) -> str | Exception | None:
         try:
             found = self._measured(model, self.trainer.update.step, micros)
@@ -218,8 +225,8 @@ class FirstContact:
         except Exception as error:
             return error
         numbers = {
-            "logprobs": agreement.gap(found[0], plain[0]),
-            "loss": agreement.gap([found[2]], [plain[2]]),
+            "logprobs": gap(found[0], plain[0]),
+            "loss": gap([found[2]], [plain[2]]),
             "gradient": agreement.relative(found[1], plain[1]),
         }
         # A row's loss moves with its log-probabilities, times an advantage that is seldom above 2.

@@ -53,6 +53,7 @@ class UpdateMemory:
         self.chunk_tokens: int | None = None
         self.checkpointed_layers = 0
         self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
+        self.flex_failed: Callable[[Exception], None] = _tell_of_flex
         self._checkpoint_all = False
         self._backoff = Backoff()
 
@@ -78,10 +79,7 @@ class UpdateMemory:
                 full = any(isinstance(e, torch.OutOfMemoryError) for e in _chain(error))
                 if not full:
                     self.attention = "sdpa"
-                    told = next(iter(str(error).strip().splitlines()), "")
-                    print(
-                        f"FlexAttention failed ({type(error).__name__}: {told}); using SDPA with a dense mask."
-                    )
+                    self.flex_failed(error)
             given_back = full and self.give_back()
             self._forget()  # out here the error, and the tensors its frames hold, are gone
             if full and not given_back:
@@ -180,6 +178,11 @@ class UpdateMemory:
 
     def _layers(self) -> list[Any]:
         return list(base_model(self.model).model.layers)
+
+
+def _tell_of_flex(error: Exception) -> None:
+    told = next(iter(str(error).strip().splitlines()), "")
+    print(f"FlexAttention failed ({type(error).__name__}: {told}); using SDPA with a dense mask.")
 
 
 def _is_flex_attentions(error: BaseException) -> bool:

@@ -8,11 +8,13 @@ from transformers import GenerationConfig
 
 import grpo_kit.rollout.prefill as prefill
 from grpo_kit import card
-from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout import RolloutEngine, agreement
 from grpo_kit.rollout import complete as decoding
+from grpo_kit.rollout.agreement import due
 from grpo_kit.rollout.complete import complete, row_batches
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.prefill import common_length
+from grpo_kit.rollout.sampling import Sampler
 
 
 class Numbers:
@@ -281,6 +283,47 @@ def test_where_the_engine_fails_on_a_card_transformers_takes_over(monkeypatch):
     )  # nobody tries it again
     assert RolloutEngine.unsupported(other, GenerationConfig()) is None
     assert [c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)] == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_where_the_engine_is_silently_wrong_on_a_card_transformers_takes_over(temperature, monkeypatch):
+    """The accuracy before training is read off these completions: found out at step 1 would be too late."""
+    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    model, how = tiny_model(), dict(max_completion_tokens=6, temperature=temperature)
+    right = complete(model, Numbers(), PROMPTS, **how)
+    assert not due(model)
+    model, inner = tiny_model(), Sampler.__call__
+
+    def flatter(self, logits, *rest, **options):
+        return inner(self, logits * 0.8, *rest, **options)
+
+    monkeypatch.setattr(Sampler, "__call__", flatter)
+    with pytest.warns(UserWarning, match="computed both ways: logprobs off by"):
+        made = complete(model, Numbers(), PROMPTS, **how)
+    assert due(model) and "failed here before" in RolloutEngine.unsupported(model, GenerationConfig())
+    if not temperature:
+        assert made == right
+
+
+def test_the_engine_is_looked_at_once_a_model_and_on_a_card_only(monkeypatch):
+    looked = []
+    inner = agreement._plain
+    monkeypatch.setattr(agreement, "_plain", lambda *a, **k: looked.append(1) or inner(*a, **k))
+    model = tiny_model()
+    complete(model, Numbers(), PROMPTS, max_completion_tokens=4)
+    assert not looked
+    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    for _ in range(2):
+        complete(model, Numbers(), PROMPTS, max_completion_tokens=4, samples=2, temperature=1.0)
+    assert len(looked) == 8  # four completions, and again moved
+
+
+def test_a_plain_model_that_cannot_be_asked_says_nothing_of_the_engine(monkeypatch):
+    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    monkeypatch.setattr(agreement, "_plain", no_kernel)
+    model = tiny_model()
+    complete(model, Numbers(), PROMPTS, max_completion_tokens=2)
+    assert due(model) and RolloutEngine.unsupported(model, GenerationConfig()) is None
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])

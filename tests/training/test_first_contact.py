@@ -12,9 +12,11 @@ from benchmarks.result import RESULTS
 from grpo_kit import card as hardware
 from grpo_kit.models import load_policy
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
+from grpo_kit.rollout.agreement import few, gap
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.training import agreement
+from grpo_kit.training.agreement import relative
 from grpo_kit.training.contact_findings import CHECKS
 from grpo_kit.training.interrupts import Stopped
 
@@ -241,6 +243,27 @@ def test_flex_attention_gives_way_to_a_dense_mask_first(card, tmp_path, monkeypa
     assert not trainer._logprobs.plain and trainer.update.memory.attention == "sdpa"
 
 
+def test_flex_attention_that_raises_is_in_the_record_too(card, tmp_path, monkeypatch, capsys):
+    trainer = make("kit", tmp_path, max_steps=1)
+    inner = trainer.update._label_logprobs
+    monkeypatch.setattr(trainer.update.memory, "attention", "flex_attention")
+
+    def raises_in_flex(*inputs):
+        if trainer.update.memory.attention == "sdpa":
+            return inner(*inputs)
+        raise type("BackendCompilerFailed", (RuntimeError,), {"__module__": "torch._dynamo.exc"})(
+            "no such kernel"
+        )
+
+    monkeypatch.setattr(trainer.update, "_attention_of", lambda model: torch.enable_grad())
+    monkeypatch.setattr(trainer.update, "_label_logprobs", raises_in_flex)
+    trainer.train()
+    found = {c["part"]: c for c in checks(tmp_path)}
+    assert found["flex"]["outcome"] == "off" and "no such kernel" in found["flex"]["why"]
+    assert found["update"]["outcome"] == "equal" and not trainer._logprobs.plain
+    assert capsys.readouterr().out.count("FlexAttention in the packed update failed") == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_optimizers_agree_with_adamw_and_wrong_ones_do_not(dtype):
     generator = torch.Generator().manual_seed(0)
@@ -288,27 +311,28 @@ def test_the_schedule_goes_on_with_the_other_optimizer(scheduler, card, tmp_path
 
 
 def test_rows_are_two_of_two_prompts_the_longest_included():
-    assert agreement.few(["a"] * 4 + ["b"] * 4 + ["c"], [1, 9, 3, 4, 0, 2, 0, 0, 1]) == [1, 3, 5]
-    assert agreement.few(["a"], [0]) == []
+    assert few(["a"] * 4 + ["b"] * 4 + ["c"], [1, 9, 3, 4, 0, 2, 0, 0, 1]) == [1, 3, 5]
+    assert few(["a"], [0]) == []
 
 
 def test_gaps_and_errors_of_numbers_that_are_none_are_infinite():
     good, bad = [torch.ones(3)], [torch.tensor([1.0, torch.nan, 1.0])]
-    for measure in (agreement.gap, agreement.relative):
+    for measure in (gap, relative):
         assert measure(bad, good) == float("inf") and measure(good, good) == 0
 
 
+def limits_of(trainer):
+    return trainer._first_contact._limits()
+
+
 def test_limits_go_by_the_least_precise_arithmetic(tmp_path):
-    exact = agreement.limits(make("kit", tmp_path / "a"))
-    narrow = agreement.limits(make("kit", tmp_path / "b", bf16=True))
+    exact = limits_of(make("kit", tmp_path / "a"))
+    narrow = limits_of(make("kit", tmp_path / "b", bf16=True))
     half = load_policy("tiny-random", dtype="bfloat16", quiet=True)[0]
-    assert (
-        exact.logprobs < narrow.logprobs
-        and agreement.limits(make("kit", tmp_path / "c", model=half)) == narrow
-    )
+    assert exact.logprobs < narrow.logprobs and limits_of(make("kit", tmp_path / "c", model=half)) == narrow
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
-        assert agreement.limits(make("kit", tmp_path / "d")) == narrow
+        assert limits_of(make("kit", tmp_path / "d")) == narrow
     finally:
         torch.backends.cuda.matmul.fp32_precision = "none"
 

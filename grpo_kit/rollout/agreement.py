@@ -1,0 +1,127 @@
+"""Log-probabilities beside the plain model's: which rows, how far apart, how far two right ways may be.
+
+On a card the engine is looked at this way where it runs for the first time with a model, evaluations included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+
+from grpo_kit.models import base_model
+
+if TYPE_CHECKING:
+    from grpo_kit.rollout.engine import Rollouts
+
+_PROMPTS, _EACH = 2, 2  # two groups, so that what rows share and what lies between groups are both seen
+
+
+class Limits(NamedTuple):
+    """The most that two right ways may differ by.
+
+    logprobs: nats a token, the mean over the worst completion. gradient: norm of the difference by the norm of TRL's.
+    """
+
+    logprobs: float
+    gradient: float
+
+    def beside(self, logprobs: float, gradient: float = 0.0) -> Limits:
+        """These, or more where rounding alone gives more: the same rows the plain way, moved to other positions.
+
+        Rotary positions count differences only, so moved rows are the same in exact numbers. In bfloat16 an engine that
+        is right was at most 1.7 times as far off as moved rows were, one whose mask is wrong 3.5 times and more.
+        """
+        return Limits(max(self.logprobs, _ROUNDING * logprobs), max(self.gradient, _ROUNDING * gradient))
+
+
+SHIFT = 8  # positions that rows are moved by
+_ROUNDING = 2.5
+# Of SmolLM2-135M on a CPU (python -m benchmarks.first_contact --model smollm2-135m-instruct), in nats a token and as a
+# share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
+# where it is 1 0.5 and 0.2. What is narrower goes by its own rounding; the floor is for a model that rounds alike.
+_FLOAT32 = Limits(1e-4, 1e-3)
+_NARROW = Limits(1e-2, 5e-2)
+
+
+def limits(model: torch.nn.Module, *, autocast: bool = False) -> Limits:
+    """The least ones of the model's arithmetic: float32's where all of it is, else bfloat16's."""
+    exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
+    rounded = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
+    return _FLOAT32 if exact and not (autocast or rounded) else _NARROW
+
+
+def few(prompts: Sequence[Hashable], lengths: Sequence[int]) -> list[int]:
+    """Indices of at most two completions of at most two prompts each, the longest first; empty ones are left out.
+
+    >>> few(["a", "a", "a", "b", "c"], [1, 5, 2, 0, 3])
+    [1, 4, 2]
+    """
+    chosen: dict[Hashable, list[int]] = {}
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        members = chosen.get(prompts[i], [])
+        room = len(members) < _EACH if members else len(chosen) < _PROMPTS
+        if lengths[i] and room:
+            chosen[prompts[i]] = [*members, i]
+    return sorted((i for members in chosen.values() for i in members), key=lambda i: -lengths[i])
+
+
+def gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
+    """Mean absolute difference in nats a token of the worst completion; infinite for a NaN. One (T,) a completion."""
+    apart = [
+        (a.double().cpu() - b.double().cpu()).abs().mean().item() for a, b in zip(found, wanted, strict=True)
+    ]
+    return max((d if math.isfinite(d) else math.inf for d in apart), default=0.0)
+
+
+def finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Are all numbers in them finite?"""
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+# ---- the engine ---------------------------------------------------------------------------------------------------
+
+_agrees: WeakSet[torch.nn.Module] = WeakSet()
+
+
+def due(model: Any) -> bool:
+    """Has the engine still to be looked at with this model?"""
+    return base_model(model) not in _agrees
+
+
+@torch.no_grad()
+def engine_differs(
+    model: Any, prompts: Sequence[list[int]], made: Rollouts, temperature: float
+) -> str | None:
+    """None where the engine's log-probabilities are the plain model's on a few rows, which settles it; else in words.
+
+    temperature: what they were divided by; 1 where decoding was greedy.
+    """
+    rows = few(list(map(tuple, prompts)), list(map(len, made.completion_ids)))
+    pairs = [(prompts[i], made.completion_ids[i]) for i in rows]
+    try:
+        wanted = [_plain(model, *pair, temperature) for pair in pairs]
+        moved = [_plain(model, *pair, temperature, shift=SHIFT) for pair in pairs]
+    except Exception:  # says nothing of the engine; the next completions are looked at
+        return None
+    apart = gap([torch.tensor(made.policy_logprobs[i]) for i in rows], wanted)
+    most = limits(model).beside(gap(moved, wanted)).logprobs
+    if finite(wanted) and not apart <= most:
+        return f"{len(rows)} completions computed both ways: logprobs off by {apart:.2g}, at most {most:g}"
+    _agrees.add(base_model(model))
+    return None
+
+
+def _plain(
+    model: Any, prompt: list[int], completion: list[int], temperature: float, shift: int = 0
+) -> torch.Tensor:
+    """(T,) of one completion, by the model's own forward pass. shift: positions that the row is moved by."""
+    ids = torch.tensor([[*prompt, *completion]], device=next(model.parameters()).device)
+    places = torch.arange(ids.size(1), device=ids.device)[None] + shift
+    kept = len(completion) + 1
+    logits = model(input_ids=ids, position_ids=places, use_cache=False, logits_to_keep=kept).logits[0, :-1]
+    scores = (logits.float() / temperature).log_softmax(-1)  # (T, V)
+    return scores.gather(-1, ids[0, -len(completion) :, None])[:, 0]
