@@ -1,12 +1,13 @@
 """The one loop: a task's prompts are rendered, completed by the engine, and judged.
 
-evaluate, readiness, length_probe, sample and the laboratory are what is read off its Answers.
+evaluate, readiness, length_probe, sample and the laboratory are what is read off its Answers. Of a task of several
+turns whole episodes are played; what an answer is there, is an episode here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,16 @@ import pandas as pd
 from transformers import GenerationConfig
 
 from grpo_kit.display import progress_line
+from grpo_kit.episodes.play import Episode, play
+from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.view import Renderer
 from grpo_kit.evaluation.chunks import sample_chunks
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.rewards.judge import Scores, ask_all, totals
 from grpo_kit.rewards.parts import check_columns
-from grpo_kit.rollout.complete import Completion, complete
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.complete import Completion, complete, end_ids
 from grpo_kit.rollout.support import unsupported
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ class Answers:
     need no judge. settings: what the completions depend on besides model, task and rows.
     """
 
-    task: Task
+    task: Task | EpisodeTask
     rows: list[dict]
     prompts: list[str]
     completions: list[Completion]
@@ -104,7 +109,7 @@ class Answers:
         """One row a completion: question, answer, completion, the three readings, tokens, cut_off, rewards."""
         columns = {
             "question": [row["question"] for row in self.asked],
-            "answer": [row["answer"] for row in self.asked],
+            "answer": [row.get("answer", "") for row in self.asked],
             "completion": self.texts,
             "strict": self.right,
             "lenient": self.lenient,
@@ -120,10 +125,45 @@ class Answers:
         return {name: pd.Series(scores, dtype=float) for name, scores in named.items()}
 
 
+@dataclass(frozen=True, repr=False)
+class Played(Answers):
+    """Episodes of an EpisodeTask's rows. right, lenient: did the episode succeed? formatted: was every action read?
+
+    A completion's text is the episode as a conversation; its tokens are those of all turns.
+    """
+
+    episodes: list[Episode]
+
+    @cached_property
+    def right(self) -> list[bool]:
+        return [episode.total >= self.task.success for episode in self.episodes]
+
+    @cached_property
+    def lenient(self) -> list[bool]:
+        return self.right
+
+    @cached_property
+    def formatted(self) -> list[bool]:
+        return [not any(turn.invalid for turn in episode.turns) for episode in self.episodes]
+
+    @cached_property
+    def parts(self) -> dict[str, Scores]:
+        return {"episode_return": [episode.total for episode in self.episodes]}
+
+    @cached_property
+    def rewards(self) -> Scores:
+        return self.parts["episode_return"]
+
+    def table(self) -> pd.DataFrame:
+        """One row an episode: as Answers.table, with turns and done."""
+        more = {"turns": [len(e.turns) for e in self.episodes], "done": [e.done for e in self.episodes]}
+        return super().table().assign(**more)
+
+
 def answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    task: Task,
+    task: Task | EpisodeTask,
     rows: Sequence[dict] | None = None,
     *,
     samples: int = 1,
@@ -147,12 +187,19 @@ def answer(
     rows = list(task.held_out if rows is None else rows)
     if not rows:
         raise ValueError("rows is empty; give at least one row")
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
+    if isinstance(task, EpisodeTask):
+        if folder is not None:
+            raise ValueError(
+                f"folder={str(folder)!r}: completions of task {task.name!r} are not kept, they are turns"
+            )
+        return _in_turns(model, tokenizer, task, rows, how, batch_size)
     check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
     prompts = task.render(tokenizer, rows)
-    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     if batch_size is None:
-        batch_size = _rows_at_once(model, tokenizer, prompts, limit, samples)
-    how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
+        longest = max(map(len, tokenizer(prompts)["input_ids"]))
+        batch_size = _rows_at_once(model, longest, limit, samples)
     with progress_line(f"{task.name}, completions") as progress:
         progress(0, len(prompts) * samples)
         run = {**how, "batch_size": batch_size, "progress": progress}
@@ -163,14 +210,62 @@ def answer(
     return Answers(task, rows, prompts, made, samples, settings)
 
 
-def _rows_at_once(model: Any, tokenizer: Any, prompts: Sequence[str], limit: int, samples: int) -> int:
-    sizes = {
-        "prompt_tokens": max(map(len, tokenizer(list(prompts))["input_ids"])),
-        "completion_tokens": limit,
-    }
+def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
+    sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
     free = free_bytes(next(model.parameters()).device)
     if unsupported(
         model, GenerationConfig()
     ):  # transformers decodes then: samples share nothing, too many rows end it
         return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
     return rows_at_once(model, free, samples=max(1, samples), **sizes)
+
+
+def _in_turns(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: EpisodeTask,
+    rows: Sequence[dict],
+    how: dict[str, Any],
+    batch_size: int | None,
+) -> Played:
+    """Episodes of each row, side by side."""
+    samples, limit = how["samples"], how["max_completion_tokens"]
+    renderer = Renderer(tokenizer, task.view, end_ids(model, tokenizer))
+    asked = [row for row in rows for _ in range(samples)]
+    engine = RolloutEngine(model)
+
+    def write(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], None]]:
+        at_once = batch_size or _rows_at_once(model, max(map(len, prompts)), limit, samples)
+        settings = dict(max_completion_tokens=limit, temperature=how["temperature"], batch_size=at_once)
+        made = complete(
+            model, tokenizer, prompts, numbers=who, engine=engine, seed=how["seed"] + turn, **settings
+        )
+        return [(list(one.ids), None) for one in made]
+
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    with progress_line(f"{task.name}, episodes") as progress:
+        progress(0, len(asked))
+        played = replace(task, max_completion_tokens=limit)
+        episodes = play(played, asked, renderer, task.world(), write, context=context, progress=progress)
+    completions = [
+        Completion(
+            conversation(episode),
+            sum(len(turn.completion_ids) for turn in episode.turns),
+            any(turn.cut_off for turn in episode.turns),
+        )
+        for episode in episodes
+    ]
+    prompts = [tokenizer.decode(episodes[i].turns[0].prompt_ids) for i in range(0, len(episodes), samples)]
+    return Played(task, list(rows), prompts, completions, samples, how, episodes)
+
+
+def conversation(episode: Episode) -> str:
+    """An episode as text: what was read, what was written, and what the environment said last.
+
+    >>> conversation(Episode({}, []))
+    ''
+    """
+    lines: list[str] = []
+    for turn in episode.turns:
+        lines += [turn.observation, f"> {turn.completion.strip()}"]
+    return "\n".join([*lines, *[turn.result for turn in episode.turns[-1:]]])

@@ -41,13 +41,15 @@ class Completion(NamedTuple):
 def complete(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[str] | Sequence[Sequence[int]],
     *,
     max_completion_tokens: int,
     samples: int = 1,
     temperature: float = 0.0,
     batch_size: int = 64,
     seed: int = 0,
+    numbers: Sequence[int] | None = None,
+    engine: RolloutEngine | None = None,
     progress: Progress | None = None,
 ) -> list[Completion]:
     """The model's completions of rendered prompts, `samples` adjacent ones for each: B prompts give B * samples.
@@ -58,6 +60,8 @@ def complete(
     seed: sample i of the result depends on (seed, i) and its prompt alone, not on batch_size; the draws are those of
     grpo_kit.rollout.RolloutEngine. (A model which the engine does not support is sampled by transformers' generate,
     batch by batch.)
+    prompts: texts, or the tokens of each. numbers: by which the draws know them, default 0, 1, ...
+    engine: one made for this model, which keeps these prompts' keys: the next call's go on from them.
     progress: called with (completions done, completions in all) after each batch.
     Runs in evaluation mode; the model's modes and settings and the random state are as before afterwards.
     Raises ValueError naming the argument for one text in place of a list, sizes below 1, a negative temperature,
@@ -80,7 +84,9 @@ def complete(
         )
     if not prompts:
         return []
-    ids = tokenizer(list(prompts))["input_ids"]  # with the default special tokens
+    texts = isinstance(prompts[0], str)
+    # Texts with the default special tokens.
+    ids = tokenizer(list(prompts))["input_ids"] if texts else [list(prompt) for prompt in prompts]
     check_room(model, ids, max_completion_tokens)
     ids = [prompt for prompt in ids for _ in range(samples)]  # (B * samples)
     ends = end_ids(model, tokenizer)
@@ -94,9 +100,10 @@ def complete(
     )
     written: dict[int, list[int]] = {}
     with _as_it_was(model, seed):
-        decode = _decoder(model, config, seed)
+        decode = _decoder(model, config, seed, engine)
         for rows in _batches(ids, batch_size):
-            written.update(zip(rows, decode([ids[r] for r in rows], rows), strict=True))
+            known = rows if numbers is None else [numbers[r] for r in rows]
+            written.update(zip(rows, decode([ids[r] for r in rows], known), strict=True))
             if progress is not None:
                 progress(len(written), len(ids))
     made = []
@@ -107,16 +114,20 @@ def complete(
     return made
 
 
-def _decoder(model: PreTrainedModel, config: GenerationConfig, seed: int) -> Callable[..., list[list[int]]]:
+def _decoder(
+    model: PreTrainedModel, config: GenerationConfig, seed: int, engine: RolloutEngine | None
+) -> Callable[..., list[list[int]]]:
     """f(prompts, their row numbers) -> the tokens written behind each."""
-    engine = None if unsupported(model, config) else RolloutEngine(model)
+    keep = engine is not None
+    if engine is None and not unsupported(model, config):
+        engine = RolloutEngine(model)
 
     def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
         if engine is None or unsupported(model, config):
             return generate(prompts)
         first = card.may_fail(next(model.parameters()).device) and due(model)
         try:
-            made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first)
+            made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -72,16 +72,19 @@ class Decoder:
         tape: Tape,
         sampler: Sampler,
         limit: int,
+        *,
+        keep: bool = False,
     ) -> Spent:
         """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape.
 
-        rows: long (n,) on the device, who they are to sampler and processors.
+        rows: long (n,) on the device, who they are to sampler and processors. keep: the next batch's prompts go on
+        from these.
         """
         start = time.perf_counter()
         self._tokens = {"prefill": 0, "decode": 0}
         self._layers = None if self.bucketed else plain_layers(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
-        first_logits = self._prefill(groups, limit)  # (P, V)
+        first_logits = self._prefill(groups, limit, keep)  # (P, V)
         self._wait()
         middle = time.perf_counter()
         with _decode_attention(self.base):
@@ -95,11 +98,11 @@ class Decoder:
 
     # ---- prompts ------------------------------------------------------------------------------------------------
 
-    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int) -> torch.Tensor:
+    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int, keep: bool) -> torch.Tensor:
         """Each prompt once, into the prefix slots; the logits behind its last token, (P, V)."""
         prompts = [p for p, _ in groups]
         if self._layers is not None:
-            made = self._tree_prefill(self.base, self._layers, prompts)
+            made = self._tree_prefill(self.base, self._layers, prompts, keep=keep)
             self._tokens["prefill"] += made.computed
             self._allocate(groups, limit, (len(made.keys), *made.keys[0].shape[::2]), made.keys[0].dtype)
             for part, layers in enumerate((made.keys, made.values)):

@@ -56,6 +56,7 @@ class _Batch:
     config: GenerationConfig
     tokenizer: PreTrainedTokenizerBase | None
     ended: Ended | None
+    keep: bool
 
 
 class RolloutEngine:
@@ -94,6 +95,7 @@ class RolloutEngine:
         processors: Sequence[Processor] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
         ended: Ended | None = None,
+        keep: bool = False,
     ) -> Rollouts:
         """One completion for each entry of prompt_ids, the completions of a prompt adjacent (groups may differ).
 
@@ -108,6 +110,7 @@ class RolloutEngine:
         ended: told of completions that stop while others are still being written, {index into prompt_ids: token ids},
         often {}, at every look at who is done: each step, on a card every fourth and some steps late. Rows that end
         last or at that limit may never be told; after running out of memory rows are told again.
+        keep: the next call's prompts go on from these, as turns of episodes do: on a CPU their keys and values stay.
         Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so. The
         next calls halve them, too; after a while twice as many are tried again (backoff.py).
         Leaves the model's modes, settings and weights as they were, whatever happens.
@@ -126,7 +129,7 @@ class RolloutEngine:
         spent = Spent({"prefill": 0.0, "decode": 0.0}, {"prefill": 0, "decode": 0})
         with self._evaluating():
             ids = list(range(len(prompt_ids)) if rows is None else rows)
-            batch = _Batch(prompt_ids, ids, generation_config, tokenizer, ended)
+            batch = _Batch(prompt_ids, ids, generation_config, tokenizer, ended, keep)
             result = self._rollout(batch, sampler, spent)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), *spent)
@@ -160,7 +163,7 @@ class RolloutEngine:
                 told = batch.ended and partial(_tell, batch.ended, part)
                 tape = Tape(prompts, limit, device=device, ended=told, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
-                more = self._decoder.run(prompts, numbers, tape, sampler, limit)
+                more = self._decoder.run(prompts, numbers, tape, sampler, limit, keep=batch.keep)
                 result.update(zip(part, tape.read(), strict=True))
                 for total, counts in zip(spent, more, strict=True):
                     total.update({phase: n + counts[phase] for phase, n in total.items()})

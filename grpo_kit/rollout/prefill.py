@@ -1,11 +1,13 @@
-"""Prompts on a CPU: one tree of all that they share, every token of it computed once, and what all share kept.
+"""Prompts on a CPU: one tree of all that they share, every token of it computed once, and what comes again kept.
 
 The keys and values of what all prompts of a batch begin with (a task's system text and worked example) stay until
-the next batch, which uses them if it begins alike and not one weight has changed.
+the next batch, which uses them if not one weight has changed. Where the next prompts go on from these, as turns of
+episodes do, those of all prompts stay.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from os.path import commonprefix
 from typing import NamedTuple
@@ -37,17 +39,32 @@ class Prefill(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """The tokens of a prefix, what it was computed with, and its keys and values as in Prefill."""
+    """Prompts, sorted; their tokens' places among the N whose keys and values (as in Prefill) they were computed to,
+    and with what weights and settings."""
 
-    ids: list[int]
+    prompts: list[tuple[int, ...]]
+    places: list[np.ndarray]
     weights: tuple
     settings: tuple
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
 
+    def known(self, prompt: Sequence[int]) -> np.ndarray:
+        """Places of the tokens that the prompt begins with and that are kept; never of its last, whose output is asked
+        for."""
+        prompt = tuple(prompt)
+        at = bisect_left(self.prompts, prompt)  # the one that shares most is a neighbour in order
+        found = (
+            (len(commonprefix([self.prompts[i], prompt])), i)
+            for i in (at - 1, at)
+            if 0 <= i < len(self.prompts)
+        )
+        length, i = max(found, default=(0, 0))
+        return self.places[i][: min(length, len(prompt) - 1)]
+
 
 class TreePrefill:
-    """Computes batches of prompts; keeps one prefix until `release`."""
+    """Computes batches of prompts; keeps one prefix, or all prompts of a batch, until `release`."""
 
     def __init__(self) -> None:
         self._kept: _Kept | None = None
@@ -58,81 +75,112 @@ class TreePrefill:
         self._kept = None
 
     def __call__(
-        self, base: PreTrainedModel, layers: PlainLayers, prompts: Sequence[Sequence[int]]
+        self,
+        base: PreTrainedModel,
+        layers: PlainLayers,
+        prompts: Sequence[Sequence[int]],
+        *,
+        keep: bool = False,
     ) -> Prefill:
-        """Distinct prompts, each of at least one token."""
-        shared = list(prompts[0][: common_length(prompts)])
+        """Distinct prompts, each of at least one token. keep: the next batch's go on from these."""
         weights, kept = None, self._kept
-        known = len(commonprefix([kept.ids, shared])) if kept else 0
-        if known < _WORTH_KEEPING or (kept.weights[0], kept.settings) != (versions(base), layers.settings):
-            known = 0
+        known = [kept.known(prompt) for prompt in prompts] if kept else []
+        if max(map(len, known), default=0) < _WORTH_KEEPING or (kept.weights[0], kept.settings) != (
+            versions(base),
+            layers.settings,
+        ):
+            known = []
         else:
             weights = fingerprint(base)
-            known = known if weights == kept.weights else 0
+            known = known if weights == kept.weights else []
         made = self._compute(layers, prompts, kept, known)
-        if known < len(shared):
-            self._keep(base, layers, shared, made, weights)
+        self._keep(base, layers, prompts, made, weights, used=bool(known), everything=keep)
         return made
 
     def _keep(
         self,
         base: PreTrainedModel,
         layers: PlainLayers,
-        shared: list[int],
+        prompts: Sequence[Sequence[int]],
         made: Prefill,
         weights: tuple | None,
+        *,
+        used: bool,
+        everything: bool,
     ) -> None:
-        """Keep the shared prefix if it is long, and if the weights do not move between batches anyway."""
+        """Keep all prompts, or the prefix they share if it is long and the weights do not move between batches."""
         before, self._versions = self._versions, versions(base)
-        self._kept = None
-        if len(shared) < _WORTH_KEEPING or before not in (None, self._versions):
-            return
-        place = made.places[0][: len(shared)]
-        keys, values = ([x.index_select(1, place) for x in part] for part in (made.keys, made.values))
-        self._kept = _Kept(shared, weights or fingerprint(base), layers.settings, keys, values)
+        if everything:
+            order = sorted(range(len(prompts)), key=lambda i: tuple(prompts[i]))
+            rows, places = [tuple(prompts[i]) for i in order], [made.places[i].numpy() for i in order]
+            keys, values = made.keys, made.values
+        else:
+            shared = tuple(prompts[0][: common_length(prompts)])
+            if used and shared in self._kept.prompts:
+                return
+            self._kept = None
+            if len(shared) < _WORTH_KEEPING or before not in (None, self._versions):
+                return
+            place = made.places[0][: len(shared)]
+            keys, values = ([x.index_select(1, place) for x in part] for part in (made.keys, made.values))
+            rows, places = [shared], [np.arange(len(shared))]
+        self._kept = _Kept(rows, places, weights or fingerprint(base), layers.settings, keys, values)
 
     def _compute(
-        self, layers: PlainLayers, prompts: Sequence[Sequence[int]], kept: _Kept | None, known: int
+        self,
+        layers: PlainLayers,
+        prompts: Sequence[Sequence[int]],
+        kept: _Kept | None,
+        known: Sequence[np.ndarray],
     ) -> Prefill:
-        """All prompts, the first `known` tokens of which are kept."""
-        tree = build_tree([(prompt[known:], ()) for prompt in prompts])
-        plan = _Behind(TreePlan(tree), known) if known else TreePlan(tree)
+        """All prompts. known: of each the kept places of the tokens it begins with; [] where nothing is."""
+        tree = build_tree([(prompt, ()) for prompt in prompts])
+        source = np.full(len(tree), -1)  # where a token's keys are kept
+        for place, there in zip(tree.places, known, strict=False):
+            source[place[: len(there)]] = there
+        source[[place[-1] for place in tree.places]] = -1
+        new = np.flatnonzero(source < 0)
+        plan = TreePlan(tree) if len(new) == len(tree) else _Asked(TreePlan(tree), source < 0)
+        fresh, old = torch.from_numpy(new), torch.from_numpy(np.flatnonzero(source >= 0))
+        taken = torch.from_numpy(source[source >= 0])
         keys, values = [], []
 
+        def whole(part: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:  # (H, n, D) -> (H, N, D)
+            if before is None:
+                return part.contiguous()
+            every = part.new_empty(part.size(0), len(tree), part.size(2))
+            every[:, fresh] = part
+            every[:, old] = before.index_select(1, taken)
+            return every
+
         def attend(query, key, value, layer, scale):  # (n, H, G, D), (n, H, D) twice
-            key, value = key.transpose(0, 1), value.transpose(0, 1)
+            some = bool(len(old))
+            keys.append(whole(key.transpose(0, 1), kept.keys[layer] if some else None))
+            values.append(whole(value.transpose(0, 1), kept.values[layer] if some else None))
             query = query.flatten(1, 2).transpose(0, 1)
-            if known:
-                key = torch.cat([kept.keys[layer][:, :known], key], dim=1)
-                value = torch.cat([kept.values[layer][:, :known], value], dim=1)
-                query = torch.nn.functional.pad(query, (0, 0, known, 0))  # queries that nobody asks
-            keys.append(key.contiguous())
-            values.append(value.contiguous())
-            found = tree_attention(query[None], keys[-1][None], values[-1][None], plan, scale)
-            return found[0, known:].flatten(1)
+            if some:  # the others' queries are nobody's
+                asked = query.new_zeros(query.size(0), len(tree), query.size(2))
+                asked[:, fresh] = query
+                query = asked
+            found = tree_attention(query[None], keys[-1][None], values[-1][None], plan, scale)[0]
+            return (found.index_select(0, fresh) if some else found).flatten(1)
 
-        ids, positions = torch.from_numpy(tree.input_ids), torch.from_numpy(tree.positions + known)
+        ids, positions = torch.from_numpy(tree.input_ids[new]), torch.from_numpy(tree.positions[new])
         hidden = layers.hidden(ids, positions, attend)
-        last = torch.tensor([place[-1] for place in tree.places])
-        before = np.arange(known)
-        places = [torch.from_numpy(np.concatenate([before, place + known])) for place in tree.places]
-        return Prefill(keys, values, places, hidden.index_select(0, last), len(tree))
+        last = torch.from_numpy(np.searchsorted(new, [place[-1] for place in tree.places]))
+        places = [torch.from_numpy(place) for place in tree.places]
+        return Prefill(keys, values, places, hidden.index_select(0, last), len(new))
 
 
-class _Behind:
-    """A plan for the tokens behind a prefix that all of them see, which comes before them."""
+class _Asked:
+    """Of a plan the blocks whose outputs somebody reads. asked: bool (N,)."""
 
-    def __init__(self, plan: TreePlan, known: int) -> None:
-        self._plan, self._known = plan, known
-        moved = [Block(block.kind, *(place + known for place in block[1:])) for block in plan.blocks]
-        own = [block for block in moved if block.kind != "whole"]
-        whole = [block for block in moved if block.kind == "whole"]
-        self.blocks = [*own, Block("whole", known, known + plan.tokens, 0, known), *whole]
+    def __init__(self, plan: TreePlan, asked: np.ndarray) -> None:
+        self._plan, before = plan, np.concatenate([[0], np.cumsum(asked)])
+        self.blocks = [block for block in plan.blocks if before[block.last] > before[block.first]]
 
     def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
-        if block.kind != "masked":
-            return None
-        return self._plan.bias(Block(block.kind, *(place - self._known for place in block[1:])), dtype)
+        return self._plan.bias(block, dtype)
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:

@@ -36,7 +36,7 @@ class Rollouts:
         last = lambda values: list(values)[-n:]  # noqa: E731
         step = trainer.state.global_step + 1
         first = self._groups[1] if self._groups[0] == step else 0  # a step may fill several buffers
-        groups = [first + row // trainer.num_generations for row in range(n)]
+        groups = [first + group for group in trainer._groups_of(inputs, n)]
         scores = trainer.parts[-n:].T.tolist()  # of all processes, as the logs are
         parts = {f"reward/{name}": part for name, part in zip(trainer.reward_func_names, scores, strict=True)}
         table = {

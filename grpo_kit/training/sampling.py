@@ -24,6 +24,7 @@ class Sampling:
         self.trainer, self.say = trainer, say
         self.engine: RolloutEngine | None = None
         self.entropies: list[list[float]] | None = None  # of the last rollout, where the engine made it
+        self.goes_on = False  # the next prompts begin with these: turns of episodes
 
     def turn(
         self,
@@ -96,9 +97,13 @@ class Sampling:
                 trainer.generation_config,
                 tokenizer=trainer._tokenizer,
                 ended=None if checked else trainer._ahead.listener(len(prompt_ids)),
+                keep=self.goes_on,
             )
         finally:
-            if rollouts is None or not self._may_stay(prompt_ids, rollouts.completion_ids):
+            stays = rollouts is not None and (
+                self.goes_on or self._may_stay(prompt_ids, rollouts.completion_ids)
+            )
+            if not stays:
                 self.engine.release()
         self.entropies = rollouts.entropies
         return rollouts.completion_ids, rollouts.policy_logprobs
@@ -116,6 +121,18 @@ class Sampling:
             return False
         rows = [(tuple(p), c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
         return trainer.update.memory.spares(self.engine.nbytes(), rows)
+
+    @contextmanager
+    def turns(self) -> Iterator[None]:
+        """Rollouts inside go on from each other; what they keep is given back where it may not stay."""
+        self.goes_on = True
+        try:
+            yield
+        finally:
+            self.goes_on = False
+            device = self.trainer.accelerator.device
+            if self.engine is not None and (device.type == "cuda" or free_bytes(device) < _ROOM_ON_A_CPU):
+                self.engine.release()
 
     def forget(self) -> None:
         """The engine is off for the rest of the run: it holds no memory, and its last entropies are nobody's."""

@@ -324,17 +324,27 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _sampled_and_scored(self, inputs: list[dict[str, Any]], trl_does: Any) -> dict[str, Any]:
         if not self.model.training:
-            return trl_does(inputs)
+            return self._rows_and_output(inputs, trl_does)[1]
         step = self.state.global_step
         self._temperature.set(self._temperature.at(step))
         # Else a column that a reward logs only at times would show an earlier batch's.
         self._logs["extra"].clear()
         with self._logprobs.old_ones_by_the_first_pass():
-            output = trl_does(inputs)
+            inputs, output = self._rows_and_output(inputs, trl_does)
         self._sampling.add_entropies(output)
         self._metrics["train"]["temperature"].append(self.temperature)
         self._recorder.completions(inputs, output)
         return output
+
+    def _rows_and_output(
+        self, inputs: list[dict[str, Any]], trl_does: Any
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """What is trained on of a rollout: rows, and trl's tensors of them. Of episodes the rows are turns."""
+        return inputs, trl_does(inputs)
+
+    def _groups_of(self, inputs: list[dict[str, Any]], rows: int) -> list[int]:
+        """The group of each row of all processes, from 0 in this rollout. inputs: this process's."""
+        return [row // self.num_generations for row in range(rows)]
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list[list[int]], Any, dict]:
         return prompt_ids(self, super()._tokenize_prompts, prompts)

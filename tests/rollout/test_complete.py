@@ -6,14 +6,13 @@ import torch
 from rollout_models import config, generate, ragged_prompts, tiny_model
 from transformers import GenerationConfig
 
-import grpo_kit.rollout.prefill as prefill
 from grpo_kit import card
 from grpo_kit.rollout import RolloutEngine, agreement
 from grpo_kit.rollout import complete as decoding
 from grpo_kit.rollout.agreement import due
 from grpo_kit.rollout.complete import complete, row_batches
 from grpo_kit.rollout.decode import Decoder
-from grpo_kit.rollout.prefill import common_length
+from grpo_kit.rollout.prefill import TreePrefill, common_length
 from grpo_kit.rollout.sampling import Sampler
 
 
@@ -51,14 +50,14 @@ def by_hand(model, prompt, limit):
 @pytest.fixture
 def computed(monkeypatch):
     """Tokens that each batch of prompts had the layers compute."""
-    seen, build = [], prefill.build_tree
+    seen, prefill = [], TreePrefill.__call__
 
-    def counting(rows):
-        tree = build(rows)
-        seen.append(len(tree))
-        return tree
+    def counting(*args, **options):
+        made = prefill(*args, **options)
+        seen.append(made.computed)
+        return made
 
-    monkeypatch.setattr(prefill, "build_tree", counting)
+    monkeypatch.setattr(TreePrefill, "__call__", counting)
     return seen
 
 
