@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     # Training.
     from grpo_kit.training.trainer import GRPOTrainer  # trl.GRPOTrainer made safe, fast and visible
+    from grpo_kit.training.episodes import EpisodeTrainer  # the same over several turns
     from grpo_kit.training.off_policy import OffPolicyTrainer  # rollouts by older weights, as on a cluster
     from grpo_kit.training.positives import PositivesTrainer  # where nearly every completion is wrong
     from grpo_kit.training.interrupts import Stopped  # what train() raises where it was stopped
@@ -54,6 +55,11 @@ if TYPE_CHECKING:
     from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
     from grpo_kit.optim.survival import survival_plot, update_survival  # what rounding leaves
     from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
+
+    # Several turns.
+    from grpo_kit import episodes  # episodes.grid(), episodes.View(...), episodes.Mock(...), ...
+    from grpo_kit.episodes.audit import audit_turns  # what a chat template does with earlier thoughts
+    from grpo_kit.episodes.show import show_turns  # what the model reads each turn, as text
 
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
@@ -78,8 +84,9 @@ __all__ = [
     "constant", "cosine", "exponential", "linear", "stepwise",
     "tasks", "profile", "plan_memory", "describe", "load_policy", "which_method",
     "readiness", "length_probe",
-    "GRPOTrainer", "OffPolicyTrainer", "PositivesTrainer", "Stopped", "HeldOut", "make_optimizer", "survival_plot",
-    "update_survival", "RolloutEngine",
+    "GRPOTrainer", "EpisodeTrainer", "OffPolicyTrainer", "PositivesTrainer", "Stopped", "HeldOut", "make_optimizer",
+    "survival_plot", "update_survival", "RolloutEngine",
+    "episodes", "audit_turns", "show_turns",
     "plot_run", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
     "read_metrics",
     "evaluate", "compare", "plot_pass_at_k", "model_card", "sample", "lab", "objectives",
@@ -95,6 +102,9 @@ _MODULES = {
     "evaluation.readiness": ["readiness"],
     "evaluation.lengths": ["length_probe"],
     "training.trainer": ["GRPOTrainer"],
+    "training.episodes": ["EpisodeTrainer"],
+    "episodes.audit": ["audit_turns"],
+    "episodes.show": ["show_turns"],
     "training.off_policy": ["OffPolicyTrainer"],
     "training.positives": ["PositivesTrainer"],
     "training.interrupts": ["Stopped"],

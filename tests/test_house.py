@@ -16,8 +16,8 @@ ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
     "schedules", "objectives", "unsloth", "prompts", "card", "models", "record", "display", "sandbox", "rewards",
-    "rollout", "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation", "preferences", "lab",
-    "doctor",
+    "rollout", "episodes", "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation",
+    "preferences", "lab", "doctor",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -26,7 +26,7 @@ MODULES = {
 }
 FRONT_DOOR = "grpo_kit"
 COMMAND_LINE = "grpo_kit.__main__"
-USE_TRL = {"training", "profiles", "lab", "doctor"}
+USE_TRL = {"training", "profiles", "lab", "doctor", "episodes"}
 
 
 def imports(path):

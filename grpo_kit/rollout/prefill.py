@@ -116,8 +116,12 @@ class TreePrefill:
             keys, values = made.keys, made.values
         else:
             shared = tuple(prompts[0][: common_length(prompts)])
-            if used and shared in self._kept.prompts:
-                return
+            if (
+                used
+                and len(self._kept.prompts) == 1
+                and commonprefix([*self._kept.prompts, shared]) == shared
+            ):
+                return  # a prefix that is kept has all of it, and maybe more for the next batch
             self._kept = None
             if len(shared) < _WORTH_KEEPING or before not in (None, self._versions):
                 return

@@ -13,6 +13,7 @@ from grpo_kit.watch.curves import (
     ACCURACY,
     ACCURACY_HIGH,
     ACCURACY_LOW,
+    EPISODES,
     ROUGH,
     Change,
     changes_of,
@@ -20,6 +21,9 @@ from grpo_kit.watch.curves import (
     labels,
     letter,
     moving_mean,
+    part_names,
+    part_word,
+    parts_title,
     window_of,
 )
 from grpo_kit.watch.flags import Flag
@@ -93,7 +97,7 @@ def draw(
     shares = [(name,) for name in _SHARES] if kl else [_SHARES]
     small = [("completion_length",), *shares, ("entropy",), *([("kl",)] * kl), ("grad_norm",)]
     small += [("temperature",), ("learning_rate",)]
-    parts = list(dict.fromkeys(n for table in runs.values() for n in table if str(n).startswith("reward/")))
+    parts = part_names(n for table in runs.values() for n in table)
     numbers = [(flag.step, str(n)) for n, (_, flag) in enumerate(_of(flags, runs), 1)]
     letters = [(step, letter(n)) for n, (_, (step, _)) in enumerate(_of(changes, runs))]
     told = _told(runs, flags if words else None, changes)
@@ -178,7 +182,7 @@ def _part_keys(names: Sequence[str], alone: bool) -> list[tuple[str, str, object
     """Name, colour and line of several measures in one panel."""
     return [
         (
-            cut(_WORDS.get(name, name.removeprefix("reward/")), 30),
+            cut(_WORDS.get(name, part_word(name)), 30),
             COLOURS[n % len(COLOURS)] if alone else GREY,
             _STYLES[n % len(_STYLES)],
         )
@@ -221,8 +225,8 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
     if tuple(names) == ("reward",) and any(map(_measured, runs.values())):
         look = {"marker": "o", "markersize": 3.5}
         rows = [[_key("held-out accuracy", "#000000" if alone else GREY, "", **look)]]
-    parts = bool(names) and names[0].startswith("reward/")
-    title = "reward parts" if parts or not names else _WORDS.get(names[0], names[0])
+    parts = parts_title(names)
+    title = parts or _WORDS.get(names[0], names[0])
     if len(names) < 2 or parts:  # two shares: their legend is the title
         axes.set_title(title, loc="left", fontsize=9.5, color="#111111", pad=5 + 13.5 * header)
     for n, row in enumerate(rows):
@@ -233,7 +237,7 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
         )  # fmt: skip
         if n < len(rows) - 1:
             axes.add_artist(legend)
-    if not names or names[0].startswith("reward") or names[0] in _SHARES:
+    if not names or names[0].startswith("reward") or names[0] in (*_SHARES, *EPISODES):
         room = 0.03 * (highest - lowest)
         axes.set_ylim(lowest - room, highest + room)  # rewards and shares lie in [0, 1], as a rule
     elif axes.lines and axes.dataLim.ymin >= 0:

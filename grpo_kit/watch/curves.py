@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from grpo_kit.record.control import read_changes
 
 ROUGH = 20  # values; from the next one on a line shows their moving mean
 ACCURACY, ACCURACY_LOW, ACCURACY_HIGH = "eval/accuracy", "eval/accuracy_low", "eval/accuracy_high"
+EPISODES = {
+    "episodes/success": "success", "episodes/invalid": "invalid actions", "episodes/unfinished": "not ended",
+}  # fmt: skip
 Change = tuple[int, str]  # the first step that was trained with it, and what changed
 
 
@@ -23,6 +26,34 @@ def window_of(values: np.ndarray) -> int:
     """
     rough = len(values) <= ROUGH or bool((values == values[0]).all())
     return 1 if rough else max(5, len(values) // 12) | 1
+
+
+def part_names(columns: Iterable[str]) -> list[str]:
+    """What the second panel shows: the parts of the reward; of episodes, whose reward has one, what came of them.
+
+    >>> part_names(["step", "reward", "reward/exact", "reward/format"])
+    ['reward/exact', 'reward/format']
+    >>> part_names(["reward/episode_return", "episodes/success", "episodes/turns"])
+    ['episodes/success']
+    """
+    names = list(dict.fromkeys(map(str, columns)))
+    return [n for n in EPISODES if n in names] or [n for n in names if n.startswith("reward/")]
+
+
+def parts_title(names: Sequence[str]) -> str:
+    """The title of a panel with these measures; "" where they are no parts.
+
+    >>> parts_title(["episodes/success"]), parts_title([]), parts_title(["entropy"])
+    ('episodes', 'reward parts', '')
+    """
+    if names and names[0] in EPISODES:
+        return "episodes"
+    return "reward parts" if not names or names[0].startswith("reward/") else ""
+
+
+def part_word(name: str) -> str:
+    """A part as the legend has it."""
+    return EPISODES.get(name, name.removeprefix("reward/"))
 
 
 def moving_mean(values: np.ndarray, window: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.diversity import group_diversity
 from grpo_kit.watch.flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
+from grpo_kit.watch.turns import OF_EPISODES
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
@@ -28,7 +29,7 @@ _SAME = 1e-6  # rewards that differ by less are equal; float32 sums of equal par
 COLUMNS = (
     "step", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off", "clip_ratio", "reward", "reward/",
     "frac_reward_zero_std", "frac_cancelled_groups", "completions/max_terminated_length", "rollout/logprob_gap",
-    "rollout/age", "update/share_that_moves", "diversity/", "script/", "groups/", "eval/",
+    "rollout/age", "update/share_that_moves", "diversity/", "script/", "groups/", "eval/", "episodes/",
 )  # fmt: skip
 """What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
 PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
@@ -66,7 +67,7 @@ def red_flags(
     sampled = sampled[sampled["reward"].notna()].reset_index(drop=True) if "reward" in table else sampled
     there = [name for name in ("reward", "completion_length") if name in table]
     asked = table[table[there].notna().any(axis=1)].reset_index(drop=True) if there else table
-    rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table)]
+    rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table), (OF_EPISODES, sampled)]
     found = [find(some, setup) for finders, some in rows for find in finders]
     return sorted((flag for flag in found if flag is not None), key=lambda flag: flag.step)
 

@@ -24,6 +24,9 @@ from grpo_kit.watch.curves import (
     labels,
     letter,
     moving_mean,
+    part_names,
+    part_word,
+    parts_title,
     window_of,
 )
 from grpo_kit.watch.flags import Flag
@@ -49,12 +52,12 @@ def draw_svg(
     >>> draw_svg([{"step": 1, "reward": 0.5}], last_step=2).startswith("<svg")
     True
     """
-    names = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name.startswith("reward/")]
+    names = part_names(chain.from_iterable(rows))
     measured = {name: _numbers(rows, name) for name in ("step", "reward", "reward_std", *_ACCURACY, *names)}
     steps, reward, spread = (measured[name] for name in ("step", "reward", "reward_std"))
     accuracy = [measured[name] for name in _ACCURACY]
     parts = {name: measured[name] for name in names if np.isfinite(measured[name]).any()}
-    keys = [(_key(COLOURS[n % 7], _dash(n)), name.removeprefix("reward/")) for n, name in enumerate(parts)]
+    keys = [(_key(COLOURS[n % 7], _dash(n)), part_word(name)) for n, name in enumerate(parts)]
     wide = (WIDTH - _LEFT - _GAP - _RIGHT) // 2
     held_out = [(_DOT, "held-out accuracy")] * bool(np.isfinite(accuracy[0]).any())
     legends = [_legend(held_out, wide), _legend(keys, wide)]
@@ -66,7 +69,8 @@ def draw_svg(
     most = max(20, _POINTS // (4 + 2 * len(parts)))
     drawn = [left.frame("reward (band: ± reward_std)", legends[0][0], flags, changes, named=True)]
     drawn += [left.line(steps, reward, COLOURS[0], "", most, spread), left.accuracy(steps, *accuracy)]
-    drawn += [right.frame("reward parts", legends[1][0], flags, changes, named=False)]
+    title = parts_title(names)
+    drawn += [right.frame(title, legends[1][0], flags, changes, named=False)]
     for n, values in enumerate(parts.values()):
         drawn += [right.line(steps, values, COLOURS[n % 7], _dash(n), most)]
     drawn += [_words(changes)]

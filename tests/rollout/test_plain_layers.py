@@ -11,7 +11,6 @@ from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prom
 from torch.nn.modules.module import register_module_forward_hook
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-import grpo_kit.rollout.prefill as prefill
 from grpo_kit.models import MODEL_TYPES
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.fingerprint import fingerprint
@@ -263,13 +262,10 @@ BEGIN = torch.randint(3, 500, (120,), generator=torch.Generator().manual_seed(4)
 TAILS = [[5], [6, 7], [6, 8, 9], list(range(60, 80)), [6]]
 
 
-def computed(engine, prompts, monkeypatch, settings):
+def computed(engine, prompts, settings):
     """Tokens that went through the layers as prompts, and the completions."""
-    counts, build = [], prefill.build_tree
-    monkeypatch.setattr(prefill, "build_tree", lambda rows: counts.append(build(rows)) or counts[-1])
-    made = engine.generate(prompts, settings).completion_ids
-    monkeypatch.setattr(prefill, "build_tree", build)
-    return len(counts[0]), made
+    made = engine.generate(prompts, settings)
+    return made.tokens["prefill"], made.completion_ids
 
 
 def by_data(weight):
@@ -295,34 +291,34 @@ def by_optimizer(weight):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_prompts_share_is_computed_once_and_kept(family, monkeypatch):
+def test_what_prompts_share_is_computed_once_and_kept(family):
     model, settings = tiny_model(family), config(eos_token_id=499)
     prompts = [BEGIN + tail for tail in TAILS for _ in range(2)]
     engine = RolloutEngine(model)
-    first = computed(engine, prompts, monkeypatch, settings)
+    first = computed(engine, prompts, settings)
     assert first == (120 + 1 + 2 + 2 + 20, generate(model, prompts, settings))  # "6" is part of two others
-    again = computed(engine, prompts, monkeypatch, settings)
+    again = computed(engine, prompts, settings)
     assert again == (25, first[1])
     # A batch that shares less of it uses what it can, and takes nothing away from the next.
     shorter = [BEGIN[:110] + tail for tail in ([5], [6, 7])]
-    assert computed(engine, shorter, monkeypatch, settings) == (3, generate(model, shorter, settings))
-    assert computed(engine, prompts, monkeypatch, settings) == again
+    assert computed(engine, shorter, settings) == (3, generate(model, shorter, settings))
+    assert computed(engine, prompts, settings) == again
     other = [[9, *prompt] for prompt in prompts]
-    assert computed(engine, other, monkeypatch, settings) == (146, generate(model, other, settings))
+    assert computed(engine, other, settings) == (146, generate(model, other, settings))
     engine.release()
-    assert computed(engine, prompts, monkeypatch, settings) == first
+    assert computed(engine, prompts, settings) == first
 
 
 @pytest.mark.parametrize("change", [by_data, by_swapping_rows, by_numpy, by_memory, by_optimizer])
 @pytest.mark.parametrize("name", ["self_attn.k_proj", "mlp.up_proj"])
-def test_a_weight_that_moved_is_seen_whoever_moved_it(change, name, monkeypatch):
+def test_a_weight_that_moved_is_seen_whoever_moved_it(change, name):
     model, settings = tiny_model(), config(eos_token_id=499)
     prompts = [BEGIN + tail for tail in TAILS]
     engine = RolloutEngine(model)
     engine.generate(prompts, settings)
-    assert computed(engine, prompts, monkeypatch, settings)[0] == 25
+    assert computed(engine, prompts, settings)[0] == 25
     change(model.model.layers[0].get_submodule(name).weight)
-    now = computed(engine, prompts, monkeypatch, settings)
+    now = computed(engine, prompts, settings)
     assert now == (145, generate(model, prompts, settings))
 
 
@@ -339,16 +335,16 @@ def by_scale(model):
 
 
 @pytest.mark.parametrize("change", [by_buffer, by_norm, by_scale])
-def test_what_is_no_weight_is_seen_too(change, monkeypatch):
+def test_what_is_no_weight_is_seen_too(change):
     model, settings = tiny_model(), config(eos_token_id=499)
     prompts = [BEGIN + tail for tail in TAILS]
     engine = RolloutEngine(model)
     engine.generate(prompts, settings)
     change(model)
-    assert computed(engine, prompts, monkeypatch, settings) == (145, generate(model, prompts, settings))
+    assert computed(engine, prompts, settings) == (145, generate(model, prompts, settings))
 
 
-def test_a_released_prefix_is_not_kept_again_while_weights_move_between_batches(monkeypatch):
+def test_a_released_prefix_is_not_kept_again_while_weights_move_between_batches():
     model, settings = tiny_model(), config(eos_token_id=499)
     prompts = [BEGIN + tail for tail in TAILS]
     engine = RolloutEngine(model)
@@ -374,14 +370,14 @@ def test_weights_of_inference_mode_and_parameters_without_dimensions():
     assert fingerprint(model) != before
 
 
-def test_loading_weights_and_adapters_that_are_switched_are_seen(monkeypatch):
+def test_loading_weights_and_adapters_that_are_switched_are_seen():
     model, settings = tiny_model(lora=True), config(eos_token_id=499)
     prompts = [BEGIN + tail for tail in TAILS]
     engine = RolloutEngine(model)
     other = {name: -value for name, value in model.state_dict().items()}
 
     def tokens():
-        count, made = computed(engine, prompts, monkeypatch, settings)
+        count, made = computed(engine, prompts, settings)
         assert made == generate(model, prompts, settings)
         return count
 

@@ -222,11 +222,11 @@ def test_rows_that_did_not_fit_are_tried_again_after_a_while(room):
     engine, tried, rooms = RolloutEngine(model), [], [5]
     run = engine._decoder.run
 
-    def small_card(prompts, *args):
+    def small_card(prompts, *args, **options):
         tried[-1].append(len(prompts))
         if len(prompts) > rooms[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(prompts, *args)
+        return run(prompts, *args, **options)
 
     engine._decoder.run = small_card
     for _ in range(60):

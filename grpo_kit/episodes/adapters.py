@@ -1,0 +1,209 @@
+"""Environments of others as ours, and ours as theirs: trl's classes and tools, textarena's games, reasoning-gym.
+
+An action is read in whatever form a model was taught to call tools in: JSON in the template's own tags, a JSON object,
+or Python's call syntax, `look(x=3)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grpo_kit.episodes.environment import Environment
+
+_TAGGED = re.compile(r"<(tool_call|function_call|tools?)>\s*(.*?)\s*</\1>", re.DOTALL)
+_SPECIAL = {"reset", "get_reward"}
+
+
+class ToolCall(NamedTuple):
+    """A tool's name and its arguments by name, or by place as "0", "1", ..."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def read_call(text: str) -> ToolCall | None:
+    """The first tool call in a model's text; None where there is none. Nothing is evaluated.
+
+    >>> read_call('<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call>')
+    ToolCall(name='look', arguments={'x': 3})
+    >>> read_call("I look. look(x=3)"), read_call("nothing to call")
+    (ToolCall(name='look', arguments={'x': 3}), None)
+    """
+    tagged = _TAGGED.search(text)
+    for candidate in ([tagged[2]] if tagged else []) + _braced(text):
+        try:
+            found = json.loads(candidate)
+        except ValueError:
+            continue
+        name, given = found.get("name"), found.get("arguments", found.get("parameters", {}))
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except ValueError:
+                continue
+        if isinstance(name, str) and isinstance(given, dict):
+            return ToolCall(name, given)
+    return _python_call(text)
+
+
+def from_tools(
+    tools: Sequence[Callable[..., Any]], judge: Callable[[Mapping[str, Any], str], float]
+) -> Callable[[], Environment]:
+    """Plain functions, as trl takes them in tools=, as environments. A turn calls one; a text without a call ends it.
+
+    judge: (row, last text) -> reward in [0, 1].
+
+    >>> task = EpisodeTask("shop", rows, held_out, from_tools([price_of], judge), view)  # doctest: +SKIP
+    """
+    return lambda: _Tools(None, {tool.__name__: tool for tool in tools}, judge)
+
+
+def from_trl(
+    factory: Callable[[], Any], judge: Callable[[Mapping[str, Any], str], float] | None = None
+) -> Any:
+    """A class as trl's environment_factory takes them: reset(**row), tools as public methods, perhaps get_reward().
+
+    judge: as for from_tools, for a class without get_reward.
+    Raises ValueError for a class that has no reset, or for whose episodes nobody says what they earned.
+    """
+
+    def make() -> Environment:
+        inner = factory()
+        methods = dict(inspect.getmembers(inner, inspect.ismethod))
+        if "reset" not in methods:
+            raise ValueError(f"{type(inner).__name__} has no reset; trl's environments begin with it")
+        if judge is None and "get_reward" not in methods:
+            raise ValueError(
+                f"{type(inner).__name__} has no get_reward; give judge=f(row, last text) -> reward"
+            )
+        tools = {n: m for n, m in methods.items() if n not in _SPECIAL and not n.startswith("_")}
+        return _Tools(inner, tools, judge)
+
+    return make
+
+
+def for_trl(make: Callable[[], Environment]) -> type:
+    """An environment of ours as a class for trl's environment_factory: its one tool is `act`.
+
+    >>> trl.GRPOTrainer(..., environment_factory=for_trl(Grid))  # doctest: +SKIP
+    """
+
+    class ForTRL:
+        """Plays one episode; `get_reward` is the sum of its rewards."""
+
+        def __init__(self) -> None:
+            self._inner, self._total, self._done = make(), 0.0, False
+
+        def reset(self, **row: Any) -> str:
+            self._total, self._done = 0.0, False
+            return self._inner.reset(row)
+
+        def act(self, action: str) -> str:
+            """
+            Do one thing and see what comes of it.
+
+            Args:
+                action: What to do, in words.
+            """
+            if self._done:
+                return "It is over."
+            observation, reward, self._done = self._inner.step(action)
+            self._total += reward
+            return observation
+
+        def get_reward(self) -> float:
+            return self._total
+
+    return ForTRL
+
+
+class _Tools:
+    """Turns that call tools, until a text calls none."""
+
+    def __init__(self, inner: Any, tools: Mapping[str, Callable[..., Any]], judge: Any) -> None:
+        self.inner, self.tools, self.judge, self.invalid = inner, dict(tools), judge, False
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        self.row, self.invalid = row, False
+        begun = self.inner.reset(**row) if self.inner is not None else None
+        offered = "\n".join(describe_tool(tool) for tool in self.tools.values())
+        return "\n".join(part for part in (begun, f"Tools:\n{offered}") if part)
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        call = read_call(text)
+        if call is None:
+            return "", self._reward(text), True
+        tool = self.tools.get(call.name)
+        if tool is None:
+            self.invalid = True
+            return f"There is no tool {call.name}; there are {', '.join(self.tools)}.", 0.0, False
+        places = sorted((name for name in call.arguments if name.isdigit()), key=int)
+        named = {name: value for name, value in call.arguments.items() if not name.isdigit()}
+        try:
+            bound = inspect.signature(tool).bind(*[call.arguments[name] for name in places], **named)
+        except TypeError as error:
+            self.invalid = True
+            return f"{call.name}: {error}", 0.0, False
+        try:
+            return str(tool(*bound.args, **bound.kwargs)), 0.0, False
+        except Exception as error:  # what a tool raises is for the model to read, as in trl
+            return f"{type(error).__name__}: {error}", 0.0, False
+
+    def _reward(self, text: str) -> float:
+        return self.judge(self.row, text) if self.judge is not None else self.inner.get_reward()
+
+
+def describe_tool(tool: Callable[..., Any]) -> str:
+    """A tool in one line: its call, and the first line of its docstring.
+
+    >>> def look(x: int) -> str:
+    ...     "What lies at x."
+    >>> describe_tool(look)
+    'look(x: int) -> str: What lies at x.'
+    """
+    said = (inspect.getdoc(tool) or "").strip().splitlines()
+    signature = str(inspect.signature(tool, eval_str=False)).replace("'", "")
+    return f"{tool.__name__}{signature}" + (f": {said[0]}" if said else "")
+
+
+def _braced(text: str) -> list[str]:
+    """Balanced {...} in the text, the outermost."""
+    found, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        if letter == "{":
+            start, depth = (place if depth == 0 else start), depth + 1
+        elif letter == "}" and depth:
+            depth -= 1
+            if depth == 0:
+                found.append(text[start : place + 1])
+    return found
+
+
+def _python_call(text: str) -> ToolCall | None:
+    """The first name(...) of plain values; what is inside one that is no call is not looked at."""
+    start = 0
+    while match := re.compile(r"(?<![\w.])[A-Za-z]\w*\(").search(text, start):
+        start = _closing(text, match.end() - 1)
+        try:
+            node = ast.parse(text[match.start() : start], mode="eval").body
+            given = {str(i): ast.literal_eval(value) for i, value in enumerate(node.args)}
+            given |= {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg}
+            return ToolCall(node.func.id, given)
+        except (SyntaxError, ValueError, AttributeError):
+            continue
+    return None
+
+
+def _closing(text: str, opening: int) -> int:
+    """Behind the bracket that closes the one at `opening`; the text's end if none does."""
+    depth = 0
+    for place in range(opening, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place + 1
+    return len(text)

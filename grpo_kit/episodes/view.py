@@ -1,0 +1,241 @@
+"""What the model reads each turn: goal, last actions and observation, or all that was said; as text and as tokens.
+
+Nothing that was sampled is tokenized again: where the next prompt goes on from the last one, it is the last one's
+tokens, the sampled ones, and those of what comes behind. Where a view or a template leaves something out, the next
+prompt is another text, and its turn a row that forks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.prompts import PromptError, build_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PROBE, _NEXT, _ANSWER = "KITPROBE", "KITNEXT", "KITANSWER"
+
+Example = Sequence[tuple[str, str]]  # one worked episode: (observation, response) of each of its turns
+
+
+def write_turn(goal: str, actions: Sequence[str], observation: str) -> str:
+    """One turn's text for the model: the goal, what was done last, and what is there now. "" leaves the goal out.
+
+    >>> print(write_turn("Open the door.", ["up", "left"], "The door is above you."))
+    Goal: Open the door.
+    You did: up, then left.
+    The door is above you.
+    """
+    lines = [f"Goal: {goal}"] if goal else []
+    lines += [f"You did: {', then '.join(actions)}."] if actions else []
+    return "\n".join([*lines, observation])
+
+
+@dataclass(frozen=True)
+class View:
+    """What the model reads each turn.
+
+    chat: False: each prompt is one message of the user's, with the last `actions` actions and the observation; turns
+    then fork. True: all that was said, message after message, through the chat template.
+    actions: how many of the last actions stand in a message; 0, or None for all. With chat they stand there anyway.
+    repeat_goal: whether the goal is in every turn's message; with False only in the first turn's.
+    examples: (goal, worked episode) pairs shown in every prompt, each episode a list of (observation, response).
+    thoughts: with chat. "as served": the prompts are those that a server would make, so that thoughts disappear
+    where the template drops them. "kept": earlier turns stay word for word.
+    write: (goal, actions, observation) -> a turn's message.
+    Raises ValueError naming the field.
+    """
+
+    chat: bool = False
+    actions: int | None = 2
+    repeat_goal: bool = True
+    system: str | None = None
+    prefill: str = ""
+    examples: tuple[tuple[str, Example], ...] = ()
+    thoughts: str = "as served"
+    write: Callable[[str, Sequence[str], str], str] = write_turn
+
+    def __post_init__(self) -> None:
+        if self.actions is not None and (not isinstance(self.actions, int) or self.actions < 0):
+            raise ValueError(
+                f"actions={self.actions!r} must be a whole number of at least 0, or None for all"
+            )
+        if self.thoughts not in ("as served", "kept"):
+            raise ValueError(f"thoughts={self.thoughts!r} is not known; use 'as served' or 'kept'")
+        if self.thoughts == "kept" and not self.chat:
+            raise ValueError("thoughts='kept' needs chat=True: other views show no earlier responses")
+
+    def message(self, goal: str, actions: Sequence[str], observation: str) -> str:
+        """The user's message of the turn after these actions."""
+        first = not actions
+        shown = [] if self.chat else list(actions)
+        if self.actions is not None:
+            shown = shown[len(shown) - min(self.actions, len(shown)) :]
+        return self.write(goal if self.repeat_goal or first else "", shown, observation)
+
+    def example_pairs(self) -> list[tuple[str, str]]:
+        """The worked episodes as (message, response) pairs, written as the model's own turns are."""
+        pairs = []
+        for goal, turns in self.examples:
+            done: list[str] = []
+            for observation, response in turns:
+                pairs.append((self.message(goal, done, observation), response))
+                done.append(self.action_of(response))
+        return pairs
+
+    def action_of(self, response: str) -> str:
+        """The response as later turns name it: without the prefill, on one line."""
+        return " ".join(response.removeprefix(self.prefill).split())
+
+
+@dataclass
+class Conversation:
+    """One episode as the model has seen it so far."""
+
+    goal: str
+    actions: list[str] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # of the last prompt
+    text: str = ""  # of the last prompt
+
+
+class Renderer:
+    """Makes the prompts of one view with one tokenizer.
+
+    ends: tokens that end a completion. rendered_anew: prompts so far in which the template had changed what was said.
+    Raises PromptError for what build_prompt refuses.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, view: View, ends: Sequence[int] = ()) -> None:
+        self.tokenizer, self.view = tokenizer, view
+        self.ends = frozenset(ends or [tokenizer.eos_token_id])
+        self.rendered_anew = 0
+
+    # ---- the first turn, and every turn of a view without chat --------------------------------------------------
+
+    @cached_property
+    def _frame(self) -> tuple[str, str]:
+        """What stands before and behind a message in a prompt of one."""
+        before, _, behind = self._built(_PROBE).rpartition(_PROBE)
+        return before, behind
+
+    def _built(self, message: str) -> str:
+        view = self.view
+        return build_prompt(
+            self.tokenizer, message, system=view.system, prefill=view.prefill, examples=view.example_pairs()
+        )
+
+    @cached_property
+    def _special(self) -> list[str]:
+        return [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+
+    def _one_message(self, message: str) -> str:
+        for token in self._special:
+            if token in message:
+                raise PromptError(
+                    f"a turn's message holds the special token {token!r}, which the model would read as the template's "
+                    f"own: {message!r:.200}"
+                )
+        if not message:
+            raise PromptError("a turn's message is blank; give an observation")
+        before, behind = self._frame
+        return before + message + behind
+
+    def text_of(self, completion_ids: Sequence[int]) -> str:
+        """What was written, without special tokens."""
+        return self.tokenizer.decode(completion_ids, skip_special_tokens=True)
+
+    def first(self, goal: str, observation: str) -> Conversation:
+        """The episode's first prompt."""
+        message = self.view.message(goal, [], observation).strip()
+        text = self._one_message(message)
+        made = Conversation(goal, messages=[{"role": "user", "content": message}], text=text)
+        made.ids = self._ids(text)
+        return made
+
+    # ---- later turns ----------------------------------------------------------------------------------------------
+
+    def next(self, made: Conversation, completion_ids: Sequence[int], observation: str) -> None:
+        """The prompt behind a completion and what came of it; changes `made`."""
+        view, tokenizer = self.view, self.tokenizer
+        cut_off = not completion_ids or completion_ids[-1] not in self.ends
+        written = list(completion_ids) if cut_off else list(completion_ids[:-1])
+        completion = self.text_of(completion_ids)
+        made.actions.append(view.action_of(view.prefill + completion))
+        message = view.message(made.goal, made.actions, observation).strip()
+        if not view.chat:
+            made.text = self._one_message(message)
+            made.ids = self._ids(made.text)
+            return
+        made.messages += [
+            {"role": "assistant", "content": view.prefill + completion},
+            {"role": "user", "content": message},
+        ]
+        behind = self._behind(message)
+        gone_on = made.text + tokenizer.decode(written) + behind
+        served = gone_on if view.thoughts == "kept" else self._served(made.messages)
+        if served == gone_on:
+            made.ids = [*made.ids, *written, *self._ids(behind, special=False)]
+        else:
+            self.rendered_anew += 1
+            made.ids = self._ids(served)
+        made.text = served
+
+    @cached_property
+    def _turn_over(self) -> tuple[str, str]:
+        """What the template writes between an answer and the next message, and between that and the next answer."""
+        asked = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _ANSWER}]
+        text = self._chat([*self._before, *asked, {"role": "user", "content": _NEXT}])
+        between, _, behind = text.partition(_ANSWER)[2].partition(_NEXT)
+        if not between or _NEXT not in text:
+            raise PromptError(
+                "the chat template cannot render a second message of the user's; use View(chat=False)"
+            )
+        return between, behind
+
+    def _behind(self, message: str) -> str:
+        between, behind = self._turn_over
+        self._one_message(message)  # refuses what would be read as the template's own
+        return between + message + behind
+
+    def _served(self, messages: list[dict[str, str]]) -> str:
+        """The prompt that a server makes of the messages."""
+        return self._chat([*self._before, *messages])
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        """What a rendered conversation loses in front (a BOS that the tokenizer adds) and gains behind: the prefill."""
+        plain, built = (
+            self._rendered([*self._before, {"role": "user", "content": _PROBE}]),
+            self._built(_PROBE),
+        )
+        for bos in ("", self.tokenizer.bos_token or ""):
+            if built.startswith(plain.removeprefix(bos)):
+                return bos, built[len(plain.removeprefix(bos)) :]
+        raise PromptError(
+            "the chat template renders an open answer in a way of its own; use View(chat=False)"
+        )
+
+    @cached_property
+    def _before(self) -> list[dict[str, Any]]:
+        """System text and worked episodes as messages."""
+        view = self.view
+        shown = [{"role": "system", "content": view.system}] if view.system is not None else []
+        for asked, answered in view.example_pairs():
+            shown += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return shown
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def _chat(self, messages: list[dict[str, Any]]) -> str:
+        """Rendered as a server would, with the assistant's turn open behind the prefill."""
+        bos, behind = self._around
+        return self._rendered(messages).removeprefix(bos) + behind
+
+    def _ids(self, text: str, *, special: bool = True) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=special)["input_ids"]

@@ -1,0 +1,7 @@
+"""Small worlds of text, pure Python and seeded: each with what plays it perfectly, blindly, and at random."""
+
+from grpo_kit.episodes.worlds.calculator import calculator
+from grpo_kit.episodes.worlds.grid import grid
+from grpo_kit.episodes.worlds.lookup import lookup
+
+__all__ = ["calculator", "grid", "lookup"]

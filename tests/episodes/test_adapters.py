@@ -1,0 +1,140 @@
+"""Other people's environments as ours, and ours as theirs."""
+
+import pytest
+
+from grpo_kit.episodes.adapters import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call
+from grpo_kit.episodes.environment import World
+from grpo_kit.episodes.worlds.grid import Grid
+
+ROW = {"question": "What is 2 + 3?", "answer": "5"}
+START = {"question": "go", "size": 3, "start": [2, 0], "door": [0, 0]}
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: one
+        b: other
+    """
+    return a + b
+
+
+def judge(row, text):
+    return float(row["answer"] in text)
+
+
+@pytest.mark.parametrize(
+    "text, name, arguments, why",
+    [
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>', "add", {"a": 2}, "Qwen's tags"),
+        (
+            '{"name": "add", "arguments": "{\\"a\\": 2}"}',
+            "add",
+            {"a": 2},
+            "arguments as text, as servers send them",
+        ),
+        (
+            'Let me see. {"name": "add", "parameters": {"a": 2}} ok',
+            "add",
+            {"a": 2},
+            "Llama's word for arguments",
+        ),
+        ('{"name": "f", "arguments": {"x": {"y": 1}}}', "f", {"x": {"y": 1}}, "braces in braces"),
+        ("add(2, b=3)", "add", {"0": 2, "b": 3}, "Python's call syntax"),
+        ("I call add([1, 2]) now", "add", {"0": [1, 2]}, "a list"),
+    ],
+)
+def test_calls_are_read_in_every_form(text, name, arguments, why):
+    assert read_call(text) == ToolCall(name, arguments), why
+
+
+@pytest.mark.parametrize("text", ["", "the sum is 5", "{not json}", "f(x", "f(__import__('os'))", '{"a": 1}'])
+def test_what_is_no_call_is_none_and_nothing_is_run(text):
+    assert read_call(text) is None
+
+
+def test_tools_are_called_until_a_text_calls_none():
+    world = World(from_tools([add], judge))
+    (seen,) = world.reset([ROW])
+    assert "add(a: int, b: int = 1) -> int: Add two numbers." in seen
+    found = world.step({0: "add(2, 3)"}, 1)[0]
+    assert (found.observation, found.reward, found.done, found.invalid) == ("5", 0.0, False, False)
+    found = world.step({0: "It is 5."}, 2)[0]
+    assert (found.reward, found.done) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("sub(2, 3)", "There is no tool sub; there are add."),
+        ("add()", "add: missing a required argument: 'a'"),
+        ("add(2, c=3)", "add: got an unexpected keyword argument 'c'"),
+    ],
+)
+def test_calls_that_fit_no_tool_are_invalid(text, said):
+    world = World(from_tools([add], judge))
+    world.reset([ROW])
+    found = world.step({0: text}, 1)[0]
+    assert found.observation == said and found.invalid and not found.done
+
+
+def test_a_tool_that_raises_is_for_the_model_to_read():
+    world = World(from_tools([add], judge))
+    world.reset([ROW])
+    found = world.step({0: 'add("x", 3)'}, 1)[0]
+    assert found.observation.startswith("TypeError") and not found.invalid
+
+
+class Counter:
+    """As trl's environment_factory takes them."""
+
+    def reset(self, start=0, **row):
+        self.value = start
+        return f"The counter stands at {start}."
+
+    def up(self, by: int) -> int:
+        """Raise the counter.
+
+        Args:
+            by: how far
+        """
+        self.value += by
+        return self.value
+
+    def get_reward(self):
+        return float(self.value == 3)
+
+
+def test_trls_environments_are_played_and_earn_what_they_say():
+    world = World(from_trl(Counter))
+    (seen,) = world.reset([{"question": "Make it 3.", "start": 1}])
+    assert (
+        seen.startswith("The counter stands at 1.")
+        and "up(by: int) -> int" in seen
+        and "get_reward" not in seen
+    )
+    assert world.step({0: "up(2)"}, 1)[0].observation == "3"
+    assert world.step({0: "done"}, 2)[0][1:3] == (1.0, True)
+
+
+def test_trls_environments_without_a_judgement_are_refused():
+    with pytest.raises(ValueError, match="Silent has no get_reward; give judge"):
+        from_trl(type("Silent", (), {"reset": lambda self, **row: None}))()
+    with pytest.raises(ValueError, match="has no reset"):
+        from_trl(type("Bare", (), {}))()
+
+
+def test_ours_are_classes_that_trl_plays():
+    made = for_trl(Grid)()
+    assert made.reset(**START) == "The door is above you."
+    assert made.act("up") == "The door is above you." and made.get_reward() == 0.0
+    assert made.act("up") == "You are through the door." and made.get_reward() == 1.0
+    assert made.act("up") == "It is over."
+    made.reset(**START)
+    assert made.get_reward() == 0.0
+
+
+def test_a_tool_is_described_in_one_line():
+    assert describe_tool(add) == "add(a: int, b: int = 1) -> int: Add two numbers."
+    assert describe_tool(lambda x: x) == "<lambda>(x)"

@@ -1,0 +1,381 @@
+"""Episodes are trained on exactly the tokens that were sampled; the gradient is that of the expected return."""
+
+import inspect
+
+import pytest
+import torch
+from tiny_run import difference, interrupted_once, letters, press_stop, same, settings, weights
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOTrainer as PlainTrainer
+
+import grpo_kit.training.episodes as module
+from grpo_kit.episodes.environment import EpisodeError
+from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.view import View
+from grpo_kit.models import load_policy
+from grpo_kit.record.files import read_completions, read_metrics
+from grpo_kit.training.episodes import EpisodeTrainer
+from grpo_kit.training.trainer import GRPOTrainer
+
+
+class Letters:
+    """Pays for letters; over after the row's turns, or earlier where nothing but letters was written."""
+
+    def reset(self, row):
+        self.left, self.invalid = row.get("turns", 3), False
+        return f"Say {row['question']} {'more ' * row.get('more', 0)}"
+
+    def step(self, text):
+        self.left -= 1
+        share = letters([text])[0]
+        self.invalid = share < 0.5
+        return f"You wrote {len(text)} characters.", share / 3, self.left == 0 or share == 1
+
+
+def task(rows=8, *, view=None, turns=3, max_turns=3, environment=Letters, tokens=6):
+    made = [{"question": f"row {i}", "turns": turns, "more": i % 3} for i in range(rows + 2)]
+    return EpisodeTask(
+        "letters", made[:rows], made[rows:], environment, view or View(actions=1), max_turns=max_turns,
+        max_completion_tokens=tokens,
+    )  # fmt: skip
+
+
+def make(folder, *, of=None, credit="episode", kit=None, dtype=None, **overrides):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    torch.manual_seed(0)
+    args = settings(folder, **{"max_steps": 3, **overrides})
+    options = {"warmup": 0, "live": None, **(kit or {})}
+    return EpisodeTrainer(model, of or task(), args, tokenizer, credit=credit, **options)
+
+
+# ---- the gradient ---------------------------------------------------------------------------------------------
+
+WORDS = ["<pad>", "<end>", "[user]", "[model]", "a", "b", "x", "y", "go", "."]
+PAID = {("a", "a"): 1.0, ("a", "b"): 0.25, ("b", "b"): 0.75, ("b", "x"): 0.5}
+
+
+class TwoSteps:
+    """After "a" it says x, else y; what is paid depends on both words."""
+
+    def reset(self, row):
+        self.said = []
+        return "go"
+
+    def step(self, text):
+        self.said.append(text.strip())
+        if len(self.said) == 2:
+            return ".", PAID.get(tuple(self.said), 0.0), True
+        return ("x" if self.said[0] == "a" else "y"), 0.0, False
+
+
+def small():
+    """A model and a tokenizer of ten words."""
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="."))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>",
+        additional_special_tokens=["[user]", "[model]"],
+    )  # fmt: skip
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %} [model] {{ m['content'] }} <end>{% else %} [user] "
+        "{{ m['content'] }}{% endif %}{% endfor %}{% if add_generation_prompt %} [model]{% endif %}"
+    )
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, eos_token_id=1, bos_token_id=1,
+        initializer_range=0.4,
+    )  # fmt: skip
+    return LlamaForCausalLM(config), tokenizer
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        View(actions=0, write=lambda goal, actions, seen: seen),
+        View(chat=True, thoughts="kept", write=lambda g, a, s: s),
+    ],
+    ids=["forked", "extended"],
+)
+@pytest.mark.parametrize("parts", [1, 4], ids=["one micro-batch", "four"])
+def test_the_gradient_is_that_of_the_expected_return(view, parts, tmp_path, monkeypatch):
+    """All 100 episodes of a decision process of two steps, each weighed by its probability: grad J, by enumeration."""
+    model, tokenizer = small()
+    two = EpisodeTask(
+        "two", [{"question": "go", "n": i} for i in range(2)], [{"question": "go", "n": 9}], TwoSteps, view,
+        max_turns=2, max_completion_tokens=1,
+    )  # fmt: skip
+    args = settings(
+        tmp_path, max_steps=1, num_generations=100, per_device_train_batch_size=100 // parts, optim="sgd",
+        gradient_accumulation_steps=parts, max_grad_norm=0.0, learning_rate=20.0, max_completion_length=1,
+    )  # fmt: skip
+    trainer = EpisodeTrainer(model, two, args, tokenizer, live=None, warmup=0)
+    before = weights(trainer)
+    prompts = {}
+
+    def every_way(trl_turn, prompt_ids, *rest):
+        turn = len(prompts)
+        prompts[turn] = list(prompt_ids)
+        order = sorted(range(100), key=lambda e: e % 100) if turn == 0 else every_way.order
+        return [[e // 10 if turn == 0 else e % 10] for e in order], None
+
+    real = module.play
+
+    def play(of, rows, renderer, world, complete, **how):
+        def noted(prompt_ids, who, turn):
+            every_way.order = list(who)
+            return complete(prompt_ids, who, turn)
+
+        return real(of, rows, renderer, world, noted, **how)
+
+    monkeypatch.setattr(trainer._sampling, "turn", every_way)
+    monkeypatch.setattr(module, "play", play)
+    exact, probabilities = expected_return(model, tokenizer, view)
+    exact.backward()
+    wanted = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    monkeypatch.setattr(
+        module, "turn_advantages",
+        lambda episodes, *rest, **how: [[p * e.total] * 2 for p, e in zip(probabilities, episodes, strict=True)],
+    )  # fmt: skip
+    trainer.train()
+    assert exact.item() == pytest.approx(sum(p * PAID.get((WORDS[i // 10], WORDS[i % 10]), 0.0)
+                                             for i, p in enumerate(probabilities)))  # fmt: skip
+    moved = {n: (p.detach() - before[n]) * 200 / 20 for n, p in trainer.model.named_parameters()}
+    size = torch.cat([g.flatten() for g in wanted.values()]).norm()
+    apart = torch.cat([(moved[n] - wanted[n]).flatten() for n in wanted]).norm()
+    assert size > 1e-3 and apart / size < 1e-4
+
+
+def expected_return(model, tokenizer, view):
+    """J with its graph, and each episode's probability: by plain forward passes over whole texts."""
+    spread = lambda ids: model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)  # noqa: E731
+    total, probabilities = 0.0, []
+    head = tokenizer(" [user] go [model]")["input_ids"]
+    first = spread(head)
+    for one in range(10):
+        seen = "x" if WORDS[one] == "a" else "y"
+        said = [] if one == 1 else [one]
+        prompt = tokenizer(f" [user] {seen} [model]")["input_ids"]
+        second = spread([*head, *said, 1, *prompt] if view.chat else prompt)
+        for two in range(10):
+            p = (first[one] + second[two]).exp()
+            probabilities.append(p.item())
+            total = total + p * PAID.get((WORDS[one], WORDS[two]), 0.0)
+    return total, probabilities
+
+
+# ---- beside trl -----------------------------------------------------------------------------------------------
+
+VIEWS = {
+    "forked": View(actions=1),
+    "extended": View(chat=True),
+    "no goal again": View(chat=True, repeat_goal=False),
+}
+LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", VIEWS)
+def test_packed_turns_move_the_weights_as_trls_padded_rows_do(name, loss, tmp_path):
+    steps = {}
+    for pack in (False, True):
+        trainer = make(
+            tmp_path / str(pack), of=task(view=VIEWS[name]), kit={"pack": pack}, loss_type=loss, max_steps=2,
+            per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        )  # fmt: skip
+        trainer.train()
+        steps[pack] = trainer
+        logged = [e for e in trainer.state.log_history if "loss" in e]
+        assert len({e["reward"] for e in logged}) == 2
+    a, b = (steps[p].state.log_history for p in (False, True))
+    for one, other in zip(a[:2], b[:2], strict=True):
+        for key in ("loss", "grad_norm", "reward", "entropy", "completions/mean_length"):
+            assert other[key] == pytest.approx(one[key], rel=2e-4, abs=2e-6), key
+    assert difference(weights(steps[False]), weights(steps[True])) < 2e-4
+
+
+class OneTurn(Letters):
+    def step(self, text):
+        return "", letters([text])[0], True
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_episodes_of_one_turn_are_plain_grpo(scale, tmp_path):
+    """GRPOTrainer's weights, on the same prompts with the same rewards."""
+    one = task(environment=OneTurn, max_turns=1)
+    episodes = make(tmp_path / "a", of=one, scale_rewards=scale)
+    episodes.train()
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    torch.manual_seed(0)
+    data = one.dataset(tokenizer).remove_columns("row")
+    args = settings(tmp_path / "b", max_steps=3, scale_rewards=scale)
+    plain = GRPOTrainer(model, letters, args, data, processing_class=tokenizer, warmup=0, live=None)
+    plain.train()
+    assert (
+        difference(weights(episodes), weights(plain)) < 2e-4
+    )  # of steps of 1e-2; advantages here are float64 sums
+    for one, other in zip(episodes.state.log_history[:3], plain.state.log_history[:3], strict=True):
+        for key in ("loss", "reward", "reward_std", "frac_reward_zero_std", "grad_norm", "entropy"):
+            assert one[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5), key
+
+
+def test_with_a_reference_too(tmp_path):
+    runs = []
+    for pack in (False, True):
+        trainer = make(tmp_path / str(pack), kit={"pack": pack}, beta=0.1, num_iterations=2, max_steps=2)
+        trainer.train()
+        runs.append(trainer)
+    assert difference(weights(runs[0]), weights(runs[1])) < 2e-4
+    assert runs[1].state.log_history[1]["kl"] > 0
+
+
+# ---- what is trained is what was sampled ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_rows_hold_the_sampled_tokens_behind_the_prompts_they_were_sampled_from(name, tmp_path, monkeypatch):
+    trainer = make(tmp_path, of=task(view=VIEWS[name]), max_steps=1)
+    sampled, rows = [], []
+    turn, play = trainer._sampling.turn, module.play
+
+    def noted(trl_turn, prompts, *rest):
+        made = turn(trl_turn, prompts, *rest)
+        sampled.extend(zip(map(tuple, prompts), map(tuple, made[0]), strict=True))
+        return made
+
+    def rows_of(trl_does, inputs):
+        output = trl_does(inputs)
+        for i in range(len(output["prompt_ids"])):
+            prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
+            completion = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
+            rows.append((tuple(prompt), tuple(completion)))
+        return output
+
+    monkeypatch.setattr(trainer._sampling, "turn", noted)
+    inner = trainer._rows_and_output
+    trainer._rows_and_output = lambda inputs, trl: inner(inputs, lambda i: rows_of(trl, i))
+    trainer.train()
+    assert sorted(sampled) == sorted(rows) and len(rows) > 8
+    assert play is module.play
+
+
+def test_the_record_has_a_row_a_turn_in_order(tmp_path):
+    trainer = make(tmp_path, max_steps=2)
+    trainer.train()
+    table, metrics = read_completions(tmp_path), read_metrics(tmp_path)
+    for step, rows in table.groupby("step"):
+        assert rows["group"].nunique() == 2 and rows["episode"].nunique() == 8
+        for _, turns in rows.groupby("episode"):
+            assert turns["turn"].tolist() == list(range(1, len(turns) + 1))
+            assert turns["done"].tolist() == [0] * (len(turns) - 1) + [1] and turns["reward"].nunique() == 1
+            assert turns["turn_reward"].sum() == pytest.approx(turns["reward"].iloc[0], abs=1e-5)
+            assert turns["result"].tolist()[:-1] == turns["observation"].tolist()[1:]
+        row = metrics[metrics["step"] == step].iloc[0]
+        assert row["episodes/turns"] == pytest.approx(len(rows) / 8)
+        assert row["episodes/invalid"] == pytest.approx(rows["invalid"].mean())
+        assert row["reward"] == pytest.approx(rows.groupby("episode")["reward"].first().mean(), abs=1e-5)
+        assert row["completion_length"] == pytest.approx(rows["tokens"].map(len).mean())
+
+
+# ---- stop and go ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["rollout", "backward", "optimizer"])
+@pytest.mark.parametrize("step", [0, 2])
+def test_stopped_and_gone_on_is_as_never_stopped(where, step, tmp_path):
+    straight = make(tmp_path / "a", max_steps=4)
+    straight.train()
+    stopped = make(tmp_path / "b", max_steps=4)
+    if where == "rollout":  # in the middle of an episode
+        pressed, inner = [], stopped._sampling.turn
+
+        def turn(*args):
+            made = inner(*args)
+            if stopped.state.global_step == step and len(pressed) < 2:
+                pressed.append(True)
+                if len(pressed) == 2:
+                    press_stop()
+            return made
+
+        stopped._sampling.turn = turn
+    else:
+        pressed = interrupted_once(stopped, where, step)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    assert pressed
+    stopped.train()
+    assert same(weights(straight), weights(stopped))
+
+
+def test_resumed_from_a_checkpoint_is_as_never_stopped(tmp_path):
+    straight = make(tmp_path / "a", max_steps=4, save_strategy="steps", save_steps=2)
+    straight.train()
+    resumed = make(tmp_path / "a", max_steps=4, save_strategy="steps", save_steps=2)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert same(weights(straight), weights(resumed))
+
+
+class Fails(Letters):
+    calls = 0
+
+    def step(self, text):
+        Fails.calls += 1
+        if Fails.calls > 30:
+            raise KeyError("the server went away")
+        return super().step(text)
+
+
+def test_an_environment_that_raises_stops_by_name_and_loses_nothing(tmp_path):
+    Fails.calls = 0
+    trainer = make(tmp_path, of=task(environment=Fails), max_steps=4)
+    with pytest.raises(
+        EpisodeError, match="environment Fails, row 'row .', turn .: KeyError: 'the server went away'"
+    ):
+        trainer.train()
+    done = trainer.state.global_step
+    assert done >= 1 and (tmp_path / f"checkpoint-{done}").is_dir() and len(read_metrics(tmp_path)) == done
+    Fails.calls = -1000
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+class Endless(Letters):
+    def step(self, text):
+        return "on", 0.0, False
+
+
+def test_one_that_never_ends_meets_the_most_turns(tmp_path):
+    trainer = make(tmp_path, of=task(environment=Endless, max_turns=2), max_steps=1)
+    trainer.train()
+    row = read_metrics(tmp_path).iloc[0]
+    assert row["episodes/unfinished"] == 1 and row["episodes/turns"] == 2 and row["update/skipped"] == 1
+
+
+class Talks(Letters):
+    def step(self, text):
+        return "word " * 3000, 0.0, False
+
+
+def test_observations_that_leave_no_room_are_named(tmp_path):
+    trainer = make(tmp_path, of=task(environment=Talks), max_steps=1)
+    with pytest.raises(EpisodeError, match="turn 2: the prompt has .* more than the model's context"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("name", ["reward_funcs", "train_dataset", "tools", "environment_factory"])
+def test_what_the_task_has_is_not_given_again(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} is not for EpisodeTrainer"):
+        make(tmp_path, kit={name: [letters]})
+
+
+def test_an_unknown_credit_and_discount_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="credit='token' is not known"):
+        make(tmp_path, credit="token")
+    with pytest.raises(ValueError, match="discount=0 must lie in"):
+        make(tmp_path, kit={"discount": 0})
+
+
+def test_trl_has_the_hook_that_rows_are_handed_over_by():
+    assert "rollout_func" in inspect.signature(PlainTrainer.__init__).parameters
