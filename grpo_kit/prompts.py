@@ -55,13 +55,22 @@ def build_prompt(
     '<|im_end|>\\n<|im_start|>assistant\\n<answer>'
     """
     _check_arguments(tokenizer, question, system, prefill, examples)
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    for asked, answered in examples:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    messages.append({"role": "user", "content": question})
+    messages = [*opening_messages(system, examples), {"role": "user", "content": question}]
     prompt = _ending_in(tokenizer, messages, prefill)
     _check_nothing_dropped(prompt, messages)
     return _check_tokens(tokenizer, prompt, prefill)
+
+
+def opening_messages(system: str | None, examples: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """System text and worked examples as messages, in front of the first question.
+
+    >>> [message["role"] for message in opening_messages("Be brief.", [("1 + 1?", "2")])]
+    ['system', 'user', 'assistant']
+    """
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    for asked, answered in examples:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    return messages
 
 
 def continue_messages(

@@ -7,6 +7,7 @@ whoever trains one long conversation trains on texts that the served model never
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class TurnAudit:
         return "\n".join([*self.sentences, "", self.table.fillna("").to_string()])
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<li>{_escape(sentence)}</li>" for sentence in self.sentences)
+        lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences)
         return f"<ul>{lines}</ul>{self.table.fillna('').to_html()}"
 
 
@@ -259,7 +260,3 @@ def _sentences(opens: str, table: pd.DataFrame, other: Any) -> list[str]:
 
 def _and(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

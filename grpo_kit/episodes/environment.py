@@ -64,11 +64,11 @@ class World:
             except Exception as error:
                 raise EpisodeError(f"the environment could not be made: {_said(error)}") from error
         self._playing, self._rows = self._pool[: len(rows)], list(rows)
-        for environment in self._playing:
+        for i, environment in enumerate(self._playing):
             for method in ("reset", "step"):
                 if not callable(getattr(environment, method, None)):
                     raise EpisodeError(
-                        f"{self._name(0)} has no {method}(); see grpo_kit.episodes.Environment"
+                        f"{self._name(i)} has no {method}(); see grpo_kit.episodes.Environment"
                     )
         everyone = range(len(rows))
         calls = [lambda i=i: self._playing[i].reset(dict(self._rows[i])) for i in everyone]

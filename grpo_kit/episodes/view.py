@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.prompts import PromptError, build_prompt
+from grpo_kit.prompts import PromptError, build_prompt, opening_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -223,11 +223,7 @@ class Renderer:
     @cached_property
     def _before(self) -> list[dict[str, Any]]:
         """System text and worked episodes as messages."""
-        view = self.view
-        shown = [{"role": "system", "content": view.system}] if view.system is not None else []
-        for asked, answered in view.example_pairs():
-            shown += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        return shown
+        return opening_messages(self.view.system, self.view.example_pairs())
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

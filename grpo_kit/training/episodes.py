@@ -25,6 +25,7 @@ from grpo_kit.rollout.complete import end_ids
 from grpo_kit.training.trainer import GRPOTrainer
 
 _MEANS_OVER_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
+RECORDED = ("episode", "turn", "observation", "result", "turn_reward", "invalid", "done")
 _NOT_HERE = ("reward_funcs", "train_dataset", "eval_dataset", "rollout_func", "tools", "environment_factory")
 
 
@@ -41,7 +42,7 @@ class EpisodeTrainer(GRPOTrainer):
     Options: as GRPOTrainer's. Stop, resume, changes, red flags and records are as there; completions.parquet has a
     row a turn, with episode, turn, observation, result, turn_reward, invalid and done; `reward` is the episode's.
     Metrics: episodes/turns, episodes/invalid and episodes/cut_off (shares of turns), episodes/unfinished,
-    episodes/success (shares of episodes), episodes/rows_per_episode.
+    episodes/success (shares of episodes), episodes/repeated and, with chat, episodes/forked (shares of later turns).
     Raises ValueError for what GRPOTrainer refuses, several processes, and rewards or data given beside the task;
     EpisodeError, after saving, for an environment that raises or breaks its contract.
 
@@ -123,7 +124,7 @@ class EpisodeTrainer(GRPOTrainer):
             episodes, size, credit=self.credit, discount=self.discount, scale=self.scale_rewards
         )
         flat = [a for line in advantages for a in line]
-        fill = len(turns.inputs) - len(flat)
+        fill = turns.fill
         if self.loss_type in _MEANS_OVER_ROWS:  # rows that fill up the last micro-batch count in no mean
             flat = [a * len(turns.inputs) / len(flat) for a in flat]
         output["advantages"] = torch.tensor([*flat, *[0.0] * fill], device=self.accelerator.device)
@@ -167,7 +168,7 @@ class EpisodeTrainer(GRPOTrainer):
 
     def _measure(self, turns: Turns, advantages: list[float], mode: str) -> None:
         """Metrics by episode where trl has them by row."""
-        metrics, logs, n = self._metrics[mode], self._logs, len(advantages)
+        metrics, logs = self._metrics[mode], self._logs
         totals = torch.tensor([e.total for e in turns.episodes]).view(-1, turns.size)  # (B, G)
         spread = totals.amax(1) - totals.amin(1)
         several = totals.numel() > 1
@@ -183,13 +184,9 @@ class EpisodeTrainer(GRPOTrainer):
             metrics[name][-1] = value
         for name, value in turns.measured(self.task.success, chat=self.task.view.chat).items():
             metrics[f"episodes/{name}"].append(value)
-        fill = len(turns.inputs) - n
         for _ in range(len(turns.inputs)):
             logs["advantages"].pop()
-        logs["advantages"].extend([*advantages, *[0.0] * fill])
-
-
-RECORDED = ("episode", "turn", "observation", "result", "turn_reward", "invalid", "done")
+        logs["advantages"].extend([*advantages, *[0.0] * turns.fill])
 
 
 class Turns:
