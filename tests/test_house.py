@@ -75,6 +75,12 @@ def circle(edges):
     return next((c for c in map(visit, sorted(edges)) if c), [])
 
 
+def test_no_two_test_files_share_a_name():
+    """Folders of tests are no packages: in one process pytest refuses the second file of a name."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_rooms_are_those_of_the_list():
     assert {room(name) for name in MODULES} == {FRONT_DOOR, *ROOMS}
 
