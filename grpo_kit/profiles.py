@@ -371,7 +371,8 @@ class Profile:
                     f"{name}={value!r}, but task {task.name!r} has max_completion_tokens={length}, which evaluate and "
                     "readiness use; give the length to the task (dataclasses.replace(task, max_completion_tokens=...))"
                 )
-        return {"reward_weights": list(task.reward_weights), _LENGTH: length} | overrides
+        weights = getattr(task, "reward_weights", None)  # episodes have one reward: their return
+        return ({"reward_weights": list(weights)} if weights else {}) | {_LENGTH: length} | overrides
 
     def table(self) -> pd.DataFrame:
         """One row a field: value, unit, reason. What differs from the preset is marked "set by you".

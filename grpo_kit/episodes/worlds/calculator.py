@@ -75,6 +75,7 @@ def calculator(
         environment=Calculator,
         view=View(
             chat=True,
+            repeat_goal=False,
             system="Use the calculator: one operation a turn. Then say the number.",
             examples=tuple((row["question"], worked(Calculator(), presser, row)) for row in shown),
         ),

@@ -70,6 +70,7 @@ def lookup(
         environment=Lookup,
         view=View(
             chat=True,
+            repeat_goal=False,
             system="Answer with one action: ask a person, visit a town, or say a fruit.",
             examples=tuple((row["question"], worked(Lookup(), reader, row)) for row in shown),
         ),
