@@ -1,11 +1,12 @@
 """Agents over several turns: does SmolLM2 learn them, and what do the view and the credit change?
 
-    python -m benchmarks.agents                     # every arm, seeds 0 1 2: about two hours; goes on where it was stopped
+    python -m benchmarks.agents                     # every arm, seeds 0 1 2; goes on where it was stopped
     python -m benchmarks.agents --arms grid "grid, last 2 actions" --seeds 0
     python -m benchmarks.agents --table             # what is saved, as a table
 
-Writes benchmarks/results/agents_smollm2-135m-instruct.json: one row an arm and seed with the episodes of 64 held-out rows
-that succeed (4 a row at temperature 1, before and after; greedy too), success, invalid actions and seconds of each step.
+Writes benchmarks/results/agents_smollm2-135m-instruct.json: one row an arm and seed with the episodes of 64 held-out
+rows that succeed (4 a row at temperature 1, before and after; greedy too); success, invalid actions and seconds of
+each step.
 An arm differs from its control, the first of its task, in what its name says and in nothing else: rows, seeds,
 steps (16 of 4 rows x 8 episodes), rate and length are the same.
 """
@@ -114,7 +115,10 @@ def succeeded(model: Any, tokenizer: Any, task: EpisodeTask) -> dict[str, Any]:
     """Of each held-out row the episodes of SAMPLES that succeed, and whether the greedy one does."""
     sampled = answer(model, tokenizer, task, samples=SAMPLES, temperature=1.0)
     greedy = answer(model, tokenizer, task)
-    return {"sampled": [sum(r) for r in sampled.by_row(sampled.right)], "greedy": [int(r) for r in greedy.right]}
+    return {
+        "sampled": [sum(r) for r in sampled.by_row(sampled.right)],
+        "greedy": [int(r) for r in greedy.right],
+    }
 
 
 def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -124,7 +128,9 @@ def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict
     set_seed(seed)
     model, tokenizer = load_policy(MODEL, quiet=True)
     before = before or succeeded(model, tokenizer, task)
-    folder = next_run_folder(ROOT / "runs", "agents_" + name.replace(", ", "_").replace(" ", "_") + f"_seed{seed}")
+    folder = next_run_folder(
+        ROOT / "runs", "agents_" + name.replace(", ", "_").replace(" ", "_") + f"_seed{seed}"
+    )
     folder.mkdir(parents=True)
     seen, cost = trained_on(arm, task, model, tokenizer, folder)
     args = cfg.grpo_config(folder, task=task)
@@ -146,7 +152,10 @@ def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict
         **cost,
     }
     if isinstance(seen.environment, Mock):
-        made["never_recorded"] = {"asked": seen.environment.asked, "times": int(seen.environment.missing().times.sum())}
+        made["never_recorded"] = {
+            "asked": seen.environment.asked,
+            "times": int(seen.environment.missing().times.sum()),
+        }
     return made
 
 
@@ -157,7 +166,9 @@ def share(rows: list[int], of: int = SAMPLES) -> list[float]:
 
 def table(saved: dict[str, Any]) -> str:
     """Each arm: success on held-out rows before and after, over the run, and the difference to its control."""
-    lines = ["| arm | seeds | before | after | in training | after, less control | in training, less control | s a step |"]
+    lines = [
+        "| arm | seeds | before | after | in training | after, less control | in training, less control | s a step |"
+    ]
     lines.append("|---" * 8 + "|")
     found = {name: [r for r in saved["runs"] if r["arm"] == name] for name in ARMS}
     for name, runs in found.items():
@@ -169,7 +180,11 @@ def table(saved: dict[str, Any]) -> str:
         hits = sum(runs[0]["before"]["sampled"])
         low, high = wilson_interval(hits, ROWS * SAMPLES)
         course = over_seeds([r["success"] for r in runs])
-        cells = [name, str(len(runs)), f"{100 * hits / ROWS / SAMPLES:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"]
+        cells = [
+            name,
+            str(len(runs)),
+            f"{100 * hits / ROWS / SAMPLES:.1f} % [{100 * low:.1f}, {100 * high:.1f}]",
+        ]
         cells += [_percent(after), f"{100 * course.value:.1f} %"]
         for take in (lambda r: share(r["after"]["sampled"]), lambda r: r["success"]):
             cells.append(_difference([take(c) for c, _ in both], [take(r) for _, r in both]) if both else "")
@@ -184,7 +199,9 @@ def _percent(e: Any) -> str:
 
 def _difference(first: list, second: list) -> str:
     e, p = difference_over_seeds(first, second)
-    return f"{100 * e.value:+.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]" + ("" if p is None else f", p = {p:.2g}")
+    return f"{100 * e.value:+.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]" + (
+        "" if p is None else f", p = {p:.2g}"
+    )
 
 
 def main() -> None:
@@ -200,16 +217,28 @@ def main() -> None:
         torch.set_num_threads(2)
         for seed in options.seeds:
             for name in options.arms:
-                if any((r["arm"], r["seed"], r["steps"]) == (name, seed, options.steps) for r in saved["runs"]):
+                if any(
+                    (r["arm"], r["seed"], r["steps"]) == (name, seed, options.steps) for r in saved["runs"]
+                ):
                     continue
                 before = next((r["before"] for r in saved["runs"] if r["arm"] == name), None)
                 made = run(name, seed, options.steps, before)
                 facts = origin("python -m benchmarks.agents", "torch", "transformers", "trl")
                 blind = saved.get("blind") or {task: TASKS[task]().blind() for task in TASKS}
                 made["date"] = facts["date"]
-                saved = facts | {"weights": WEIGHTS[MODEL], "blind": blind, "runs": [*saved["runs"], six_digits(made)]}
+                saved = facts | {
+                    "weights": WEIGHTS[MODEL],
+                    "blind": blind,
+                    "runs": [*saved["runs"], six_digits(made)],
+                }
                 PATH.write_text(as_text(saved))
-                print(name, seed, sum(made["after"]["sampled"]) / ROWS / SAMPLES, round(made["seconds"]), flush=True)
+                print(
+                    name,
+                    seed,
+                    sum(made["after"]["sampled"]) / ROWS / SAMPLES,
+                    round(made["seconds"]),
+                    flush=True,
+                )
     print(table(saved))
 
 

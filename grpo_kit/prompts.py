@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo_kit.unsloth import warn_if_late
 
 _OPENING_TAG = re.compile(r"<[A-Za-z][\w-]*>\s*\Z")
+_EMPTY_THOUGHT = re.compile(r"\s*<([A-Za-z][\w-]*)>\s*</\1>\s*")
 _LONGEST_TAG = 100  # characters
 _PROBE = "KITPROBE"  # any word that a template neither trims nor looks for
 BEFORE = ("\n", " ", "7", "x", ".")
@@ -289,6 +290,8 @@ def _ending_in(
         )
     if not prefill or (begun and prefill.startswith(begun)):
         return opened + prefill.removeprefix(begun)
+    if _opens_a_thought(tokenizer, messages, prefill, opened, **template):
+        return opened + prefill
     prompt = _continue(tokenizer, messages, prefill, **template)
     _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened, **template)
     return prompt
@@ -306,6 +309,24 @@ def _begun_by_the_template(
     except PromptError:
         return tag[0]
     return "" if header.endswith(tag[0]) else tag[0]
+
+
+def _opens_a_thought(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Any], prefill: str, opened: str, **template: Any
+) -> bool:
+    """Does the prefill begin a thought in whose place the template writes an empty one into every finished answer?
+
+    Qwen3's then begins its own answers with that tag behind the bare header: no message says so, but the text does.
+    """
+    tag = re.match(r"<([A-Za-z][\w-]*)>", prefill)
+    if not tag or f"</{tag[1]}>" in prefill:
+        return False
+    try:
+        header = _continue(tokenizer, messages, _PROBE, **template).removesuffix(_PROBE)
+    except PromptError:
+        return False
+    empty = _EMPTY_THOUGHT.fullmatch(header[len(commonprefix([header, opened])) :])
+    return bool(empty) and empty[1] == tag[1]
 
 
 def _check_prefill(

@@ -237,11 +237,21 @@ def test_a_prefill_quoted_in_the_question_does_not_hide_that_it_was_stripped(smo
         build_prompt(tokenizer, "Put it in <answer> tags", prefill="<answer>")
 
 
-@pytest.mark.parametrize("prefill", ["<answer>", "<think>\n"])
+@pytest.mark.parametrize("prefill", ["<answer>", "<think>\nYes.\n</think>\n"])
 def test_refuses_thinking_that_qwen3_writes_in_front_of_the_prefill(smol_tokenizer, prefill):
     tokenizer = with_template(smol_tokenizer, trl_template("qwen3"))
-    with pytest.raises(PromptError, match="</think>.*in front of it"):
+    with pytest.raises(PromptError, match="prefill="):
         build_prompt(tokenizer, "Q", prefill=prefill)
+
+
+@pytest.mark.parametrize("prefill", ["<think>", "<think>\n", "<think>\nLet me see.\n"])
+def test_qwen3_begins_a_thought_behind_its_bare_header(smol_tokenizer, prefill):
+    """As it does by itself; a message that holds an open thought gets an empty one in front of it."""
+    tokenizer = with_template(smol_tokenizer, trl_template("qwen3"))
+    bare = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True
+    )
+    assert build_prompt(tokenizer, "Q", prefill=prefill) == bare + prefill
 
 
 def test_qwen3_takes_the_cure_that_the_refusal_names(smol_tokenizer):

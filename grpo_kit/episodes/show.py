@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.episodes.view import Renderer
-from grpo_kit.rollout.tree import common_length
+from grpo_kit.episodes.view import Conversation, Renderer
+from grpo_kit.rollout.tree import common_length, tree_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +22,8 @@ def show_turns(
     *,
     responses: Sequence[str] | None = None,
 ) -> str:
-    """Each turn's prompt of one episode, word for word, how many tokens it has and how many the last one had already.
+    """Each turn's prompt of one episode, word for word, how many tokens it has and how many the last one had already;
+    then what training on it takes, in rows and tokens, of a chat also with the other choice of thoughts, if it differs.
 
     row: default the first train row. responses: what is answered (without the prefill); default: what the task's
     optimum does. The worked examples are shown once, in the first turn.
@@ -32,29 +34,55 @@ def show_turns(
     row = task.train[0] if row is None else row
     if responses is None and task.optimum is None:
         raise ValueError(f"task {task.name!r} has no optimum; give responses=[...], one a turn")
+    turns, end = _walked(tokenizer, task, row, responses)
+    shown, before = [], []
+    for number, (talk, answer, written) in enumerate(turns, start=1):
+        known = common_length(before, talk.ids)
+        # The last token is always read anew; what differs is shown from where it differs.
+        text = talk.text if number == 1 else tokenizer.decode(talk.ids[known:])
+        goes_on = "" if number == 1 else f", {known} of them as before"
+        shown.append(f"--- turn {number}: {len(talk.ids)} tokens{goes_on}\n{text}\n>>> {answer}")
+        before = [*talk.ids, *written]
+    cost = _cost(turns)
+    if task.view.chat:
+        other = "kept" if task.view.thoughts == "as served" else "as served"
+        view = replace(task.view, thoughts=other)
+        else_ = _cost(_walked(tokenizer, replace(task, view=view), row, responses)[0])
+        cost = cost if else_ == cost else f"thoughts {task.view.thoughts}: {cost}; thoughts {other}: {else_}"
+    return "\n".join([*shown, *end, f"--- {cost}"])
+
+
+def _walked(
+    tokenizer: PreTrainedTokenizerBase,
+    task: EpisodeTask,
+    row: Mapping[str, Any],
+    responses: Sequence[str] | None,
+) -> tuple[list[tuple[Conversation, str, list[int]]], list[str]]:
+    """Each turn's prompt, answer and its tokens; and how it ended, in a line."""
     respond = task.optimum(row, random.Random(0)) if responses is None else _in_order(responses)
     renderer, world = Renderer(tokenizer, task.view), task.world()
     (observation,) = world.reset([row])
     talk = renderer.first(row["question"], observation)
-    shown, before = [], []
+    turns: list[tuple[Conversation, str, list[int]]] = []
     for turn in range(1, task.max_turns + 1):
         answer = respond(observation)
         if answer is None:
             break
-        known = common_length(before, talk.ids)
-        # The last token is always read anew; what differs is shown from where it differs.
-        text = talk.text if turn == 1 else tokenizer.decode(talk.ids[known:])
-        goes_on = "" if turn == 1 else f", {known} of them as before"
-        shown.append(f"--- turn {turn}: {len(talk.ids)} tokens{goes_on}\n{text}\n>>> {answer}")
+        written = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        turns.append((replace(talk), answer, written))
         outcome = world.step({0: task.view.prefill + answer}, turn)[0]
         if outcome.done:
-            shown.append(f"--- {outcome.observation} reward {outcome.reward:g}")
-            break
-        written = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-        before = [*talk.ids, *written]
+            return turns, [f"--- {outcome.observation} reward {outcome.reward:g}"]
         observation = outcome.observation
         renderer.next(talk, written, observation)
-    return "\n".join(shown)
+    return turns, []
+
+
+def _cost(turns: Sequence[tuple[Conversation, str, list[int]]]) -> str:
+    """What training on one such episode takes."""
+    rows = [(talk.ids, written) for talk, _, written in turns]
+    tokens = sum(len(prompt) + len(written) for prompt, written in rows)
+    return f"{len(rows)} rows of {tokens:,} tokens in all; {tree_tokens(rows):,} are computed, what rows share once"
 
 
 def _in_order(responses: Sequence[str]) -> Any:

@@ -7,6 +7,7 @@ example, earlier turns, the prompt of a group) is computed once by the packed up
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict, deque
 from functools import partial
 from statistics import fmean
@@ -16,10 +17,11 @@ import torch
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.episodes.audit import audit_turns
 from grpo_kit.episodes.credit import CREDITS, turn_advantages
 from grpo_kit.episodes.play import Episode, play
 from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.episodes.view import Renderer
+from grpo_kit.episodes.view import Renderer, View
 from grpo_kit.models import tokenizer_of
 from grpo_kit.rollout.complete import end_ids
 from grpo_kit.training.trainer import GRPOTrainer
@@ -74,6 +76,7 @@ class EpisodeTrainer(GRPOTrainer):
         self._world = task.world()
         self._renderer = Renderer(tokenizer, task.view)
         self._turns: Turns | None = None  # of the rollout that trl makes rows of
+        _check_thoughts(tokenizer, task.view)
         super().__init__(
             model,
             reward_funcs=episode_return,
@@ -238,6 +241,17 @@ class Turns:
             "cut_off": share([turn.cut_off for turn in turns]),
             "repeated": share([a.completion == b.completion for a, b in pairs]),
         } | ({"forked": share([not _goes_on(a, b) for a, b in pairs])} if chat else {})
+
+
+def _check_thoughts(tokenizer: Any, view: View) -> None:
+    """Warns where training would read what the served model never does."""
+    if view.thoughts == "kept" and audit_turns(tokenizer).table.loc["a user turn", "in_text"] == "dropped":
+        warnings.warn(
+            "View(thoughts='kept'), but the chat template drops the thoughts of earlier turns: the served model will "
+            "never read the prompts that this run trains on. thoughts='as served' trains on what is served; "
+            "kit.audit_turns(tokenizer) says more.",
+            stacklevel=4,
+        )
 
 
 def _goes_on(turn: Any, later: Any) -> bool:

@@ -1,6 +1,7 @@
 """Prompts turn by turn: word for word what build_prompt and a server would make, and never a token made twice."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,10 +195,33 @@ def test_what_no_view_can_be_is_refused(options, said):
 def test_turns_are_shown_as_text_with_what_is_new(tokenizer):
     shown = show_turns(tokenizer, calculator())
     assert shown.count("--- turn") == 3 and "of them as before" in shown
-    assert shown.endswith("--- Right. reward 1")
+    assert shown.splitlines()[-2] == "--- Right. reward 1"
     task = grid()
     assert ">>> up" in show_turns(tokenizer, task, responses=["up", "up"])
-    from dataclasses import replace
-
     with pytest.raises(ValueError, match="has no optimum; give responses"):
         show_turns(tokenizer, replace(task, optimum=None))
+
+
+def test_what_thoughts_cost_is_said_in_rows_and_tokens(tokenizer):
+    """Counted here by hand: all tokens of all rows, and the distinct prefixes that are read."""
+    with_template(tokenizer, "qwen3")
+    task = calculator()
+    said = [f"<think>\nNow step {i}.\n</think>\n\n{act}" for i, act in enumerate(["calc 1 + 2", "say 3"])]
+    last = show_turns(tokenizer, task, responses=said).splitlines()[-1]
+    counted = {}
+    for thoughts in ("as served", "kept"):
+        view = replace(task.view, thoughts=thoughts)
+        renderer, world = Renderer(tokenizer, view), task.world()
+        (seen,) = world.reset([task.train[0]])
+        talk, rows = renderer.first(task.train[0]["question"], seen), []
+        for turn, text in enumerate(said, start=1):
+            ids = sampled(tokenizer, text)
+            rows.append([*talk.ids, *ids])
+            seen = world.step({0: text}, turn)[0].observation
+            renderer.next(talk, ids, seen)
+        read = {tuple(row[:n]) for row in rows for n in range(1, len(row))}
+        counted[thoughts] = f"2 rows of {sum(map(len, rows)):,} tokens in all; {len(read):,} are computed"
+    assert last.startswith(f"--- thoughts as served: {counted['as served']}")
+    assert f"; thoughts kept: {counted['kept']}" in last
+    plain = show_turns(tokenizer, task, responses=["calc 1 + 2", "say 3"]).splitlines()[-1]
+    assert plain.startswith("--- 2 rows of ") and "thoughts" not in plain

@@ -1,15 +1,18 @@
 """Episodes are trained on exactly the tokens that were sampled; the gradient is that of the expected return."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
+import trl
 from tiny_run import difference, interrupted_once, letters, press_stop, same, settings, weights
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOTrainer as PlainTrainer
 
 import grpo_kit.training.episodes as module
+from grpo_kit.episodes.audit import audit_turns
 from grpo_kit.episodes.environment import EpisodeError
 from grpo_kit.episodes.task import EpisodeTask
 from grpo_kit.episodes.view import View
@@ -368,6 +371,26 @@ def test_observations_that_leave_no_room_are_named(tmp_path):
 def test_what_the_task_has_is_not_given_again(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} is not for EpisodeTrainer"):
         make(tmp_path, kit={name: [letters]})
+
+
+@pytest.mark.parametrize(
+    "template, thoughts, warned",
+    [
+        ("qwen3", "kept", True),
+        ("qwen3", "as served", False),
+        (None, "kept", False),
+        ("qwen3_8", "kept", False),
+    ],
+)
+def test_training_on_what_is_never_served_is_warned_of(template, thoughts, warned, tmp_path, recwarn):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    if template:
+        text = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
+        tokenizer.chat_template = text.read_text(encoding="utf-8")
+    prefill = audit_turns(tokenizer).opens
+    of = task(view=View(chat=True, thoughts=thoughts, prefill=prefill))
+    EpisodeTrainer(model, of, settings(tmp_path), tokenizer, live=None)
+    assert warned == any("will never read the prompts" in str(w.message) for w in recwarn)
 
 
 def test_an_unknown_credit_and_discount_are_refused(tmp_path):

@@ -1,0 +1,358 @@
+"""One step over several turns beside trl's tool loop: the same episodes, token for token, in one process.
+
+    python -m benchmarks.tool_loop                 # 4 prompts x 8 episodes x 4 turns, 3 rounds: some 10 minutes
+    python -m benchmarks.tool_loop --examples 0    # without the worked conversation in every prompt
+
+Arms: "trl", trl.GRPOTrainer with environment_factory, which samples turn after turn anew from the whole text and trains
+one long row an episode, what tools said masked; "kit, trl's loop", the kit's GRPOTrainer around that same loop;
+"kit", EpisodeTrainer, whose turns go on from each other's keys and are rows that share what they have in common.
+Completions are forced, so that every arm samples the same tokens; the template keeps all that was said, so that the
+long row and the turns are the same texts: loss and gradient norm must agree, or it stops. Before it compares arms it
+prints what else differs between them.
+Writes benchmarks/results/tool_loop_cpu.json: of each round the seconds of sampling and of the rest of the step, and
+the tokens that went through the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+from transformers import LogitsProcessorList, TrainerCallback, set_seed
+from transformers.utils import get_json_schema
+
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save, spread
+from benchmarks.step.busy import OtherLoad, wait_until_quiet
+from benchmarks.step.forcing import ForcedCompletions
+from benchmarks.step.tokens import TokenCount
+from grpo_kit import EpisodeTrainer, GRPOTrainer, load_policy, profile
+from grpo_kit.episodes import EpisodeTask, View
+from grpo_kit.prompts import opening_messages
+from grpo_kit.rollout import RolloutEngine
+
+MODEL = "smollm2-135m-instruct"
+TURNS, PROMPTS, GROUP = 4, 4, 8
+WALK = ("up", "down", "left", "right")
+TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"  # SmolLM2's own has no tools
+ARMS = ("trl", "kit, trl's loop", "kit")
+LONGEST = 640  # tokens of a whole episode behind its prompt, for trl
+TOLERANCE = 5e-3  # relative; see benchmarks/step/run.py
+
+
+class Walk:
+    """Row: goal, a way of four moves. Pays a quarter for each that is right; ends after four turns."""
+
+    def reset(self, row: dict) -> str:
+        self.way, self.turn = row["way"].split(), 0
+        return row["question"]
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        said = text.rsplit('"action": "', 1)[-1].split('"')[0]
+        right = said.split()[-1] == self.way[self.turn]
+        self.turn += 1
+        return (
+            f"<tool_response>\nYou went {said}. {'Good.' if right else 'No.'}\n</tool_response>",
+            right / TURNS,
+            (self.turn == TURNS),
+        )
+
+
+class WalkForTRL:
+    """The same for trl's environment_factory: one tool, and the sum of what was paid."""
+
+    def __init__(self) -> None:
+        self._inner, self._total = Walk(), 0.0
+
+    def reset(self, **row: Any) -> None:
+        self._inner.reset(row)
+        self._total = 0.0
+
+    def act(self, action: str) -> str:
+        """
+        Do one thing.
+
+        Args:
+            action: What to do, in words.
+        """
+        said, reward, _ = self._inner.step(f'"action": "{action}"')
+        self._total += reward
+        return said.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+
+
+def rows() -> list[dict]:
+    """Questions, each with a way of its own."""
+    rng = random.Random(0)
+    ways = [" ".join(rng.choice(WALK) for _ in range(TURNS)) for _ in range(PROMPTS + 1)]
+    return [{"question": f"Find the way out of room {i}.", "way": way} for i, way in enumerate(ways)]
+
+
+def scripts(tokenizer: Any) -> list[list[list[int]]]:
+    """What each episode writes: a call a turn, of one to four words, no two first ones of a group alike."""
+    rng, made = random.Random(1), []
+    for i in range(PROMPTS * GROUP):
+        turns = []
+        for turn in range(TURNS):
+            words = [rng.choice(WALK) for _ in range(1 + (i + turn) % GROUP % 4)]
+            if turn == 0:  # told apart by a number
+                words = [str(i % GROUP), *words]
+            call = json.dumps({"name": "act", "arguments": {"action": " ".join(words)}})
+            text = f"<tool_call>\n{call}\n</tool_call>"
+            turns.append([*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
+        made.append(turns)
+    return made
+
+
+def worked_conversation() -> list[tuple[str, str]]:
+    """What a worked episode's turns read and write."""
+    walk, moves = Walk(), ("up", "left", "up", "down")
+    seen, turns = walk.reset({"question": "Find the way out of the hall.", "way": "up left left down"}), []
+    for move in moves:
+        call = json.dumps({"name": "act", "arguments": {"action": move}})
+        turns.append((seen, f"<tool_call>\n{call}\n</tool_call>"))
+        seen, _, _ = walk.step(call)
+    return turns
+
+
+# ---- the arms ---------------------------------------------------------------------------------------------------
+
+
+def make(arm: str, model: Any, tokenizer: Any, folder: str, options: argparse.Namespace) -> Any:
+    """A fresh trainer of two steps on the same four rows."""
+    micro_batch = 32 if arm == "kit" else options.micro_batch
+    args = profile("cpu", steps=2, prompts_per_step=PROMPTS, group_size=GROUP).grpo_config(
+        folder, max_completion_length=48 if arm == "kit" else LONGEST, learning_rate=1e-7, shuffle_dataset=False,
+        warmup_steps=0, max_tool_calling_iterations=TURNS - 1, per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=PROMPTS * GROUP // micro_batch,
+    )  # fmt: skip
+    task = task_of(tokenizer, options.examples)
+    if arm == "kit":
+        return EpisodeTrainer(model, task, args, tokenizer, live=None)
+    shown = opening_messages(None, task.view.example_pairs())
+    asked = [{"prompt": [*shown, {"role": "user", "content": row["question"]}], **row} for row in task.train]
+    given = dict(
+        reward_funcs=paid, args=args, train_dataset=Dataset.from_list(asked), processing_class=tokenizer
+    )
+    if arm == "trl":
+        return trl.GRPOTrainer(model, environment_factory=WalkForTRL, **given)
+    return GRPOTrainer(model, environment_factory=WalkForTRL, live=None, **given)
+
+
+def task_of(tokenizer: Any, examples: int) -> EpisodeTask:
+    """The rows as episodes, whose prompts are word for word those of trl's loop."""
+    asked = [{"role": "user", "content": "?"}]
+    tools = [get_json_schema(WalkForTRL().act)]
+    text = tokenizer.apply_chat_template(asked, tools=tools, tokenize=False)
+    view = View(
+        chat=True,
+        system=text.split("<|im_start|>system\n")[1].split("<|im_end|>")[0],
+        examples=(("", worked_conversation()),) * examples,
+        write=lambda goal, actions, seen: seen,
+    )
+    made = rows()
+    return EpisodeTask(
+        "walk", made[:PROMPTS], made[PROMPTS:], Walk, view, max_turns=TURNS, max_completion_tokens=48
+    )
+
+
+def paid(completions: list, way: list[str], **columns: Any) -> list[float]:
+    """What the environment would have paid for the calls of each conversation."""
+    totals = []
+    for messages, right in zip(completions, way, strict=True):
+        walk, total = Walk(), 0.0
+        walk.reset({"question": "", "way": right})
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                total += walk.step(json.dumps(call["function"]))[1]
+        totals.append(total)
+    return totals
+
+
+# ---- one measurement --------------------------------------------------------------------------------------------
+
+
+class Watch(TrainerCallback):
+    """Seconds of the second step: of a run's many, neither the first nor the last."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.sampling = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begun, self.sampling = time.perf_counter(), 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = time.perf_counter() - self._begun
+        self.seconds = {"step": step, "sampling": self.sampling, "rest": step - self.sampling}
+
+    @contextmanager
+    def sampled(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.sampling += time.perf_counter() - begun
+
+
+@contextmanager
+def forced(
+    arm: str, trainer: Any, written: list[list[list[int]]], watch: Watch, count: TokenCount
+) -> Iterator[None]:
+    """Every sampler writes the scripts, turn by turn; what it would have drawn is computed all the same."""
+    turn, eos = 0, trainer.processing_class.eos_token_id
+
+    def next_turn() -> ForcedCompletions:
+        nonlocal turn
+        turn += 1
+        return ForcedCompletions([episode[(turn - 1) % TURNS] for episode in written], eos)
+
+    def watched(
+        inner: Callable[..., Any], processors: Callable[[ForcedCompletions], dict]
+    ) -> Callable[..., Any]:
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            forcing = next_turn()
+            count.in_rollout = True
+            engine = "processors" in processors(forcing)
+            try:
+                with watch.sampled(), count.unwatched() if engine else nullcontext():
+                    made = inner(*args, **kwargs, **processors(forcing))
+            finally:
+                count.in_rollout = False
+            count.sampled(forcing.decoded)
+            count.report(getattr(made, "tokens", None))
+            return made
+
+        return generate
+
+    if arm == "trl":
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model.generate = watched(
+            model.generate,
+            lambda f: {"logits_processor": LogitsProcessorList([lambda ids, scores: f(ids, scores)])},
+        )
+        yield
+        return
+    inner = RolloutEngine.generate
+    RolloutEngine.generate = watched(inner, lambda f: {"processors": (f,)})
+    try:
+        yield
+    finally:
+        RolloutEngine.generate = inner
+
+
+def measure(arm: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Two steps of a fresh trainer from the same weights; the second one's numbers."""
+    set_seed(0)
+    model, tokenizer = load_policy(MODEL, quiet=True)
+    tokenizer.chat_template = TEMPLATE.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make(arm, model, tokenizer, folder, options)
+        watch, count = Watch(), TokenCount(model, split_prefill=True)
+        trainer.add_callback(watch)
+        trained: list[tuple[int, ...]] = []
+        inner = trainer._generate_and_score_completions
+
+        def noted(inputs: Any) -> Any:
+            count.start()
+            output = inner(inputs)
+            trained[:] = whole_episodes(output, arm)
+            return output
+
+        trainer._generate_and_score_completions = noted
+        load = OtherLoad()
+        load.start()
+        with forced(arm, trainer, scripts(tokenizer), watch, count), count.heads():
+            trainer.train()
+        count.close()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    return {
+        "seconds": watch.seconds,
+        "tokens": count.tokens(),
+        "loss": logged["loss"],
+        "grad_norm": logged["grad_norm"],
+        "reward": logged["reward"],
+        "others": load.stop(),
+        "episodes": trained,
+    }
+
+
+def whole_episodes(output: dict[str, torch.Tensor], arm: str) -> list[tuple[int, ...]]:
+    """The text of each episode, as tokens: of the kit's turns the last one's prompt and completion."""
+    made = []
+    for i in range(len(output["prompt_ids"])):
+        prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
+        completion = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
+        made.append((*prompt, *completion))
+    return sorted(made[TURNS - 1 :: TURNS] if arm == "kit" else made)
+
+
+def check_same(first: dict[str, Any], other: dict[str, Any], arm: str) -> None:
+    """Raises SystemExit unless both trained on the same texts, with the same rewards, loss and gradient norm."""
+    if first["episodes"] != other["episodes"]:
+        raise SystemExit(f"{arm}: the episodes are other texts than trl's")
+    for name, least in (("reward", 0.0), ("loss", 0.1), ("grad_norm", 0.0)):
+        a, b = first[name], other[name]
+        if abs(a - b) > TOLERANCE * max(abs(a), least):
+            raise SystemExit(f"{arm}: {name} is {b}, trl's {a}")
+
+
+def main() -> None:
+    """Measure in turns, check, print, save."""
+    parser = command_line(__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--examples", type=int, default=3, help="worked conversations in every prompt")
+    parser.add_argument(
+        "--micro-batch", type=int, default=2, help="of trl's update; 2 is its fastest on a CPU"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    print(
+        "What else differs: trl reads each turn's whole text anew and pads it; its row is an episode under a mask, "
+        f"in micro-batches of {options.micro_batch}; the kit's turns are rows that share what they have in common. "
+        "Tokens, rewards, loss and gradient norm are equal, or this stops."
+    )
+    rounds: list[dict[str, Any]] = []
+    for number in range(options.rounds):
+        order = ARMS if number % 2 == 0 else ARMS[::-1]
+        wait_until_quiet(60.0)
+        made = {arm: measure(arm, options) for arm in order}
+        for arm in ARMS[1:]:
+            check_same(made["trl"], made[arm], arm)
+        for found in made.values():
+            found["episode_tokens"] = sum(map(len, found.pop("episodes")))
+        rounds.append(made)
+        print(json.dumps(made), flush=True)
+    ratios = {
+        arm: {
+            part: spread([r["trl"]["seconds"][part] / r[arm]["seconds"][part] for r in rounds])
+            for part in ("step", "sampling", "rest")
+        }
+        for arm in ARMS[1:]
+    }
+    shape = {"prompts": PROMPTS, "group": GROUP, "turns": TURNS, "examples": options.examples}
+    command = f"python -m benchmarks.tool_loop --rounds {options.rounds} --examples {options.examples}"
+    result = origin(command, "torch", "transformers", "trl") | {
+        "weights": WEIGHTS[MODEL],
+        **shape,
+        "threads": 2,
+    }
+    name = "tool_loop_cpu" if options.examples else "tool_loop_cpu_no_example"
+    path = save(RESULTS, name, result | {"times_faster_than_trl": ratios, "rounds": rounds})
+    for arm, parts in ratios.items():
+        print(
+            arm, *(f"{part}: {found['median']:.1f} times faster" for part, found in parts.items()), sep=", "
+        )
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
