@@ -6,15 +6,16 @@ play it. An environment is anything with reset(row) and step(text).
 
 from grpo_kit.episodes.adapters import for_trl, from_tools, from_trl
 from grpo_kit.episodes.environment import Environment, EpisodeError
+from grpo_kit.episodes.games import from_textarena
 from grpo_kit.episodes.mock import Mock, recorded
 from grpo_kit.episodes.play import Episode, Turn
 from grpo_kit.episodes.task import EpisodeTask, worked
 from grpo_kit.episodes.view import View, write_turn
-from grpo_kit.episodes.worlds import calculator, grid, lookup
+from grpo_kit.episodes.worlds import calculator, grid, lookup, phone, shop
 
 __all__ = [
     "EpisodeTask", "View", "Environment", "EpisodeError", "Episode", "Turn", "write_turn", "worked",
-    "grid", "lookup", "calculator",
+    "grid", "lookup", "calculator", "shop", "phone",
     "Mock", "recorded",
-    "from_tools", "from_trl", "for_trl",
+    "from_tools", "from_trl", "for_trl", "from_textarena",
 ]  # fmt: skip

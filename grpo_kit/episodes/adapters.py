@@ -1,4 +1,4 @@
-"""Environments of others as ours, and ours as theirs: trl's classes and tools, textarena's games, reasoning-gym.
+"""Environments of others as ours, and ours as theirs: tools, and trl's classes. Games of textarena: games.py.
 
 An action is read in whatever form a model was taught to call tools in: JSON in the template's own tags, a JSON object,
 or Python's call syntax, `look(x=3)`.

@@ -17,9 +17,9 @@ class Environment(Protocol):
 
     reset(row): begin the episode of this row of the task, a dict; returns the first observation. All that is random
     must come out of the row, so that the episodes of a group meet the same world.
-    step(text): the model's response to the last observation, prefill included; returns (observation, reward, done). An
-    action that cannot be read is no exception: say so in the observation, and set `self.invalid = True` for that step.
-    The rewards of an episode are added up; at best the sum lies in [0, 1].
+    step(text): the model's response to the last observation, with the prefill, without a thought; returns (observation,
+    reward, done). An action that cannot be read is no exception: say so in the observation, and set `self.invalid =
+    True` for that step. The rewards of an episode are added up; at best the sum lies in [0, 1].
     """
 
     def reset(self, row: Mapping[str, Any]) -> str: ...
@@ -122,16 +122,19 @@ class World:
             return [self._one(call, i, turn) for call, i in zip(calls, who, strict=True)]
         made: list[list[Any]] = [[] for _ in calls]
         threads = []
-        for call, box in zip(calls, made, strict=True):
-            # Daemons: one that never comes back must not keep Python from ending.
-            threads.append(threading.Thread(target=_into, args=(call, box), daemon=True))
-            threads[-1].start()
-        end = time.monotonic() + self.seconds
-        for thread, box, i in zip(threads, made, who, strict=True):
-            thread.join(max(0.0, end - time.monotonic()))
-            if not box:
-                self._pool = []  # its object may still be at work
-                raise EpisodeError(f"{self.where(i, turn)}: no answer within {self.seconds:g} s")
+        try:
+            for call, box in zip(calls, made, strict=True):
+                # Daemons: one that never comes back must not keep Python from ending.
+                threads.append(threading.Thread(target=_into, args=(call, box), daemon=True))
+                threads[-1].start()
+            end = time.monotonic() + self.seconds
+            for thread, box, i in zip(threads, made, who, strict=True):
+                thread.join(max(0.0, end - time.monotonic()))
+                if not box:
+                    raise EpisodeError(f"{self.where(i, turn)}: no answer within {self.seconds:g} s")
+        except BaseException:  # the stop button, too
+            self._pool = []  # its objects may still be at work
+            raise
         return [self._one(lambda box=box: _out(box), i, turn) for box, i in zip(made, who, strict=True)]
 
     def _one(self, call: Callable[[], Any], i: int, turn: int) -> Any:

@@ -99,7 +99,7 @@ def play(
                 )
         made = dict(zip(living, complete(prompts, living, turn), strict=True))
         texts = {i: renderer.text_of(made[i][0]) for i in made}
-        outcomes = world.step({i: renderer.view.prefill + texts[i] for i in living}, turn)
+        outcomes = world.step({i: renderer.view.said(renderer.view.prefill + texts[i]) for i in living}, turn)
         for i in sorted(living):
             ids, logprobs = made[i]
             outcome = outcomes[i]

@@ -59,7 +59,7 @@ def _walked(
     responses: Sequence[str] | None,
 ) -> tuple[list[tuple[Conversation, str, list[int]]], list[str]]:
     """Each turn's prompt, answer and its tokens; and how it ended, in a line."""
-    respond = task.optimum(row, random.Random(0)) if responses is None else _in_order(responses)
+    respond = _in_order(responses) if responses is not None else _optimum(task, row)
     renderer, world = Renderer(tokenizer, task.view), task.world()
     (observation,) = world.reset([row])
     talk = renderer.first(row["question"], observation)
@@ -70,7 +70,7 @@ def _walked(
             break
         written = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
         turns.append((replace(talk), answer, written))
-        outcome = world.step({0: task.view.prefill + answer}, turn)[0]
+        outcome = world.step({0: task.view.said(task.view.prefill + answer)}, turn)[0]
         if outcome.done:
             return turns, [f"--- {outcome.observation} reward {outcome.reward:g}"]
         observation = outcome.observation
@@ -83,6 +83,11 @@ def _cost(turns: Sequence[tuple[Conversation, str, list[int]]]) -> str:
     rows = [(talk.ids, written) for talk, _, written in turns]
     tokens = sum(len(prompt) + len(written) for prompt, written in rows)
     return f"{len(rows)} rows of {tokens:,} tokens in all; {tree_tokens(rows):,} are computed, what rows share once"
+
+
+def _optimum(task: EpisodeTask, row: Mapping[str, Any]) -> Any:
+    act = task.optimum(row, random.Random(0))
+    return lambda observation: task.view.completion_saying(act(observation))
 
 
 def _in_order(responses: Sequence[str]) -> Any:

@@ -33,7 +33,9 @@ class EpisodeTask:
     there at the latest. max_completion_tokens: of each turn.
     success: an episode is right whose rewards sum to at least this.
     seconds: the most that a reset or step may take, all episodes in threads; None: it takes microseconds.
-    optimum: a policy that plays perfectly, where there is one. actions: all there are, for policies that read nothing.
+    optimum: a policy that plays perfectly, where there is one.
+    actions: all there are, for policies that read no reply: see blind. "ask {person}" is filled from the row, as by
+    str.format(**row), so that such a policy may know the goal; a brace that is none of a field's is doubled.
     Raises ValueError naming the field that does not fit.
     """
 
@@ -98,11 +100,11 @@ class EpisodeTask:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Is there anything to play that reads nothing?"""
+        """Is there anything to play that reads no reply?"""
         return self.actions
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
-        """Name and success, in [0, 1], of the best policy that reads nothing, on the rows (default held_out)."""
+        """Name and success, in [0, 1], of the best policy that reads no reply, on the rows (default held_out)."""
         return next(iter(self.blind(rows).items()))
 
     # ---- without a model ------------------------------------------------------------------------------------------
@@ -115,7 +117,8 @@ class EpisodeTask:
         players = [policy(row, rng) for row in rows]
         totals = [0.0] * len(rows)
         for turn in range(1, self.max_turns + 1):
-            texts = {i: self.view.prefill + players[i](seen) for i, seen in observations.items()}
+            said = {i: self.view.completion_saying(players[i](seen)) for i, seen in observations.items()}
+            texts = {i: self.view.said(self.view.prefill + text) for i, text in said.items()}
             outcomes = world.step(texts, turn)
             for i, outcome in outcomes.items():
                 totals[i] += outcome.reward
@@ -125,22 +128,29 @@ class EpisodeTask:
         return fmean(total >= self.success for total in totals)
 
     def blind(self, rows: Sequence[dict] | None = None, *, seed: int = 0) -> dict[str, float]:
-        """What policies score that read nothing, best first: "random", and the best fixed sequence of actions.
+        """What policies score that read no reply, best first: "random", and the best fixed sequence of actions.
 
-        All sequences are tried where they are at most 4,096, else those of one action. {} for a task without actions.
+        Sequences: all those of n actions, and of fewer, each over and over until the episode ends. n: the largest for
+        which there are at most 4,096, from 1 to max_turns. random: the mean of 8 plays. {} for a task without actions.
+        Raises ValueError for an action with a field that a row lacks.
         """
         if not self.actions:
             return {}
-        several = len(self.actions) ** self.max_turns <= _MOST_PLANS
-        plans = (
-            itertools.product(self.actions, repeat=self.max_turns)
-            if several
-            else zip(self.actions, strict=True)
-        )
-        best = max((self.score(_planned(plan), rows), -i, plan) for i, plan in enumerate(plans))
-        by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
-        named = {f"always {', '.join(best[2])}": best[0], "random": by_chance}
-        return dict(sorted(named.items(), key=lambda item: -item[1]))
+        rows = self.held_out if rows is None else rows
+        known = self.__dict__.setdefault("_blind", {})  # every evaluation asks for it
+        key = (seed, *map(row_key, rows))
+        if key not in known:
+            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
+            best = max((self.score(_planned(plan), rows), -i) for i, plan in enumerate(plans))
+            by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
+            named = {f"always {', '.join(plans[-best[1]])}": best[0], "random": by_chance}
+            known[key] = dict(sorted(named.items(), key=lambda item: -item[1]))
+        return dict(known[key])
+
+    def _most(self) -> int:
+        """How many actions in a row all sequences of which are tried."""
+        fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS]
+        return max(fit, default=1)
 
     def __repr__(self) -> str:
         return f"EpisodeTask({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
@@ -158,11 +168,28 @@ def worked(environment: Environment, policy: Policy, row: Mapping[str, Any]) -> 
 
 def _planned(plan: Sequence[str]) -> Policy:
     def policy(row: Mapping[str, Any], rng: random.Random) -> Callable[[str], str]:
-        actions = itertools.cycle(plan)
+        actions = itertools.cycle([_filled(action, row) for action in plan])
         return lambda observation: next(actions)
 
     return policy
 
 
 def _at_random(actions: Sequence[str]) -> Policy:
-    return lambda row, rng: lambda observation: rng.choice(actions)
+    def policy(row: Mapping[str, Any], rng: random.Random) -> Callable[[str], str]:
+        filled = [_filled(action, row) for action in actions]
+        return lambda observation: rng.choice(filled)
+
+    return policy
+
+
+def _filled(action: str, row: Mapping[str, Any]) -> str:
+    """The action with its fields put in from the row."""
+    if "{" not in action and "}" not in action:
+        return action
+    try:
+        return action.format_map(row)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"action {action!r} has a field ({error}) that a row lacks, which has {', '.join(row)}; write {{{{ or }}}} "
+            "for a brace that is none of a field's"
+        ) from error

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _PROBE, _NEXT, _ANSWER = "KITPROBE", "KITNEXT", "KITANSWER"
 
+THOUGHT = ("<think>", "</think>")  # what a thought stands in
+
 Example = Sequence[tuple[str, str]]  # one worked episode: (observation, response) of each of its turns
 
 
@@ -46,6 +48,7 @@ class View:
     examples: (goal, worked episode) pairs shown in every prompt, each episode a list of (observation, response).
     thoughts: with chat. "as served": the prompts are those that a server would make, so that thoughts disappear
     where the template drops them. "kept": earlier turns stay word for word.
+    A thought in <think> tags is the model's own: neither the environment nor the list of last actions has it.
     write: (goal, actions, observation) -> a turn's message.
     Raises ValueError naming the field.
     """
@@ -87,9 +90,25 @@ class View:
                 done.append(self.action_of(response))
         return pairs
 
+    def said(self, response: str) -> str:
+        """What the environment reads of a response: what stands behind its thought; "" if that never ended.
+
+        >>> View().said("<think>\\nA door.\\n</think>\\n\\nopen it"), View().said("open it")
+        ('open it', 'open it')
+        """
+        opens, closes = THOUGHT
+        if closes in response:
+            return response.rpartition(closes)[2].strip()
+        return "" if opens in response else response
+
+    def completion_saying(self, action: str) -> str:
+        """A completion of this view's that says the action and thinks nothing."""
+        opens, closes = THOUGHT
+        return f"\n{closes}\n\n{action}" if opens in self.prefill and closes not in self.prefill else action
+
     def action_of(self, response: str) -> str:
-        """The response as later turns name it: without the prefill, on one line."""
-        return " ".join(response.removeprefix(self.prefill).split())
+        """The response as later turns name it: without prefill and thought, on one line; "nothing" for nothing."""
+        return " ".join(self.said(response).removeprefix(self.prefill).split()) or "nothing"
 
 
 @dataclass

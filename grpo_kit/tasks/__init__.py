@@ -7,7 +7,7 @@ from grpo_kit.tasks.events import events
 from grpo_kit.tasks.gsm8k import gsm8k
 from grpo_kit.tasks.largest import largest
 from grpo_kit.tasks.own import from_rows
-from grpo_kit.tasks.reasoning_gym import from_reasoning_gym
+from grpo_kit.tasks.reasoning_gym import from_reasoning_gym, from_reasoning_gym_tries
 from grpo_kit.tasks.science import science
 from grpo_kit.tasks.task import Task, strategy_rewards
 from grpo_kit.tasks.tools import tools
@@ -19,6 +19,7 @@ __all__ = [
     "countdown",
     "events",
     "from_reasoning_gym",
+    "from_reasoning_gym_tries",
     "from_rows",
     "gsm8k",
     "largest",

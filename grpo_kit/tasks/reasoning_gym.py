@@ -1,20 +1,28 @@
-"""Any reasoning-gym data set as a task, scored by its own scorer (github.com/open-thought/reasoning-gym)."""
+"""Any reasoning-gym data set as a task, scored by its own scorer (github.com/open-thought/reasoning-gym).
+
+In one turn, or as several tries at each question.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.view import View
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
+from grpo_kit.rewards.response import own_answer
 from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
 
 _LOG = logging.getLogger(__name__)
 # Most data sets make row i from seed + i: seeds this far apart share no row.
 _APART = 10_000_000
 _MOST_ROWS = 20_000  # word_ladder refuses more
+_RIGHT = 0.99  # the score from which on an answer is right
 
 
 def from_reasoning_gym(
@@ -67,13 +75,97 @@ def from_reasoning_gym(
         held_out=held_out,
         rewards=[reward, SoftFormat(think=None)],
         reward_weights=[0.75, 0.25],
-        is_correct=lambda text, row: (reward.score(text, row["entry"]) or 0.0) >= 0.99,
+        is_correct=lambda text, row: (reward.score(text, row["entry"]) or 0.0) >= _RIGHT,
         strategies=most_frequent_answer(train),
         system=system,
         prefill=prefill,
         examples=examples,
         max_completion_tokens=max_completion_tokens,
     )
+
+
+def from_reasoning_gym_tries(
+    name: str,
+    *,
+    tries: int = 3,
+    n_train: int = 256,
+    n_held_out: int = 64,
+    seed: int = 0,
+    prefill: str = "<answer>",
+    system: str | None = "Answer in <answer> tags.",
+    max_completion_tokens: int = 48,
+    **config: Any,
+) -> EpisodeTask:
+    """The data set of from_reasoning_gym as a task of several turns: each question may be answered `tries` times.
+
+    A turn is a try. An answer with a score of 0.99 or more ends the episode with reward 1. Any other earns nothing,
+    and the next turn says that it was not right; the last try earns its score, in [0, 1]. No answer in the tags, two,
+    or one that the scorer fails on: invalid, and a try all the same, with score 0.
+    optimum: the data set's own answers, where it has them. actions: its four most frequent ones: where there are two
+    to choose from, two tries are right without reading.
+    Raises as from_reasoning_gym, and ValueError for fewer than 1 try.
+
+    >>> from_reasoning_gym_tries("leg_counting", n_train=4, n_held_out=2)
+    EpisodeTask('leg_counting', train=4, held_out=2)
+    """
+    if not isinstance(tries, int) or tries < 1:
+        raise ValueError(f"tries={tries!r} must be a whole number of at least 1")
+    once = from_reasoning_gym(
+        name, n_train=n_train, n_held_out=n_held_out, seed=seed, prefill=prefill, system=system, **config
+    )
+    reward = once.rewards[0]
+
+    def say(answer: str) -> str:
+        return f"<answer>{answer}</answer>".removeprefix(prefill)
+
+    answers = Counter(row["answer"] for row in once.train)
+    frequent = sorted(answers, key=lambda text: (-answers[text], text))[:4]
+    return EpisodeTask(
+        name,
+        train=once.train,
+        held_out=once.held_out,
+        environment=lambda: Tries(reward, tries),
+        view=View(
+            chat=True,
+            repeat_goal=False,
+            system=system,
+            prefill=prefill,
+            examples=tuple((question, [(question, said)]) for question, said in once.examples),
+            write=_only_said,
+        ),
+        max_turns=tries,
+        max_completion_tokens=max_completion_tokens,
+        optimum=(lambda row, rng: lambda observation: say(row["answer"])) if all(answers) else None,
+        actions=tuple(say(text).replace("{", "{{").replace("}", "}}") for text in frequent if text),
+    )
+
+
+def _only_said(goal: str, actions: Sequence[str], observation: str) -> str:
+    """The first observation is the question, which is the goal."""
+    return observation
+
+
+class Tries:
+    """An environment: a question, and so many tries at it. Row: question, entry."""
+
+    def __init__(self, reward: ReasoningGymScore, tries: int) -> None:
+        self.reward, self.tries, self.invalid = reward, tries, False
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        """The question."""
+        self.entry, self.left, self.invalid = row["entry"], self.tries, False
+        return row["question"]
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """One try: the answer in the tags."""
+        answer = own_answer(text, "", self.reward.tag)
+        score = None if answer is None else self.reward.score(answer, self.entry)
+        self.invalid = score is None
+        self.left -= 1
+        if (score or 0.0) >= _RIGHT:
+            return "Right.", 1.0, True
+        told = f"Write one answer in <{self.reward.tag}> tags." if answer is None else "That is not right."
+        return (told, score or 0.0, True) if self.left == 0 else (f"{told} Try again.", 0.0, False)
 
 
 class ReasoningGymScore(AnswerReward):

@@ -8,7 +8,9 @@ import pytest
 import trl
 
 from grpo_kit.episodes.audit import audit_turns
+from grpo_kit.episodes.play import play
 from grpo_kit.episodes.show import show_turns
+from grpo_kit.episodes.task import EpisodeTask
 from grpo_kit.episodes.view import Renderer, View, write_turn
 from grpo_kit.episodes.worlds import calculator, grid
 from grpo_kit.models import load_policy
@@ -123,6 +125,54 @@ def test_a_template_that_drops_thoughts_makes_turns_fork_as_it_is_served(tokeniz
     assert "A desk may have one." in talks["kept"].text
 
 
+@pytest.mark.parametrize(
+    "prefill, written, said",
+    [
+        ("", "open", "open"),
+        ("", "<think>\nHm.\n</think>\n\nopen", "open"),
+        ("<think>\n", "Hm.\n</think>\n\nopen", "open"),
+        ("<think>\n", "Hm, the door", ""),
+        ("Step by step\n<think>", "</think>\nopen", "open"),
+        ("", "Hm.</think>open", "open"),  # the template opened it
+        ("", "<think>a</think>b<think>c</think> open ", "open"),
+        ("Action:", " open", "Action: open"),
+    ],
+)
+def test_environments_do_not_read_thoughts(prefill, written, said, tokenizer):
+    """Nor do the last actions that later turns show."""
+    heard = []
+
+    class Door:
+        def reset(self, row):
+            return "A door."
+
+        def step(self, text):
+            heard.append(text)
+            return "It stays shut.", 0.0, len(heard) == 2
+
+    view = View(prefill=prefill, actions=1)
+    task = EpisodeTask(
+        "door", [{"question": "Out", "n": 0}], [{"question": "Out", "n": 1}], Door, view, max_turns=2
+    )
+    prompts = []
+
+    def complete(asked, who, turn):
+        prompts.extend(asked)
+        return [(sampled(tokenizer, written), None)]
+
+    play(task, task.train, Renderer(tokenizer, view), task.world(), complete)
+    assert heard == [said, said]
+    text = tokenizer.decode(prompts[1])
+    assert "Hm" not in text and f"You did: {said.removeprefix('Action:').strip() or 'nothing'}." in text
+
+
+def test_a_perfect_policy_stays_perfect_behind_an_opened_thought(tokenizer):
+    task = calculator(8, 8)
+    thinking = replace(task, view=replace(task.view, prefill="<think>\n", examples=()))
+    assert thinking.score(thinking.optimum) == 1.0
+    assert ">>> \n</think>\n\ncalc " in show_turns(with_template(tokenizer, "qwen3"), thinking)
+
+
 # Their messages are parts, not texts: build_prompt refuses them.
 REFUSED = {"idefics3", "smolvlm", "llava_next"}
 
@@ -217,7 +267,7 @@ def test_what_thoughts_cost_is_said_in_rows_and_tokens(tokenizer):
         for turn, text in enumerate(said, start=1):
             ids = sampled(tokenizer, text)
             rows.append([*talk.ids, *ids])
-            seen = world.step({0: text}, turn)[0].observation
+            seen = world.step({0: view.said(text)}, turn)[0].observation
             renderer.next(talk, ids, seen)
         read = {tuple(row[:n]) for row in rows for n in range(1, len(row))}
         counted[thoughts] = f"2 rows of {sum(map(len, rows)):,} tokens in all; {len(read):,} are computed"

@@ -18,6 +18,7 @@ class Lookup:
     """Row: person, homes {person: town}, fruits {town: fruit}. Reward 1 for the right fruit, 0 for a wrong one."""
 
     actions = (
+        "ask {person}",
         *(f"ask {name}" for name in PEOPLE), *(f"visit {town}" for town in TOWNS), *(f"say {f}" for f in FRUITS),
     )  # fmt: skip
 

@@ -1,0 +1,123 @@
+"""Games of textarena for one player as environments, each with random numbers of its own."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from grpo_kit.episodes.environment import Environment
+
+# textarena's games seed Python's own generator and draw from it: one of them moves at a time.
+_MOVES = threading.Lock()
+_MINE = "PLAYER_ACTION"
+
+
+def from_textarena(name: str, *, highest: float = 1.0, **options: Any) -> Callable[[], Environment]:
+    """A game of textarena for one player, such as "GuessTheNumber-v0", as environments; options go to the game.
+
+    Row: seed, a whole number of at least 0: which game it is. Every game keeps random numbers of its own, so that it
+    goes the same way whatever is played beside it, and the caller's are left alone.
+    The first observation is the game's prompt, a later one what is new since the last. Actions stand in square
+    brackets; variants but "-raw" put them there. A move that the game calls invalid is invalid; textarena ends a game
+    at the second in a row.
+    Reward: in the end what the game pays, over `highest`, at least 0 and at most 1: -1, which is a game lost or broken
+    off, is 0. highest: what the best game pays, such as 20 in "Set-v0".
+    Raises ImportError without the package; ValueError for an unknown game, one for several players, and options that
+    it does not take; what a game itself raises where it needs words of nltk, a key or a newer Python.
+    Source: github.com/LeonGuertler/TextArena, 0.7.4.
+
+    >>> rows = [{"question": "Guess the number.", "seed": seed} for seed in range(80)]
+    >>> task = EpisodeTask("number", rows[16:], rows[:16], from_textarena("GuessTheNumber-v0"))  # doctest: +SKIP
+    """
+    if not highest > 0:
+        raise ValueError(f"highest={highest!r} must be above 0: what the best game pays")
+    _Game(name, highest, options).reset({"seed": 0})  # what is wrong is said now
+    return lambda: _Game(name, highest, options)
+
+
+class _Game:
+    """One game after the other."""
+
+    def __init__(self, name: str, highest: float, options: Mapping[str, Any]) -> None:
+        self.name, self.highest, self.invalid = name, highest, False
+        self.numbers = random.Random(0).getstate()
+        with self._own_numbers():
+            self.played = _made(name, options)
+        self.inner = self.played
+        while hasattr(self.inner, "env"):  # wrappers; those of observations would say everything again
+            self.inner = self.inner.env
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        """The game's prompt, and its board where it has one."""
+        seed = row.get("seed")
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise ValueError(
+                f"a row for {self.name!r} has seed={seed!r}; it must be a whole number of at least 0: which game it is"
+            )
+        self.numbers, self.invalid = random.Random(seed).getstate(), False
+        with self._own_numbers():
+            try:
+                self.played.reset(num_players=1, seed=seed)
+            except (AssertionError, ValueError) as error:
+                raise ValueError(f"name={self.name!r} is no game for one player: {error}") from error
+            if not isinstance(self.inner.state, _textarena().SinglePlayerState):
+                raise ValueError(f"name={self.name!r} is no game for one player")
+            return self._news()
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """One move."""
+        with self._own_numbers():
+            done, _ = self.played.step(text.strip())
+            news, state = self._news(), self.inner.state
+        about = state.game_info[0]
+        self.invalid = bool(about["invalid_move"] or state.error_count)
+        if not done:
+            return news or "Go on.", 0.0, False
+        pays = state.rewards[0]
+        if about["invalid_move"] and isinstance(pays, str):
+            pays = 0.0  # four games give the reason in the reward's place
+        reward = min(1.0, max(0.0, pays / self.highest))
+        return "\n".join(filter(None, [news, about.get("reason")])), reward, True
+
+    def _news(self) -> str:
+        """What the game said since it was last asked, without the player's own moves."""
+        _, messages = self.inner.get_observation()
+        # Three games say the move itself in another order, its text in the kind's place.
+        told = [text.strip() for _, text, kind in messages if getattr(kind, "name", _MINE) != _MINE]
+        return "\n".join(filter(None, told))
+
+    @contextmanager
+    def _own_numbers(self) -> Iterator[None]:
+        """This game's state of Python's own generator, the caller's again behind it."""
+        with _MOVES:
+            callers = random.getstate()
+            random.setstate(self.numbers)
+            try:
+                yield
+            finally:
+                self.numbers = random.getstate()
+                random.setstate(callers)
+
+
+def _textarena() -> Any:
+    try:
+        import textarena
+    except ImportError as error:
+        raise ImportError("from_textarena needs the package: pip install textarena") from error
+    return textarena
+
+
+def _made(name: str, options: Mapping[str, Any]) -> Any:
+    textarena = _textarena()
+    known = textarena.envs.registration.ENV_REGISTRY
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=5, cutoff=0.3)
+        raise ValueError(f"name={name!r} is no game of textarena; the nearest are {', '.join(close)}")
+    try:
+        return textarena.make(name, **options)
+    except TypeError as error:
+        raise ValueError(f"options={dict(options)!r} do not fit {name!r}: {error}") from error

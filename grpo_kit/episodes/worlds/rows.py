@@ -1,0 +1,38 @@
+"""Rows that are drawn: worked episodes, train and held-out, none of them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+_TRIES = 1000  # draws without a new row, after which there are taken to be no more
+
+
+def draw_rows(
+    draw: Callable[[int], tuple[Hashable, dict[str, Any]]], n_worked: int, n_train: int, n_held_out: int
+) -> tuple[list[dict], list[dict], list[dict]]:
+    """(worked, train, held out) rows, no two of one key.
+
+    draw: place, from 0 over the worked, then the held-out, then the train rows -> what tells rows apart, and the row.
+    Raises ValueError for a split without rows, and where draws bring nothing new.
+
+    >>> draw_rows(lambda place: (place, {"n": place}), 1, 2, 1)
+    ([{'n': 0}], [{'n': 2}, {'n': 3}], [{'n': 1}])
+    """
+    for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
+    rows: dict[Hashable, dict[str, Any]] = {}
+    failed = 0
+    while len(rows) < n_worked + n_train + n_held_out:
+        key, row = draw(len(rows))
+        failed = failed + 1 if key in rows else 0
+        if failed == _TRIES:
+            raise ValueError(
+                f"n_train={n_train} and n_held_out={n_held_out} are more rows than there seem to be: {len(rows)} with "
+                "those of the worked episodes; take fewer"
+            )
+        rows.setdefault(key, row)
+    made = list(rows.values())
+    begun = n_worked + n_held_out
+    return made[:n_worked], made[begun:], made[n_worked:begun]
