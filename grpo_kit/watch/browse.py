@@ -1,4 +1,4 @@
-"""Completions beside their rewards: widgets in a notebook, a plain table elsewhere."""
+"""Completions or episodes beside their rewards: widgets in a notebook, a plain table elsewhere."""
 
 import importlib.util
 import threading
@@ -11,7 +11,18 @@ import pandas as pd
 from grpo_kit.display import escape, in_notebook
 from grpo_kit.record.files import RunFolderError, read_completions
 from grpo_kit.rewards.cases import Case
-from grpo_kit.watch.completions import completions_html, group_html, numbered, pick_three, reward_columns
+from grpo_kit.watch.completions import completions_html, group_html, numbered, reward_columns
+from grpo_kit.watch.conversations import (
+    conversations_html,
+    first_episodes,
+    has_episodes,
+    numbered_episodes,
+    picks_of,
+    refuse_case,
+    said,
+    whole,
+    with_conversations,
+)
 from grpo_kit.watch.follow import Follower, is_going
 from grpo_kit.watch.found_case import as_code, case_of
 
@@ -20,22 +31,31 @@ if TYPE_CHECKING:
 
 AS_WRITTEN = "as written"
 ALL = "all"
-_MOST = 64  # completions shown at once
+_MOST = 64  # completions or episodes shown at once
 
 
 def select(
     table: pd.DataFrame, step: int, *, sort: str = AS_WRITTEN, text: str = "", group: int | None = None
 ) -> pd.DataFrame:
-    """Completions of one step with `text` (any case) in prompt or response, highest `sort` column first."""
-    chosen = table[table["step"] == step]
+    """Completions of one step with `text` (any case) in prompt or response, highest `sort` column first.
+
+    Episodes are whole: one turn that holds the text, in what it read or wrote, brings the others, and the one that is
+    highest gives the place.
+    """
+    step_rows = table[table["step"] == step]
     if group is not None:
-        chosen = chosen[chosen["group"] == group]
-    chosen = chosen[_holds(chosen, text)]
-    return chosen if sort == AS_WRITTEN else chosen.sort_values(sort, ascending=False, kind="stable")
+        step_rows = step_rows[step_rows["group"] == group]
+    chosen = step_rows[_holds(step_rows, text)]
+    if has_episodes(table):
+        chosen = whole(step_rows, chosen)
+    if sort == AS_WRITTEN:
+        return chosen
+    chosen = chosen.sort_values(sort, ascending=False, kind="stable")
+    return whole(step_rows, chosen) if has_episodes(table) else chosen
 
 
 class CompletionBrowser:
-    """Widgets over the completions of a run; the saved notebook keeps a plain table. Made by `browse`."""
+    """Widgets over the completions or episodes of a run; the saved notebook keeps three of them. Made by `browse`."""
 
     def __init__(self, folder: str | Path) -> None:
         import ipywidgets as w
@@ -78,7 +98,7 @@ class CompletionBrowser:
 
         Raises RunFolderError as read_completions does.
         """
-        table = numbered(_read(self.folder))
+        table = _table_of(self.folder)
         with self._lock, self.view.hold_sync():
             at_end = self.table.empty or self.step.value == self.step.options[-1]
             before = self.step.value
@@ -89,18 +109,22 @@ class CompletionBrowser:
                     self.step.options = steps
                     self.step.value = steps[-1] if at_end or before not in steps else before
                 more = ["advantage"] * ("advantage" in table)
-                sortable = [AS_WRITTEN, *reward_columns(table), *more]
+                episodes = has_episodes(table)
+                scores = ["reward", "turns"] if episodes else reward_columns(table)
+                sortable = [AS_WRITTEN, *scores, *more]
                 if list(self.sort.options) != sortable:
                     self.sort.options = sortable
                 has_tokens = {"tokens", "logprobs"} <= set(table)
                 self.colours.layout.display = None if has_tokens else "none"
+                self.number.layout.display = "none" if episodes else None
             self._show()
 
     def case(self, *, task: "Task | None" = None, honest: bool = False) -> Case:
         """The completion chosen under the page as a Case for check_rewards(rewards, task, found=[case]).
 
-        task, honest: as for kit.case_from. Raises ValueError where nothing is shown.
+        task, honest: as for kit.case_from. Raises ValueError where nothing is shown, and for a run of episodes.
         """
+        refuse_case(self.table)
         if self.number.value is None:
             raise ValueError("no completion is shown; choose a step that has some")
         return case_of(self.table.loc[self.number.value].to_dict(), task=task, honest=honest)
@@ -124,7 +148,10 @@ class CompletionBrowser:
 
     def _show_case(self, _button: object = None) -> None:
         how = "# for kit.rewards.check_rewards(rewards, task, found=[case])"
-        self.code.value = f"{how}\ncase = {as_code(self.case())}"
+        try:
+            self.code.value = f"{how}\ncase = {as_code(self.case())}"
+        except ValueError as error:  # else nobody would see it
+            self.code.value = str(error)
         self.code.layout.display = None
 
     def _show(self, change: object = None) -> None:
@@ -144,20 +171,21 @@ class CompletionBrowser:
         step, text = self.step.value, self.text.value
         group = None if self.group.value == ALL else self.group.value
         found = select(self.table, step, sort=self.sort.value, text=text, group=group)
-        self._offer(found.head(_MOST))
+        episodes = has_episodes(self.table)
+        what = "episode" if episodes else "completion"
+        self._offer(found.head(0 if episodes else _MOST))
         if found.empty:
             elsewhere = sorted(int(s) for s in self.table.loc[_holds(self.table, text), "step"].unique())
             where = (
                 f"It is in step {', '.join(map(str, elsewhere[:12]))}." if elsewhere else "Nor does any step."
             )
             part = f"step {step}" if group is None else f"group {group} of step {step}"
-            return f"No completion of {part} holds <b>{escape(text)}</b>. {where}"
-        if group is not None:
+            return f"No {what} of {part} holds <b>{escape(text)}</b>. {where}"
+        if group is not None and not episodes:
             return group_html(found, colours=self.colours.value)
-        more = f"<p>{len(found) - _MOST} more are not shown: filter, or pick a group.</p>" * (
-            len(found) > _MOST
-        )
-        return completions_html(found.head(_MOST), colours=self.colours.value) + more
+        shown, count = first_episodes(found, _MOST) if episodes else (found.head(_MOST), len(found))
+        page = (conversations_html if episodes else completions_html)(shown, colours=self.colours.value)
+        return page + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (count > _MOST)
 
     def _offer(self, found: pd.DataFrame) -> None:
         """The completions on the page, to choose one as a case."""
@@ -168,27 +196,26 @@ class CompletionBrowser:
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget, and for a saved notebook (which keeps no widgets) the three picks of the last step."""
-        three = pick_three(self.table) if not self.table.empty else self.table
-        bundle = self.widget._repr_mimebundle_(**options)
-        page = completions_html(three) if len(three) else self.view.value
-        return bundle | {"text/plain": three.to_string(), "text/html": page}
+        text, page = picks_of(self.table) if len(self.table) else (self.view.value, self.view.value)
+        return self.widget._repr_mimebundle_(**options) | {"text/plain": text, "text/html": page}
 
 
 def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     """Completions of a run: a browser with step slider, sorting, text filter and groups side by side.
 
     Reads the folder when made, at each press of Refresh, and by itself while a run writes it ("follow the run").
-    Under the page, and by `.case()`, a completion becomes a case for check_rewards.
+    Under the page, and by `.case()`, a completion becomes a case for check_rewards. Of an EpisodeTrainer's run the page
+    has episodes, turn under turn.
     Outside a notebook or without ipywidgets: a table with the columns of completions.parquet, `response`, and
-    `number`, the place in the group.
+    `number`, the place in the group; of episodes also `turns`, how many each has, and `conversation`, its text.
     Raises RunFolderError (a ValueError) if there is no such folder.
     """
     if in_notebook() and importlib.util.find_spec("ipywidgets"):
         return CompletionBrowser(folder)
-    table = numbered(_read(folder))
+    table = _table_of(folder)
     if {"prefill", "completion"} <= set(table):
         table["response"] = table["prefill"].fillna("") + table["completion"].fillna("")
-    return table
+    return with_conversations(table) if has_episodes(table) else table
 
 
 def _answer_while_busy(control: Any) -> None:
@@ -199,6 +226,11 @@ def _answer_while_busy(control: Any) -> None:
     comm = getattr(control, "comm", None)
     if hasattr(comm, "_reply_subshell_for"):  # private: tests/browser sees when it is gone
         comm._reply_subshell_for = lambda data, default: default
+
+
+def _table_of(folder: str | Path) -> pd.DataFrame:
+    table = _read(folder)
+    return numbered_episodes(table) if has_episodes(table) else numbered(table)
 
 
 def _read(folder: str | Path) -> pd.DataFrame:
@@ -220,5 +252,10 @@ def _name(row: pd.Series) -> str:
 
 
 def _holds(table: pd.DataFrame, text: str) -> pd.Series:
-    whole = table["prompt"].fillna("") + table["completion"].fillna("")  # the prompt ends in the prefill
-    return whole.str.lower().str.contains(text.lower(), regex=False)
+    if not text:
+        return pd.Series(True, index=table.index)
+    if has_episodes(table):
+        texts = said(table)  # the prompts hold what every episode begins with
+    else:
+        texts = table["prompt"].fillna("") + table["completion"].fillna("")  # the prompt ends in the prefill
+    return texts.str.lower().str.contains(text.lower(), regex=False)

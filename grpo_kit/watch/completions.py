@@ -19,8 +19,8 @@ _PAGE = (
 _CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;white-space:normal;line-height:1.4;"
 _NUMBER = _CELL + "font-variant-numeric:tabular-nums;"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
-_PALE = "opacity:.65;"
-_EMPTY = f'<span style="{_PALE}">(nothing)</span>'
+PALE = "opacity:.65;"
+_EMPTY = f'<span style="{PALE}">(nothing)</span>'
 _ONCE_OPEN = "<style>details.kit-text[open]>summary>.kit-more{display:none}</style>"
 # The last thing a user says in a rendered chat: ChatML (Qwen, SmolLM2) and Llama 3.
 _SAID = re.compile(
@@ -50,23 +50,23 @@ def completions_html(table: pd.DataFrame, *, colours: bool = False) -> str:
     """The completions of a table as read_completions gives it, in its order, groups together; everything escaped.
 
     Over each group its question and, where the rows have `answer`, the reference answer; a row holds its number, its
-    scores and the response, of which the first lines show and a click shows the rest. Turns of an `episode` follow each
-    other. colours: each token by its log-probability, where the rows have `tokens` and `logprobs`.
+    scores and the response, of which the first lines show and a click shows the rest.
+    colours: each token by its log-probability, where the rows have `tokens` and `logprobs`.
     """
     scores = _scores(table)
     heads = ["", *(name.removeprefix("reward/") for name in scores), "response"]
     head = "".join(f'<th style="{_CELL}border-bottom:1px solid #999">{escape(name)}</th>' for name in heads)
     body = []
-    for rows in _groups(table):
-        over = f'<td colspan="{len(heads)}" style="{_CELL}padding-top:10px">{_question_html(rows[0])}</td>'
+    for rows in groups_of(table):
+        over = f'<td colspan="{len(heads)}" style="{_CELL}padding-top:10px">{question_html(rows[0])}</td>'
         body.append(f'<tr style="background:none">{over}</tr>')
-        for row in _in_turn(rows):
-            cells = [f'<td style="{_CELL}white-space:nowrap;{_PALE}">{_label(row)}</td>']
-            cells += [f'<td style="{_NUMBER}">{_number(row[name], name)}</td>' for name in scores]
-            cells.append(f'<td style="{_CELL}width:70%">{_response_html(row, colours)}</td>')
+        for row in rows:
+            cells = [f'<td style="{_CELL}white-space:nowrap;{PALE}">{_label(row)}</td>']
+            cells += [f'<td style="{_NUMBER}">{score_text(row[name], name)}</td>' for name in scores]
+            cells.append(f'<td style="{_CELL}width:70%">{response_html(row, colours)}</td>')
             body.append(f'<tr style="background:none">{"".join(cells)}</tr>')
     style = "table-layout:auto;border-collapse:collapse;width:100%;margin:0"
-    return _page(
+    return in_page(
         f'<table style="{style}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>',
         legend=colours,
     )
@@ -75,24 +75,24 @@ def completions_html(table: pd.DataFrame, *, colours: bool = False) -> str:
 def group_html(table: pd.DataFrame, *, colours: bool = False) -> str:
     """The completions of one prompt side by side, each under its scores; the question and the answer once."""
     cards, rows = [], table.to_dict("records")
-    for row in _in_turn(rows):
+    for row in rows:
         scores = " ".join(
             f'<span style="white-space:nowrap">{escape(name.removeprefix("reward/"))} '
-            f"<b>{_number(row[name], name)}</b></span>"
+            f"<b>{score_text(row[name], name)}</b></span>"
             for name in _scores(table)
         )
-        head = f'<span style="{_PALE}">{_label(row)}</span> {scores}'
-        cards.append(_card(head, _response_html(row, colours)))
-    return _page(_question_html(rows[0]) + _side_by_side(cards), legend=colours)
+        head = f'<span style="{PALE}">{_label(row)}</span> {scores}'
+        cards.append(card_html(head, response_html(row, colours)))
+    return in_page(question_html(rows[0]) + cards_html(cards), legend=colours)
 
 
 def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
     """One question with its answer, and several responses to it beside each other, by whose they are."""
     row = {"prompt": question, "answer": answer}
     cards = [
-        _card(f"<b>{escape(who)}</b>", _folded([text]) if text else _EMPTY) for who, text in texts.items()
+        card_html(f"<b>{escape(who)}</b>", folded([text]) if text else _EMPTY) for who, text in texts.items()
     ]
-    return _page(_question_html(row, name) + _side_by_side(cards), legend=False)
+    return in_page(question_html(row, name) + cards_html(cards), legend=False)
 
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
@@ -103,10 +103,11 @@ def numbered(table: pd.DataFrame) -> pd.DataFrame:
 
 def text_of(row: Mapping[str, Any], name: str) -> str:
     """The text of a row's column; empty where there is none."""
-    return str(row[name]) if _there(row.get(name)) else ""
+    return str(row[name]) if there(row.get(name)) else ""
 
 
-def _page(inside: str, *, legend: bool) -> str:
+def in_page(inside: str, *, legend: bool) -> str:
+    """The frame of every page; legend: what the colours of tokens mean."""
     return f'<div style="{_PAGE}">{_ONCE_OPEN}{_legend() if legend else ""}{inside}</div>'
 
 
@@ -114,7 +115,7 @@ def _scores(table: pd.DataFrame) -> list[str]:
     return [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
 
 
-def _groups(table: pd.DataFrame) -> Iterator[list[dict]]:
+def groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
     """The rows of each group together, groups in the order of their first row."""
     found: dict[Any, list[dict]] = {}
     for row in table.to_dict("records"):
@@ -123,72 +124,63 @@ def _groups(table: pd.DataFrame) -> Iterator[list[dict]]:
     yield from found.values()
 
 
-def _in_turn(rows: list[dict]) -> list[dict]:
-    """Turns of one episode behind each other; rows without an episode as they stand."""
-    if not _there(rows[0].get("episode")):
-        return rows
-    first = {row["episode"]: place for place, row in reversed(list(enumerate(rows)))}
-    return sorted(rows, key=lambda row: (first[row["episode"]], row.get("turn") or 0))
-
-
 def _label(row: dict) -> str:
     words = [str(row["pick"])] if "pick" in row else []
-    if _there(row.get("episode")):
-        words.append(f"episode {row['episode']}, turn {row.get('turn')}")
-    elif "number" in row and not words:
+    if "number" in row and not words:
         words.append(str(row["number"]))
     return "<br>".join(map(escape, words))
 
 
-def _card(head: str, body: str) -> str:
+def card_html(head: str, body: str) -> str:
+    """One of several texts that lie beside each other, under its scores."""
     look = f"flex:1 1 240px;max-width:420px;border-top:3px solid {COLOURS[0]};padding:4px 0 4px 18px"
     return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
 
 
-def _side_by_side(cards: Sequence[str]) -> str:
+def cards_html(cards: Sequence[str]) -> str:
+    """As many beside each other as there is room for."""
     return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
 
 
-def _question_html(row: dict, name: str = "") -> str:
-    """What the user asked, the whole prompt behind a click; then the reference answer."""
+def question_of(row: Mapping[str, Any]) -> str:
+    """What the user said last in the row's prompt; of one that is no chat its end."""
     prompt = text_of(row, "prompt").removesuffix(text_of(row, "prefill"))
     said = _SAID.findall(prompt)
-    question = (said[-1] if said else prompt[-600:]).strip()
-    name = name or (f"group {int(row['group'])}" if _there(row.get("group")) else "question")
-    name = f'<span style="{_PALE}font-weight:400">{escape(name)}</span> '
-    html = _folded([question], before=name, look="font-weight:600;")
+    return (said[-1] if said else prompt[-600:]).strip()
+
+
+def question_html(row: dict, name: str = "") -> str:
+    """What the user asked, the whole prompt behind a click; then the reference answer."""
+    prompt, question = text_of(row, "prompt").removesuffix(text_of(row, "prefill")), question_of(row)
+    name = name or (f"group {int(row['group'])}" if there(row.get("group")) else "question")
+    name = f'<span style="{PALE}font-weight:400">{escape(name)}</span> '
+    html = folded([question], before=name, look="font-weight:600;")
     if len(prompt.strip()) > len(question):
-        folded = html.startswith("<details")  # a long question: the prompt has a line of its own
-        line = f'<span style="{_PALE}">the whole prompt</span>' if folded else html
-        whole = f'<div style="{_TEXT}{_PALE}">{escape(prompt, len(prompt))}</div>'
-        html = html * folded + f'<details><summary style="cursor:pointer">{line}</summary>{whole}</details>'
-    if _there(row.get("answer")):
+        long = html.startswith("<details")  # a long question: the prompt has a line of its own
+        line = f'<span style="{PALE}">the whole prompt</span>' if long else html
+        whole = f'<div style="{_TEXT}{PALE}">{escape(prompt, len(prompt))}</div>'
+        html = html * long + f'<details><summary style="cursor:pointer">{line}</summary>{whole}</details>'
+    if there(row.get("answer")):
         answer = str(row["answer"])
         html += (
-            f'<div><span style="{_PALE}">answer</span> <span style="{_TEXT}">{_folded([answer])}</span></div>'
+            f'<div><span style="{PALE}">answer</span> <span style="{_TEXT}">{folded([answer])}</span></div>'
         )
     return html
 
 
-def _response_html(row: dict, colours: bool) -> str:
-    prefill = f'<span style="{_PALE}">{escape(row.get("prefill"), 10_000)}</span>'
+def response_html(row: dict, colours: bool) -> str:
+    """What the model wrote, behind the prefill."""
+    prefill = f'<span style="{PALE}">{escape(row.get("prefill"), 10_000)}</span>'
     tokens, logprobs = row.get("tokens"), row.get("logprobs")
-    seen = ""
-    if _there(row.get("turn")) and row["turn"]:
-        prompt = text_of(row, "prompt")
-        seen = (
-            f'<details><summary style="cursor:pointer;{_PALE}">what it saw</summary>'
-            f'<div style="{_TEXT}{_PALE}">{escape(prompt, len(prompt))}</div></details>'
-        )
     completion = text_of(row, "completion")
     if not completion:
-        return f"{seen}{prefill}{_EMPTY}"
-    if colours and _there(tokens) and _there(logprobs) and len(tokens) == len(logprobs):
-        return seen + _folded(list(tokens), list(logprobs), before=prefill)
-    return seen + _folded([completion], before=prefill)
+        return f"{prefill}{_EMPTY}"
+    if colours and there(tokens) and there(logprobs) and len(tokens) == len(logprobs):
+        return folded(list(tokens), list(logprobs), before=prefill)
+    return folded([completion], before=prefill)
 
 
-def _folded(
+def folded(
     pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, before: str = "", look: str = ""
 ) -> str:
     """The pieces as one text: its first lines, the rest behind a click. logprobs: one a piece, as its colour."""
@@ -210,7 +202,7 @@ def _folded(
     if not rest:
         return first
     words = f"… {len(text) - end:,} characters more"
-    more = f' <span class="kit-more" style="{_PALE}text-decoration:underline">{words}</span>'
+    more = f' <span class="kit-more" style="{PALE}text-decoration:underline">{words}</span>'
     return (
         f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{more}</summary>'
         f'<span style="{_TEXT}{look}">{"".join(rest)}</span></details>'
@@ -219,7 +211,7 @@ def _folded(
 
 def _coloured(safe: str, logprob: float | None) -> str:
     """A token over the colour of its log-probability: none where it was certain, full at 1 in 1000 or less."""
-    if not _there(logprob):
+    if not there(logprob):
         return safe
     strength = 0.55 * min(1.0, max(0.0, -float(logprob)) / math.log(1000))
     look = f' style="background:rgba(213,94,0,{strength:.2f})"' if strength >= 0.005 else ""
@@ -232,17 +224,18 @@ def _legend() -> str:
         for p, words in ((0.5, "50 %"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 % or less"))
     )
     return (
-        f'<div style="margin-bottom:4px"><span style="{_PALE}">Colour: how probable the token was when it was drawn. '
-        f'None: certain;</span> {samples} <span style="{_PALE}">Point at one for its log-probability.</span></div>'
+        f'<div style="margin-bottom:4px"><span style="{PALE}">Colour: how probable the token was when it was drawn. '
+        f'None: certain;</span> {samples} <span style="{PALE}">Point at one for its log-probability.</span></div>'
     )
 
 
-def _number(value: object, name: str = "") -> str:
+def score_text(value: object, name: str = "") -> str:
+    """A score as a page shows it; an advantage with its sign."""
     if not isinstance(value, (int, float)) or value != value:
         return "none"
     return f"{value:+.2f}" if name == "advantage" else f"{value:.2f}"
 
 
-def _there(value: object) -> bool:
+def there(value: object) -> bool:
     """Is it neither None nor NaN? A list, as files give one, is there."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))

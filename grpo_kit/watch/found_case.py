@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from grpo_kit.record.files import read_completions
 from grpo_kit.rewards.cases import Case
 from grpo_kit.watch.completions import numbered, text_of
+from grpo_kit.watch.conversations import refuse_case
 
 if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 _OF_THE_RECORD = {
     "step", "group", "number", "pick", "prompt", "prefill", "completion", "response", "advantage", "temperature",
-    "reward", "tokens", "logprobs", "episode", "turn",
+    "reward", "tokens", "logprobs",
 }  # fmt: skip
 
 
@@ -35,12 +36,13 @@ def case_from(
     the answer, and what rewards logged; a reward that needs others then says so.
     honest: the completion is a good one that a reward must pay for, rather than a cheat that it must not.
     Raises RunFolderError (a ValueError) if there is no such folder; ValueError naming the argument if the run has no
-    such completion, or the task no such question.
+    such completion, or the task no such question; and for a run of episodes, which no reward function judges.
 
     >>> hack = case_from("runs/full", step=12, group=0, number=3)  # doctest: +SKIP
     >>> check_rewards(task.rewards, task, found=[hack])  # doctest: +SKIP
     """
     table = numbered(read_completions(folder))
+    refuse_case(table)
     chosen = table
     for name, value in (("step", step), ("group", group), ("number", number)):
         narrower = chosen[chosen[name] == value]

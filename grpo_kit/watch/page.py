@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from grpo_kit.display import BADGE, escape
-from grpo_kit.watch.browse import completions_html, pick_three
+from grpo_kit.watch.conversations import picks_of
 from grpo_kit.watch.curves import ACCURACY
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.svg import WIDTH
@@ -64,10 +64,9 @@ def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
 
 
 def completions_page(table: pd.DataFrame | None) -> tuple[str, str]:
-    """Best, median and worst of the last step, as text and as HTML."""
+    """Best, median and worst of the last step, as text and as HTML; where there are episodes, whole episodes."""
     if table is None or not len(table):
         plain = page = "The best, the median and the worst completion of the last step come here."
     else:
-        three = pick_three(table)
-        plain, page = three[["pick", "reward", "completion"]].to_string(index=False), completions_html(three)
+        plain, page = picks_of(table)
     return plain, f'<div style="height:15em;overflow:auto">{page}</div>'

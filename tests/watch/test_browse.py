@@ -155,16 +155,6 @@ def test_tokens_are_coloured_by_log_probability():
     assert "a&lt;b&gt; c" in completions_html(table, colours=True)
 
 
-def test_the_turns_of_an_episode_follow_each_other():
-    table = pd.DataFrame(part(1, [0.5] * 4, ["go", "look", "take", "drop"], [0] * 4))
-    table["episode"], table["turn"] = [0, 1, 0, 1], [0, 0, 1, 1]
-    table["prompt"] = ["start", "start", "start go: a room", "start look: a wall"]
-    page = completions_html(table)
-    places = [page.index(text) for text in (">go<", "a room", ">take<", ">look<", "a wall", ">drop<")]
-    assert places == sorted(places)
-    assert "episode 0, turn 1" in page and page.count("what it saw") == 2
-
-
 def test_numbers_count_a_group_in_the_order_written(run):
     table = browse(run.path)
     assert table.number.tolist() == [0, 1, 0, 1, 0, 1] == numbered(table).number.tolist()
