@@ -195,7 +195,7 @@ class EpisodeTrainer(GRPOTrainer):
 class Turns:
     """The turns of a rollout's episodes as rows for trl, in order, filled up to a multiple of `parts`.
 
-    inputs: one dict a row. size: episodes of a group.
+    inputs: one dict a row; those that fill up say "fills". size: episodes of a group.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Turns:
         ]
         self.fill = -len(self.made) % parts
         self.made += self.made[-1:] * self.fill
-        self.inputs += self.inputs[-1:] * self.fill
+        self.inputs += [self.inputs[-1] | {"fills": True}] * self.fill
 
     def measured(self, success: float, *, chat: bool) -> dict[str, float]:
         """What the chart and the red flags go by, by name."""

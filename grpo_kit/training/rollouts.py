@@ -20,7 +20,7 @@ class Rollouts:
         self._token_texts: dict[int, str] = {}
 
     def table(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, list]:
-        """One value a completion of all processes, by column.
+        """One value a completion of all processes, by column; those that only fill up a micro-batch are left out.
 
         inputs: their rows of the data set. batch: what trl made of them (prompt_ids, prompt_mask, completion_ids,
         completion_mask, sampling_per_token_logps where the sampler gave any).
@@ -52,7 +52,8 @@ class Rollouts:
             **{name: last(values) for name, values in logs["extra"].items() if len(values) >= n},
         }
         self._groups = step, groups[-1] + 1
-        return table
+        kept = n - sum(bool(row.get("fills")) for row in inputs)
+        return {name: values[:kept] for name, values in table.items()}
 
     def _tokens(self, batch: dict[str, Any]) -> tuple[list[list[str]], list[list[float] | None]]:
         """Of each completion its tokens as text, and their log-probabilities when they were sampled, if known."""

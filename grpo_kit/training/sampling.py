@@ -134,6 +134,11 @@ class Sampling:
             if self.engine is not None and (device.type == "cuda" or free_bytes(device) < _ROOM_ON_A_CPU):
                 self.engine.release()
 
+    def begin(self) -> None:
+        """A run begins or resumes: it goes on from no keys of the one before, so that it computes what that one did."""
+        if self.engine is not None:
+            self.engine.release()
+
     def forget(self) -> None:
         """The engine is off for the rest of the run: it holds no memory, and its last entropies are nobody's."""
         self.entropies = None

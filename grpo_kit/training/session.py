@@ -100,8 +100,7 @@ class Session(TrainerCallback):
                 self.interrupted = True
                 trainer._save_where_it_stopped("interrupted")
                 step = trainer.state.global_step
-                if not self._started or step == 0:
-                    set_random_state(start)
+                self._begin_anew(start)
                 if on_stop == "return":
                     self.recorder.say(self._last_words)
                     return TrainOutput(step, float("nan"), {"interrupted": 1.0})
@@ -109,6 +108,7 @@ class Session(TrainerCallback):
             except Exception as error:
                 # Between the optimizer's first and last write the weights are neither old nor new: not worth saving.
                 if not self._updating:
+                    self._begin_anew(start)
                     trainer._save_where_it_stopped(type(error).__name__)
                     self.recorder.say(self._last_words)
                 raise
@@ -121,6 +121,11 @@ class Session(TrainerCallback):
                 left = not self.recorder.close() or self._save_failed
                 if done and left and not self.trainer.args.load_best_model_at_end:
                     self._unsaved = get_random_state()
+
+    def _begin_anew(self, random_state: Any) -> None:
+        """Before the first step is done there is nothing to go on from: the next train() begins as this one did."""
+        if not self._started or self.trainer.state.global_step == 0:
+            set_random_state(random_state)
 
     def _finish(self) -> None:
         """All steps are done: the memory has what a later train() with more steps goes on from."""
@@ -302,6 +307,7 @@ class Session(TrainerCallback):
         trainer._pending_metrics.clear()
         trainer._pending_extra_logs.clear()
         trainer._logprobs.begin()
+        trainer._sampling.begin()
         trainer._first_contact.begin()
         control.should_log = control.should_evaluate = control.should_save = False
         self.random_state, self._evaluated_at = None, -1

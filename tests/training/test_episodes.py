@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import trl
+from tiny_episodes import Letters, make, task
 from tiny_run import difference, interrupted_once, letters, press_stop, same, settings, weights
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -20,37 +21,6 @@ from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.training.episodes import EpisodeTrainer
 from grpo_kit.training.trainer import GRPOTrainer
-
-
-class Letters:
-    """Pays for letters; over after the row's turns, or earlier where nothing but letters was written."""
-
-    def reset(self, row):
-        self.left, self.invalid = row.get("turns", 3), False
-        return f"Say {row['question']} {'more ' * row.get('more', 0)}"
-
-    def step(self, text):
-        self.left -= 1
-        share = letters([text])[0]
-        self.invalid = share < 0.5
-        return f"You wrote {len(text)} characters.", share / 3, self.left == 0 or share == 1
-
-
-def task(rows=8, *, view=None, turns=3, max_turns=3, environment=Letters, tokens=6):
-    made = [{"question": f"row {i}", "turns": turns, "more": i % 3} for i in range(rows + 2)]
-    return EpisodeTask(
-        "letters", made[:rows], made[rows:], environment, view or View(actions=1), max_turns=max_turns,
-        max_completion_tokens=tokens,
-    )  # fmt: skip
-
-
-def make(folder, *, of=None, credit="episode", kit=None, dtype=None, **overrides):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
-    torch.manual_seed(0)
-    args = settings(folder, **{"max_steps": 3, **overrides})
-    options = {"warmup": 0, "live": None, **(kit or {})}
-    return EpisodeTrainer(model, of or task(), args, tokenizer, credit=credit, **options)
-
 
 # ---- the gradient ---------------------------------------------------------------------------------------------
 
@@ -280,6 +250,28 @@ def test_the_record_has_a_row_a_turn_in_order(tmp_path):
         assert row["episodes/invalid"] == pytest.approx(rows["invalid"].mean())
         assert row["reward"] == pytest.approx(rows.groupby("episode")["reward"].first().mean(), abs=1e-5)
         assert row["completion_length"] == pytest.approx(rows["tokens"].map(len).mean())
+
+
+def test_rows_that_fill_up_the_last_micro_batch_are_not_recorded(tmp_path):
+    """Twenty turns in eight micro-batches of three: four rows more, which train nothing."""
+    of = task()
+    for row in of.train:
+        row["turns"] = 2 + int(row["question"][-1]) % 2
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "num_generations": 4}
+    trainer = make(tmp_path, of=of, max_steps=4, **options)
+    filled, inner = [], trainer._rows_and_output
+
+    def rows_and_output(*args):
+        rows, output = inner(*args)
+        filled.append(trainer._turns.fill)
+        return rows, output
+
+    trainer._rows_and_output = rows_and_output
+    trainer.train()
+    table, metrics = read_completions(tmp_path), read_metrics(tmp_path)
+    assert any(filled) and not table.duplicated(["step", "episode", "turn"]).any()
+    assert (table["tokens"].map(len) > 0).all()
+    assert table.groupby("step").size().tolist() == (8 * metrics["episodes/turns"]).tolist()
 
 
 # ---- stop and go ----------------------------------------------------------------------------------------------
