@@ -14,6 +14,7 @@ steps (16 of 4 rows x 8 episodes), rate and length are the same.
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -214,7 +215,7 @@ def main() -> None:
     options = parser.parse_args()
     saved = json.loads(PATH.read_text()) if PATH.exists() else {"runs": []}
     if not options.table:
-        torch.set_num_threads(2)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
         for seed in options.seeds:
             for name in options.arms:
                 if any(
