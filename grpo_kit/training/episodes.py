@@ -44,7 +44,8 @@ class EpisodeTrainer(GRPOTrainer):
     Options: as GRPOTrainer's. Stop, resume, changes, red flags and records are as there; completions.parquet has a
     row a turn, with episode, turn, observation, result, turn_reward, invalid and done; `reward` is the episode's.
     Metrics: episodes/turns, episodes/invalid and episodes/cut_off (shares of turns), episodes/unfinished,
-    episodes/success (shares of episodes), episodes/repeated and, with chat, episodes/forked (shares of later turns).
+    episodes/success (shares of episodes); episodes/repeated, the same action as in the turn before with the same reply,
+    and, with chat, episodes/forked (shares of later turns).
     Raises ValueError for what GRPOTrainer refuses, several processes, and rewards or data given beside the task;
     EpisodeError, after saving, for an environment that raises or breaks its contract.
 
@@ -239,7 +240,7 @@ class Turns:
             "unfinished": sum(not e.done for e in self.episodes) / n,
             "invalid": share([turn.invalid for turn in turns]),
             "cut_off": share([turn.cut_off for turn in turns]),
-            "repeated": share([a.completion == b.completion for a, b in pairs]),
+            "repeated": share([(a.completion, a.result) == (b.completion, b.result) for a, b in pairs]),
         } | ({"forked": share([not _goes_on(a, b) for a, b in pairs])} if chat else {})
 
 

@@ -43,17 +43,17 @@ def endless_episodes(table: pd.DataFrame, setup: Setup) -> Sign:
 @red_flag(
     "lost focus",
     lasted=WINDOW,
-    why="The same action again after the same answer leads nowhere; small models lose the thread over turns.",
+    why="The same action again to the same reply leads nowhere; small models lose the thread over turns.",
     first="repeat the goal and the last actions in every turn (View(repeat_goal=True, actions=2))",
 )
 def lost_focus(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps: half of the turns say what the turn before said, a quarter more than in the best 5 steps before."""
+    """Over 5 steps half of the turns are the last one again, action and reply; a quarter more than in the best five."""
     share = over_window(table, "episodes/repeated")
     best = pd.Series(share).cummin().to_numpy()
     return (
         (share > 0.5) & (share > best + 0.25),
         lambda at: (
-            f"{share[at]:.0%} of the turns repeat the last one's words, where {best[at]:.0%} was the least"
+            f"{share[at]:.0%} of the turns repeat the last one, action and reply, where {best[at]:.0%} was the least"
         ),
     )
 

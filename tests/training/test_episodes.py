@@ -15,11 +15,12 @@ from trl import GRPOTrainer as PlainTrainer
 import grpo_kit.training.episodes as module
 from grpo_kit.episodes.audit import audit_turns
 from grpo_kit.episodes.environment import EpisodeError
+from grpo_kit.episodes.play import Episode, Turn
 from grpo_kit.episodes.task import EpisodeTask
 from grpo_kit.episodes.view import View
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_completions, read_metrics
-from grpo_kit.training.episodes import EpisodeTrainer
+from grpo_kit.training.episodes import EpisodeTrainer, Turns
 from grpo_kit.training.trainer import GRPOTrainer
 
 # ---- the gradient ---------------------------------------------------------------------------------------------
@@ -250,6 +251,18 @@ def test_the_record_has_a_row_a_turn_in_order(tmp_path):
         assert row["episodes/invalid"] == pytest.approx(rows["invalid"].mean())
         assert row["reward"] == pytest.approx(rows.groupby("episode")["reward"].first().mean(), abs=1e-5)
         assert row["completion_length"] == pytest.approx(rows["tokens"].map(len).mean())
+
+
+def test_repeated_is_what_leads_nowhere_not_a_straight_way():
+    def episode(*turns):
+        made = [Turn([1], [2], None, "", said, reply, 0.0, False, False) for said, reply in turns]
+        return Episode({"question": "?"}, made)
+
+    straight = episode(("up", "at 2"), ("up", "at 1"), ("up", "door"))
+    into_the_wall = episode(("up", "a wall"), ("up", "a wall"), ("left", "a wall"))
+    rows = [{"question": "?"}] * 2
+    made = Turns([straight, into_the_wall], rows, 2, 1, lambda ids: "")
+    assert made.measured(1.0, chat=False)["repeated"] == 0.25
 
 
 def test_rows_that_fill_up_the_last_micro_batch_are_not_recorded(tmp_path):

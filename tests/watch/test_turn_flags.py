@@ -39,7 +39,7 @@ CASES = [
     (
         "lost focus",
         {"repeated": late(0.1, 0.9)},
-        "90% of the turns repeat the last one's words, where 10% was the least",
+        "90% of the turns repeat the last one, action and reply, where 10% was the least",
     ),
     ("forking turns", {"forked": np.full(STEPS, 1.0)}, "100% of the later turns did not go on"),
 ]
