@@ -2,14 +2,16 @@
 
     python -m benchmarks.thinking gap          # the same rollouts scored as sampled and as one long masked row: 5 min
     python -m benchmarks.thinking train        # as served and with thoughts kept, 3 seeds; goes on if stopped
+    python -m benchmarks.thinking drift        # sampled tokens beside those of their text: a minute
     python -m benchmarks.thinking --table      # what is saved
 
-SmolLM2 is first taught to think in <think> tags by a brief SFT on 96 episodes of the calculator (kept in
+SmolLM2 is first taught to think in <think> tags by a brief SFT on 72 episodes of the calculator (kept in
 runs/thinking_taught); its tokenizer wears Qwen3's chat template, which drops thoughts before a user turn. "gap" also
 has its episodes scored by a Qwen3 of random weights. Writes benchmarks/results/thinking_smollm2-135m-instruct.json.
 gap: log-probabilities of the very same sampled tokens, behind the prompts that they were sampled from and in the long
 row that other trainers make of the episode (all thoughts in it, what others said masked), before any update; the share
 of tokens whose ratio of the two is outside of [0.8, 1.28], where GRPO clips; the angle between both policy gradients.
+drift: of SmolLM2 as it comes, the share of turns whose text is cut into other tokens than were sampled.
 train: held-out success, served as it is served, of models trained on what is served and on what was kept.
 """
 
@@ -29,6 +31,7 @@ import torch
 import trl
 from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
+from benchmarks.agents import TASKS
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
 from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile
 from grpo_kit.episodes import Episode, EpisodeTask, calculator
@@ -44,7 +47,7 @@ MODEL = "smollm2-135m-instruct"
 PATH = RESULTS / f"thinking_{MODEL}.json"
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
 TAUGHT = ROOT / "runs" / "thinking_taught"
-STEPS, ROWS, SAMPLES, GROUP = 12, 64, 4, 8
+TAUGHT_BY, STEPS, ROWS, SAMPLES, GROUP = 72, 8, 64, 4, 8
 KEPT = ("as served", "kept")
 
 Row = tuple[Sequence[int], Sequence[int]]
@@ -111,7 +114,7 @@ def taught() -> tuple[Any, Any]:
         set_seed(0)
         model, tokenizer = load_policy(MODEL, quiet=True)
         dressed(tokenizer)
-        rows = played_by(thinker, task_of(), tokenizer, task_of().train)
+        rows = played_by(thinker, task_of(), tokenizer, task_of().train[:TAUGHT_BY])
         random.Random(0).shuffle(rows)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
         for start in range(0, len(rows), 8):
@@ -215,6 +218,30 @@ def tiny_qwen3(tokenizer: Any) -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
+# ---- tokens and their text ---------------------------------------------------------------------------------------
+
+
+def drift(seed: int) -> list[dict[str, Any]]:
+    """64 episodes of each world at temperature 1: the share of turns that their text does not give back."""
+    model, tokenizer = load_policy(MODEL, quiet=True)
+    shares = {}
+    for name, make in TASKS.items():
+        task = make()
+        played = answer(model, tokenizer, task, task.train, samples=1, temperature=1.0, seed=seed).episodes
+        turns = [_without_end(t.completion_ids, tokenizer) for episode in played for t in episode.turns]
+        again = [tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"] for ids in turns]
+        shares[name] = fmean(ids != back for ids, back in zip(turns, again, strict=True))
+    common = {"seed": seed, "by_world": shares}
+    return [
+        {"arm": "as sampled", "differ": 0.0, **common},
+        {"arm": "tokenized again", "differ": fmean(shares.values()), **common},
+    ]
+
+
+def _without_end(ids: Sequence[int], tokenizer: Any) -> list[int]:
+    return list(ids[:-1]) if ids and ids[-1] == tokenizer.eos_token_id else list(ids)
+
+
 # ---- trained on what is served, and on what is not --------------------------------------------------------------
 
 
@@ -235,7 +262,7 @@ def train(thoughts: str, seed: int, before: list[int] | None) -> dict[str, Any]:
     EpisodeTrainer(model, task, args, tokenizer, live=None).train()
     metrics = read_metrics(folder)
     return {
-        "thoughts": thoughts,
+        "arm": thoughts,
         "seed": seed,
         "steps": STEPS,
         "before": before,
@@ -249,6 +276,11 @@ def train(thoughts: str, seed: int, before: list[int] | None) -> dict[str, Any]:
 def table(saved: dict[str, Any]) -> str:
     """What is saved, in words and numbers."""
     lines = []
+    for found in saved.get("drift", ())[1::2]:
+        worlds = ", ".join(f"{name} {100 * share:.1f} %" for name, share in found["by_world"].items())
+        lines.append(
+            f"turns that are other tokens when their text is tokenized again, seed {found['seed']}: {worlds}"
+        )
     for found in saved.get("gap", ()):
         lines.append(
             f"{found['model']}: {found['episodes']} episodes, {100 * found['success']:.0f} % succeed"
@@ -263,7 +295,7 @@ def table(saved: dict[str, Any]) -> str:
         )
         lines += [f"  {way}: {cost}" for way, cost in found["cost"].items()]
     share = lambda rows: [n / SAMPLES for n in rows]  # noqa: E731
-    runs = {k: {r["seed"]: r for r in saved.get("runs", ()) if r["thoughts"] == k} for k in KEPT}
+    runs = {k: {r["seed"]: r for r in saved.get("runs", ()) if r["arm"] == k} for k in KEPT}
     for thoughts, found in runs.items():
         if found:
             e = over_seeds([share(r["after"]) for r in found.values()])
@@ -284,7 +316,7 @@ def _percent(e: Any) -> str:
 def main() -> None:
     """Do what is not there, save after each."""
     parser = command_line(__doc__)
-    parser.add_argument("what", nargs="?", choices=["gap", "train"])
+    parser.add_argument("what", nargs="?", choices=["gap", "train", "drift"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="print what is saved")
     options = parser.parse_args()
@@ -292,23 +324,23 @@ def main() -> None:
     saved = json.loads(PATH.read_text()) if PATH.exists() else {}
 
     def keep(**new: Any) -> None:
-        facts = origin(
-            "python -m benchmarks.thinking gap; python -m benchmarks.thinking train", "torch", "trl"
-        )
+        facts = origin("python -m benchmarks.thinking gap, drift, train", "torch", "trl")
         saved.update(facts | {"weights": f"{WEIGHTS[MODEL]}, taught to think by SFT"} | six_digits(new))
         PATH.write_text(as_text(saved))
 
     if options.what == "gap":
         model, tokenizer = taught()
         task = task_of()
-        played = answer(model, tokenizer, task, task.train[:8], samples=GROUP, temperature=1.0).episodes
+        played = answer(model, tokenizer, task, task.train[-6:], samples=GROUP, temperature=1.0).episodes
         scored_by = {"SmolLM2, taught to think": model, "a Qwen3 of random weights": tiny_qwen3(tokenizer)}
         keep(gap=[gap(name, each, tokenizer, played) for name, each in scored_by.items()])
+    if options.what == "drift":
+        keep(drift=[row for seed in options.seeds for row in drift(seed)])
     if options.what == "train":
         for seed in options.seeds:
             for thoughts in KEPT:
                 runs = saved.get("runs", [])
-                if not any((r["thoughts"], r["seed"], r["steps"]) == (thoughts, seed, STEPS) for r in runs):
+                if not any((r["arm"], r["seed"], r["steps"]) == (thoughts, seed, STEPS) for r in runs):
                     made = train(thoughts, seed, next((r["before"] for r in runs), None))
                     keep(runs=[*runs, made])
                     print(thoughts, seed, sum(made["after"]) / ROWS / SAMPLES, flush=True)

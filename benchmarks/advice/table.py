@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.advice import elsewhere
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
 from benchmarks.result import WEIGHTS
 from grpo_kit import lab
@@ -20,6 +21,10 @@ _UNITS = {
     "reward_roughness": ("points of reward", 100),
     "tokens_mean_wrong": ("tokens", 1),
     "grad_norm_max": ("", 1),
+    "success": ("points", 100),
+    "success_mean": ("points over the run", 100),
+    "step_seconds_mean": ("s a step", 1),
+    "differ": ("points", 100),
 }
 
 
@@ -55,24 +60,21 @@ def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFr
             "against": claim.against,
             "withdrawn": claim.withdrawn,
         }
-        ready = {claim.arm, claim.against} <= set(found.arms) and found.seeds(claim.arm, claim.against)
-        if claim.needs or not ready:
-            why = f"not run: needs {claim.needs}" if claim.needs else "not run yet"
-            rows.append(row | {"seeds": 0, "verdict": why})
-            continue
         try:
-            d = found.difference(claim.arm, claim.against, outcome=claim.outcome)
+            d = None if claim.needs else _difference(claim, found)
         except ValueError:
             # No seed has the outcome in both arms, such as a length of wrong answers where none is wrong.
             rows.append(row | {"seeds": 0, "verdict": f"cannot tell: no {claim.outcome}"})
             continue
-        runs = found.runs[found.runs["arm"].isin([claim.arm, claim.against])]
+        if d is None:
+            why = f"not run: needs {claim.needs}" if claim.needs else "not run yet"
+            rows.append(row | {"seeds": 0, "verdict": why})
+            continue
         rows.append(
             row
             | {"outcome": claim.outcome, "says": claim.says, "matters": claim.matters}
             | {"seeds": d["seeds"], "effect": d["mean"], "low": d["low"], "high": d["high"], "p": d["p"]}
-            | {"model": ", ".join(WEIGHTS.get(m, m) for m in sorted(set(runs["model"])))}
-            | {"hardware": ", ".join(sorted(set(runs["hardware"])))}
+            | _origin(claim, found)
             | {"verdict": _word(claim, d)}
         )
     made = pd.DataFrame(rows)
@@ -80,6 +82,25 @@ def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFr
         made["p_holm"] = holm([None if pd.isna(p) else p for p in made["p"]])
         made.loc[made["withdrawn"] != "", ["p", "p_holm"]] = float("nan")
     return made
+
+
+def _difference(claim: Claim, found: lab.Lab) -> dict[str, Any] | None:
+    """Of the claim's arms; None where no seed has both."""
+    if claim.runs:
+        return elsewhere.difference(claim)
+    if not {claim.arm, claim.against} <= set(found.arms) or not found.seeds(claim.arm, claim.against):
+        return None
+    return found.difference(claim.arm, claim.against, outcome=claim.outcome)
+
+
+def _origin(claim: Claim, found: lab.Lab) -> dict[str, str]:
+    if claim.runs:
+        return elsewhere.origin(claim)
+    runs = found.runs[found.runs["arm"].isin([claim.arm, claim.against])]
+    return {
+        "model": ", ".join(WEIGHTS.get(m, m) for m in sorted(set(runs["model"]))),
+        "hardware": ", ".join(sorted(set(runs["hardware"]))),
+    }
 
 
 def _word(claim: Claim, difference: dict[str, Any]) -> str:
