@@ -9,8 +9,9 @@
 For each task: pass@1, pass@k and the mean reward with their 95 % intervals (bootstrap over prompts), the share of
 well-formed answers, the share of groups that hold right and wrong and of those whose rewards differ (what GRPO can
 learn from), how long completions are, the best constant strategy on the same rows, and what readiness says.
---tasks: names, short (the default) or thinking. Writes benchmarks/results/base_rates_<name>.json; tasks already there
-are measured again.
+--tasks: names, short (the default), thinking, or turns: worlds of several turns, with what plays them perfectly and at
+random beside the best sequence of actions that reads no reply (in base_rates_<name>_turns.json).
+Writes benchmarks/results/base_rates_<name>.json; tasks already there are measured again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
-from grpo_kit import load_policy, profile, tasks
+from grpo_kit import episodes, load_policy, profile, tasks
+from grpo_kit.episodes import EpisodeTask
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
 from grpo_kit.evaluation.readiness import Readiness, readiness
 from grpo_kit.rewards import SoftFormat
@@ -136,7 +138,14 @@ THINKING = {
     "code, levels 1 and 2": lambda: tasks.code(levels=(1, 2), n_held_out=24),
     "code, levels 1 and 2, words first, no example": code_in_words_first,
 }
-MADE = SHORT | THINKING
+TURNS = {
+    "grid, 6 turns": lambda: episodes.grid(64, size=5, max_turns=6),
+    "lookup": lambda: episodes.lookup(),
+    "calculator": lambda: episodes.calculator(),
+    "shop": lambda: episodes.shop(),
+    "phone": lambda: episodes.phone(),
+}
+MADE = SHORT | THINKING | TURNS
 
 
 def text(estimate: Estimate) -> str:
@@ -149,7 +158,7 @@ def row(ready: Readiness) -> dict[str, Any]:
     means = [
         sum(r * count for r, count in held.items()) / sum(held.values()) for held in ready.rewards if held
     ]
-    name, best = ready.constant
+    name, best = ready.constant or ("there is none", 0.0)
     lengths = ready.lengths
     return {
         "pass@1": text(ready.pass_at[1]),
@@ -185,7 +194,7 @@ def main() -> None:
     parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
     parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
-    kinds = {"short": SHORT, "thinking": THINKING}
+    kinds = {"short": SHORT, "thinking": THINKING, "turns": TURNS}
     parser.add_argument("--tasks", nargs="+", default=["short"], choices=[*kinds, *MADE], metavar="TASK")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group-size", type=int, default=8)
@@ -196,14 +205,15 @@ def main() -> None:
     smoke = options.model == "smoke"
     asked = profile("smoke").model if smoke else options.model
     name = options.name or Path(asked).name.lower()
-    path = RESULTS / f"base_rates_{name}.json"
+    chosen = list(dict.fromkeys(task for name in options.tasks for task in kinds.get(name, [name])))
+    several = "_turns" if set(chosen) <= set(TURNS) else ""
+    path = RESULTS / f"base_rates_{name}{several}.json"
     saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
     if options.show:
         print(shown(saved))
         return
     model, tokenizer = load_policy(asked, dtype=options.dtype, quiet=True)
     model.eval()
-    chosen = list(dict.fromkeys(task for name in options.tasks for task in kinds.get(name, [name])))
     command = (
         f"python -m benchmarks.base_rates --model {name} --tasks {' '.join(options.tasks)} --dtype {options.dtype} "
         f"--prompts {options.prompts} --group-size {options.group_size}"
@@ -218,6 +228,11 @@ def main() -> None:
         rows = made.held_out[: 2 if smoke else options.prompts]
         how = {"samples": size, "group_size": size, "seed": options.seed}
         found = row(readiness(model, tokenizer, made, rows=rows, **how))
+        if isinstance(made, EpisodeTask):
+            found |= {
+                "random": round(made.blind(rows).get("random", 0.0), 3),
+                "optimum": made.score(made.optimum, rows),
+            }
         saved["tasks"][task] = found
         print(task, json.dumps(found), flush=True)
         if not smoke:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import grpo_kit as kit
+from benchmarks.advice import elsewhere
 from benchmarks.advice.__main__ import RESULTS, groups
 from benchmarks.advice.arms import BASE, FAMILIES, NEGATIVE, cold_start
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
@@ -52,7 +53,8 @@ def test_every_claim_has_arms_that_exist_and_a_source():
     arms = {arm for family in FAMILIES.values() for arm in family}
     assert len(arms) == sum(map(len, FAMILIES.values())), "an arm's name is its folder: none twice"
     for claim in CLAIMS:
-        assert claim.needs or {claim.arm, claim.against} <= arms, claim.text
+        there = set(elsewhere.arms_of(claim.runs)) if claim.runs else arms
+        assert claim.needs or {claim.arm, claim.against} <= there, claim.text
         assert claim.by[0] in SOURCES and claim.says in ("more", "less", "no less")
         assert claim.outcome in _UNITS
     assert len({anchor(c.text) for c in CLAIMS}) == len(CLAIMS)
@@ -132,6 +134,35 @@ def test_table_from_run_folders(tmp_path):
     ]
     text = markdown(made)
     assert text.count("\n") == 6 and "[Cold helps](#cold-helps)" in text and effect_text(made.loc[0]) in text
+
+
+def test_claims_that_other_benchmarks_decide(tmp_path, monkeypatch):
+    def run(arm, seed, sampled, success, seconds=1.0):
+        return {
+            "arm": arm, "seed": seed, "after": {"sampled": sampled}, "success": success, "step_seconds": [seconds]
+        }  # fmt: skip
+
+    runs = [run("one", seed, [4, 0, 2], [0.0, 0.5], 3.0) for seed in (0, 1, 2)]
+    runs += [run("other", seed, [4, 4, 2], [0.5, 0.5 + seed / 10]) for seed in (0, 1)]
+    saved = {"weights": "w", "hardware": "h", "runs": runs}
+    (tmp_path / elsewhere.FILES["agents"][0]).write_text(json.dumps(saved))
+    monkeypatch.setattr(elsewhere, "RESULTS", tmp_path)
+    elsewhere._saved.cache_clear()
+    claims = [
+        Claim("Held out", "B7", "other", "one", "success", runs="agents"),
+        Claim("Faster learned", "B7", "other", "one", "success_mean", runs="agents"),
+        Claim("Quicker", "B7", "other", "one", "step_seconds_mean", "less", 1.0, runs="agents"),
+        Claim("Later", "B7", "nobody", "one", "success", runs="agents"),
+        Claim("No file", "B7", "other", "one", "success", runs="hinted"),
+    ]
+    try:
+        made = table(RESULTS, claims=claims)
+    finally:
+        elsewhere._saved.cache_clear()
+    assert made["seeds"].tolist() == [2, 2, 2, 0, 0], "the seeds that both have"
+    assert made["effect"].tolist()[:3] == pytest.approx([1 / 3, 0.275, -2.0])
+    assert made["verdict"].tolist()[2:] == ["holds", "not run yet", "not run yet"]
+    assert made.loc[0, "model"] == "w" and "points over the run" in effect_text(made.loc[1])
 
 
 def test_a_withdrawn_claim_gets_no_verdict_and_makes_no_other_surer(tmp_path):
