@@ -193,7 +193,9 @@ def gap(name: str, model: Any, tokenizer: Any, episodes: list[Episode]) -> dict[
         }
         for way, made in ways.items()
     }
-    cost["one long row"] |= {"rows": len(episodes), "tokens": cost["one long row"]["computed"]}
+    lengths = [len(p) + len(c) for p, c in ways["one long row"]]
+    last = [i for i, (turn, later) in enumerate(zip(turns, [*turns[1:], 1], strict=True)) if later == 1]
+    cost["one long row"] |= {"rows": len(episodes), "tokens": sum(lengths[i] for i in last)}
     cosine = torch.nn.functional.cosine_similarity(one, other, dim=0).item()
     return {
         "model": name,

@@ -59,6 +59,7 @@ def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFr
             "arm": claim.arm,
             "against": claim.against,
             "withdrawn": claim.withdrawn,
+            "runs": claim.runs,
         }
         try:
             d = None if claim.needs else _difference(claim, found)

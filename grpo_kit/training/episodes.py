@@ -24,6 +24,7 @@ from grpo_kit.episodes.task import EpisodeTask
 from grpo_kit.episodes.view import Renderer, View
 from grpo_kit.models import tokenizer_of
 from grpo_kit.rollout.complete import end_ids
+from grpo_kit.rollout.tree import common_length
 from grpo_kit.training.trainer import GRPOTrainer
 
 _MEANS_OVER_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
@@ -45,7 +46,8 @@ class EpisodeTrainer(GRPOTrainer):
     row a turn, with episode, turn, observation, result, turn_reward, invalid and done; `reward` is the episode's.
     Metrics: episodes/turns, episodes/invalid and episodes/cut_off (shares of turns), episodes/unfinished,
     episodes/success (shares of episodes); episodes/repeated, the same action as in the turn before with the same reply,
-    and, with chat, episodes/forked (shares of later turns).
+    and, with chat, episodes/forked (shares of later turns) and episodes/reread, the mean share of a later prompt that
+    was read before and is computed anew.
     Raises ValueError for what GRPOTrainer refuses, several processes, and rewards or data given beside the task;
     EpisodeError, after saving, for an environment that raises or breaks its contract.
 
@@ -241,7 +243,14 @@ class Turns:
             "invalid": share([turn.invalid for turn in turns]),
             "cut_off": share([turn.cut_off for turn in turns]),
             "repeated": share([(a.completion, a.result) == (b.completion, b.result) for a, b in pairs]),
-        } | ({"forked": share([not _goes_on(a, b) for a, b in pairs])} if chat else {})
+        } | (
+            {
+                "forked": share([not _goes_on(a, b) for a, b in pairs]),
+                "reread": fmean([_reread(a, b) for a, b in pairs]) if pairs else 0.0,
+            }
+            if chat
+            else {}
+        )
 
 
 def _check_thoughts(tokenizer: Any, view: View) -> None:
@@ -259,6 +268,12 @@ def _goes_on(turn: Any, later: Any) -> bool:
     """Does the later prompt begin with the turn's tokens? The last of them may be the end."""
     so_far = [*turn.prompt_ids, *turn.completion_ids[:-1]]
     return later.prompt_ids[: len(so_far)] == so_far
+
+
+def _reread(turn: Any, later: Any) -> float:
+    """What the turn had read and the later prompt does not begin with, as a share of that prompt, at most 1."""
+    lost = len(turn.prompt_ids) - common_length(turn.prompt_ids, later.prompt_ids)
+    return min(1.0, lost / len(later.prompt_ids))
 
 
 def episode_return(completions: list, **columns: Any) -> list[float]:

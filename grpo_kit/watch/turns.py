@@ -61,13 +61,16 @@ def lost_focus(table: pd.DataFrame, setup: Setup) -> Sign:
 @red_flag(
     "forking turns",
     lasted=WINDOW,
-    why="Each such turn reads its whole history anew, in sampling and in training: the cost grows with its square.",
-    first="kit.audit_turns(tokenizer) says what the template drops; View(chat=False) shows a few actions instead",
+    why="Each such turn reads its history anew, in sampling and in training: the cost grows with its square.",
+    first="kit.audit_turns(tokenizer) says what the template changes; View(chat=False) shows a few actions instead",
 )
 def forking_turns(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps half of the later turns of a conversation did not go on from the last one's tokens."""
-    share = over_window(table, "episodes/forked")
-    return share > 0.5, lambda at: f"{share[at]:.0%} of the later turns did not go on from what was sampled"
+    """Over 5 steps half of what later turns read was read before. A thought that is dropped costs next to nothing."""
+    share = over_window(table, "episodes/reread")
+    return (
+        share > 0.5,
+        lambda at: f"{share[at]:.0%} of what later turns read was read before, and is computed anew",
+    )
 
 
 OF_EPISODES = (invalid_actions, endless_episodes, lost_focus, forking_turns)

@@ -265,6 +265,20 @@ def test_repeated_is_what_leads_nowhere_not_a_straight_way():
     assert made.measured(1.0, chat=False)["repeated"] == 0.25
 
 
+def test_reread_is_what_a_fork_costs():
+    def episode(*turns):
+        made = [Turn(prompt, completion, None, "", "", "", 0.0, False, False) for prompt, completion in turns]
+        return Episode({"question": "?"}, made)
+
+    on = episode(([1, 2], [3, 9]), ([1, 2, 3, 4, 5], [6, 9]))
+    dropped = episode(([1, 2, 7], [8, 3, 9]), ([1, 2, 3, 4, 7], [6, 9]))  # 7 opens a thought
+    anew = episode(([1, 2, 3, 4], [5, 9]), ([0, 2, 3, 4, 5], [6, 9]))
+    rows = [{"question": "?"}]
+    found = [Turns([e], rows, 1, 1, lambda ids: "").measured(1.0, chat=True) for e in (on, dropped, anew)]
+    assert [one["forked"] for one in found] == [0, 1, 1]
+    assert [one["reread"] for one in found] == pytest.approx([0, 1 / 5, 4 / 5])
+
+
 def test_rows_that_fill_up_the_last_micro_batch_are_not_recorded(tmp_path):
     """Twenty turns in eight micro-batches of three: four rows more, which train nothing."""
     of = task()

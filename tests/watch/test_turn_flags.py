@@ -41,7 +41,7 @@ CASES = [
         {"repeated": late(0.1, 0.9)},
         "90% of the turns repeat the last one, action and reply, where 10% was the least",
     ),
-    ("forking turns", {"forked": np.full(STEPS, 1.0)}, "100% of the later turns did not go on"),
+    ("forking turns", {"reread": np.full(STEPS, 0.9)}, "90% of what later turns read was read before"),
 ]
 
 
@@ -60,7 +60,7 @@ def test_a_flag_is_raised_once_it_lasts_and_says_what_it_saw(name, columns, saw)
         {"invalid": np.r_[np.full(3, 0.1), np.full(2, 0.9), np.full(15, 0.1)]},  # two bad steps
         {"unfinished": np.full(STEPS, 1.0)},  # from the first step on: so it is made
         {"repeated": np.full(STEPS, 0.6)},
-        {"forked": np.full(STEPS, 0.1)},
+        {"forked": np.full(STEPS, 1.0), "reread": np.full(STEPS, 0.05)},  # thoughts that are dropped
     ],
 )
 def test_what_goes_well_or_was_so_from_the_start_raises_none(columns):
