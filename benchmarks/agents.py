@@ -18,6 +18,7 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile
 from grpo_kit.episodes import EpisodeTask, Mock, calculator, grid, lookup, recorded
 from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import wilson_interval
-from grpo_kit.lab.statistics import difference_over_seeds, over_seeds
+from grpo_kit.lab.statistics import difference_over_seeds, over_seeds, paired_scalars
 from grpo_kit.record.files import read_metrics
 
 MODEL = "smollm2-135m-instruct"
@@ -187,8 +188,11 @@ def table(saved: dict[str, Any]) -> str:
             f"{100 * hits / ROWS / SAMPLES:.1f} % [{100 * low:.1f}, {100 * high:.1f}]",
         ]
         cells += [_percent(after), f"{100 * course.value:.1f} %"]
-        for take in (lambda r: share(r["after"]["sampled"]), lambda r: r["success"]):
-            cells.append(_difference([take(c) for c, _ in both], [take(r) for _, r in both]) if both else "")
+        pairs = list(zip(*both, strict=True))
+        cells.append(
+            _difference(*[[share(r["after"]["sampled"]) for r in side] for side in pairs]) if both else ""
+        )
+        cells.append(_learning(*[[fmean(r["success"]) for r in side] for side in pairs]) if both else "")
         cells.append(f"{sum(sum(r['step_seconds']) / len(r['step_seconds']) for r in runs) / len(runs):.1f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -203,6 +207,11 @@ def _difference(first: list, second: list) -> str:
     return f"{100 * e.value:+.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]" + (
         "" if p is None else f", p = {p:.2g}"
     )
+
+
+def _learning(first: list[float], second: list[float]) -> str:
+    mean, low, high, p = paired_scalars(first, second)
+    return f"{100 * mean:+.1f}" + ("" if p is None else f" [{100 * low:.1f}, {100 * high:.1f}], p = {p:.2g}")
 
 
 def main() -> None:
