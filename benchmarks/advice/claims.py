@@ -44,8 +44,6 @@ class Claim:
 # and those were 256 in the one and 128 in the other. So control and an arm with a task of its own differ in that too.
 _OTHER_QUESTIONS = "the arms trained on different questions; to be measured again"
 
-_HINTED = "the runs of python -m benchmarks.hinted"
-
 CLAIMS = [
     Claim(
         "A prefill speeds the start",
@@ -149,89 +147,6 @@ CLAIMS = [
         "control",
         "temperature 1.3",
         "sampled_1.0",
-    ),
-    # Over several turns. The outcomes of the first three were chosen when one seed of their arms had been seen: all of
-    # them end near 100 %, so that how fast they learn is what can differ.
-    Claim(
-        "Repeating the goal in every turn helps",
-        "B7",
-        "lookup, goal in every turn",
-        "lookup",
-        "success_mean",
-        runs="agents",
-    ),
-    Claim(
-        "Naming the last two actions helps",
-        "B7",
-        "grid, last 2 actions",
-        "grid",
-        "success_mean",
-        runs="agents",
-    ),
-    Claim(
-        "A mock trains as well as the slow environment",
-        "B11",
-        "grid, mocked",
-        "grid, slow",
-        "success",
-        "no less",
-        runs="agents",
-    ),
-    Claim(
-        "A mock is faster",
-        "B11",
-        "grid, mocked",
-        "grid, slow",
-        "step_seconds_mean",
-        "less",
-        matters=1.0,
-        runs="agents",
-    ),
-    Claim(
-        "Sampled text tokenized again differs",
-        "B6",
-        "tokenized again",
-        "as sampled",
-        "differ",
-        matters=0.01,
-        runs="tokens",
-    ),
-    Claim(
-        "Keeping the thoughts that are dropped in service costs",
-        "B4",
-        "kept",
-        "as served",
-        "success",
-        "less",
-        runs="thinking",
-    ),
-    Claim(
-        "A hint while sampling helps the model without it",
-        "B",
-        "weights off",
-        "never hinted",
-        "success",
-        needs=_HINTED,
-        runs="hinted",
-    ),
-    Claim(
-        "Importance weights help where a hint was sampled with",
-        "B",
-        "weights on",
-        "weights off",
-        "success",
-        needs=_HINTED,
-        runs="hinted",
-    ),
-    Claim(
-        "SFT on the same samples does as well",
-        "B",
-        "sft",
-        "weights off",
-        "success",
-        "no less",
-        needs=_HINTED,
-        runs="hinted",
     ),
     Claim(
         "Smaller models spend their time on the format",
