@@ -187,10 +187,10 @@ def table(saved: dict[str, Any]) -> str:
             str(len(runs)),
             f"{100 * hits / ROWS / SAMPLES:.1f} % [{100 * low:.1f}, {100 * high:.1f}]",
         ]
-        cells += [_percent(after), f"{100 * course.value:.1f} %"]
+        cells += [percent(after), f"{100 * course.value:.1f} %"]
         pairs = list(zip(*both, strict=True))
         cells.append(
-            _difference(*[[share(r["after"]["sampled"]) for r in side] for side in pairs]) if both else ""
+            difference(*[[share(r["after"]["sampled"]) for r in side] for side in pairs]) if both else ""
         )
         cells.append(_learning(*[[fmean(r["success"]) for r in side] for side in pairs]) if both else "")
         cells.append(f"{sum(sum(r['step_seconds']) / len(r['step_seconds']) for r in runs) / len(runs):.1f}")
@@ -198,11 +198,13 @@ def table(saved: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _percent(e: Any) -> str:
+def percent(e: Any) -> str:
+    """A share with its interval."""
     return f"{100 * e.value:.1f} % [{100 * e.low:.1f}, {100 * e.high:.1f}]"
 
 
-def _difference(first: list, second: list) -> str:
+def difference(first: list, second: list) -> str:
+    """Points of second less first, each (seeds, rows), with interval and p."""
     e, p = difference_over_seeds(first, second)
     return f"{100 * e.value:+.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]" + (
         "" if p is None else f", p = {p:.2g}"

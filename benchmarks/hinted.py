@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, share
+from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
 from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile
 from grpo_kit.episodes import Episode, EpisodeTask
 from grpo_kit.episodes.view import Renderer
 from grpo_kit.evaluation.answers import answer
-from grpo_kit.lab.statistics import difference_over_seeds, over_seeds
+from grpo_kit.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
 
 PATH = RESULTS / f"hinted_{MODEL}.json"
@@ -147,14 +147,10 @@ def table(saved: dict[str, Any]) -> str:
             continue
         ways = [over_seeds([share(r["after"][way]) for r in found]) for way in ("without", "with")]
         cells = [arm, str(len(found)), f"{100 * over_seeds([r['success'] for r in found]).value:.1f} %"]
-        cells += [f"{100 * e.value:.1f} % [{100 * e.low:.1f}, {100 * e.high:.1f}]" for e in ways]
+        cells += [percent(e) for e in ways]
         both = [(control[r["seed"]], r) for r in found if r["seed"] in control and arm != CONTROL]
-        cells.append("")
-        if both:
-            pairs = [[share(r["after"]["without"]) for r in side] for side in zip(*both, strict=True)]
-            e, p = difference_over_seeds(*pairs)
-            cells[-1] = f"{100 * e.value:+.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]"
-            cells[-1] += "" if p is None else f", p = {p:.2g}"
+        pairs = [[share(r["after"]["without"]) for r in side] for side in zip(*both, strict=True)]
+        cells.append(difference(*pairs) if both else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

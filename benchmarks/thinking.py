@@ -31,23 +31,22 @@ import torch
 import trl
 from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
-from benchmarks.agents import TASKS
+from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
-from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile
+from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile, roundtrip_drift
 from grpo_kit.episodes import Episode, EpisodeTask, calculator
 from grpo_kit.episodes.credit import turn_advantages
 from grpo_kit.episodes.view import Renderer
 from grpo_kit.evaluation.answers import answer
-from grpo_kit.lab.statistics import difference_over_seeds, over_seeds
+from grpo_kit.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rollout.complete import end_ids
 from grpo_kit.rollout.tree import tree_tokens
 
-MODEL = "smollm2-135m-instruct"
 PATH = RESULTS / f"thinking_{MODEL}.json"
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
 TAUGHT = ROOT / "runs" / "thinking_taught"
-TAUGHT_BY, STEPS, ROWS, SAMPLES, GROUP = 72, 8, 64, 4, 8
+TAUGHT_BY, STEPS, GROUP = 72, 8, 8
 KEPT = ("as served", "kept")
 
 Row = tuple[Sequence[int], Sequence[int]]
@@ -231,8 +230,7 @@ def drift(seed: int) -> list[dict[str, Any]]:
         task = make()
         played = answer(model, tokenizer, task, task.train, samples=1, temperature=1.0, seed=seed).episodes
         turns = [_without_end(t.completion_ids, tokenizer) for episode in played for t in episode.turns]
-        again = [tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"] for ids in turns]
-        shares[name] = fmean(ids != back for ids, back in zip(turns, again, strict=True))
+        shares[name] = fmean(not roundtrip_drift(tokenizer, ids).same for ids in turns)
     common = {"seed": seed, "by_world": shares}
     return [
         {"arm": "as sampled", "differ": 0.0, **common},
@@ -296,23 +294,17 @@ def table(saved: dict[str, Any]) -> str:
             f"  gradients: {found['gradient_degrees']:.1f} degrees apart, cosine {found['gradient_cosine']:.3f}"
         )
         lines += [f"  {way}: {cost}" for way, cost in found["cost"].items()]
-    share = lambda rows: [n / SAMPLES for n in rows]  # noqa: E731
     runs = {k: {r["seed"]: r for r in saved.get("runs", ()) if r["arm"] == k} for k in KEPT}
     for thoughts, found in runs.items():
         if found:
             e = over_seeds([share(r["after"]) for r in found.values()])
             before = fmean(share(next(iter(found.values()))["before"]))
-            lines.append(f"{thoughts}: {100 * before:.1f} % -> {_percent(e)}, {len(found)} seeds")
+            lines.append(f"{thoughts}: {100 * before:.1f} % -> {percent(e)}, {len(found)} seeds")
     both = sorted(set(runs["as served"]) & set(runs["kept"]))
     if both:
         pairs = [[share(runs[k][seed]["after"]) for seed in both] for k in KEPT]
-        e, p = difference_over_seeds(*pairs)
-        lines.append(f"kept less as served: {_percent(e)}, p = {p if p is None else round(p, 3)}")
+        lines.append(f"kept less as served: {difference(*pairs)}")
     return "\n".join(lines)
-
-
-def _percent(e: Any) -> str:
-    return f"{100 * e.value:.1f} % [{100 * e.low:.1f}, {100 * e.high:.1f}]"
 
 
 def main() -> None:

@@ -230,13 +230,17 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
     texts = {"question": question, "prefill": prefill, "system": system or ""}
     for name, text in [*texts.items(), *(("examples", part) for pair in examples for part in pair)]:
         _check_encodes(name, text)
-    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    found = next((token for token in special if token in question), None)
+    found = next((token for token in special_tokens(tokenizer) if token in question), None)
     if found is not None:
         raise PromptError(
             f"question={question!r:.200} holds the special token {found!r}, which the model would read as the "
             "template's own and not as text; write it in another way"
         )
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Texts that the model would read as the template's own, wherever they stand."""
+    return [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
 def _check_encodes(name: str, text: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.prompts import PromptError, build_prompt, opening_messages
+from grpo_kit.prompts import PromptError, build_prompt, opening_messages, special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -150,7 +150,7 @@ class Renderer:
 
     @cached_property
     def _special(self) -> list[str]:
-        return [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return special_tokens(self.tokenizer)
 
     def _one_message(self, message: str) -> str:
         for token in self._special:

@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_kit.episodes.task import EpisodeTask, worked
 from grpo_kit.episodes.view import View
+from grpo_kit.episodes.worlds.rows import draw_rows
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _CALL = re.compile(r"(-?\d{1,9})\s*([-+*])\s*(-?\d{1,9})")
@@ -62,16 +63,17 @@ def calculator(
         raise ValueError(
             f"max_turns={max_turns} leaves no turn to say the answer; give at least {operations + 1}"
         )
-    rng, rows = random.Random(seed), {}
-    while len(rows) < n_train + n_held_out + 3:
+    rng = random.Random(seed)
+
+    def draw(place: int) -> tuple[str, dict]:
         row = _row(rng, operations)
-        rows.setdefault(row["question"], row)
-    made = list(rows.values())
-    shown, made = made[:3], made[3:]
+        return row["question"], row
+
+    shown, train, held_out = draw_rows(draw, 3, n_train, n_held_out)
     return EpisodeTask(
         "calculator",
-        train=made[n_held_out:],
-        held_out=made[:n_held_out],
+        train=train,
+        held_out=held_out,
         environment=Calculator,
         view=View(
             chat=True,
