@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from grpo_kit.tasks import Task
 
+_RATES = ("strict", "lenient", "formatted")
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -28,6 +30,7 @@ class Evaluation:
 
     strict: right inside the answer tags. lenient: right there, behind an unclosed tag, or as the last number.
     formatted: exactly one well-formed answer in the tags. pass_at: k -> pass@k (strict, sampled).
+    Of episodes, strict: those that succeed; lenient: None; formatted: those without an invalid action.
     constant: name and accuracy of the best answer given without reading the question, None if the task has none.
     rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
     total) and reward/<name> of each reward, and n_right of `samples` where there were samples. settings: how it was
@@ -36,7 +39,7 @@ class Evaluation:
 
     task: str
     strict: Estimate
-    lenient: Estimate
+    lenient: Estimate | None
     formatted: Estimate
     constant: tuple[str, float] | None
     pass_at: dict[int, Estimate]
@@ -47,6 +50,12 @@ class Evaluation:
     def n(self) -> int:
         """Number of prompts."""
         return len(self.rows)
+
+    @property
+    def rates(self) -> dict[str, Estimate]:
+        """strict, lenient and formatted, those that there are."""
+        named = {name: getattr(self, name) for name in _RATES}
+        return {name: estimate for name, estimate in named.items() if estimate is not None}
 
     @property
     def rewards(self) -> dict[str, Estimate]:
@@ -62,8 +71,7 @@ class Evaluation:
 
         Shares of 1 as numbers; a notebook and print() show percent, after a sentence that says it.
         """
-        named = {"strict": self.strict, "lenient": self.lenient, "formatted": self.formatted}
-        named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()} | self.rewards
+        named = self.rates | {f"pass@{k}": e for k, e in self.pass_at.items()} | self.rewards
         rows = {name: asdict(estimate) for name, estimate in named.items()}
         if self.constant is not None:
             rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
@@ -88,7 +96,7 @@ class Evaluation:
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one JSON file, whole or not at all; Evaluation.load reads it."""
         data = {name: getattr(self, name) for name in ("task", "constant", "settings")}
-        data |= {name: asdict(getattr(self, name)) for name in ("strict", "lenient", "formatted")}
+        data |= {name: self.rates.get(name) and asdict(self.rates[name]) for name in _RATES}
         data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
         data["rows"] = self.rows.to_dict("records")
         write_whole(Path(path), json.dumps(data, ensure_ascii=False, indent=1).encode())
@@ -97,7 +105,7 @@ class Evaluation:
     def load(cls, path: str | os.PathLike) -> Evaluation:
         """What save() wrote."""
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        data |= {name: Estimate(**data[name]) for name in ("strict", "lenient", "formatted")}
+        data |= {name: Estimate(**data[name]) if data[name] else None for name in _RATES}
         data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
         data["constant"] = tuple(data["constant"]) if data["constant"] else None
         return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
@@ -151,10 +159,13 @@ def evaluate(
         sampled = answer(model, tokenizer, task, rows, samples=samples, temperature=temperature, **how)
         table["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]
     n = len(rows)
-    rates = {name: int(table[name].sum()) for name in ("strict", "lenient", "formatted")}
+    counts = {name: int(table[name].sum()) if name in table else None for name in _RATES}
     return Evaluation(
         task=task.name,
-        **{name: Estimate(count / n, *wilson_interval(count, n), n) for name, count in rates.items()},
+        **{
+            name: None if count is None else Estimate(count / n, *wilson_interval(count, n), n)
+            for name, count in counts.items()
+        },
         constant=task.best_constant(rows) if task.strategies else None,
         pass_at={
             size: bootstrap_mean([pass_at_k(samples, c, size) for c in table["n_right"]]) for size in ks

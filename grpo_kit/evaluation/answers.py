@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -105,15 +106,23 @@ class Answers:
         """One list a row out of one value a completion."""
         return [list(values[i : i + self.samples]) for i in range(0, len(values), self.samples)]
 
+    @property
+    def read(self) -> Sequence[float]:
+        """The share of each completion that could be read: all or nothing, as formatted says."""
+        return self.formatted
+
+    @property
+    def readings(self) -> dict[str, list[bool]]:
+        """What evaluate reports the share of."""
+        return {"strict": self.right, "lenient": self.lenient, "formatted": self.formatted}
+
     def table(self) -> pd.DataFrame:
-        """One row a completion: question, answer, completion, the three readings, tokens, cut_off, rewards."""
+        """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards."""
         columns = {
             "question": [row["question"] for row in self.asked],
             "answer": [row.get("answer", "") for row in self.asked],
             "completion": self.texts,
-            "strict": self.right,
-            "lenient": self.lenient,
-            "formatted": self.formatted,
+            **self.readings,
             "tokens": [made.tokens for made in self.completions],
             "cut_off": [made.cut_off for made in self.completions],
         }
@@ -127,9 +136,10 @@ class Answers:
 
 @dataclass(frozen=True, repr=False)
 class Played(Answers):
-    """Episodes of an EpisodeTask's rows. right, lenient: did the episode succeed? formatted: was every action read?
+    """Episodes of an EpisodeTask's rows. right: did the episode succeed? formatted: was every action valid?
 
-    A completion's text is the episode as a conversation; its tokens are those of all turns.
+    A completion's text is the episode as a conversation; its tokens are those of all turns. No lenient reading: what
+    succeeds, the environment says.
     """
 
     episodes: list[Episode]
@@ -139,12 +149,17 @@ class Played(Answers):
         return [episode.total >= self.task.success for episode in self.episodes]
 
     @cached_property
-    def lenient(self) -> list[bool]:
-        return self.right
+    def formatted(self) -> list[bool]:
+        return [share == 1.0 for share in self.read]
 
     @cached_property
-    def formatted(self) -> list[bool]:
-        return [not any(turn.invalid for turn in episode.turns) for episode in self.episodes]
+    def read(self) -> list[float]:
+        """The share of each episode's actions that were valid."""
+        return [fmean(not turn.invalid for turn in episode.turns) for episode in self.episodes]
+
+    @property
+    def readings(self) -> dict[str, list[bool]]:
+        return {"strict": self.right, "formatted": self.formatted}
 
     @cached_property
     def parts(self) -> dict[str, Scores]:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from grpo_kit.evaluation.accuracy import Evaluation
 
-_MEASURES = ("strict", "lenient", "formatted")
-
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
@@ -65,7 +63,7 @@ class Comparison:
             for who, e in named.items():
                 row |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
             rows[name] = row | {"p": self.p[name], "n": difference.n}
-            rate = name in _MEASURES
+            rate = name in self.base.rates
             for who in ("base", "tuned"):
                 e = named[who]
                 words.setdefault(name, {})[who] = (percent if rate else number)(e.value, e.low, e.high)
@@ -106,15 +104,15 @@ class Comparison:
         for place, (label, evaluation, colour) in enumerate(
             [("base", self.base, BASE), ("tuned", self.tuned, TUNED)]
         ):
-            estimates = [getattr(evaluation, name) for name in _MEASURES]
+            estimates = list(evaluation.rates.values())
             errors = [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
-            x = [i + 0.4 * (place - 0.5) for i in range(len(_MEASURES))]
+            x = [i + 0.4 * (place - 0.5) for i in range(len(estimates))]
             values = [e.value for e in estimates]
             axes.bar(x, values, width=0.36, yerr=errors, capsize=4, color=colour, label=label)
         if self.base.constant is not None:
             name, value = self.base.constant
             axes.axhline(value, color=CONSTANT, linestyle="--", linewidth=1.2, label=name)
-        axes.set_xticks(range(len(_MEASURES)), _MEASURES)
+        axes.set_xticks(range(len(self.base.rates)), list(self.base.rates))
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("share of prompts")
         axes.set_title(f"{self.base.task}: {self.base.n} held-out prompts, 95 % intervals", fontsize=10)
@@ -161,13 +159,13 @@ def _points(e: Estimate, unit: str = "") -> str:
 
 
 def _of(evaluation: Evaluation, name: str) -> Estimate:
-    return getattr(evaluation, name) if name in _MEASURES else evaluation.rewards[name]
+    return (evaluation.rates | evaluation.rewards)[name]
 
 
 def _said(evaluation: Evaluation, name: str) -> str:
     """A rate in per cent; a mean reward, which is none, as a number."""
     e = _of(evaluation, name)
-    return str(e) if name in _MEASURES else f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}] (n = {e.n})"
+    return str(e) if name in evaluation.rates else f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}] (n = {e.n})"
 
 
 def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
@@ -186,7 +184,7 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
             f"max_completion_tokens is {limits[0]} in base and {limits[1]} in tuned; decode both alike"
         )
     difference, p, counts = {}, {}, {}
-    for name in _MEASURES:
+    for name in base.rates:
         change = tuned.rows[name].astype(int) - base.rows[name].astype(int)
         difference[name] = bootstrap_mean(change.tolist(), lowest=-1.0)
         counts[name] = int((change > 0).sum()), int((change < 0).sum())

@@ -71,8 +71,8 @@ class Readiness:
     """What a model does on a task before training. Made by readiness().
 
     right, lenient, formatted: of `samples`, by prompt: right in the tags, right as evaluate's lenient reading has it,
-    with a readable answer. rewards: by prompt, reward (the total) -> samples that earned it; those without one are left
-    out.
+    with a readable answer. Of episodes: how many succeed; None; the sum of their shares of valid actions.
+    rewards: by prompt, reward (the total) -> samples that earned it; those without one are left out.
     lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
     """
 
@@ -81,8 +81,8 @@ class Readiness:
     group_size: int
     questions: list[str]
     right: list[int]
-    lenient: list[int]
-    formatted: list[int]
+    lenient: list[int] | None
+    formatted: list[float]
     rewards: list[dict[float, int]]
     lengths: Lengths
     words: dict[str, int]
@@ -101,8 +101,8 @@ class Readiness:
 
     @property
     def lenient_pass_at(self) -> dict[int, Estimate]:
-        """The same with the lenient reading: what the model may know but does not put into the tags."""
-        return self._pass_at(self.lenient)
+        """The same with the lenient reading: what the model may know but does not put into the tags; {} of episodes."""
+        return {} if self.lenient is None else self._pass_at(self.lenient)
 
     def _pass_at(self, right: Sequence[int]) -> dict[int, Estimate]:
         ks = sorted({*(1 << i for i in range(self.samples.bit_length())), self.samples})
@@ -110,7 +110,7 @@ class Readiness:
 
     @property
     def format_rate(self) -> Estimate:
-        """Share of samples with a readable answer."""
+        """Share of samples with a readable answer; of episodes, of their actions that are valid."""
         return bootstrap_mean([count / self.samples for count in self.formatted])
 
     def signal_right(self, group_size: int | None = None) -> Estimate:
@@ -152,15 +152,17 @@ class Readiness:
     def reason(self) -> str:
         """The numbers behind the verdict and what to do, in a sentence each."""
         once, ever = self.pass_at[1].value, self.pass_at[self.samples].value
-        shown, guessed = self.format_rate.value, self.lenient_pass_at[1].value
+        shown, guessed = _share(self.format_rate.value, FORMATTED), self.lenient_pass_at.get(1)
         mixed, unequal = self.signal_right().value, self.signal_reward().value
         in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
         groups = f"{_share(mixed, SIGNAL)} of groups of {self.group_size} would hold right and wrong"
         name, share = self.constant or ("", 0.0)
         guess = f"{name!r} is right for {share:.0%} without reading the question"
         why = {
-            "format first": f"{_share(shown, FORMATTED)} of samples have a readable answer, below {FORMATTED:.0%} "
-            f"(read leniently, {guessed:.0%} are right)",
+            "format first": f"{shown} of an episode's actions are valid, below {FORMATTED:.0%}"
+            if guessed is None
+            else f"{shown} of samples have a readable answer, below {FORMATTED:.0%} "
+            f"(read leniently, {guessed.value:.0%} are right)",
             "never succeeds": f"{in_any}, below {EVER:.0%}",
             "shortcut pays": f"pass@1 is {once:.0%}, and {guess}, so not ready",
             "too easy": f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}",
@@ -182,9 +184,10 @@ class Readiness:
     def table(self) -> pd.DataFrame:
         """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
         size = self.group_size
-        named = {"readable answer": self.format_rate}
+        named = {"valid actions" if self.lenient is None else "readable answer": self.format_rate}
         named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
-        named["right, read leniently"] = self.lenient_pass_at[1]
+        if self.lenient is not None:
+            named["right, read leniently"] = self.lenient_pass_at[1]
         named[f"groups of {size} with right and wrong"] = self.signal_right()
         named[f"groups of {size} with unequal rewards"] = self.signal_reward()
         rows = {name: asdict(estimate) for name, estimate in named.items()}
@@ -256,8 +259,8 @@ def readiness(
         group_size=group_size,
         questions=[row["question"] for row in made.rows],
         right=[sum(part) for part in made.by_row(made.right)],
-        lenient=[sum(part) for part in made.by_row(made.lenient)],
-        formatted=[sum(part) for part in made.by_row(made.formatted)],
+        lenient=[sum(part) for part in made.by_row(made.lenient)] if "lenient" in made.readings else None,
+        formatted=[sum(part) for part in made.by_row(made.read)],
         rewards=[dict(sorted(Counter(part).items())) for part in judged],
         lengths=Lengths.of(made.completions, made.settings["max_completion_tokens"]),
         words=count_words(made.texts),

@@ -1,5 +1,7 @@
 """A task of several turns is evaluated, asked whether it is ready, and compared as any other is."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.comparison import compare
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.evaluation.readiness import readiness
+from grpo_kit.evaluation.readiness import Readiness, readiness
 from grpo_kit.models import load_policy
 
 
@@ -24,7 +26,7 @@ class Vowels:
 
     def step(self, text):
         self.left -= 1
-        self.invalid = not text.strip()
+        self.invalid = "d" not in text
         return f"{self.left} to go", round(1 / 3, 6) * any(c in "aeiou" for c in text), self.left == 0
 
 
@@ -75,13 +77,31 @@ def test_evaluation_has_success_reward_and_what_reads_nothing(policy, tmp_path):
     assert found.rows["turns"].tolist() == [3] * 6 and "reward/episode_return" in found.rows
     assert "> " in found.rows["completion"][0]
     found.save(tmp_path / "e.json")
-    assert compare(found, Evaluation.load(tmp_path / "e.json")).table() is not None
+    loaded = Evaluation.load(tmp_path / "e.json")
+    both = compare(found, loaded)
+    assert found.lenient is None and loaded.lenient is None, "the environment alone says what succeeds"
+    for shown in (found.table(), both.table()):
+        assert [name for name in shown.index if "reward" not in name][:2] == ["strict", "formatted"]
+    assert "lenient" not in repr(both) and [t.get_text() for t in both.plot().axes[0].get_xticklabels()] == [
+        "strict",
+        "formatted",
+    ]
 
 
-def test_readiness_counts_episodes(policy):
+def test_readiness_counts_episodes_and_valid_actions(policy):
     model, tokenizer = policy
     found = readiness(model, tokenizer, task(), samples=4, group_size=4)
     assert found.n == 6 and sum(map(sum, (r.values() for r in found.rewards))) == 24
+    made = answer(model, tokenizer, task(), samples=4, temperature=1.0)
+    valid = [[not turn.invalid for turn in e.turns] for e in made.episodes]
+    share = sum(map(sum, valid)) / 72
+    assert 0 < share < 0.5 and found.format_rate.value == pytest.approx(share)
+    assert sum(made.formatted) == sum(map(all, valid)), "formatted: every action of the episode"
+    assert found.reason.startswith(
+        f"format first: {share:.0%} of an episode's actions are valid, below 50%. So"
+    )
+    assert "valid actions" in found.table().index and "lenient" not in str(found.table().index)
+    assert Readiness.from_dict(asdict(found)).reason == found.reason
 
 
 def test_held_out_episodes_are_measured(policy):
