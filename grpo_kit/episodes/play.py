@@ -103,11 +103,10 @@ def play(
         for i in sorted(living):
             ids, logprobs = made[i]
             outcome = outcomes[i]
-            cut_off = not ids or ids[-1] not in renderer.ends
             episodes[i].turns.append(
                 Turn(
                     list(talks[i].ids), list(ids), logprobs, observations[i], texts[i], outcome.observation,
-                    outcome.reward, outcome.invalid, cut_off,
+                    outcome.reward, outcome.invalid, renderer.cut_off(ids),
                 )
             )  # fmt: skip
             if outcome.done:

@@ -125,14 +125,13 @@ class Conversation:
 class Renderer:
     """Makes the prompts of one view with one tokenizer.
 
-    ends: tokens that end a completion. rendered_anew: prompts so far in which the template had changed what was said.
+    ends: tokens that end a completion.
     Raises PromptError for what build_prompt refuses.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, view: View, ends: Sequence[int] = ()) -> None:
         self.tokenizer, self.view = tokenizer, view
         self.ends = frozenset(ends or [tokenizer.eos_token_id])
-        self.rendered_anew = 0
 
     # ---- the first turn, and every turn of a view without chat --------------------------------------------------
 
@@ -168,6 +167,10 @@ class Renderer:
         """What was written, without special tokens."""
         return self.tokenizer.decode(completion_ids, skip_special_tokens=True)
 
+    def cut_off(self, completion_ids: Sequence[int]) -> bool:
+        """Did it meet the limit before it ended?"""
+        return not completion_ids or completion_ids[-1] not in self.ends
+
     def first(self, goal: str, observation: str) -> Conversation:
         """The episode's first prompt."""
         message = self.view.message(goal, [], observation).strip()
@@ -181,8 +184,7 @@ class Renderer:
     def next(self, made: Conversation, completion_ids: Sequence[int], observation: str) -> None:
         """The prompt behind a completion and what came of it; changes `made`."""
         view, tokenizer = self.view, self.tokenizer
-        cut_off = not completion_ids or completion_ids[-1] not in self.ends
-        written = list(completion_ids) if cut_off else list(completion_ids[:-1])
+        written = list(completion_ids if self.cut_off(completion_ids) else completion_ids[:-1])
         completion = self.text_of(completion_ids)
         made.actions.append(view.action_of(view.prefill + completion))
         message = view.message(made.goal, made.actions, observation).strip()
@@ -200,7 +202,6 @@ class Renderer:
         if served == gone_on:
             made.ids = [*made.ids, *written, *self._ids(behind, special=False)]
         else:
-            self.rendered_anew += 1
             made.ids = self._ids(served)
         made.text = served
 
