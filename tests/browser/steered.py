@@ -13,6 +13,17 @@ trainer = kit.GRPOTrainer(model, task.rewards, args, task.dataset(tokenizer), pr
                           on_flag=lambda flag: None)
 """
 
+MAKE_EPISODES = """
+import grpo_kit as kit
+cfg = kit.profile("smoke", steps={steps}, seed=1)
+folder = "../runs/{name}"
+task = kit.episodes.grid(16, 8)
+model, tokenizer = kit.load_policy(cfg.model, quiet=True)
+args = cfg.grpo_config(folder, task=task, lr_scheduler_type="constant")
+trainer = kit.EpisodeTrainer(model, task, args, tokenizer, on_flag=lambda flag: None)
+"""
+TRAINERS = {"completions": MAKE, "episodes": MAKE_EPISODES}
+
 
 def rows(folder):
     path = folder / "metrics.csv"

@@ -1,8 +1,10 @@
 """A run is steered while its cell runs: by the buttons under the chart, from outside, by the stop button."""
 
+import re
+
 import pytest
 from real_lab import red_boxes, wait_for
-from steered import MAKE, rows, step
+from steered import TRAINERS, rows, step
 
 from grpo_kit.record.control import CONTROL, control, read_changes
 
@@ -14,8 +16,9 @@ def last(folder, column):
 @pytest.fixture
 def training(lab, server, request):
     """A page whose second cell trains, and the folder of its run."""
-    name = request.node.name.removeprefix("test_")
-    server.write(f"{name}.ipynb", MAKE.format(steps=3000, name=name), "trainer.train()", "print('below')")
+    name = re.sub(r"\W", "_", request.node.name.removeprefix("test_")).strip("_")
+    make = TRAINERS[getattr(request, "param", "completions")]
+    server.write(f"{name}.ipynb", make.format(steps=3000, name=name), "trainer.train()", "print('below')")
     page, folder = lab(f"{name}.ipynb"), server.runs / name
     page.run_all()
     wait_for(lambda: step(folder) >= 3, seconds=90, words="three steps")
@@ -23,6 +26,7 @@ def training(lab, server, request):
     return page, folder
 
 
+@pytest.mark.parametrize("training", TRAINERS, indirect=True)
 def test_buttons(training):
     page, folder = training
     height = page.height()
@@ -48,7 +52,7 @@ def test_buttons(training):
     assert [list(line["change"]) for line in read_changes(folder)] == [["learning_rate"], ["temperature"]]
     assert abs(page.height() - height) < 5, "the page does not jump"
     assert page.too_wide() == []
-    page.picture("steered")
+    page.picture(f"steered-{folder.name}")
 
     page.press("Stop after this step")
     page.wait_until_done()
@@ -93,6 +97,7 @@ def test_from_outside(training):
     page.wait_until_done()
 
 
+@pytest.mark.parametrize("training", TRAINERS, indirect=True)
 def test_stop_button(training):
     page, folder = training
     page.press_stop()
@@ -104,7 +109,7 @@ def test_stop_button(training):
     assert len(shown.strip().splitlines()) == 1 and "Traceback" not in shown
     assert "run this cell again" in shown
     assert saved.cells[2].execution_count is None, "Run all ends here"
-    page.picture("stopped")
+    page.picture(f"stopped-{folder.name}")
     at = step(folder)
     page.run_cell(1)
     wait_for(lambda: step(folder) >= at + 3, words="steps after the stop")
