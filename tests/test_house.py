@@ -17,7 +17,7 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "schedules", "objectives", "unsloth", "prompts", "card", "models", "record", "display", "sandbox", "rewards",
     "rollout", "episodes", "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation",
-    "preferences", "lab", "doctor",
+    "preferences", "lab", "exports", "doctor",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.evaluation.answers import Answers, answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, number, percent, shown
 from grpo_kit.record.files import write_whole
@@ -153,12 +153,17 @@ def evaluate(
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are the greedy one")
 
     how = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size, "seed": seed}
-    greedy = answer(model, tokenizer, task, rows, **how)
-    table = greedy.table()
+    greedy, sampled = answer(model, tokenizer, task, rows, **how), None
     if samples:
         sampled = answer(model, tokenizer, task, rows, samples=samples, temperature=temperature, **how)
+    return evaluation_of(greedy, sampled, ks)
+
+
+def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()) -> Evaluation:
+    """What greedy answers scored, and with sampled ones of the same rows pass@k; whoever decoded them."""
+    table, task, n = greedy.table(), greedy.task, len(greedy.rows)
+    if sampled is not None:
         table["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]
-    n = len(rows)
     counts = {name: int(table[name].sum()) if name in table else None for name in _RATES}
     return Evaluation(
         task=task.name,
@@ -166,16 +171,17 @@ def evaluate(
             name: None if count is None else Estimate(count / n, *wilson_interval(count, n), n)
             for name, count in counts.items()
         },
-        constant=task.best_constant(rows) if task.strategies else None,
+        constant=task.best_constant(greedy.rows) if task.strategies else None,
         pass_at={
-            size: bootstrap_mean([pass_at_k(samples, c, size) for c in table["n_right"]]) for size in ks
+            size: bootstrap_mean([pass_at_k(sampled.samples, c, size) for c in table["n_right"]])
+            for size in ks
         },
         rows=table,
         settings={
             "decoding": "greedy",
             "max_completion_tokens": greedy.settings["max_completion_tokens"],
-            "samples": samples,
-            "temperature": float(temperature) if samples else None,
-            "seed": seed if samples else None,
+            "samples": sampled.samples if sampled else 0,
+            "temperature": sampled.settings["temperature"] if sampled else None,
+            "seed": sampled.settings["seed"] if sampled else None,
         },
     )

@@ -1,0 +1,72 @@
+"""Read an export as a stranger would, in a process of its own: `python reader.py REQUEST.json`.
+
+Merged models and GGUF files are read by transformers alone, without grpo_kit: what is asked is what anybody would get.
+An adapter is put by grpo_kit onto the base that it names. Weights are computed with in float32.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+
+def read(request):
+    """What the export says: each question's prompt tokens, its greedy completion, and log-probabilities of given ones.
+
+    request: folder, format, file (of a GGUF), device, questions, tokens (the most of a completion), scored (pairs of
+    prompt and completion tokens), out (where the log-probabilities go).
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, how = Path(request["folder"]), {"dtype": torch.float32}
+    if request["format"] == "adapter":
+        from grpo_kit.models import load_policy
+
+        model, _ = load_policy(folder, tuning="lora", dtype="float32", quiet=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    else:
+        file = {"gguf_file": request["file"]} if request["file"] else {}
+        model = AutoModelForCausalLM.from_pretrained(folder, **file, **how)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **file)
+    model.to(request["device"]).eval()
+    with torch.no_grad():
+        prompts = [_prompt(tokenizer, question) for question in request["questions"]]
+        ends = model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        answers = [_greedy(model, ids, request["tokens"], ends) for ids in prompts]
+        scores = [
+            model(torch.tensor([[*prompt, *made]], device=model.device)).logits[0, len(prompt) - 1 : -1]
+            for prompt, made in request["scored"]
+        ]
+        torch.save([one.float().log_softmax(-1).cpu() for one in scores], request["out"])
+    return {
+        "prompts": prompts,
+        "answers": answers,
+        "texts": [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers],
+        "ended": [bool(ids) and ids[-1] in ends for ids in answers],
+        "dtypes": sorted({str(p.dtype) for p in model.parameters()}),
+    }
+
+
+def _prompt(tokenizer, question):
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+    )
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _greedy(model, ids, tokens, ends):
+    """A plain loop over transformers' own cache: nothing of the kit, nothing that a generation_config would add."""
+    import torch
+
+    made, cache, given = [], None, torch.tensor([ids], device=model.device)
+    while len(made) < tokens and not (made and made[-1] in ends):
+        out = model(given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, given = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        made.append(int(given))
+    return made
+
+
+if __name__ == "__main__":
+    asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(asked["answer"]).write_text(json.dumps(read(asked)), encoding="utf-8")

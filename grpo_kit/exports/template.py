@@ -1,0 +1,209 @@
+"""A chat template that renders the training's prompt by itself: system text, worked examples and prefill are in it.
+
+Whoever serves the model sends the question alone, and it is asked as it was trained. A system message of the caller's
+own takes the place of the trained one. Earlier answers come back from a client without the prefill, which the model
+never wrote; the template puts it in front of them again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from grpo_kit.prompts import PromptError, build_prompt
+
+_PROBES = ("KITPROBE", "KITANSWER", "KITNEXT")
+
+
+class ExportError(ValueError):
+    """A model was not exported; the message says why, where what was written lies, and what would do."""
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """What stands around a question in training: a Task's or an EpisodeTask's."""
+
+    system: str | None = None
+    prefill: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, task: Any) -> Prompting:
+        """Of a Task, of an EpisodeTask's view, or none for None."""
+        if task is None:
+            return cls()
+        view = getattr(task, "view", None)
+        if view is not None:
+            return cls(view.system, view.prefill, tuple(view.example_pairs()))
+        return cls(task.system, task.prefill, tuple(task.examples))
+
+    def prompt(self, tokenizer: PreTrainedTokenizerBase, question: str) -> str:
+        """The training's prompt of one question."""
+        return build_prompt(
+            tokenizer, question, system=self.system, prefill=self.prefill, examples=self.examples
+        )
+
+
+def with_serving_template(
+    tokenizer: PreTrainedTokenizerBase, prompting: Prompting
+) -> PreTrainedTokenizerBase:
+    """A copy of the tokenizer whose chat template renders [user: question] to the training's prompt, token for token.
+
+    Raises ExportError where the template renders an open answer in a way of its own.
+    """
+    question = _PROBES[0]
+    trained = prompting.prompt(tokenizer, question)
+    made = copy.copy(tokenizer)  # the template is its own, the vocabulary the same
+    plain = _template_of(tokenizer)
+    made.chat_template = _head(prompting) + plain
+    bos = tokenizer.bos_token or ""
+    rendered = _render(made, question)
+    if bos and not trained.startswith(bos):
+        rendered = rendered.removeprefix(bos)  # the tokenizer adds it
+    if not trained.startswith(rendered):
+        raise ExportError(
+            f"the chat template renders {rendered[-80:]!r} where training had {trained[-80:]!r}; set "
+            "tokenizer.chat_template to one that leaves an answer open"
+        )
+    if behind := trained[len(rendered) :]:
+        made.chat_template += "{% if add_generation_prompt %}{{ " + _literal(behind) + " }}{% endif %}"
+    if _served_ids(made, question) == trained_ids(tokenizer, trained):
+        return made
+    made.chat_template = "{{ bos_token }}" + made.chat_template
+    if _served_ids(made, question) != trained_ids(tokenizer, trained):
+        raise ExportError(
+            f"the chat template alone gives {tokenizer.decode(_served_ids(made, question))[-200:]!r}, training "
+            f"{trained[-200:]!r}; set tokenizer.chat_template to one that renders both alike"
+        )
+    return made
+
+
+def trained_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """A prompt's tokens as in training."""
+    return tokenizer(prompt)["input_ids"]
+
+
+def check_questions(
+    tokenizer: PreTrainedTokenizerBase,
+    served: PreTrainedTokenizerBase,
+    prompting: Prompting,
+    questions: Sequence[str],
+) -> None:
+    """Raises ExportError for the first question that the serving template renders to other tokens than training's."""
+    for question in questions:
+        expected = trained_ids(tokenizer, prompting.prompt(tokenizer, question))
+        if (found := _served_ids(served, question)) != expected:
+            raise ExportError(
+                f"question={question!r:.100}: the chat template alone gives {served.decode(found)[-200:]!r}, training "
+                f"{served.decode(expected)[-200:]!r}; set tokenizer.chat_template to one that keeps a question as it is"
+            )
+
+
+def modelfile(
+    served: PreTrainedTokenizerBase, prompting: Prompting, weights: str, *, temperature: float, tokens: int
+) -> str:
+    """An Ollama Modelfile: Ollama does not read the template inside a GGUF, it has a language of its own.
+
+    Raises ExportError for a template that cannot render a second question.
+    """
+    asked, answered, again = _PROBES
+    both = [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": prompting.prefill + answered},
+        {"role": "user", "content": again},
+    ]
+    try:
+        text = _render(served, both)
+    except PromptError as error:
+        raise ExportError(f"no Modelfile: {error}") from error
+    head, _, rest = text.partition(asked)
+    opened, _, rest = rest.partition(answered)
+    between, _, behind = rest.partition(again)
+    # What stands between two messages: the end of an answer, then the beginning of a question.
+    asks = head[_common_end(head, between) :]
+    ends = between.removesuffix(asks)
+    head = head.removesuffix(asks)
+    if not rest or opened != behind or not between.endswith(asks):
+        raise ExportError("no Modelfile: the chat template renders a second question unlike the first")
+    turn = (
+        '{{ range .Messages }}{{ if eq .Role "user" }}'
+        + f"{asks}{{{{ .Content }}}}{opened}"
+        + '{{ else if eq .Role "assistant" }}'
+        + f"{{{{ .Content }}}}{ends}"
+        + "{{ end }}{{ end }}"
+    )
+    stop = served.eos_token
+    return "\n".join(
+        [
+            f"FROM ./{weights}",
+            f'TEMPLATE """{head}{turn}"""',
+            f"PARAMETER temperature {temperature:g}",
+            f"PARAMETER num_predict {tokens}",
+            f"PARAMETER stop {json.dumps(stop)}",
+            "",
+        ]
+    )
+
+
+def _common_end(head: str, between: str) -> int:
+    """Where the longest text begins that both end in."""
+    n = 0
+    while n < min(len(head), len(between)) and head[-1 - n] == between[-1 - n]:
+        n += 1
+    return len(head) - n
+
+
+def _head(prompting: Prompting) -> str:
+    """Puts system text and worked examples in front of the messages, and the prefill in front of earlier answers."""
+    examples = [
+        {"role": role, "content": text}
+        for pair in prompting.examples
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+    system = [] if prompting.system is None else [{"role": "system", "content": prompting.system}]
+    if not examples and not system and not prompting.prefill:
+        return ""
+    lines = []
+    if prompting.prefill:
+        prefill = _literal(prompting.prefill)
+        lines.append(
+            "{% set kit = namespace(messages=[]) %}{% for m in messages %}"
+            f"{{% if m['role'] == 'assistant' and not loop.last and not m['content'].startswith({prefill}) %}}"
+            f"{{% set kit.messages = kit.messages + [{{'role': 'assistant', 'content': {prefill} + m['content']}}] %}}"
+            "{% else %}{% set kit.messages = kit.messages + [m] %}{% endif %}{% endfor %}"
+            "{% set messages = kit.messages %}"
+        )
+    lines.append(
+        "{% if messages and messages[0]['role'] == 'system' %}"
+        f"{{% set messages = messages[:1] + {_literal(examples)} + messages[1:] %}}"
+        f"{{% else %}}{{% set messages = {_literal([*system, *examples])} + messages %}}{{% endif %}}"
+    )
+    return "".join(lines)
+
+
+def _literal(value: Any) -> str:
+    """As Jinja reads it: JSON is."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    template = tokenizer.get_chat_template()
+    return template.removesuffix("\n")  # Jinja drops it at a template's end
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]]) -> str:
+    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates raise whatever they like
+        raise PromptError(f"the chat template refuses its messages: {error}") from error
+
+
+def _served_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
+    """As servers do: rendered, then tokenized without a BOS of the tokenizer's own."""
+    return tokenizer(_render(tokenizer, question), add_special_tokens=False)["input_ids"]

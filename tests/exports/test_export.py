@@ -1,0 +1,254 @@
+"""What is exported is what was trained: weights by hand, read back by transformers, and refused where it is not."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
+
+import grpo_kit.exports as exporting
+from grpo_kit import load_policy, tasks
+from grpo_kit.exports import ExportError, export
+from grpo_kit.exports.gguf import write_gguf
+from grpo_kit.exports.weights import share_moved, whole_model
+
+TASK = tasks.largest(n_train=8, n_held_out=6)
+
+
+def adapted(seed=0, **lora):
+    """The tiny model with adapters that say something."""
+    model, tokenizer = load_policy("tiny-random", tuning="lora", lora=lora or None, quiet=True)
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2)
+    return model, tokenizer
+
+
+def scores(model, tokenizer, text="Which number is the largest: 1, 2, 3?"):
+    with torch.no_grad():
+        return model.eval()(**tokenizer(text, return_tensors="pt")).logits[0].float()
+
+
+def test_merged_lora_proves_itself(tmp_path):
+    model, tokenizer = adapted()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    made = export(model, tokenizer, tmp_path / "out", task=TASK, quant="f32", temperature=0.7)
+    proof = made.proof
+    assert proof.prompts_same == proof.questions == 6 and proof.kl < 1e-6 and proof.same_answers == 1
+    assert proof.comparison.base.n == 6 and proof.comparison.difference["strict"].value == 0
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the model stays as it is"
+    # Read by transformers alone, as anybody would.
+    theirs = AutoModelForCausalLM.from_pretrained(made.folder)
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    assert torch.allclose(scores(theirs, tokenizer), scores(model, tokenizer), atol=1e-5)
+    settings = theirs.generation_config
+    assert (
+        settings.temperature == 0.7
+        and settings.do_sample
+        and settings.eos_token_id == [tokenizer.eos_token_id]
+    )
+    assert settings.max_new_tokens == TASK.max_completion_tokens
+    asked = [{"role": "user", "content": TASK.held_out[0]["question"]}]
+    text = AutoTokenizer.from_pretrained(made.folder).apply_chat_template(
+        asked, tokenize=False, add_generation_prompt=True
+    )
+    assert text == TASK.render(tokenizer, TASK.held_out[:1])[0] and text.endswith("<answer>")
+    report = json.loads((made.folder / "export.json").read_text())
+    assert report["proof"]["objections"] == [] and report["base"] == "tiny-random"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"], "nothing is left beside it"
+    assert oct(made.folder.stat().st_mode) == oct((tmp_path / "out").parent.stat().st_mode | 0o55)
+
+
+@pytest.mark.parametrize("lora", [{}, {"use_dora": True}, {"use_rslora": True, "r": 4}], ids=str)
+def test_adapters_are_added_up_in_float32(lora):
+    """By hand where it is a sum: the base's weight + scaling * B A."""
+    model, tokenizer = adapted(**lora)
+    whole = whole_model(model)
+    assert not hasattr(whole, "peft_config")
+    assert torch.allclose(scores(whole, tokenizer), scores(model, tokenizer), atol=1e-5)
+    if "use_dora" in lora:
+        return
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    delta = layer.lora_B["default"].weight @ layer.lora_A["default"].weight * layer.scaling["default"]
+    expected = layer.base_layer.weight + delta
+    assert torch.allclose(whole.model.layers[0].self_attn.q_proj.weight, expected, atol=1e-6)
+
+
+def test_a_base_in_bfloat16_is_added_up_in_float32():
+    model, tokenizer = load_policy("tiny-random", tuning="lora", dtype="bfloat16", quiet=True)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 1e-5)  # lost in a sum of bfloat16
+    whole = whole_model(model)
+    base = model.get_base_model().model.layers[1].mlp.up_proj
+    merged = whole.model.layers[1].mlp.up_proj.weight
+    assert merged.dtype == torch.float32
+    delta = merged - base.base_layer.weight.float()
+    expected = base.lora_B["default"].weight @ base.lora_A["default"].weight * base.scaling["default"]
+    assert torch.allclose(delta, expected.float(), atol=1e-8) and expected.abs().max() > 0
+    rounded = share_moved(model, whole, torch.bfloat16)
+    assert rounded < 0.5 < share_moved(model, whole, torch.float32), "what bfloat16 would leave of it"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_gguf_is_read_by_transformers(kind, tmp_path):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    if kind != "llama":
+        sizes = dict(
+            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, eos_token_id=2,
+            tie_word_embeddings=kind == "qwen2",
+        )  # fmt: skip
+        # transformers reads no head size of Qwen3's out of a GGUF: it takes 128, which all of Qwen's own have.
+        config = Qwen2Config(**sizes) if kind == "qwen2" else Qwen3Config(head_dim=128, **sizes)
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():  # biases and norms that say something
+            if parameter.ndim == 1:
+                parameter.data += 0.3 * torch.randn_like(parameter)
+    write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32)
+    assert type(theirs) is type(model)
+    assert all(torch.equal(theirs.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.allclose(scores(theirs, tokenizer), scores(model, tokenizer), atol=1e-5)
+    if kind == "llama":
+        again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+        for text in ("12 + 7 = 19\n", "  <answer>ä 漢</answer><|im_end|>", "don't  stop"):
+            assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert again.chat_template == tokenizer.chat_template and again.eos_token == tokenizer.eos_token
+
+
+def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path):
+    import gguf
+
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    expected = model.model.layers[1].mlp.down_proj.weight.detach()
+    for quant, kind, apart in (("f16", "F16", 2**-11), ("bf16", "BF16", 2**-8), ("q8_0", "Q8_0", 1 / 127)):
+        write_gguf(tmp_path / f"{quant}.gguf", model, tokenizer, quant, name="m")
+        tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / f"{quant}.gguf").tensors}
+        stored = tensors["blk.1.ffn_down.weight"]
+        found = torch.tensor(gguf.quants.dequantize(stored.data, stored.tensor_type))
+        assert stored.tensor_type.name == kind
+        assert 0 < (found - expected).abs().max() <= apart * expected.abs().max()
+        assert tensors["blk.1.ffn_norm.weight"].tensor_type.name == "F32"
+        assert "output.weight" not in tensors, "a tied head is the embedding"
+
+
+def test_gguf_export_proves_itself(tmp_path):
+    model, tokenizer = adapted()
+    made = export(model, tokenizer, tmp_path / "out", task=TASK, format="gguf", quant="q8_0", rows=3)
+    assert sorted(p.name for p in made.folder.iterdir()) == ["Modelfile", "export.json", "out-q8_0.gguf"]
+    assert made.proof.prompts_same == 3 and made.proof.kl < 0.02
+
+
+def test_adapter_goes_onto_its_base_again(tmp_path):
+    model, tokenizer = adapted()
+    made = export(model, tokenizer, tmp_path / "out", task=TASK, format="adapter", proof=False)
+    again, _ = load_policy(made.folder, tuning="lora", quiet=True)
+    assert torch.allclose(scores(again, tokenizer), scores(model, tokenizer), atol=1e-6)
+    assert "'tiny-random'" in repr(made) and "not proved" in repr(made)
+
+
+def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch):
+    model, tokenizer = adapted()
+    real = exporting.whole_model
+
+    def spoiled(model):
+        made = real(model)
+        made.model.layers[0].mlp.down_proj.weight.data *= -3
+        return made
+
+    monkeypatch.setattr(exporting, "whole_model", spoiled)
+    with pytest.raises(
+        ExportError, match="not the trained model: it is .* nats a token.*It lies in .*out-refused"
+    ):
+        export(model, tokenizer, tmp_path / "out", rows=2, quant="f32")
+    assert [p.name for p in tmp_path.iterdir()] == ["out-refused"]
+    assert json.loads((tmp_path / "out-refused" / "export.json").read_text())["proof"]["objections"]
+
+
+def test_arguments_that_do_not_fit(tmp_path):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine")
+    for changes, said in [
+        ({"folder": tmp_path / "taken"}, "is there and not empty"),
+        ({"folder": tmp_path / "taken" / "thesis.txt"}, "is there and not empty"),
+        ({"format": "onnx"}, "format='onnx' is not known; use 'merged', 'gguf', 'adapter'"),
+        ({"quant": "q8_0"}, "quant='q8_0' is none of format='merged''s: f32, f16, bf16"),
+        ({"format": "adapter"}, "all its weights were trained"),
+        ({"rows": 0}, "rows=0 must be at least 1"),
+        ({"rows": []}, "rows is empty"),
+    ]:
+        with pytest.raises(ExportError, match=said):
+            export(
+                **{"model": model, "tokenizer": tokenizer, "folder": tmp_path / "new", "task": TASK} | changes
+            )
+    assert (tmp_path / "taken" / "thesis.txt").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = 1e6
+    with pytest.raises(ExportError, match="largest weight is 1e.06; use 'f32'"):
+        export(model, tokenizer, tmp_path / "new", quant="f16", proof=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+        with pytest.raises(ExportError, match="needs 0.1 GB of disk and 0.0 GB are free"):
+            export(model, tokenizer, tmp_path / "out")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("transformers.tokenization_utils_base.PreTrainedTokenizerBase.save_pretrained", full)
+    with pytest.raises(ExportError, match="No space left on device; nothing is left of it"):
+        export(model, tokenizer, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import sys
+from grpo_kit import load_policy
+from grpo_kit.exports import export
+model, tokenizer = load_policy("tiny-random", quiet=True)
+print("begin", flush=True)
+export(model, tokenizer, sys.argv[1], quant="f32", proof=False)
+print("done", flush=True)
+"""
+
+
+def test_killed_at_any_moment_it_is_whole_or_not_there(tmp_path):
+    draw, seen = random.Random(3), set()
+    for number in range(3):
+        target = tmp_path / f"out{number}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(target)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert process.stdout.readline() == "begin\n"
+        if number:
+            time.sleep(draw.random() * 0.6)
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        seen.add(target.exists())
+        if target.exists():
+            model = AutoModelForCausalLM.from_pretrained(target)
+            assert torch.equal(model.lm_head.weight, load_policy("tiny-random", quiet=True)[0].lm_head.weight)
+            assert json.loads((target / "export.json").read_text())["stored"] == "f32"
+    assert True in seen
+    export(*load_policy("tiny-random", quiet=True), tmp_path / "out9", proof=False)
+
+
+def test_reader_needs_nothing_of_the_kit_for_merged_and_gguf():
+    text = Path(exporting.__file__).with_name("reader.py").read_text()
+    assert text.count("from grpo_kit") == 1 and 'request["format"] == "adapter"' in text

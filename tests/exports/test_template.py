@@ -1,0 +1,152 @@
+"""The exported chat template renders the training's prompt by itself: on every template that trl ships."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import trl
+from transformers import AutoTokenizer
+
+from grpo_kit import episodes
+from grpo_kit.exports.template import (
+    ExportError,
+    Prompting,
+    check_questions,
+    modelfile,
+    with_serving_template,
+)
+from grpo_kit.models.gguf import embedded_folder
+from grpo_kit.prompts import PromptError, build_prompt
+
+TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
+SHOWN = (("1 + 1?", "<answer>2</answer>"), ("2 + 1?", "<answer>3</answer>"))
+PROMPTINGS = {
+    "nothing": Prompting(),
+    "prefill": Prompting(prefill="<answer>"),
+    "all": Prompting('Be "brief".\n{{ not jinja }}', "<answer>", SHOWN),
+    "thoughts": Prompting(None, "<think>\n", (("1 + 1?", "<think>\nhm\n</think>\n<answer>2</answer>"),)),
+}
+# Their generation prompt opens <think>, and a prefill of the training's own takes its place: nothing to append.
+OPENS = {"deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3", "deepseekv3_training"}
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    return AutoTokenizer.from_pretrained(embedded_folder())
+
+
+@pytest.mark.parametrize("name", PROMPTINGS)
+@pytest.mark.parametrize("path", [None, *TEMPLATES], ids=lambda path: path.stem if path else "smollm2")
+def test_a_question_alone_is_asked_as_in_training(path, name, smollm):
+    tokenizer, p = copy.copy(smollm), PROMPTINGS[name]
+    if path:
+        tokenizer.chat_template = path.read_text()
+    try:
+        trained = build_prompt(tokenizer, "2 + 2?", system=p.system, prefill=p.prefill, examples=p.examples)
+    except PromptError:
+        pytest.skip("no run can train on this prompt")
+    if path and path.stem in OPENS and name in ("prefill", "all"):
+        with pytest.raises(ExportError, match="where training had"):
+            with_serving_template(tokenizer, p)
+        return
+    served = with_serving_template(tokenizer, p)
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    assert (
+        served.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        == tokenizer(trained)["input_ids"]
+    )
+    check_questions(tokenizer, served, p, ["2 + 2?", "Is\nit {{ 4 }}?"])
+    assert tokenizer.chat_template != served.chat_template or name == "nothing", (
+        "a copy: the training's stays"
+    )
+
+
+def test_a_tokenizer_that_adds_bos_gets_it_once(smollm):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = copy.deepcopy(smollm)
+    bos = tokenizer.bos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+    )
+    one = "'[Q]' + m['content'] + '[/Q]' if m['role'] == 'user' else m['content']"
+    turns = "{% for m in messages %}{{ " + one + " }}{% endfor %}"
+    for template in (turns, "{{ bos_token }}" + turns):
+        tokenizer.chat_template = template
+        served = with_serving_template(tokenizer, Prompting(prefill="<a>"))
+        ids = served.apply_chat_template(
+            [{"role": "user", "content": "x"}], add_generation_prompt=True, return_dict=False
+        )
+        assert ids == tokenizer("[Q]x[/Q]<a>")["input_ids"] and ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_a_conversation_has_its_prefills_again_and_a_callers_system_text_counts(smollm):
+    served = with_serving_template(smollm, PROMPTINGS["all"])
+    said = "4</answer>"  # what a server returned: the completion
+    talk = [
+        {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": said},
+        {"role": "user", "content": "3 + 3?"},
+    ]  # fmt: skip
+    text = served.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    assert text.endswith(
+        "2 + 2?<|im_end|>\n<|im_start|>assistant\n<answer>4</answer><|im_end|>\n<|im_start|>user\n3 + 3?<|im_end|>\n"
+        "<|im_start|>assistant\n<answer>"
+    )
+    talk[1]["content"] = "<answer>" + said  # a client that kept it
+    assert text == served.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    own = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "2 + 2?"}]
+    text = served.apply_chat_template(own, tokenize=False, add_generation_prompt=True)
+    assert (
+        text.startswith("<|im_start|>system\nMine.<|im_end|>\n<|im_start|>user\n1 + 1?")
+        and "brief" not in text
+    )
+    # A caller who opens the answer himself gets no second opening.
+    opened = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "Well, <answer>"}]
+    text = served.apply_chat_template(opened, tokenize=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nWell, <answer>")
+
+
+def test_a_question_that_the_template_changes_is_refused(smollm):
+    tokenizer = copy.copy(smollm)
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "message['content']", "message['content'] | trim"
+    )
+    served = copy.copy(tokenizer)
+    served.chat_template = served.chat_template.replace("| trim", "| upper")
+    with pytest.raises(ExportError, match="the chat template alone gives"):
+        check_questions(tokenizer, served, Prompting(), ["a question"])
+
+
+def test_modelfile_says_what_the_template_says(smollm):
+    """Its own language, filled in by hand for one question, and for two."""
+    p = PROMPTINGS["all"]
+    served = with_serving_template(smollm, p)
+    text = modelfile(served, p, "m.gguf", temperature=0.7, tokens=12)
+    template = text.partition('TEMPLATE """')[2].partition('"""')[0]
+    head, _, turns = template.partition("{{ range .Messages }}")
+    user, _, assistant = turns.partition('{{ else if eq .Role "assistant" }}')
+    user = user.removeprefix('{{ if eq .Role "user" }}')
+    assistant = assistant.removesuffix("{{ end }}{{ end }}")
+    asked = head + user.replace("{{ .Content }}", "2 + 2?")
+    assert asked == p.prompt(smollm, "2 + 2?")
+    both = (
+        asked + assistant.replace("{{ .Content }}", "4</answer>") + user.replace("{{ .Content }}", "3 + 3?")
+    )
+    talk = [
+        {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4</answer>"},
+        {"role": "user", "content": "3 + 3?"},
+    ]  # fmt: skip
+    assert both == served.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    for line in (
+        "FROM ./m.gguf",
+        "PARAMETER temperature 0.7",
+        "PARAMETER num_predict 12",
+        'PARAMETER stop "<|im_end|>"',
+    ):
+        assert line in text.splitlines()
+
+
+def test_prompting_of_a_task_of_several_turns():
+    task = episodes.calculator(8, 4)
+    p = Prompting.of(task)
+    assert p.system == task.view.system and len(p.examples) == len(task.view.example_pairs())
