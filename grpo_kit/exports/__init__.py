@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from transformers import GenerationConfig
 
 from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.exports.card import export_card, push
 from grpo_kit.exports.gguf import write_gguf
 from grpo_kit.exports.proof import Proof, prove
 from grpo_kit.exports.template import (
@@ -55,6 +56,13 @@ class Exported:
     proof: Proof | None
     notes: tuple[str, ...] = ()
 
+    def push_to_hub(self, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
+        """Put the folder on the hub as repo, "owner/name"; what went, file by file. dry_run: nothing is sent.
+
+        Raises ExportError for an export that was not proved, and where the hub does not take it.
+        """
+        return push(self, repo, private=private, dry_run=dry_run)
+
     def __repr__(self) -> str:
         lines = [f"{self.format}, {self.stored}: {self.bytes / 1e6:,.0f} MB in {self.folder}", *self.notes]
         return "\n".join([*lines, str(self.proof) if self.proof else "not proved"])
@@ -72,6 +80,9 @@ def export(
     max_completion_tokens: int | None = None,
     rows: Sequence[dict] | int = 64,
     proof: bool = True,
+    run: str | os.PathLike | None = None,
+    comparison: object | None = None,
+    license: str | None = None,
 ) -> Exported:
     """Write the trained model with its prompt into a new folder, read it back in a fresh process, and compare.
 
@@ -84,13 +95,16 @@ def export(
     temperature: what serving samples at; that of the training. max_completion_tokens: None means the task's, else 256.
     rows: of the task's held-out rows, so many (or these) are answered by the export and by the model, greedily; of an
     EpisodeTask none are. proof=False writes and does not look.
+    run: the run folder, for the model card README.md; of a trainer it is known. comparison: base beside tuned
+    (kit.compare), for the card. license: of the base, as the hub names it, such as "apache-2.0".
     Raises ExportError (a ValueError) for a folder that is not empty, a full disk, what a format cannot hold, a chat
     template that cannot render the training's prompt, and an export that is not the trained model: that one is left,
     with its report, in a folder "<folder>-refused". A folder under its own name is whole.
 
     >>> kit.export(trainer, tokenizer, "exports/largest", task=task, format="gguf", quant="q8_0")  # doctest: +SKIP
     """
-    model = getattr(model, "model", model) if hasattr(model, "train_dataset") else model
+    if hasattr(model, "train_dataset"):  # a trainer
+        model, run = model.model, run or model.args.output_dir
     stored = _checked(model, format, quant)
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -114,6 +128,11 @@ def export(
         size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
         made = Exported(target, format, stored, size, found, tuple(notes))
         _report(part, made, model)
+        card = export_card(
+            made, base=model_name(model), question=questions[0], file=file, run=Path(run) if run else None,
+            comparison=comparison, license=license,
+        )  # fmt: skip
+        (part / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise ExportError(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-import torch
-
-from grpo_kit.models import model_name
+from grpo_kit.models import hardware, model_name
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import Asked
 from grpo_kit.tasks.task import carried_by
@@ -31,7 +29,7 @@ def config_of(trainer: Any) -> dict[str, Any]:
         "data": _data_of(trainer.train_dataset),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": hardware(),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")},
         "args": trainer.args.to_dict(),
     }

@@ -26,13 +26,20 @@ def model_card(folder: str | Path, comparison: object | None = None) -> Path:
 
     >>> model_card("runs/full", comparison)  # doctest: +SKIP
     """
+    target = Path(folder) / "README.md"
+    write_whole(target, card_text(folder, comparison).encode())
+    return target
+
+
+def card_text(folder: str | Path, comparison: object | None = None, *, license: str | None = None) -> str:
+    """The card of model_card. license: of the base, for the head; None: the card says where to look."""
     path = Path(folder)
     if not (path / CONFIG).exists():
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
     config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     metrics = read_metrics(path)
     parts = [
-        _head(config),
+        _head(config, license),
         f"# {path.name}",
         f"Trained with GRPO by grpo_kit {version('grpo-kit')} (trl {config['versions']['trl']}).",
         _table(config, metrics),
@@ -45,16 +52,16 @@ def model_card(folder: str | Path, comparison: object | None = None) -> Path:
         parts += ["## Changed on the way", "\n".join(f"- from step {c['step']}: {_said(c)}" for c in changes)]
     if flags := read_flags(path):
         parts += ["## Red flags", "\n".join(f"- {flag}" for flag in flags)]
-    target = path / "README.md"
-    write_whole(target, ("\n\n".join(parts) + "\n").encode())
-    return target
+    return "\n\n".join(parts) + "\n"
 
 
-def _head(config: Mapping[str, Any]) -> str:
+def _head(config: Mapping[str, Any], license: str | None) -> str:
     lora = config["trainable_parameters"] < config["parameters"]
     lines = [f"library_name: {'peft' if lora else 'transformers'}", "tags: [grpo, trl, grpo_kit]"]
     if config.get("model"):
         lines.insert(0, f"base_model: {json.dumps(config['model'])}")
+    if license:
+        lines.insert(0, f"license: {license}")
     return "\n".join(["---", *lines, "---"])
 
 
@@ -73,6 +80,7 @@ def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
         "temperature": config.get("temperature_schedule") or args["temperature"],
         "beta": args["beta"],
         "optimizer": config["optimizer"],
+        "seed": args.get("seed"),
         "device": config["device"],
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]

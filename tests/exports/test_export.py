@@ -252,3 +252,40 @@ def test_killed_at_any_moment_it_is_whole_or_not_there(tmp_path):
 def test_reader_needs_nothing_of_the_kit_for_merged_and_gguf():
     text = Path(exporting.__file__).with_name("reader.py").read_text()
     assert text.count("from grpo_kit") == 1 and 'request["format"] == "adapter"' in text
+
+
+def test_card_of_a_run_and_its_way_to_the_hub(tmp_path):
+    from tiny_run import make
+
+    trainer = make("kit", tmp_path / "run", max_steps=1)
+    trainer.train()
+    tokenizer = trainer.processing_class
+    made = export(
+        trainer, tokenizer, tmp_path / "out", proof=False, license="apache-2.0", comparison="strict: 1 -> 2"
+    )
+    card = (made.folder / "README.md").read_text()
+    for said in ("license: apache-2.0", 'base_model: "tiny-random"', "| seed |", "| device |", "strict: 1 -> 2",
+                 "## Reward while training", "Not read back", "AutoModelForCausalLM.from_pretrained"):  # fmt: skip
+        assert said in card, said
+    with pytest.raises(ExportError, match="was not proved"):
+        made.push_to_hub("me/mine", dry_run=True)
+    made = export(trainer, tokenizer, tmp_path / "proved", rows=2)
+    said = made.push_to_hub("me/mine", dry_run=True)
+    assert (
+        said.startswith("would go to me/mine, private:")
+        and "model.safetensors" in said
+        and "README.md" in said
+    )
+    card = (made.folder / "README.md").read_text()
+    assert (
+        "licence: that of tiny-random, which the kit does not know" in card
+        and "3 of 3 as in training" in card
+    )
+    with pytest.raises(ExportError, match="must be owner/name"):
+        made.push_to_hub("mine", dry_run=True)
+    with pytest.raises(ExportError, match="the hub did not take it .*is untouched"):
+        made.push_to_hub("me/mine")
+    # The model that the card's own lines load says what the trained one says.
+    lines = card.partition("```python\n")[2].partition("```")[0].replace('"proved"', repr(str(made.folder)))
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1000:]
