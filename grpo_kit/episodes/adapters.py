@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from grpo_kit.episodes.environment import Environment
 
 _TAGGED = re.compile(r"<(tool_call|function_call|tools?)>\s*(.*?)\s*</\1>", re.DOTALL)
+_BEGUN = re.compile(r"<(tool_call|function_call)>")
 _SPECIAL = {"reset", "get_reward"}
 
 
@@ -40,6 +41,9 @@ def read_call(text: str) -> ToolCall | None:
             found = json.loads(candidate)
         except ValueError:
             continue
+        found = found[0] if isinstance(found, list) and found else found
+        if not isinstance(found, dict):
+            continue
         name, given = found.get("name"), found.get("arguments", found.get("parameters", {}))
         if isinstance(given, str):
             try:
@@ -58,8 +62,13 @@ def from_tools(
 
     judge: (row, last text) -> reward in [0, 1].
 
+    An episode that the last turn ends is judged by that turn's text.
+    Raises ValueError for a tool that is async.
+
     >>> task = EpisodeTask("shop", rows, held_out, from_tools([price_of], judge), view)  # doctest: +SKIP
     """
+    for tool in tools:
+        _check_not_async(tool)
     return lambda: _Tools(None, {tool.__name__: tool for tool in tools}, judge)
 
 
@@ -82,6 +91,8 @@ def from_trl(
                 f"{type(inner).__name__} has no get_reward; give judge=f(row, last text) -> reward"
             )
         tools = {n: m for n, m in methods.items() if n not in _SPECIAL and not n.startswith("_")}
+        for tool in tools.values():
+            _check_not_async(tool)
         return _Tools(inner, tools, judge)
 
     return make
@@ -129,13 +140,16 @@ class _Tools:
         self.inner, self.tools, self.judge, self.invalid = inner, dict(tools), judge, False
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        self.row, self.invalid = row, False
+        self.row, self.invalid, self.last = row, False, ""
         begun = self.inner.reset(**row) if self.inner is not None else None
         offered = "\n".join(describe_tool(tool) for tool in self.tools.values())
         return "\n".join(part for part in (begun, f"Tools:\n{offered}") if part)
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        call = read_call(text)
+        call, self.last = read_call(text), text
+        if call is None and _BEGUN.search(text):
+            self.invalid = True
+            return "That call could not be read.", 0.0, False
         if call is None:
             return "", self._reward(text), True
         tool = self.tools.get(call.name)
@@ -154,6 +168,9 @@ class _Tools:
         except Exception as error:  # what a tool raises is for the model to read, as in trl
             return f"{type(error).__name__}: {error}", 0.0, False
 
+    def settle(self) -> float:
+        return self._reward(self.last)
+
     def _reward(self, text: str) -> float:
         return self.judge(self.row, text) if self.judge is not None else self.inner.get_reward()
 
@@ -169,6 +186,13 @@ def describe_tool(tool: Callable[..., Any]) -> str:
     said = (inspect.getdoc(tool) or "").strip().splitlines()
     signature = str(inspect.signature(tool, eval_str=False)).replace("'", "")
     return f"{tool.__name__}{signature}" + (f": {said[0]}" if said else "")
+
+
+def _check_not_async(tool: Callable[..., Any]) -> None:
+    if inspect.iscoroutinefunction(tool):
+        raise ValueError(
+            f"tool {tool.__name__} is async; give a plain function, such as one that calls asyncio.run(...)"
+        )
 
 
 def _braced(text: str) -> list[str]:

@@ -27,16 +27,21 @@ def turn_advantages(
     """One list an episode, one number a turn. Episodes of a group (one row's) lie side by side, group_size of them.
 
     credit: "episode": each turn has the episode's advantage (objectives.group_advantages of the sums of rewards).
-    "return": the discounted return from that turn on, less the mean of its group at that turn, divided as the
-    episode's is. "state": the episode's advantage plus that of the discounted return among the turns of the group whose
-    prompt is the same; a prompt that is met once adds nothing.
-    scale: what divides, "group", "batch" or "none", as trl's scale_rewards.
-    Raises ValueError for a credit that is not known.
+    "return": the discounted return from that turn on, less the mean of its group at that turn, divided by their
+    spread; a turn that one episode alone reached has none. "state": the episode's advantage plus that of the discounted
+    return among the turns of the group whose prompt is the same; a prompt that is met once adds nothing.
+    scale: what divides, "group" (the spread of what is compared), "batch" (of all of them) or "none", as trl's
+    scale_rewards.
+    Raises ValueError for a credit that is not known, and a discount below 1 where credit="episode" would not use it.
     Sources: GRPO, arXiv:2402.03300; GiGPO ("state", with weight 1 and its discount), arXiv:2505.10978.
     """
     if credit not in CREDITS:
         raise ValueError(f"credit={credit!r} is not known; use one of {', '.join(CREDITS)}")
-    totals = torch.tensor([_total(e, discount if credit != "episode" else 1.0) for e in episodes]).double()
+    if credit == "episode" and discount != 1:
+        raise ValueError(
+            f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+        )
+    totals = torch.tensor([e.total for e in episodes]).double()
     groups = totals.view(-1, group_size)
     whole = group_advantages(totals, group_size, scale=scale, eps=_EPS)
     whole = whole.masked_fill((groups.amax(1) - groups.amin(1) < _SAME).repeat_interleave(group_size), 0.0)
@@ -44,24 +49,11 @@ def turn_advantages(
         return [[a] * len(e.turns) for a, e in zip(whole.tolist(), episodes, strict=True)]
     returns = [e.returns(discount) for e in episodes]
     if credit == "return":
-        spreads = _spreads(groups, scale).repeat_interleave(group_size).tolist()
         keys = [[(i // group_size, t) for t in range(len(e.turns))] for i, e in enumerate(episodes)]
-        centred = _centred(returns, keys)
-        return [[a / spread for a in line] for line, spread in zip(centred, spreads, strict=True)]
+        return _standardised(returns, keys, scale)
     keys = [[(i // group_size, tuple(turn.prompt_ids)) for turn in e.turns] for i, e in enumerate(episodes)]
     steps = _standardised(returns, keys, scale)
     return [[a + b for b in line] for a, line in zip(whole.tolist(), steps, strict=True)]
-
-
-def _total(episode: Episode, discount: float) -> float:
-    return episode.returns(discount)[0] if episode.turns else 0.0
-
-
-def _spreads(groups: torch.Tensor, scale: str) -> torch.Tensor:
-    """(B,) what divides the advantages of each group."""
-    if scale == "none":
-        return torch.ones(len(groups), dtype=groups.dtype)
-    return (groups.std(1) if scale == "group" else groups.std().expand(len(groups))) + _EPS
 
 
 def _gathered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import threading
@@ -20,6 +21,7 @@ class Environment(Protocol):
     step(text): the model's response to the last observation, with the prefill, without a thought; returns (observation,
     reward, done). An action that cannot be read is no exception: say so in the observation, and set `self.invalid =
     True` for that step. The rewards of an episode are added up; at best the sum lies in [0, 1].
+    settle() -> reward: only where there is something to be paid for an episode that the last turn ends and not step.
     """
 
     def reset(self, row: Mapping[str, Any]) -> str: ...
@@ -77,17 +79,38 @@ class World:
             self._check_text(observation, i, turn=0)
         return found
 
-    def step(self, texts: Mapping[int, str], turn: int) -> dict[int, Outcome]:
-        """One turn (from 1) of the episodes, by their number: what the model wrote -> what came of it."""
+    def step(self, texts: Mapping[int, str], turn: int, *, last: bool = False) -> dict[int, Outcome]:
+        """One turn (from 1) of the episodes, by their number: what the model wrote -> what came of it.
+
+        last: it is the last turn there may be; an environment that has settle() is asked for what is still to be paid.
+        """
         who = list(texts)
         for i in who:
             if getattr(self._playing[i], "invalid", False):
                 self._playing[i].invalid = False
         calls = [lambda i=i: self._playing[i].step(texts[i]) for i in who]
-        return {
+        made = {
             i: self._checked(found, i, turn)
             for i, found in zip(who, self._call(calls, who, turn), strict=True)
         }
+        open_still = (
+            [i for i in who if not made[i].done and hasattr(self._playing[i], "settle")] if last else []
+        )
+        settled = self._call([lambda i=i: self._playing[i].settle() for i in open_still], open_still, turn)
+        for i, earned in zip(open_still, settled, strict=True):
+            made[i] = made[i]._replace(reward=made[i].reward + self._reward(earned, i, turn))
+        return made
+
+    def _reward(self, given: Any, i: int, turn: int) -> float:
+        try:
+            reward = float(given)
+        except (TypeError, ValueError):
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise EpisodeError(
+                f"{self.where(i, turn)}: the reward is {given!r:.200}; it has to be a finite number"
+            )
+        return reward
 
     def _checked(self, found: Any, i: int, turn: int) -> Outcome:
         if not isinstance(found, tuple) or len(found) != 3:
@@ -96,14 +119,7 @@ class World:
             )
         observation, reward, done = found
         self._check_text(observation, i, turn)
-        try:
-            reward = float(reward)
-        except (TypeError, ValueError):
-            reward = math.nan
-        if not math.isfinite(reward):
-            raise EpisodeError(
-                f"{self.where(i, turn)}: the reward is {found[1]!r:.200}; it has to be a finite number"
-            )
+        reward = self._reward(reward, i, turn)
         return Outcome(observation, reward, bool(done), bool(getattr(self._playing[i], "invalid", False)))
 
     def _check_text(self, observation: Any, i: int, turn: int) -> None:
@@ -140,7 +156,7 @@ class World:
     def _one(self, call: Callable[[], Any], i: int, turn: int) -> Any:
         try:
             return call()
-        except Exception as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             raise EpisodeError(f"{self.where(i, turn)}: {_said(error)}") from error
 
     def _name(self, i: int) -> str:
@@ -150,7 +166,9 @@ class World:
         """The environment, row and turn in words."""
         row = self._rows[i]
         told = row.get("question", row) if isinstance(row, Mapping) else row
-        return f"{self._name(i)}, row {told!r:.120}, {'reset' if turn == 0 else f'turn {turn}'}"
+        others = {k: v for k, v in row.items() if k != "question"} if isinstance(row, Mapping) else {}
+        rest = f" {row_key(others):.160}" if others else ""
+        return f"{self._name(i)}, row {told!r:.120}{rest}, {'reset' if turn == 0 else f'turn {turn}'}"
 
 
 def _into(call: Callable[[], Any], box: list[Any]) -> None:

@@ -25,10 +25,11 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
     >>> task = replace(task, environment=recorded(Phone, "phone.jsonl"))  # doctest: +SKIP
     """
     path, lock = Path(path), threading.Lock()
+    _drop_half_a_line(path)
 
     def note(**line: Any) -> None:
         with lock, path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     class Recorded:
         """Plays, and writes down."""
@@ -47,12 +48,23 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
             begun = time.perf_counter()
             found = self.inner.step(text)
             self.said.append(text.strip())
-            observation, reward, done = found
-            note(
-                row=self.row, said=self.said, observation=observation, reward=reward, done=done,
-                invalid=self.invalid, seconds=time.perf_counter() - begun,
-            )  # fmt: skip
+            try:
+                observation, reward, done = found
+                self.last = dict(
+                    row=self.row, said=self.said, observation=str(observation), reward=float(reward), done=bool(done),
+                    invalid=self.invalid, seconds=time.perf_counter() - begun,
+                )  # fmt: skip
+            except (TypeError, ValueError):
+                return found  # breaks the contract, which whoever plays will say
+            note(**self.last)
             return found
+
+        def settle(self) -> float:
+            if not hasattr(self.inner, "settle"):
+                return 0.0
+            earned = float(self.inner.settle())
+            note(**self.last, settled=earned)
+            return earned
 
         @property
         def invalid(self) -> bool:
@@ -82,7 +94,8 @@ class Mock:
             raise ValueError(f"latency={latency!r} must be seconds of at least 0, or 'recorded'")
         self.path, self.unknown, self.latency = Path(path), unknown, latency
         self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+        text = self.path.read_text(encoding="utf-8")
+        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):  # not a half one
             try:
                 entry = json.loads(line)
                 self.known[entry["row"], tuple(entry["said"])] = entry
@@ -133,7 +146,7 @@ class _Played:
         self.mock, self.invalid = mock, False
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        self.row, self.said, self.invalid = row_key(row), (), False
+        self.row, self.said, self.invalid, self.settled = row_key(row), (), False, 0.0
         entry = self.mock.known.get((self.row, ()))
         if entry is None:
             raise ValueError(f"{self.mock.path} has no episode of this row; record it first: {self.row:.200}")
@@ -146,4 +159,14 @@ class _Played:
             self.invalid = True
             return self.mock.unknown, 0.0, False
         self.said, self.invalid = said, entry["invalid"]
+        self.settled = entry.get("settled", 0.0)
         return entry["observation"], entry["reward"], entry["done"]
+
+    def settle(self) -> float:
+        return self.settled
+
+
+def _drop_half_a_line(path: Path) -> None:
+    """What a killed recording left of its last line; behind it nothing could be read."""
+    if path.is_file() and not (text := path.read_bytes()).endswith(b"\n") and text:
+        path.write_bytes(text[: text.rfind(b"\n") + 1])

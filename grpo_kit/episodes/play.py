@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.episodes.environment import EpisodeError, World
 from grpo_kit.episodes.view import Conversation, Renderer
+from grpo_kit.prompts import PromptError
 
 if TYPE_CHECKING:
     from grpo_kit.episodes.task import EpisodeTask
@@ -80,9 +82,10 @@ def play(
     """
     observations = dict(enumerate(world.reset(rows)))
     episodes = [Episode(row) for row in rows]
-    talks: dict[int, Conversation] = {
-        i: renderer.first(rows[i]["question"], observations[i]) for i in observations
-    }
+    talks: dict[int, Conversation] = {}
+    for i in observations:
+        with _named(world, i, 0):
+            talks[i] = renderer.first(rows[i]["question"], observations[i])
     for turn in range(1, task.max_turns + 1):
         # Equal prompts lie side by side, where their first is: they are computed once.
         first: dict[tuple[int, ...], int] = {}
@@ -99,7 +102,8 @@ def play(
                 )
         made = dict(zip(living, complete(prompts, living, turn), strict=True))
         texts = {i: renderer.text_of(made[i][0]) for i in made}
-        outcomes = world.step({i: renderer.view.said(renderer.view.prefill + texts[i]) for i in living}, turn)
+        said = {i: renderer.view.said(renderer.view.prefill + texts[i]) for i in living}
+        outcomes = world.step(said, turn, last=turn == task.max_turns)
         for i in sorted(living):
             ids, logprobs = made[i]
             outcome = outcomes[i]
@@ -115,9 +119,19 @@ def play(
             else:
                 observations[i] = outcome.observation
                 if turn < task.max_turns:
-                    renderer.next(talks[i], ids, outcome.observation)
+                    with _named(world, i, turn):
+                        renderer.next(talks[i], ids, outcome.observation)
         if progress is not None:
             progress(len(episodes) - len(talks), len(episodes))
         if not talks:
             break
     return episodes
+
+
+@contextmanager
+def _named(world: World, i: int, turn: int) -> Iterator[None]:
+    """An observation that no prompt can hold is the environment's, named with its row and turn."""
+    try:
+        yield
+    except PromptError as error:
+        raise EpisodeError(f"{world.where(i, turn)}: {error}") from error

@@ -64,15 +64,18 @@ def _walked(
     (observation,) = world.reset([row])
     talk = renderer.first(row["question"], observation)
     turns: list[tuple[Conversation, str, list[int]]] = []
+    earned = 0.0
     for turn in range(1, task.max_turns + 1):
         answer = respond(observation)
         if answer is None:
             break
         written = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
         turns.append((replace(talk), answer, written))
-        outcome = world.step({0: task.view.said(task.view.prefill + answer)}, turn)[0]
+        said = {0: task.view.said(task.view.prefill + answer)}
+        outcome = world.step(said, turn, last=turn == task.max_turns)[0]
+        earned += outcome.reward
         if outcome.done:
-            return turns, [f"--- {outcome.observation} reward {outcome.reward:g}"]
+            return turns, [f"--- {outcome.observation} reward {earned:g}"]
         observation = outcome.observation
         renderer.next(talk, written, observation)
     return turns, []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from grpo_kit.episodes.environment import Environment, World, row_key
+from grpo_kit.episodes.mock import Mock
 from grpo_kit.episodes.view import Renderer, View
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # (row, generator) -> f(observation) -> response
 Policy = Callable[[Mapping[str, Any], random.Random], Callable[[str], str]]
+_LONGEST_EXAMPLE = 100  # turns
+_RESET_AT_ONCE = 64  # rows
 _MOST_PLANS = 4096  # sequences of actions that are all tried
 
 
@@ -52,8 +55,17 @@ class EpisodeTask:
     actions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.view, View):
+            raise ValueError(
+                f"view={self.view!r:.80} is a {type(self.view).__name__}; give an episodes.View(...)"
+            )
         for split in ("train", "held_out"):
             rows = getattr(self, split)
+            if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+                raise ValueError(
+                    f"task {self.name!r}: {split} is a {type(rows).__name__}; give a list of dicts, such as "
+                    "frame.to_dict('records')"
+                )
             if not rows:
                 raise ValueError(f"task {self.name!r}: {split} is empty; give at least one row")
             for place, row in enumerate(rows):
@@ -82,7 +94,10 @@ class EpisodeTask:
         renderer = Renderer(tokenizer, self.view)
         rows = self.train
         # Slow environments are asked when they are played.
-        observations = [""] * len(rows) if self.seconds else self.world().reset(rows)
+        world, observations = self.world(), [""] * len(rows)
+        for start in range(0, 0 if self.seconds else len(rows), _RESET_AT_ONCE):  # not an environment a row
+            part = rows[start : start + _RESET_AT_ONCE]
+            observations[start : start + len(part)] = world.reset(part)
         columns = {
             "prompt": [
                 renderer.first(row["question"], seen or row["question"]).text
@@ -100,8 +115,8 @@ class EpisodeTask:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Is there anything to play that reads no reply?"""
-        return self.actions
+        """Is there anything to play that reads no reply? Not where each step costs time, or is counted by a Mock."""
+        return () if self.seconds or isinstance(self.environment, Mock) else self.actions
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
         """Name and success, in [0, 1], of the best policy that reads no reply, on the rows (default held_out)."""
@@ -119,7 +134,7 @@ class EpisodeTask:
         for turn in range(1, self.max_turns + 1):
             said = {i: self.view.completion_saying(players[i](seen)) for i, seen in observations.items()}
             texts = {i: self.view.said(self.view.prefill + text) for i, text in said.items()}
-            outcomes = world.step(texts, turn)
+            outcomes = world.step(texts, turn, last=turn == self.max_turns)
             for i, outcome in outcomes.items():
                 totals[i] += outcome.reward
             observations = {i: o.observation for i, o in outcomes.items() if not o.done}
@@ -161,6 +176,10 @@ def worked(environment: Environment, policy: Policy, row: Mapping[str, Any]) -> 
     observation, done, turns = environment.reset(row), False, []
     respond = policy(row, random.Random(0))
     while not done:
+        if len(turns) == _LONGEST_EXAMPLE:
+            raise ValueError(
+                f"row={row!r:.200}: the policy did not end the episode in {_LONGEST_EXAMPLE} turns"
+            )
         turns.append((observation, respond(observation)))
         observation, _, done = environment.step(turns[-1][1])
     return turns

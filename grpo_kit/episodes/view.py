@@ -164,8 +164,11 @@ class Renderer:
         return before + message + behind
 
     def text_of(self, completion_ids: Sequence[int]) -> str:
-        """What was written, without special tokens."""
-        return self.tokenizer.decode(completion_ids, skip_special_tokens=True)
+        """What was written, without special tokens, those that are spelled out in others included."""
+        text = self.tokenizer.decode(completion_ids, skip_special_tokens=True)
+        for token in self._special:
+            text = text.replace(token, "")
+        return text
 
     def cut_off(self, completion_ids: Sequence[int]) -> bool:
         """Did it meet the limit before it ended?"""

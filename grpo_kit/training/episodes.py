@@ -69,6 +69,15 @@ class EpisodeTrainer(GRPOTrainer):
             raise ValueError(f"credit={credit!r} is not known; use one of {', '.join(CREDITS)}")
         if not 0 < discount <= 1:
             raise ValueError(f"discount={discount!r} must lie in (0, 1]")
+        if credit == "episode" and discount != 1:
+            raise ValueError(
+                f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+            )
+        if args is not None and args.reward_weights not in (None, [1.0]):
+            raise ValueError(
+                f"reward_weights={args.reward_weights!r}: the environment's is the one reward, taken as it is; leave "
+                "them out"
+            )
         for name in _NOT_HERE:
             if options.get(name) is not None:
                 raise ValueError(
@@ -79,6 +88,7 @@ class EpisodeTrainer(GRPOTrainer):
         self._world = task.world()
         self._renderer = Renderer(tokenizer, task.view)
         self._turns: Turns | None = None  # of the rollout that trl makes rows of
+        self._filled = 1.0  # rows of the rollout, fillers too, for each that is a turn
         _check_thoughts(tokenizer, task.view)
         super().__init__(
             model,
@@ -95,8 +105,8 @@ class EpisodeTrainer(GRPOTrainer):
         self._renderer.ends = frozenset(end_ids(self.accelerator.unwrap_model(self.model), tokenizer))
         self.rollout_func = _made  # trl asks it for the rows instead of sampling them
         most = self.args.generation_batch_size * task.max_turns + self.args.steps_per_generation
+        longer = partial(deque, maxlen=most)
         for name, kept in list(self._logs.items()):
-            longer = partial(deque, maxlen=most)
             self._logs[name] = defaultdict(longer) if isinstance(kept, dict) else longer()
 
     def own_options(self) -> dict[str, Any]:
@@ -116,6 +126,10 @@ class EpisodeTrainer(GRPOTrainer):
         self, inputs: list[dict[str, Any]], trl_does: Any
     ) -> tuple[list[dict[str, Any]], Any]:
         mode = "train" if self.model.training else "eval"
+        for (
+            kept
+        ) in self._logs.values():  # trl's tables of this rollout alone, however many turns the last one had
+            kept.clear()
         sizes = self.num_generations, self.num_generations_eval
         size = sizes[mode == "eval"]
         parts = self.args.steps_per_generation if mode == "train" else 1
@@ -131,8 +145,7 @@ class EpisodeTrainer(GRPOTrainer):
         )
         flat = [a for line in advantages for a in line]
         fill = turns.fill
-        if self.loss_type in _MEANS_OVER_ROWS:  # rows that fill up the last micro-batch count in no mean
-            flat = [a * len(turns.inputs) / len(flat) for a in flat]
+        self._filled = len(turns.inputs) / len(flat)
         output["advantages"] = torch.tensor([*flat, *[0.0] * fill], device=self.accelerator.device)
         if fill:
             output["num_items_in_batch"] = (
@@ -142,6 +155,11 @@ class EpisodeTrainer(GRPOTrainer):
         self._sampling.entropies = entropies and [*entropies, *[[0.0]] * fill]
         self._measure(turns, flat, mode)
         return turns.inputs, output
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """trl's; rows that fill up the last micro-batch count in no mean over rows."""
+        loss = super()._compute_loss(model, inputs)
+        return loss * self._filled if self.loss_type in _MEANS_OVER_ROWS and model.training else loss
 
     def _play(self, inputs: list[dict[str, Any]]) -> tuple[list[Episode], list[list[float]] | None]:
         """Episodes, and the entropies of their turns in order, where the kit's engine made them."""

@@ -196,8 +196,8 @@ def test_the_two_withdrawn_rows_say_so_in_the_committed_table():
     assert all(
         "different questions; to be measured again" in line and "**holds**" not in line for line in rows
     )
-    assert "corrected for 26 looks: the 24 rows that have one and the 2 that are withdrawn" in text
-    assert "5 hold, 4 do not, 15 cannot be told, 2 are withdrawn" in text
+    assert "corrected for 35 looks: the 33 rows that have one and the 2 that are withdrawn" in text
+    assert "10 hold, 7 do not, 16 cannot be told, 2 are withdrawn" in text
 
 
 @pytest.mark.parametrize(

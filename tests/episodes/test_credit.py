@@ -53,10 +53,24 @@ def test_turns_of_the_same_state_are_compared_with_each_other():
     b = episode(0.0, 0.0, prompts=[[1], [2]])
     c = episode(0.0, 0.0, prompts=[[1], [3]])
     found = turn_advantages([a, b, c], 3, credit="state", discount=0.5, scale="none")
-    whole = [0.5 - 0.5 / 3, -0.5 / 3, -0.5 / 3]
+    whole = [1 - 1 / 3, -1 / 3, -1 / 3]  # of the rewards' plain sums
     assert found[0] == pytest.approx([whole[0] + 0.5 - 0.5 / 3, whole[0] + 0.5])
     assert found[1] == pytest.approx([whole[1] - 0.5 / 3, whole[1] - 0.5])
     assert found[2] == pytest.approx([whole[2] - 0.5 / 3, whole[2]])  # nobody else stood at [3]
+
+
+@pytest.mark.parametrize("credit", ["return", "state"])
+def test_sums_that_tie_do_not_blow_up_turns_that_differ(credit):
+    """Divided by the spread of the sums, which is 0, one turn would weigh a thousand times another group's."""
+    group = [episode(0.5, 0.5), episode(0.5, 0.5), episode(0.5, 0.5), episode(0.0, 1.0)]
+    found = turn_advantages(group, 4, credit=credit)
+    assert max(abs(a) for line in found for a in line) < 2
+    assert found[3][1] == pytest.approx(1.5, abs=1e-3) and found[0][0] == 0
+
+
+def test_a_discount_that_nothing_uses_is_refused():
+    with pytest.raises(ValueError, match="discount=0.9 is not used by credit='episode'; use credit='return'"):
+        turn_advantages(GROUP, 4, discount=0.9)
 
 
 def test_an_unknown_credit_is_refused():

@@ -1,6 +1,7 @@
 """Environments side by side; whatever breaks the contract is named with its row and turn."""
 
 import math
+import sys
 import threading
 import time
 
@@ -42,6 +43,7 @@ FAULTS = {
     "infinite": (lambda _: ("x", math.inf, False), "the reward is inf"),
     "a word as reward": (lambda _: ("x", "much", False), "the reward is 'much'"),
     "bytes": (lambda _: (b"x", 0.0, False), "the observation is a bytes"),
+    "leaves": (lambda _: sys.exit(3), "SystemExit: 3"),
     "huge": (lambda _: ("x" * (LONGEST + 1), 0.0, False), f"{LONGEST + 1} characters"),
 }
 
@@ -67,12 +69,15 @@ def test_what_breaks_the_contract_names_environment_row_and_turn(fault, seconds)
     world.step({0: "a", 1: "a", 2: "a"}, 1)
     with pytest.raises(EpisodeError, match=said) as error:
         world.step({0: "a", 1: "a", 2: "a"}, 2)
-    assert "environment Echo, row 'three', turn 2" in str(error.value)
+    told = str(error.value)
+    assert "environment Echo, row 'three' {" in told and '{"at": 2, ' in told and ", turn 2: " in told, (
+        "rows may ask the same question"
+    )
 
 
 @pytest.mark.parametrize("seconds", [None, 5.0], ids=["inline", "threads"])
 def test_a_reset_that_raises_is_named_too(seconds):
-    with pytest.raises(EpisodeError, match="row 'two', reset: KeyError: 'no such map'") as error:
+    with pytest.raises(EpisodeError, match="row 'two' .*, reset: KeyError: 'no such map'") as error:
         World(Echo, seconds=seconds).reset([ROWS[0], {"question": "two", "fault": "reset"}])
     assert isinstance(error.value.__cause__, KeyError)
 
@@ -91,7 +96,7 @@ def test_one_that_hangs_is_named_when_its_time_is_over_and_python_can_end():
     world = World(Echo, seconds=0.2)
     world.reset([*ROWS[:2], {"question": "stuck", "fault": lambda _: release.wait()}])
     begun = time.monotonic()
-    with pytest.raises(EpisodeError, match="row 'stuck', turn 1: no answer within 0.2 s"):
+    with pytest.raises(EpisodeError, match="row 'stuck' .*, turn 1: no answer within 0.2 s"):
         world.step({0: "a", 1: "a", 2: "a"}, 1)
     assert time.monotonic() - begun < 2
     assert all(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
@@ -109,3 +114,16 @@ def test_slow_ones_wait_side_by_side():
     begun = time.monotonic()
     world.step({i: "a" for i in range(8)}, 1)
     assert time.monotonic() - begun < 0.8  # one after the other: 1.6
+
+
+def test_what_is_still_to_be_paid_is_asked_for_at_the_last_turn():
+    class Pays(Echo):
+        def settle(self):
+            return 0.25
+
+    world = World(Pays)
+    world.reset(ROWS)
+    plain = world.step({0: "a", 2: "bye"}, 1)
+    found = world.step({0: "a", 2: "bye"}, 2, last=True)
+    assert found[0].reward == plain[0].reward + 0.25 and not found[0].done
+    assert found[2].done and found[2].reward == plain[2].reward, "one that ended has been paid"

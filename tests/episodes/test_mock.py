@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from grpo_kit.episodes.mock import Mock, recorded
@@ -79,3 +80,46 @@ def test_files_that_are_none_are_named(tmp_path):
         Mock(tmp_path / "bad.jsonl")
     with pytest.raises(ValueError, match="latency='slow' must be seconds"):
         Mock(tmp_path / "bad.jsonl", latency="slow")
+
+
+class Numpy(grid().environment):
+    """Rewards and ends as arrays give them; pays for being there when time is up."""
+
+    def step(self, text):
+        observation, reward, done = super().step(text)
+        return observation, np.float32(reward), np.bool_(done)
+
+    def settle(self):
+        return np.float64(0.5)
+
+
+def test_numbers_of_numpy_come_back_as_they_were(tmp_path):
+    task = grid(n_train=2, n_held_out=2)
+    path = tmp_path / "numpy.jsonl"
+    noted = replace(task, environment=recorded(Numpy, path), max_turns=2)
+    noted.score(lambda row, rng: lambda seen: "up", noted.train)
+    world, again = noted.world(), replace(task, environment=Mock(path), max_turns=2).world()
+    for one in (world, again):
+        one.reset(task.train[:1])
+    for turn in (1, 2):
+        outcomes = [one.step({0: "up"}, turn, last=turn == 2)[0] for one in (world, again)]
+        assert outcomes[0] == outcomes[1] and type(outcomes[1].done) is bool
+        if outcomes[0].done:
+            break
+
+
+def test_half_a_line_of_a_killed_recording_is_left_out_and_dropped(tmp_path):
+    task, path = grid(n_train=2, n_held_out=2), tmp_path / "killed.jsonl"
+    transcript(replace(task, environment=recorded(task.environment, path)).world(), task.train[:1], ["up"])
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"row": "r", "sa')
+    assert len(Mock(path).known) == 2
+    recorded(task.environment, path)
+    assert path.read_bytes() == whole
+
+
+def test_no_blind_policy_is_played_where_steps_cost_or_are_counted(tmp_path):
+    task, path = grid(n_train=2, n_held_out=2), tmp_path / "m.jsonl"
+    assert task.strategies == task.actions
+    transcript(replace(task, environment=recorded(task.environment, path)).world(), task.train[:1], ["up"])
+    assert replace(task, environment=Mock(path)).strategies == () == replace(task, seconds=5.0).strategies

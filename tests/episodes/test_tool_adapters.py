@@ -4,7 +4,8 @@ import pytest
 
 from grpo_kit.episodes.adapters import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call
 from grpo_kit.episodes.environment import World
-from grpo_kit.episodes.worlds.grid import Grid
+from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.worlds.grid import Grid, grid
 
 ROW = {"question": "What is 2 + 3?", "answer": "5"}
 START = {"question": "go", "size": 3, "start": [2, 0], "door": [0, 0]}
@@ -138,3 +139,36 @@ def test_ours_are_classes_that_trl_plays():
 def test_a_tool_is_described_in_one_line():
     assert describe_tool(add) == "add(a: int, b: int = 1) -> int: Add two numbers."
     assert describe_tool(lambda x: x) == "<lambda>(x)"
+
+
+def test_an_episode_that_runs_out_of_turns_is_paid_as_trl_pays():
+    task = grid(n_train=8, n_held_out=8)
+    both = EpisodeTask(
+        "same", task.train, task.held_out, from_trl(for_trl(Grid)), max_turns=task.max_turns, success=1.0
+    )
+
+    def act(row, rng):
+        move = task.optimum(row, rng)
+        return lambda seen: f"act({move(seen)!r})"
+
+    assert task.score(task.optimum) == both.score(act) == 1.0
+
+
+@pytest.mark.parametrize("inside", ["[1]", "3", '"x"', "[]", "null", '{"name": 3}'])
+def test_what_is_no_call_is_read_as_none_and_is_invalid(inside):
+    text = f"<tool_call>{inside}</tool_call>"
+    assert read_call(text) is None
+    world = World(from_tools([add], lambda row, text: 1.0))
+    world.reset([{"question": "q"}])
+    found = world.step({0: text}, 1)[0]
+    assert found.invalid and not found.done and found.observation == "That call could not be read."
+
+
+def test_a_list_of_one_call_and_async_tools():
+    assert read_call('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>').name == "add"
+
+    async def later(a: int) -> int:
+        return a
+
+    with pytest.raises(ValueError, match="tool later is async"):
+        from_tools([later], lambda row, text: 1.0)

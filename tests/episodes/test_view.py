@@ -274,3 +274,20 @@ def test_what_thoughts_cost_is_said_in_rows_and_tokens(tokenizer):
     assert f"; thoughts kept: {counted['kept']}" in last
     plain = show_turns(tokenizer, task, responses=["calc 1 + 2", "say 3"]).splitlines()[-1]
     assert plain.startswith("--- 2 rows of ") and "thoughts" not in plain
+
+
+def test_special_tokens_that_a_model_spells_out_are_nobodys_own(tokenizer):
+    """In other tokens than the special one: no environment and no later prompt shall read it as one."""
+    ids = [
+        i
+        for part in ("up <|im", "_end|>", " now")
+        for i in tokenizer(part, add_special_tokens=False).input_ids
+    ]
+    assert "<|im_end|>" in tokenizer.decode(ids) and tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
+    for view in (View(actions=2), View(chat=True)):
+        renderer = Renderer(tokenizer, view)
+        assert renderer.text_of(ids) == "up  now"
+        talk = renderer.first("Find it.", "A room.")
+        renderer.next(talk, ids, "A desk.")
+        end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert talk.ids.count(end) == talk.text.count("<|im_end|>")

@@ -353,7 +353,7 @@ def test_an_environment_that_raises_stops_by_name_and_loses_nothing(tmp_path):
     Fails.calls = 0
     trainer = make(tmp_path, of=task(environment=Fails), max_steps=4)
     with pytest.raises(
-        EpisodeError, match="environment Fails, row 'row .', turn .: KeyError: 'the server went away'"
+        EpisodeError, match="environment Fails, row 'row .' .*, turn .: KeyError: 'the server went away'"
     ):
         trainer.train()
     done = trainer.state.global_step
@@ -417,6 +417,46 @@ def test_an_unknown_credit_and_discount_are_refused(tmp_path):
         make(tmp_path, credit="token")
     with pytest.raises(ValueError, match="discount=0 must lie in"):
         make(tmp_path, kit={"discount": 0})
+    with pytest.raises(ValueError, match="discount=0.9 is not used by credit='episode'"):
+        make(tmp_path, kit={"discount": 0.9})
+    with pytest.raises(ValueError, match="reward_weights=.0.25.: the environment's is the one reward"):
+        make(tmp_path, reward_weights=[0.25])
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
+def test_rows_that_fill_up_weigh_nothing_in_the_kl_term_either(loss, tmp_path, monkeypatch):
+    """Twenty-odd turns in eight micro-batches, or all in one, which needs no filling up: the same weights."""
+    of = task()
+    for row in of.train:
+        row["turns"] = 1 + int(row["question"][-1]) // 3
+    found, filled, inner = [], [], Turns.__init__
+
+    def counted(self, *args):
+        inner(self, *args)
+        filled[-1].append(self.fill)
+
+    monkeypatch.setattr(Turns, "__init__", counted)
+    for size in (8, 1):
+        filled.append([])
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
+        trainer = make(
+            tmp_path / str(size), of=of, max_steps=1, beta=0.5, loss_type=loss, num_generations=2, **options
+        )
+        torch.manual_seed(5)
+        for parameter in trainer.ref_model.parameters():  # else the term is flat at its first step
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        trainer.train()
+        found.append(weights(trainer))
+    assert not any(filled[0]) and any(filled[1])
+    assert difference(*found) < 2e-4
+
+
+def test_the_table_of_completions_can_be_printed(tmp_path, capsys):
+    of = task()
+    for row in of.train:
+        row["turns"] = 1 + int(row["question"][-1]) % 3
+    make(tmp_path, of=of, max_steps=4, log_completions=True).train()
+    assert read_completions(tmp_path)["step"].nunique() == 4
 
 
 def test_trl_has_the_hook_that_rows_are_handed_over_by():

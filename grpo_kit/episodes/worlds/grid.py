@@ -9,6 +9,9 @@ from typing import Any
 from grpo_kit.episodes.task import EpisodeTask, worked
 from grpo_kit.episodes.view import View
 
+# Start and door of the worked episodes, which no row has; the second three for maps smaller than 4.
+_SHOWN = (([3, 1], [1, 2]), ([0, 3], [2, 2]), ([1, 0], [1, 2]))
+_SMALL = (([1, 0], [0, 1]), ([0, 0], [1, 1]), ([1, 1], [1, 0]))
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
@@ -65,12 +68,15 @@ def grid(
     """
     fields = [[line, column] for line in range(size) for column in range(size)]
     pairs = [(s, d) for s in fields for d in fields if 0 < abs(s[0] - d[0]) + abs(s[1] - d[1]) <= max_turns]
-    if n_train + n_held_out > len(pairs):
+    shown = _SHOWN if size > 3 else _SMALL
+    left = len([pair for pair in pairs if pair not in shown])
+    if n_train + n_held_out > left:
         raise ValueError(
-            f"n_train={n_train} and n_held_out={n_held_out} are more than the {len(pairs)} pairs of a grid of size="
+            f"n_train={n_train} and n_held_out={n_held_out} are more than the {left} pairs of a grid of size="
             f"{size} with max_turns={max_turns}; take fewer rows or a larger grid"
         )
     random.Random(seed).shuffle(pairs)
+    pairs = [pair for pair in pairs if pair not in shown]
     rows = [
         {"question": "Go through the door.", "answer": "", "size": size, "start": s, "door": d}
         for s, d in pairs[: n_train + n_held_out]
@@ -83,11 +89,7 @@ def grid(
         view=View(
             actions=0,
             system="Answer with one word: up, down, left or right.",
-            examples=(
-                ("Go through the door.", _walk([3, 1], [1, 2], size)),
-                ("Go through the door.", _walk([0, 3], [2, 2], size)),
-                ("Go through the door.", _walk([1, 0], [1, 2], size)),
-            ),
+            examples=tuple(("Go through the door.", _walk(*pair, size)) for pair in shown),
         ),
         max_turns=max_turns,
         max_completion_tokens=8,
