@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
     from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
     from grpo_kit.exports import export  # weights, prompt and temperature in a folder that proves itself
+    from grpo_kit.exports.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.card import model_card  # what was trained, on what, and what came of it
     from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
     from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
@@ -90,7 +91,7 @@ __all__ = [
     "episodes", "audit_turns", "show_turns",
     "plot_run", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
     "read_metrics",
-    "evaluate", "compare", "plot_pass_at_k", "export", "model_card", "sample", "lab", "objectives",
+    "evaluate", "compare", "plot_pass_at_k", "export", "chat", "model_card", "sample", "lab", "objectives",
 ]  # fmt: skip
 
 _MODULES = {
@@ -123,6 +124,7 @@ _MODULES = {
     "evaluation.comparison": ["compare"],
     "evaluation.pass_curves": ["plot_pass_at_k"],
     "exports": ["export"],
+    "exports.chat": ["chat"],
     "watch.card": ["model_card"],
     "preferences": ["sample"],
 }

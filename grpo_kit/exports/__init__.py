@@ -22,6 +22,7 @@ from grpo_kit.exports.card import export_card, push
 from grpo_kit.exports.gguf import write_gguf
 from grpo_kit.exports.proof import Proof, prove
 from grpo_kit.exports.template import (
+    REPORT,
     ExportError,
     Prompting,
     check_questions,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 Format = Literal["merged", "adapter", "gguf"]
 QUANTS = {"merged": ("f32", "f16", "bf16"), "gguf": ("f32", "f16", "bf16", "q8_0"), "adapter": ("f32",)}
-REPORT, CARD = "export.json", "README.md"
+CARD = "README.md"
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 _BESIDE = 50 * 10**6  # bytes of tokenizer and config
 _QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # where there is no task
@@ -127,7 +128,8 @@ def export(
             )  # fmt: skip
         size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
         made = Exported(target, format, stored, size, found, tuple(notes))
-        _report(part, made, model)
+        sampling = {"temperature": temperature, "max_completion_tokens": tokens}
+        _report(part, made, model, prompting, sampling)
         card = export_card(
             made, base=model_name(model), question=questions[0], file=file, run=Path(run) if run else None,
             comparison=comparison, license=license,
@@ -229,7 +231,9 @@ def _write(
     return file, notes
 
 
-def _report(part: Path, made: Exported, model: PreTrainedModel) -> None:
+def _report(
+    part: Path, made: Exported, model: PreTrainedModel, prompting: Prompting, sampling: dict[str, Any]
+) -> None:
     data = {
         "base": model_name(model),
         "format": made.format,
@@ -237,6 +241,9 @@ def _report(part: Path, made: Exported, model: PreTrainedModel) -> None:
         "bytes": made.bytes,
         "versions": {name: version(name) for name in ("grpo-kit", "torch", "transformers", "peft")},
         "notes": made.notes,
+        "prefill": prompting.prefill,
+        "prompt_inside": prompting != Prompting(),
+        "sampling": sampling,
         "proof": made.proof and made.proof.to_dict(),
     }
     (part / REPORT).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models import EMBEDDED
 from grpo_kit.record.files import CONFIG
 from grpo_kit.watch.card import card_text
-
-if TYPE_CHECKING:
-    from grpo_kit.exports import Exported
 
 LICENSES = {EMBEDDED: "apache-2.0"}  # of bases that the kit brings
 _USE = {
@@ -40,7 +37,7 @@ model, tokenizer = kit.load_policy("{folder}", tuning="lora")  # onto {base!r}, 
 
 
 def export_card(
-    made: Exported,
+    made: Any,
     *,
     base: str,
     question: str,
@@ -49,7 +46,10 @@ def export_card(
     comparison: object | None = None,
     license: str | None = None,
 ) -> str:
-    """What was trained, of its run folder where there is one; what lies here, what the proof found, how to use it."""
+    """What was trained, of its run folder where there is one; what lies here, what the proof found, how to use it.
+
+    made: an Exported.
+    """
     license = license or LICENSES.get(base)
     if run is not None and (run / CONFIG).exists():
         text = card_text(run, comparison, license=license)
@@ -83,7 +83,7 @@ def export_card(
     return "\n\n".join(parts) + "\n"
 
 
-def push(made: Exported, repo: str, *, private: bool, dry_run: bool) -> str:
+def push(made: Any, repo: str, *, private: bool, dry_run: bool) -> str:
     """What goes up, one line a file. Raises ExportError for an export without a proof, and where the hub refuses."""
     if made.proof is None:
         raise ExportError(f"{made.folder} was not proved; export it again with proof=True")

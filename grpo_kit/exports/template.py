@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo_kit.prompts import PromptError, build_prompt
 
+REPORT = "export.json"  # what an export says of itself
 _PROBES = ("KITPROBE", "KITANSWER", "KITNEXT")
 
 
@@ -62,7 +63,7 @@ def with_serving_template(
     plain = _template_of(tokenizer)
     made.chat_template = _head(prompting) + plain
     bos = tokenizer.bos_token or ""
-    rendered = _render(made, question)
+    rendered = render(made, question)
     if bos and not trained.startswith(bos):
         rendered = rendered.removeprefix(bos)  # the tokenizer adds it
     if not trained.startswith(rendered):
@@ -118,7 +119,7 @@ def modelfile(
         {"role": "user", "content": again},
     ]
     try:
-        text = _render(served, both)
+        text = render(served, both)
     except PromptError as error:
         raise ExportError(f"no Modelfile: {error}") from error
     head, _, rest = text.partition(asked)
@@ -196,7 +197,8 @@ def _template_of(tokenizer: PreTrainedTokenizerBase) -> str:
     return template.removesuffix("\n")  # Jinja drops it at a template's end
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]]) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]]) -> str:
+    """A question, or messages, as the chat template alone renders them, an answer open. Raises PromptError."""
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -206,4 +208,4 @@ def _render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]
 
 def _served_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     """As servers do: rendered, then tokenized without a BOS of the tokenizer's own."""
-    return tokenizer(_render(tokenizer, question), add_special_tokens=False)["input_ids"]
+    return tokenizer(render(tokenizer, question), add_special_tokens=False)["input_ids"]

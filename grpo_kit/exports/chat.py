@@ -1,0 +1,213 @@
+"""Try a model by hand: a question in, its response out, asked with the training's prompt; base beside tuned."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoTokenizer
+
+from grpo_kit.display import in_notebook
+from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.exports.template import REPORT, ExportError, Prompting, render
+from grpo_kit.exports.weights import is_adapted
+from grpo_kit.models import base_model, is_adapter, load_policy
+from grpo_kit.rollout.complete import complete
+from grpo_kit.watch.completions import side_by_side
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from grpo_kit.tasks import Task
+
+ADAPTER_OFF = "without its adapter"
+_SHOWN = 20  # questions that a notebook keeps in sight
+
+
+@dataclass
+class Side:
+    """One model that is asked. prompting: a task's; None: the tokenizer's template holds it. prefill: to be shown."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    prompting: Prompting | None
+    prefill: str = ""
+    bare: bool = False  # with its adapter switched off
+
+    def respond(self, question: str, *, tokens: int, temperature: float, seed: int) -> str:
+        """The whole response, the prefill in front."""
+        if self.prompting is not None:
+            prompts: list = [self.prompting.prompt(self.tokenizer, question)]
+        else:
+            text = render(self.tokenizer, question)
+            prompts = [self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        with self.model.disable_adapter() if self.bare else nullcontext():
+            (made,) = complete(
+                self.model,
+                self.tokenizer,
+                prompts,
+                max_completion_tokens=tokens,
+                temperature=temperature,
+                seed=seed,
+            )
+        return self.prefill + made.text
+
+
+class Chat:
+    """What kit.chat gives: ask(question); in a notebook a field to write into, run() in a terminal."""
+
+    def __init__(self, sides: dict[str, Side], *, temperature: float, tokens: int, seed: int) -> None:
+        self.sides, self.temperature, self.tokens, self.seed = sides, temperature, tokens, seed
+        self.asked: list[tuple[str, dict[str, str]]] = []
+
+    def ask(self, question: str) -> dict[str, str]:
+        """Each side's response, the prefill included; every question is a new conversation.
+
+        Sampled above temperature 0: the seed moves on with each question. Raises PromptError for one that is blank.
+        """
+        seed = self.seed + len(self.asked)
+        how = {"tokens": self.tokens, "temperature": self.temperature, "seed": seed}
+        said = {name: side.respond(question, **how) for name, side in self.sides.items()}
+        self.asked.append((question, said))
+        return said
+
+    def run(self) -> None:
+        """Ask what is typed, line by line, until an empty line or the end of the input."""
+        print(f"{self!r}\nA question and Enter; an empty line ends it.")
+        while True:
+            print("> ", end="", flush=True)
+            question = sys.stdin.readline().strip()
+            if not question:
+                print()
+                return
+            try:
+                for name, text in self.ask(question).items():
+                    print(f"{name}: {text}" if len(self.sides) > 1 else text, flush=True)
+            except ValueError as error:  # a question that cannot be asked ends nothing
+                print(error, flush=True)
+
+    def __repr__(self) -> str:
+        how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
+        return f"Chat with {' and '.join(self.sides)}: {how}, at most {self.tokens} tokens; .ask('...'), or .run()"
+
+    def _ipython_display_(self) -> None:
+        if not in_notebook():
+            print(repr(self))
+            return
+        import ipywidgets as w
+        from IPython.display import display
+
+        field = w.Text(
+            placeholder="a question, then Enter", continuous_update=False, layout=w.Layout(width="70%")
+        )
+        warmth = w.BoundedFloatText(
+            value=self.temperature, min=0.0, max=5.0, step=0.1, description="temperature",
+            style={"description_width": "initial"}, layout=w.Layout(width="170px"),
+        )  # fmt: skip
+        page = w.HTML()
+
+        def answer(change: dict[str, Any]) -> None:
+            question = change["new"].strip()
+            if not question:
+                return
+            self.temperature = float(warmth.value)
+            page.value = "..." + page.value
+            try:
+                self.ask(question)
+                page.value = self.page()
+            except ValueError as error:
+                page.value = side_by_side("not asked", question, "", {"error": str(error)}) + self.page()
+            field.value = ""
+
+        field.observe(answer, "value")
+        display(w.VBox([w.HBox([field, warmth]), page]))
+
+    def page(self) -> str:
+        """The last questions and their responses as HTML, newest first."""
+        asked = list(enumerate(self.asked, 1))[-_SHOWN:][::-1]
+        return "".join(side_by_side(f"question {number}", q, "", said) for number, (q, said) in asked)
+
+
+def chat(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    task: Task | None = None,
+    base: Any = None,
+    temperature: float | None = None,
+    max_completion_tokens: int | None = None,
+    seed: int = 0,
+) -> Chat:
+    """A model to ask by hand, with the training's prompt.
+
+    model: an export's folder, whatever else load_policy loads, or a model in memory with its tokenizer. task: whose
+    system text, worked examples and prefill are put around the question; an export brings them along.
+    base: to be asked beside it: a name, a folder or a model; True: of a LoRA model, the same without its adapter.
+    temperature: None means the export's, else 0, greedy. max_completion_tokens: None means the export's, the task's, or
+    256.
+    Raises ExportError for a task of several turns and a base that there is not, PolicyLoadError for what is no model.
+
+    >>> kit.chat("exports/largest").ask("Which number is the largest: 4, 19, 7?")  # doctest: +SKIP
+    {'exports/largest': '<answer>19</answer>'}
+    """
+    if isinstance(task, EpisodeTask):
+        raise ExportError(
+            f"task {task.name!r} has several turns; let evaluate(model, tokenizer, task) play them"
+        )
+    sides, brought = {}, {}
+    name, sides["tuned"], brought = _side(model, tokenizer, task)
+    if base is not None and base is not False:
+        if base is True:
+            side = sides["tuned"]
+            if not is_adapted(side.model):
+                raise ExportError("base=True switches an adapter off, and this model has none; name the base")
+            sides[ADAPTER_OFF] = Side(side.model, side.tokenizer, side.prompting, side.prefill, bare=True)
+        else:
+            told = tokenizer if not isinstance(base, str | os.PathLike) else None
+            _, other, _ = _side(base, told, task)
+            tuned = sides["tuned"]
+            if other.prompting is None and tuned.prompting is None:
+                other.tokenizer, other.prefill = tuned.tokenizer, tuned.prefill  # asked alike
+            sides["base"] = other
+    elif name:
+        sides = {name: sides["tuned"]}
+    limit = max_completion_tokens or brought.get("max_completion_tokens")
+    if limit is None:
+        limit = task.max_completion_tokens if task is not None else 256
+    if temperature is None:
+        temperature = float(brought.get("temperature") or 0.0)
+    if not temperature >= 0:
+        raise ExportError(f"temperature={temperature!r} must be 0 (greedy) or above")
+    return Chat(sides, temperature=temperature, tokens=limit, seed=seed)
+
+
+def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dict[str, Any]]:
+    """Its name, the side, and what an export says of its sampling."""
+    prompting = None if task is None else Prompting.of(task)
+    prefill = prompting.prefill if prompting else ""
+    if not isinstance(model, str | os.PathLike):
+        if tokenizer is None:
+            raise ExportError("tokenizer=None: a model in memory needs its tokenizer")
+        return "", Side(model, tokenizer, prompting, prefill), {}
+    folder = Path(model).expanduser()
+    report, brought, source = {}, {}, model
+    if (folder / REPORT).is_file():
+        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        brought = report.get("sampling", {})
+        source = next(folder.glob("*.gguf"), folder)
+    loaded, own = load_policy(source, tuning="lora" if is_adapter(os.fspath(source)) else "full", quiet=True)
+    if report and report["format"] == "adapter":
+        own = AutoTokenizer.from_pretrained(folder)  # the base's knows nothing of the prompt
+    if prompting is None:
+        prefill = report.get("prefill", "")
+    elif report.get("prompt_inside"):
+        raise ExportError(
+            f"task={task.name!r}: {os.fspath(model)} holds its prompt already; leave the task out"
+        )
+    base_model(loaded).eval()
+    return os.fspath(model), Side(loaded, own, prompting, prefill), brought
