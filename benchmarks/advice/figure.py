@@ -31,7 +31,7 @@ def draw_table(made: pd.DataFrame) -> Figure:
     for place, row in rows.iterrows():
         value, low, high = scaled(row)
         word = next((word for word in COLOURS if row["verdict"].endswith(word)), "cannot tell")
-        seen = [max(low, -_WIDEST), min(high, _WIDEST)]
+        seen = [min(max(end, -_WIDEST), _WIDEST) for end in (low, high)]
         style = ":" if word == "withdrawn" else "-"
         axes.plot(seen, [place, place], style, color=COLOURS[word], linewidth=2.2, solid_capstyle="butt")
         for end, marker, beyond in ((-_WIDEST, "<", low < -_WIDEST), (_WIDEST, ">", high > _WIDEST)):
