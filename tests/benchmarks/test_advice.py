@@ -183,7 +183,9 @@ def test_a_withdrawn_claim_gets_no_verdict_and_makes_no_other_surer(tmp_path):
     assert "Of 2 rows" in said and "1 are withdrawn" in said
     assert sum(int(re.search(rf"(\d+) {word}", said)[1]) for word in counts.values()) == 1
     far = draw_table(made.assign(effect=9.0, low=8.5, high=9.5, matters=1.0, says="more")).axes[0]
-    assert all(abs(x) <= 6 for line in far.lines[: 2 * len(made)] for x in line.get_xdata()), "an arrow, no stub"
+    assert all(abs(x) <= 6 for line in far.lines[: 2 * len(made)] for x in line.get_xdata()), (
+        "an arrow, no stub"
+    )
     label = draw_table(made).axes[0].texts[0]
     assert label.get_text() == "withdrawn" and label.get_style() == "italic"
 
