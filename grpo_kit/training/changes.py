@@ -128,6 +128,8 @@ class Changes:
         step: steps done. config: the run's config.json where it goes on, else None. What this trainer was made with,
         and the run was not, is asked for anew. Raises ValueError for a schedule that no file holds and nobody gave.
         """
+        if config is not None:
+            _check_own_options(config.get("trainer") or {}, self.trainer.own_options())
         begun = asked_of(config) if config is not None else {}
         lines = [line for line in read_changes(folder) if "change" in line]
         for line in lines:
@@ -290,3 +292,20 @@ def _same(a: Any, b: Any) -> bool:
 def _short(value: Any) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _check_own_options(begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run goes on with the options of its kind of trainer that it was begun with, such as credit and view.
+
+    Raises ValueError naming those that are others.
+    """
+    now = json.loads(json.dumps(now))
+    others = [
+        f"{name} was {begun[name]!r} and is {now[name]!r}"
+        for name in now
+        if name in begun and begun[name] != now[name]
+    ]
+    if others:
+        raise ValueError(
+            f"the run was begun with other options: {'; '.join(others)}. Give it those, or a new output_dir"
+        )

@@ -451,6 +451,23 @@ def test_rows_that_fill_up_weigh_nothing_in_the_kl_term_either(loss, tmp_path, m
     assert difference(*found) < 2e-4
 
 
+@pytest.mark.parametrize("changed", ["credit", "view", "max_turns"])
+def test_a_run_does_not_go_on_with_other_credit_view_or_turns(changed, tmp_path):
+    make(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    options = {
+        "credit": {"credit": "return"},
+        "view": {"of": task(view=View(actions=2))},
+        "max_turns": {"of": task(max_turns=2)},
+    }[changed]
+    trainer = make(tmp_path, max_steps=2, **options)
+    with pytest.raises(
+        ValueError, match=f"begun with other options: {changed} was .* and is .*new output_dir"
+    ):
+        trainer.train(resume_from_checkpoint=True)
+    make(tmp_path, max_steps=2).train(resume_from_checkpoint=True)
+    assert read_metrics(tmp_path)["step"].tolist() == [1, 2]
+
+
 def test_the_table_of_completions_can_be_printed(tmp_path, capsys):
     of = task()
     for row in of.train:
