@@ -20,7 +20,7 @@ from grpo_kit.record.control import CHANGEABLE, CHANGES, check_change, in_a_file
 from grpo_kit.record.files import REDONE, write_whole
 from grpo_kit.record.lines import LineFile
 from grpo_kit.schedules import schedule_from
-from grpo_kit.training.knobs import asked_of, knob, why_not
+from grpo_kit.training.knobs import asked_of, check_own_options, knob, why_not
 
 # Fields of GRPOConfig that the running trainer reads when it needs them: assigning to them is enough.
 _READ_LATE = {
@@ -129,7 +129,7 @@ class Changes:
         and the run was not, is asked for anew. Raises ValueError for a schedule that no file holds and nobody gave.
         """
         if config is not None:
-            _check_own_options(config.get("trainer") or {}, self.trainer.own_options())
+            check_own_options(config.get("trainer") or {}, self.trainer.own_options())
         begun = asked_of(config) if config is not None else {}
         lines = [line for line in read_changes(folder) if "change" in line]
         for line in lines:
@@ -292,20 +292,3 @@ def _same(a: Any, b: Any) -> bool:
 def _short(value: Any) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _check_own_options(begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A run goes on with the options of its kind of trainer that it was begun with, such as credit and view.
-
-    Raises ValueError naming those that are others.
-    """
-    now = json.loads(json.dumps(now))
-    others = [
-        f"{name} was {begun[name]!r} and is {now[name]!r}"
-        for name in now
-        if name in begun and begun[name] != now[name]
-    ]
-    if others:
-        raise ValueError(
-            f"the run was begun with other options: {'; '.join(others)}. Give it those, or a new output_dir"
-        )

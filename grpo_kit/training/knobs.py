@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,23 @@ def asked_of(config: Mapping[str, Any]) -> dict[str, Any]:
             found[f"{kind}_steps"] = None
     found["reward_weights"] = _rounded(config.get("reward_weights") or [])
     return {name: value for name, value in found.items() if value not in (None, [])}
+
+
+def check_own_options(begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run goes on with the options of its kind of trainer that it was begun with, such as credit and view.
+
+    Raises ValueError naming those that are others.
+    """
+    now = json.loads(json.dumps(now))
+    others = [
+        f"{name} was {begun[name]!r} and is {now[name]!r}"
+        for name in now
+        if name in begun and begun[name] != now[name]
+    ]
+    if others:
+        raise ValueError(
+            f"the run was begun with other options: {'; '.join(others)}. Give it those, or a new output_dir"
+        )
 
 
 _IN_ARGS = (
