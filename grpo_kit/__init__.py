@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
+    # A whole run, named once.
+    from grpo_kit.recipe import Recipe  # notebook, command line, script and cluster share it
+
     # Training.
     from grpo_kit.training.trainer import GRPOTrainer  # trl.GRPOTrainer made safe, fast and visible
     from grpo_kit.training.episodes import EpisodeTrainer  # the same over several turns
@@ -86,6 +89,7 @@ __all__ = [
     "constant", "cosine", "exponential", "linear", "stepwise",
     "tasks", "profile", "plan_memory", "describe", "load_policy", "which_method",
     "readiness", "length_probe",
+    "Recipe",
     "GRPOTrainer", "EpisodeTrainer", "OffPolicyTrainer", "PositivesTrainer", "Stopped", "HeldOut", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
@@ -103,6 +107,7 @@ _MODULES = {
     "guide.which_method": ["which_method"],
     "evaluation.readiness": ["readiness"],
     "evaluation.lengths": ["length_probe"],
+    "recipe": ["Recipe"],
     "training.trainer": ["GRPOTrainer"],
     "training.episodes": ["EpisodeTrainer"],
     "episodes.audit": ["audit_turns"],

@@ -297,8 +297,10 @@ class Profile:
         loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare tokens may rise further,
         which keeps entropy up. bf16 autocast where the card has it, else no autocast; on a CPU only where overrides
         say bf16=True. Defaults of trl's that Unsloth changed are trl's again.
+        Under several processes (WORLD_SIZE) a step has as many completions as under one, and each makes its share.
         Source of both: DAPO, arXiv:2503.14476.
-        Raises ValueError for an unknown tuning or field, and for two different completion lengths.
+        Raises ValueError for an unknown tuning or field, two different completion lengths, and a step that so many
+        processes cannot share evenly.
 
         >>> profile("smoke").grpo_config("runs/x").gradient_accumulation_steps
         1
@@ -321,7 +323,13 @@ class Profile:
         if "gradient_checkpointing" in overrides:  # the old name would lose
             overrides[_CHECKPOINTING] = overrides.pop("gradient_checkpointing")
         cuda, full = torch.cuda.is_available(), tuning == "full"
-        total = self.completions_per_step
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        total, rest = divmod(self.completions_per_step, processes)
+        if rest:
+            raise ValueError(
+                f"prompts_per_step={self.prompts_per_step} x group_size={self.group_size} completions cannot be shared "
+                f"evenly by {processes} processes; take another prompts_per_step"
+            )
         micro_batch = max(n for n in range(1, min(self.micro_batch, total) + 1) if total % n == 0)
         values = {
             "output_dir": os.fspath(output_dir),

@@ -17,7 +17,7 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "schedules", "objectives", "unsloth", "prompts", "card", "models", "record", "display", "sandbox", "rewards",
     "rollout", "episodes", "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation",
-    "preferences", "lab", "exports", "doctor",
+    "preferences", "lab", "exports", "recipe", "doctor",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -26,7 +26,7 @@ MODULES = {
 }
 FRONT_DOOR = "grpo_kit"
 COMMAND_LINE = "grpo_kit.__main__"
-USE_TRL = {"training", "profiles", "lab", "doctor", "episodes"}
+USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe"}
 
 
 def imports(path):

@@ -1,0 +1,280 @@
+"""A recipe: everything of a run named once, for the notebook, the command line, a script and a cluster.
+
+sources.py reads the Python file that a recipe or a task stands in, remembered.py keeps a recipe in its run folder,
+running.py does the whole run, script.py writes it down as a plain script.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.models import load_policy
+from grpo_kit.models.adapters import Tuning
+from grpo_kit.profiles import Profile, profile
+from grpo_kit.recipe import remembered
+from grpo_kit.recipe.running import Outcome, run
+from grpo_kit.recipe.script import write_script
+from grpo_kit.recipe.sources import Source, as_task, check_not_reading, home_of
+from grpo_kit.record.control import in_a_file
+from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
+from grpo_kit.schedules import schedule_from
+from grpo_kit.training.episodes import EpisodeTrainer
+from grpo_kit.training.trainer import GRPOTrainer
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+    from grpo_kit.tasks import Task
+
+Schedule = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything of one run: what is trained, on what, and how.
+
+    task: a name of the kit's tasks ("largest"), a Task or a function that makes one, or a Python file that defines
+    `task` ("my_task.py", or "my_task.py:NAME"). None: the profile's.
+    profile: its name, or one with numbers of your own: kit.profile("cpu", group_size=16). It is chosen when the recipe
+    is made. model, steps, learning_rate (of whatever is tuned), seed: None means the profile's.
+    tuning, lora: as load_policy takes them. temperature: a number, or a schedule of the kit's.
+    held_out_every: steps between two looks at `held_out_rows` held-out rows while it trains; None: none.
+    optimizer, keep, on_flag: as GRPOTrainer takes them. report_to: a tracker's name, or several.
+    config: other fields of GRPOConfig. options: others of GRPOTrainer's, such as {"rollout": "vllm"}.
+    cfg: the profile with all of this in it.
+    Raises ValueError naming what does not fit.
+
+    >>> Recipe("largest", profile="cpu", temperature=kit.linear(1.2, 0.8)).run("runs/mine")  # doctest: +SKIP
+    """
+
+    task: Any = None
+    _: KW_ONLY
+    profile: str | Profile = "auto"
+    model: str | None = None
+    tuning: Tuning = "full"
+    lora: Mapping[str, Any] | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    temperature: float | str | Schedule | None = None
+    seed: int | None = None
+    held_out_every: int | None = 8
+    held_out_rows: int = 64
+    optimizer: str | None = None
+    keep: str = "last"
+    on_flag: str = "warn"
+    report_to: str | Sequence[str] = "none"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: Source | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.tuning not in ("full", "lora", "qlora"):
+            raise ValueError(f"tuning={self.tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+        if self.lora and self.tuning == "full":
+            raise ValueError(f"lora={dict(self.lora)!r} has no effect with tuning='full'; use tuning='lora'")
+        if self.on_flag not in ("warn", "stop"):
+            raise ValueError(f"on_flag={self.on_flag!r} is not known; use 'warn' or 'stop'")
+        for name in ("held_out_every", "held_out_rows"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
+        if taken := sorted(
+            {"seed", "max_steps", "learning_rate", "temperature", "report_to"} & {*self.config}
+        ):
+            raise ValueError(f"config has {', '.join(taken)}, which the recipe has a name of its own for")
+        if taken := sorted({"temperature", "optimizer", "keep", "on_flag", "held_out"} & {*self.options}):
+            raise ValueError(f"options has {', '.join(taken)}, which the recipe has a name of its own for")
+        in_a_file(self.schedule)
+        self.cfg  # noqa: B018  says what is wrong with a number
+
+    # ---- what it is -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def cfg(self) -> Profile:
+        """The profile, with the recipe's own numbers in it."""
+        rate = "learning_rate" if self.tuning == "full" else "lora_learning_rate"
+        number = self.temperature if isinstance(self.temperature, int | float) else None
+        own = {"model": self.model, "steps": self.steps, rate: self.learning_rate, "seed": self.seed}
+        own |= {"temperature": number, "task": self.task_name}
+        own = {name: value for name, value in own.items() if value is not None}
+        if isinstance(self.profile, Profile):
+            same_task = self.task_name in (None, self.profile.task)
+            return replace(self.profile, **own, **({} if same_task else {"task_options": {}}))
+        return profile(self.profile, **own)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The temperature's schedule; None where it is a number."""
+        if isinstance(self.temperature, str):
+            return schedule_from(self.temperature)
+        return self.temperature if callable(self.temperature) else None
+
+    @property
+    def task_name(self) -> str | None:
+        """The name of the kit's task that it is on; None for one of your own, and where the profile says it."""
+        own = self.source is not None or not isinstance(self.task, str) or ".py" in self.task
+        return None if own else self.task
+
+    def make_task(self) -> Task | EpisodeTask:
+        """What is trained on; the same object each time."""
+        return self._made
+
+    @cached_property
+    def _made(self) -> Task | EpisodeTask:
+        if (source := self._file) is not None:
+            where, value = f"`{source.name}` in {source.path}", source.value()
+            return value.make_task() if isinstance(value, Recipe) else as_task(value, where)
+        if self.task is None or isinstance(self.task, str):
+            return self.cfg.make_task()
+        return as_task(self.task() if callable(self.task) else self.task, "task")
+
+    @cached_property
+    def _file(self) -> Source | None:
+        """The file that its task was said to stand in."""
+        if self.source is None and isinstance(self.task, str) and self.task_name is None:
+            return Source.of(self.task)
+        return self.source
+
+    def home(self) -> Source | None:
+        """The Python file with its task, if there is one."""
+        if self._file is not None or self.task is None or self.task_name is not None:
+            return self._file
+        found = home_of(self, self.task)
+        if found is None:
+            return None
+        try:  # a file that is read without what stands around it may make nothing, or something else
+            made = found.value()
+            made = made.make_task() if isinstance(made, Recipe) else made
+            return found if remembered.digest(made) == remembered.digest(self.make_task()) else None
+        except (ValueError, AttributeError):
+            return None
+
+    @classmethod
+    def of(cls, where: str | os.PathLike, **changed: Any) -> Recipe:
+        """The recipe of a Python file that defines `recipe` or `task`, or of a run folder. changed: other values.
+
+        Raises ValueError where there is none, and for a run whose task lived in memory alone and is not given.
+
+        >>> Recipe.of("runs/mine", seed=1).run("runs/mine-again")  # doctest: +SKIP
+        """
+        if not Path(where).is_dir():
+            source = Source.of(where)
+            found = source.value()
+            if not isinstance(found, Recipe):
+                as_task(found, f"`{source.name}` in {source.path}")
+                found = cls()
+            if found.task_name is None and changed.get("task") is None:
+                changed = {**changed, "task": found.task, "source": found._file or source}
+            return replace(found, **changed)
+        kept = remembered.data_of(Path(where))["task"]
+        given = (
+            remembered.read(Path(where))
+            | ({"source": None} if changed.get("task") is not None else {})
+            | changed
+        )
+        if not kept.get("kit") and given.get("source") is None and given.get("task") is None:
+            raise ValueError(
+                f"the task {kept['name']!r} of {where} lived in memory alone; give it, or a Python file that makes it: "
+                "task='my_task.py'"
+            )
+        return cls(**given)
+
+    # ---- what it does ---------------------------------------------------------------------------------------------
+
+    def grpo_config(self, folder: str | os.PathLike) -> GRPOConfig:
+        """What the trainer is told; under several processes each takes its share of a step's completions."""
+        made = {"report_to": self.report_to, **self.config}
+        return self.cfg.grpo_config(folder, task=self.make_task(), tuning=self.tuning, **made)
+
+    def policy(self, *, quiet: bool = False) -> tuple[Any, Any]:
+        """The model to train, and its tokenizer."""
+        dtype = self.cfg.dtype if self.tuning == "full" else self.cfg.lora_dtype
+        return load_policy(
+            self.cfg.model, tuning=self.tuning, dtype=dtype, lora=self.lora, seed=self.cfg.seed, quiet=quiet
+        )
+
+    def trainer(
+        self, folder: str | os.PathLike, *, policy: tuple[Any, Any] | None = None, live: bool | None = True
+    ) -> GRPOTrainer:
+        """The trainer of this run: an EpisodeTrainer where the task has several turns.
+
+        policy: model and tokenizer, as policy() gives them; None loads them. live: see GRPOTrainer.
+        """
+        args, task = self.grpo_config(folder), self.make_task()
+        model, tokenizer = policy or self.policy(quiet=live is None)
+        held_out = None
+        if self.held_out_every is not None:
+            rows = min(self.held_out_rows, len(task.held_out))
+            held_out = HeldOut(task, rows=rows, every=self.held_out_every)
+        options = {
+            "temperature": self.schedule,
+            "optimizer": self.trains_with,
+            "keep": self.keep,
+            "on_flag": self.on_flag,
+            "held_out": held_out,
+            "live": live,
+            **self.options,
+        }
+        if isinstance(task, EpisodeTask):
+            return EpisodeTrainer(model, task, args, tokenizer, **options)
+        data = task.dataset(tokenizer)
+        return GRPOTrainer(model, task.rewards, args, data, processing_class=tokenizer, **options)
+
+    @property
+    def trains_with(self) -> str | None:
+        """The optimizer's name: of full fine-tuning the profile's, unless the recipe has one."""
+        return self.optimizer or (self.cfg.optimizer if self.tuning == "full" else None)
+
+    def run(
+        self, folder: str | os.PathLike | None = None, *, resume: bool = False, live: bool | None = True
+    ) -> Outcome:
+        """The whole run, as notebook 05 has it: readiness, accuracy before, training, accuracy after, model and card.
+
+        folder: None takes the next free one below runs/, named after the task. resume: go on with the run that is
+        there, from where it stopped: before, while or after it trained. live: see GRPOTrainer.
+        Under several processes (accelerate launch) all train, the first evaluates, writes and prints.
+        Raises Stopped (a KeyboardInterrupt) after the stop button or Ctrl-C and after a red flag with on_flag="stop",
+        RunFolderError for a folder that holds a run, or none to resume, and what GRPOTrainer raises.
+        """
+        check_not_reading()
+        return run(self, folder, resume=resume, live=live)
+
+    def save(self, folder: str | os.PathLike, *, script: str | None = None) -> None:
+        """Keep it in a new run's folder, for `grpo-kit evaluate`, `export`, `chat` and Recipe.of.
+
+        script: what trains there, if it is not run(). Raises RunFolderError for a folder that holds a run.
+        """
+        if holds_run(folder):
+            free = next_run_folder(Path(folder).parent, Path(folder).name)
+            raise RunFolderError(f"{folder} holds a run already; the next free name is {free}")
+        remembered.write(self, Path(folder), script)
+
+    def to_script(
+        self, path: str | os.PathLike, *, processes: int = 1, run: str | os.PathLike | None = None
+    ) -> list[Path]:
+        """Write this run as a plain Python script, and beside it what `accelerate launch` needs; returns their paths.
+
+        The script trains the same weights as run(). processes: that accelerate starts, one a card, or on a CPU as they
+        are. run: the run folder; None: runs/ and the script's name. A task of your own comes along as its file.
+        Raises ValueError, and writes nothing, where a file of that name is there, and for a task that no file makes.
+
+        >>> Recipe("largest").to_script("cluster/train.py", processes=4)  # doctest: +SKIP
+        [PosixPath('cluster/train.py'), PosixPath('cluster/train.yaml')]
+        """
+        return write_script(self, Path(path), processes=processes, run=run)
+
+    def __str__(self) -> str:
+        task = self.task_name or (self.cfg.task if self.task is None and not self._file else "its own task")
+        heat = repr(self.schedule) if self.schedule else f"{self.cfg.temperature:g}"
+        return (
+            f"{self.cfg.model} on {task}, {self.tuning}, {self.cfg.steps} steps of {self.cfg.prompts_per_step} x "
+            f"{self.cfg.group_size} completions, temperature {heat}, seed {self.cfg.seed}; profile {self.cfg.name} "
+            f"({self.cfg.picked})"
+        )

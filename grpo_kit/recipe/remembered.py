@@ -1,0 +1,142 @@
+"""What a run folder keeps of its recipe, so that nobody has to say it again.
+
+runs/<name>/recipe.json   every number of the recipe, and what its task is
+            recipe.py     the Python file with the task, as it was when the run began
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.profiles import UNITS, Profile, profile
+from grpo_kit.recipe.sources import Source
+from grpo_kit.record.control import in_a_file
+from grpo_kit.record.files import RunFolderError, holds_run, write_whole
+
+FILE, COPY = "recipe.json", "recipe.py"
+# What a recipe says besides its task and its numbers.
+PLAIN = (
+    "tuning", "lora", "held_out_every", "held_out_rows", "optimizer", "keep", "on_flag", "report_to", "config",
+    "options",
+)  # fmt: skip
+
+
+def write(recipe: Any, folder: Path, script: str | None) -> None:
+    """Keep a recipe in a run folder. Raises ValueError for a setting that no file can hold."""
+    numbers = {name: getattr(recipe.cfg, name) for name in UNITS}
+    task = recipe.make_task()
+    source = recipe.home()
+    data = {
+        "made_by": script,
+        "task": {"name": task.name, "digest": digest(task)},
+        "profile": recipe.cfg.name,
+        "numbers": numbers,
+        "follows": recipe.cfg.follows,
+        "temperature": None if recipe.schedule is None else in_a_file(recipe.schedule),
+        **{name: getattr(recipe, name) for name in PLAIN},
+    }
+    if source is not None:
+        data["task"] |= {"file": _shown(source.path), "in_file": source.name}
+    elif recipe.task is None or recipe.task_name:
+        data["task"]["kit"] = recipe.cfg.task
+    try:
+        text = json.dumps(data, indent=2)
+    except TypeError as error:
+        raise ValueError(
+            f"config or options of the recipe hold what no file can keep ({error}); use plain values"
+        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    if source is not None:
+        write_whole(folder / COPY, source.text.encode())
+    write_whole(folder / FILE, (text + "\n").encode())
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Recipe's arguments out of a run folder, `source` where its task is in the copy of a file.
+
+    Without source and task["kit"] its task lived in memory. Raises RunFolderError where none is kept.
+    """
+    data = data_of(folder)
+    follows = data["follows"]
+    cfg = Profile(
+        name=data["profile"], picked="as the run was begun", follows=tuple(follows) if follows else None,
+        **{name: _tuples(value) for name, value in data["numbers"].items()},
+    )  # fmt: skip
+    given = {"profile": cfg, "temperature": data["temperature"], **{name: data[name] for name in PLAIN}}
+    task = data["task"]
+    if task.get("file"):
+        copy = folder / COPY
+        if not copy.is_file():
+            raise RunFolderError(f"{copy}, the file with the run's task, is gone; put it back")
+        text = copy.read_text(encoding="utf-8")
+        given["source"] = Source(Path(task["file"]), task["in_file"], text)
+    return given
+
+
+def data_of(folder: Path) -> dict[str, Any]:
+    """recipe.json. Raises RunFolderError, with words, where there is none."""
+    path = folder / FILE
+    if path.is_file():
+        return json.loads(path.read_text(encoding="utf-8"))
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is no folder; give a run's, such as runs/largest")
+    what = "a run that no recipe made: say its task" if holds_run(folder) else "no run"
+    raise RunFolderError(f"{folder} holds {what} (it has no {FILE})")
+
+
+def check_same(folder: Path, task: Any) -> None:
+    """Raises RunFolderError where a task is not the one that the run was begun with."""
+    kept = data_of(folder)["task"]
+    if digest(task) != kept["digest"]:
+        how = f"the task {task.name!r} in {kept['file']}" if kept.get("file") else f"task {task.name!r}"
+        raise RunFolderError(
+            f"{how} is not what {folder} was begun with: its rows, prompt or rewards are others. Give the one that it "
+            "was, or begin a new run"
+        )
+
+
+def digest(task: Any) -> str:
+    """Of a task's rows, prompt, rewards and lengths: two that differ in any have two digests."""
+    prompt: dict[str, Any] = {"name": task.name, "length": task.max_completion_tokens}
+    if isinstance(task, EpisodeTask):
+        prompt |= {"view": asdict(task.view), "turns": task.max_turns, "success": task.success}
+    else:
+        prompt |= {"system": task.system, "prefill": task.prefill, "examples": task.examples}
+        prompt |= {"rewards": [reward_name(r) for r in task.rewards], "weights": task.reward_weights}
+    text = json.dumps(
+        [prompt, task.train, task.held_out], sort_keys=True, default=lambda value: type(value).__name__
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def reward_name(reward: Any) -> str:
+    """What a reward is called in metrics."""
+    return getattr(reward, "__name__", type(reward).__name__)
+
+
+def overrides_of(cfg: Profile) -> dict[str, Any]:
+    """What profile(name, **overrides) has to be told to give these numbers."""
+    plain = profile(cfg.name)
+    changed = {name: getattr(cfg, name) for name in UNITS if getattr(cfg, name) != getattr(plain, name)}
+    if cfg.follows is not None and cfg.max_completion_tokens == cfg.follows[2]:
+        changed.pop("max_completion_tokens", None)
+    return changed
+
+
+def _tuples(value: Any) -> Any:
+    """As the profile had it: JSON knows lists alone."""
+    if isinstance(value, dict):
+        return {name: _tuples(one) for name, one in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _shown(path: Path) -> str:
+    """Relative to here where it lies below; a run folder that is passed on names no home."""
+    inside = path.absolute().is_relative_to(Path.cwd())
+    return os.path.relpath(path) if inside else str(path.absolute())

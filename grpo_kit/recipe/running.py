@@ -1,0 +1,289 @@
+"""A recipe's whole run: what notebook 05 does, without the notebook, and from wherever it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
+
+from grpo_kit.evaluation.accuracy import Evaluation, evaluate
+from grpo_kit.evaluation.comparison import Comparison, compare
+from grpo_kit.evaluation.readiness import readiness
+from grpo_kit.evaluation.shown import percent
+from grpo_kit.models import is_adapter, load_policy
+from grpo_kit.recipe import remembered
+from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder, read_metrics, write_whole
+from grpo_kit.training.checkpoints import last_whole_checkpoint
+from grpo_kit.training.interrupts import Stopped
+from grpo_kit.watch.card import model_card
+
+MODEL, BEFORE, AFTER, RESULTS = "model", "before.json", "after.json", "results.json"
+GOING = ".going"  # locked as long as a process trains into the folder
+_LOOKED_AT = 32  # questions that readiness asks
+
+
+class StoppedByFlag(Stopped):
+    """A red flag ended the run, where on_flag="stop"."""
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What a run came to. Made by Recipe.run; in the other processes of several its evaluations are None.
+
+    folder: the run's. before, after: of the held-out rows, greedily. comparison: the two side by side.
+    """
+
+    folder: Path
+    before: Evaluation | None = field(default=None)
+    after: Evaluation | None = field(default=None)
+
+    @property
+    def comparison(self) -> Comparison:
+        """Base beside tuned, with a paired test."""
+        return compare(self.before, self.after)
+
+    @property
+    def model(self) -> Path:
+        """The trained model's folder, for load_policy."""
+        return self.folder / MODEL
+
+    def __repr__(self) -> str:
+        found = f"{self.comparison!r}\n" if self.before is not None else ""
+        return f"{found}kept in {self.folder}"
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(self, recipe: Any, folder: Path, *, first: bool, live: bool | None) -> None:
+        self.recipe, self.folder, self.first, self.live = recipe, folder, first, live
+        self.task = recipe.make_task()
+        self.state = PartialState()
+
+    def say(self, text: str) -> None:
+        if self.first and self.live is not None:
+            print(text, flush=True)
+
+    def evaluated(self, name: str, model: Any, tokenizer: Any) -> Evaluation | None:
+        """What the model scores; asked once, then read from the folder. The others wait for the first."""
+        made = None
+        if self.first:
+            path = self.folder / name
+            if not path.is_file():
+                size = self.recipe.cfg.eval_batch
+                evaluate(model, tokenizer, self.task, batch_size=size).save(path)
+            made = Evaluation.load(path)
+        self.state.wait_for_everyone()
+        return made
+
+    def look(self, model: Any, tokenizer: Any) -> None:
+        """Is there anything to learn from? As in the notebook it is told, and decides nothing."""
+        if not self.first or self.live is None:
+            return
+        size = self.recipe.cfg.group_size
+        rows = self.task.train[: min(_LOOKED_AT, len(self.task.held_out))]
+        heat = self.recipe.schedule(0.0) if self.recipe.schedule else self.recipe.cfg.temperature
+        ready = readiness(
+            model, tokenizer, self.task, rows=rows, samples=size, group_size=size, temperature=heat
+        )
+        self.say(f"{'GO' if ready.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {ready.reason}")
+
+    def train(self, policy: tuple[Any, Any], *, resume: bool) -> Any:
+        """Train to the end, and keep the model, whole or not at all."""
+        trainer = self.recipe.trainer(self.folder, policy=policy, live=self.live)
+        trainer.train(resume_from_checkpoint=resume or None)
+        if trainer.stopped_by is not None:
+            step = trainer.state.global_step
+            raise StoppedByFlag(f"Stopped after step {step} by a red flag, {trainer.stopped_by.name}.", step)
+        part = self.folder / f".{MODEL}"
+        trainer.save_model(str(part))
+        if self.first:
+            policy[1].save_pretrained(part)
+            self._set_aside()
+            os.replace(part, self.folder / MODEL)
+        self.state.wait_for_everyone()
+        return trainer
+
+    def _set_aside(self) -> None:
+        """What a shorter run left, which went on: nothing is overwritten."""
+        if not (self.folder / MODEL).is_dir():
+            return
+        steps = json.loads((self.folder / RESULTS).read_text())["steps"] if self._has(RESULTS) else "earlier"
+        for name in (MODEL, AFTER, RESULTS):
+            if self._has(name):
+                stem, dot, kind = name.partition(".")
+                os.replace(self.folder / name, self.folder / f"{stem}-{steps}{dot}{kind}")
+
+    def _has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def tell(self, before: Evaluation, after: Evaluation) -> None:
+        """The card, and results.json as notebook 05 writes it."""
+        recipe, cfg = self.recipe, self.recipe.cfg
+        rows = read_metrics(self.folder)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        if torch.cuda.is_available():
+            peak = torch.cuda.max_memory_reserved() / 2**30
+        results: dict[str, Any] = {"profile": cfg.name, "model": cfg.model, "task": self.task.name}
+        results |= {"tuning": recipe.tuning, "seed": cfg.seed, "n": before.n}
+        steps = int(rows["step"].max())
+        results |= {"steps": steps, "of_steps": max(steps, cfg.steps), "interrupted": False}
+        results |= {"train_seconds": float(rows["seconds"].iloc[-1]), "peak_gib": peak}
+        for name, found in (("before", before), ("after", after)):
+            rate = found.strict
+            results[name] = {"accuracy": rate.value, "low": rate.low, "high": rate.high}
+        if before.constant is not None:
+            results["best_constant"] = dict(zip(("name", "accuracy"), before.constant, strict=True))
+        model_card(self.folder, compare(before, after))
+        write_whole(self.folder / RESULTS, json.dumps(results, indent=2).encode())
+
+
+def run(recipe: Any, folder: str | os.PathLike | None, *, resume: bool, live: bool | None) -> Outcome:
+    """See Recipe.run."""
+    recipe.grpo_config(folder or "runs")  # joins the other processes, if there are any
+    first = PartialState().is_main_process
+    task = recipe.make_task()
+    chosen = folder if folder is not None else next_run_folder("runs", task.name) if first else None
+    folder = Path(broadcast_object_list([chosen])[0]) if PartialState().num_processes > 1 else Path(chosen)
+    with _alone(folder, first=first):
+        one = _Run(recipe, folder, first=first, live=live)
+        begun = _begin(recipe, folder, task, resume=resume) if first else None
+        one.state.wait_for_everyone()
+        del begun
+        return _whole(one)
+
+
+def _whole(one: _Run) -> Outcome:
+    recipe, folder = one.recipe, one.folder
+    checkpoint = last_whole_checkpoint(folder)
+    trained = (folder / MODEL).is_dir() and _steps_done(folder) >= recipe.cfg.steps
+    one.say(f"{recipe}\n{'Going on with' if checkpoint or trained else 'Training into'} {folder}")
+    base = recipe.policy(quiet=not one.first or one.live is None)
+    if not trained and checkpoint is None:
+        one.look(*base)
+    before = one.evaluated(BEFORE, *base)
+    if before is not None:
+        one.say(f"Before: {_words(before)}")
+    if trained:
+        model, tokenizer = base if (folder / AFTER).is_file() else _load(folder / MODEL)
+    else:
+        trainer = one.train(base, resume=checkpoint is not None)
+        model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), base[1]
+    after = one.evaluated(AFTER, model, tokenizer)
+    if before is None or after is None:
+        return Outcome(folder)
+    one.tell(before, after)
+    outcome = Outcome(folder, before, after)
+    one.say(str(outcome.comparison))
+    return outcome
+
+
+def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
+    """Keep the recipe in a new run's folder, or see that it is the one that the folder was begun with."""
+    if not resume:
+        if holds_run(folder) or (folder / remembered.FILE).exists():
+            raise RunFolderError(
+                f"{folder} holds a run already, and no run is overwritten. The next free name is "
+                f"{next_run_folder(folder.parent, folder.name)}; or go on with the run that is there (resume)"
+            )
+        shutil.rmtree(folder / f".{MODEL}", ignore_errors=True)
+        remembered.write(recipe, folder, None)
+        return
+    kept = remembered.data_of(folder)
+    if kept["made_by"]:
+        raise RunFolderError(f"{folder} is trained by {kept['made_by']}; go on with that: --resume")
+    remembered.check_same(folder, task)
+    for name in ("tuning", "lora"):
+        if (mine := getattr(recipe, name)) != kept[name]:
+            raise RunFolderError(
+                f"{name}={mine!r}, but {folder} was begun with {kept[name]!r}, which a run cannot change"
+            )
+    for name in ("model", "group_size", "prompts_per_step", "seed", "dtype", "lora_dtype"):
+        if (mine := getattr(recipe.cfg, name)) != kept["numbers"][name]:
+            raise RunFolderError(
+                f"{name}={mine!r}, but {folder} was begun with {kept['numbers'][name]!r}, which a run cannot change"
+            )
+    done = _steps_done(folder)
+    if holds_run(folder) and last_whole_checkpoint(folder) is None:
+        if not (folder / MODEL).is_dir():
+            raise RunFolderError(
+                f"{folder} has no checkpoint to go on from: it was killed before one was saved. Begin anew under "
+                "another name"
+            )
+        if done < recipe.cfg.steps:
+            raise RunFolderError(
+                f"steps={recipe.cfg.steps}, but {folder} ended with step {done} and kept no checkpoint (save_steps) to "
+                f"go on from; begin a new run from its weights: model={str(folder / MODEL)!r}"
+            )
+    remembered.write(recipe, folder, None)
+
+
+def _steps_done(folder: Path) -> int:
+    steps = read_metrics(folder)["step"]
+    return int(steps.max()) if len(steps) else 0
+
+
+@contextmanager
+def _alone(folder: Path, *, first: bool) -> Iterator[None]:
+    """One run at a time trains into a folder; a killed one's lock goes with it."""
+    if not first:
+        yield
+        return
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / GOING)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunFolderError(
+            f"{folder} is being trained into by another process; wait for it, or stop it"
+        ) from None
+    try:
+        yield
+    except BaseException:
+        left = {path.name for path in folder.iterdir()} - {GOING, remembered.FILE, remembered.COPY}
+        if made and not left:  # nothing happened: the name is free again
+            for name in (remembered.FILE, remembered.COPY):
+                (folder / name).unlink(missing_ok=True)
+        raise
+    finally:
+        (folder / GOING).unlink(missing_ok=True)
+        lock.release()
+        if made and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def is_going(folder: Path) -> bool | None:
+    """Does a process of this machine train into the folder? None where that cannot be told."""
+    if not (folder / GOING).exists():
+        return None
+    lock = FileLock(folder / GOING)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    return load_policy(folder, tuning="lora" if is_adapter(str(folder)) else "full", quiet=True)
+
+
+def _words(found: Evaluation) -> str:
+    rate = found.strict
+    said = f"{percent(rate.value, rate.low, rate.high)} right, n = {found.n}"
+    if found.constant is not None:
+        said += f"; the best constant strategy has {percent(found.constant[1])}"
+    return f"{said}."

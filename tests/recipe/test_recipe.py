@@ -1,0 +1,368 @@
+"""A recipe: what it names is what is trained; its script and its run give the same weights; a folder keeps it."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from recipe_file import written
+from safetensors.torch import load_file
+
+import grpo_kit as kit
+from grpo_kit.models import load_policy
+from grpo_kit.recipe import Recipe, remembered, running
+from grpo_kit.record.files import RunFolderError, read_metrics
+from grpo_kit.training.interrupts import Stopped
+
+ROOT = Path(kit.__file__).parents[1]
+
+
+def weights(folder):
+    return load_file(Path(folder) / "model" / "model.safetensors")
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def python(*command, cwd, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As the processes that are started here: sums in another order end in other weights."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A recipe of a file, run to its end."""
+    folder = tmp_path_factory.mktemp("ran")
+    file = written(folder)
+    return folder, file, Recipe.of(file).run(folder / "runs" / "one", live=None)
+
+
+# ---- what it names --------------------------------------------------------------------------------------------------
+
+
+def test_its_numbers_are_the_profiles_with_its_own():
+    recipe = Recipe(profile="smoke", steps=5, seed=3, learning_rate=0.5, tuning="lora", temperature=0.9)
+    cfg = recipe.cfg
+    assert (cfg.steps, cfg.seed, cfg.lora_learning_rate, cfg.temperature) == (5, 3, 0.5, 0.9)
+    assert cfg.learning_rate == kit.profile("smoke").learning_rate
+    assert cfg == kit.profile("smoke", steps=5, seed=3, lora_learning_rate=0.5, temperature=0.9)
+    args = recipe.grpo_config("runs/x")
+    assert (args.max_steps, args.learning_rate, args.temperature, args.seed) == (5, 0.5, 0.9, 3)
+    other = Recipe("arithmetic", profile=kit.profile("smoke", group_size=2))
+    assert other.cfg.group_size == 2 and other.make_task().name == "arithmetic"
+    assert Recipe(profile="smoke", temperature="cosine(1.2, 0.8)").schedule == kit.cosine(1.2, 0.8)
+    assert Recipe(profile="smoke", config={"beta": 0.1}).grpo_config("runs/x").beta == 0.1
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"tuning": "half"}, "tuning='half'"),
+        ({"lora": {"r": 4}}, "lora=.* no effect"),
+        ({"steps": 0}, "steps=0"),
+        ({"temperature": 0}, "temperature=0"),
+        ({"temperature": "hot"}, "schedule 'hot'"),
+        ({"temperature": lambda progress: 1.0}, "schedule"),
+        ({"held_out_every": 0}, "held_out_every=0"),
+        ({"on_flag": print}, "on_flag"),
+        ({"config": {"seed": 1}}, "config has seed"),
+        ({"options": {"keep": "best"}}, "options has keep"),
+        ({"task": "smallest"}, "task='smallest' is not known"),
+        ({"profile": "tpu"}, "profile 'tpu'"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_made(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        Recipe(**{"profile": "smoke", **arguments})
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("x = 1\n", "defines neither `recipe` nor `task`"),
+        ("task = [1]\n", "`task` in .* is a list"),
+        ("import grpo_kit as kit\ntask = kit.nothing\n", r"bad.py, line 2: AttributeError: .*nothing"),
+        ("def task():\n    return 1 / 0\n", r"bad.py, line 2: ZeroDivisionError"),
+        ("task = (\n", r"bad.py, line 1: SyntaxError"),
+        ("import grpo_kit as kit\nrecipe = kit.Recipe(profile='smoke')\nrecipe.run('x')\n", "__main__"),
+    ],
+)
+def test_a_file_that_gives_no_recipe_says_why(tmp_path, text, said):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        Recipe.of(tmp_path / "bad.py")
+    with pytest.raises(ValueError, match="is no file"):
+        Recipe.of(tmp_path / "none.py")
+
+
+# ---- the run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_what_the_notebook_leaves(ran):
+    _, _, outcome = ran
+    folder = outcome.folder
+    results = json.loads((folder / "results.json").read_text())
+    assert results["steps"] == 4 and results["n"] == 4 and results["task"] == "words"
+    assert results["before"]["accuracy"] == outcome.before.strict.value
+    assert outcome.comparison.sentence in (folder / "README.md").read_text()
+    assert not (folder / running.GOING).exists()
+    base = load_policy("tiny-random", quiet=True)[0].state_dict()
+    tuned = weights(folder)
+    assert not all(torch.equal(base[name], tuned[name]) for name in tuned), "it has to learn something"
+    loaded, tokenizer = load_policy(outcome.model, quiet=True)
+    again = kit.evaluate(loaded, tokenizer, Recipe.of(folder).make_task())
+    assert again.rows["completion"].tolist() == outcome.after.rows["completion"].tolist()
+
+
+def test_it_equals_the_public_names_spelled_out(ran, tmp_path):
+    """What the recipe does beside what a person writes by hand."""
+    _, file, outcome = ran
+    task = Recipe.of(file).make_task()
+    cfg = kit.profile("smoke", steps=4, learning_rate=1e-2)
+    torch.manual_seed(cfg.seed)
+    model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
+    trainer = kit.GRPOTrainer(
+        model, task.rewards, cfg.grpo_config(tmp_path / "run", task=task), task.dataset(tokenizer),
+        processing_class=tokenizer, temperature=kit.linear(1.2, 0.8), optimizer=cfg.optimizer, live=None,
+    )  # fmt: skip
+    trainer.train()
+    trained = trainer.model.state_dict()
+    tuned = weights(outcome.folder)
+    assert all(torch.equal(trained[name], tuned[name]) for name in tuned)
+
+
+def test_the_script_gives_the_same_weights(ran):
+    folder, file, outcome = ran
+    made = Recipe.of(file).to_script(folder / "cluster" / "train.py", processes=2)
+    assert [path.name for path in made] == ["train.py", "train.yaml", "my_recipe.py"]
+    text = made[0].read_text()
+    ast.parse(text)
+    assert "kit.linear(start=1.2, end=0.8)" in text and "HeldOut(task, rows=4, every=2)" in text
+    done = python("train.py", cwd=made[0].parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = made[0].parent / "runs" / "train"
+    assert same(weights(run), weights(outcome.folder))
+    assert outcome.comparison.sentence in done.stdout
+    # What the script trained is known to every command.
+    assert Recipe.of(run).cfg == Recipe.of(file).cfg and remembered.data_of(run)["made_by"] == "train.py"
+    with pytest.raises(RunFolderError, match="trained by train.py"):
+        Recipe.of(run).run(run, resume=True)
+    with pytest.raises(RunFolderError, match="holds a run already"):  # what the script begins with
+        Recipe.of(file).save(run)
+
+
+def test_a_script_overwrites_nothing_and_refuses_what_it_cannot_say(ran, tmp_path):
+    _, file, _ = ran
+    recipe = Recipe.of(file)
+    for name in ("train.py", "train.yaml"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"{name} is there already"):
+            recipe.to_script(tmp_path / "train.py")
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "my_recipe.py").write_text("another")
+    with pytest.raises(ValueError, match="is not the recipe's own file"):
+        recipe.to_script(tmp_path / "train.py")
+    with pytest.raises(ValueError, match="processes=3, but a step has 8"):
+        recipe.to_script(tmp_path / "sub" / "train.py", processes=3)
+    with pytest.raises(ValueError, match="must end in .py"):
+        recipe.to_script(tmp_path / "train")
+    task = kit.tasks.largest(n_train=8, n_held_out=4)
+    with pytest.raises(ValueError, match="lives in memory alone"):
+        Recipe(task, profile="smoke").to_script(tmp_path / "sub" / "train.py")
+    assert not (tmp_path / "sub").exists()
+
+
+def test_accelerates_config_is_one_that_accelerate_reads(tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    for processes, kind in ((1, "NO"), (4, "MULTI_GPU")):
+        _, config = Recipe(profile="smoke").to_script(tmp_path / f"train{processes}.py", processes=processes)
+        read = load_config_from_file(str(config))
+        assert read.num_processes == processes and str(read.distributed_type.value) == kind
+        assert yaml.safe_load(config.read_text())["mixed_precision"] == "no"
+
+
+# ---- going on -------------------------------------------------------------------------------------------------------
+
+
+class PressStop:
+    """Stops a run after so many steps, as Ctrl-C does."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, trainer):
+        from transformers import TrainerCallback
+
+        at = self.at
+
+        class Press(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == at:
+                    os.kill(os.getpid(), 2)
+
+        trainer.add_callback(Press())
+        return trainer
+
+
+def stopped(monkeypatch, recipe, folder, at):
+    plain = Recipe.trainer
+    monkeypatch.setattr(Recipe, "trainer", lambda self, *a, **k: PressStop(at)(plain(self, *a, **k)))
+    with pytest.raises(Stopped):
+        recipe.run(folder, live=None)
+    monkeypatch.setattr(Recipe, "trainer", plain)
+
+
+def test_after_a_stop_it_goes_on_to_the_same_weights_without_being_told_anything(ran, tmp_path, monkeypatch):
+    _, file, outcome = ran
+    mine = written(tmp_path)
+    stopped(monkeypatch, Recipe.of(mine), tmp_path / "run", 2)
+    assert read_metrics(tmp_path / "run")["step"].max() == 2 and not (tmp_path / "run" / "model").exists()
+    mine.unlink()  # the run has its own copy
+    found = Recipe.of(tmp_path / "run").run(tmp_path / "run", resume=True, live=None)
+    assert same(weights(found.folder), weights(outcome.folder))
+    assert read_metrics(found.folder)["step"].tolist() == [0, 1, 2, 3, 4]
+    assert found.comparison.sentence == outcome.comparison.sentence
+    done = Recipe.of(found.folder).run(found.folder, resume=True, live=None)  # a run that is done is done
+    assert done.comparison.sentence == outcome.comparison.sentence
+
+
+def test_a_stop_after_the_training_is_made_up_too_and_one_before_it_leaves_nothing(tmp_path, monkeypatch):
+    mine = written(tmp_path)
+    calls, plain = [], running.evaluate
+
+    def interrupted(at):
+        def evaluate(*args, **options):
+            calls.append(at)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return plain(*args, **options)
+
+        monkeypatch.setattr(running, "evaluate", evaluate)
+
+    interrupted(1)
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        Recipe.of(mine).run(folder, live=None)
+    assert not folder.exists(), "nothing was done, and the name is free"
+    calls.clear()
+    interrupted(2)
+    with pytest.raises(KeyboardInterrupt):
+        Recipe.of(mine).run(folder, live=None)
+    trained = weights(folder)
+    assert not (folder / "after.json").exists()
+    found = Recipe.of(folder).run(folder, resume=True, live=None)
+    assert same(weights(folder), trained) and found.after is not None and (folder / "results.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"tuning": "lora"}, "tuning='lora'"),
+        ({"seed": 5}, "seed=5"),
+        ({"model": "smollm2-135m-instruct"}, "model="),
+        ({"steps": 9}, "ended with step 4 and kept no checkpoint"),
+    ],
+)
+def test_a_run_does_not_go_on_as_another(ran, change, said):
+    _, _, outcome = ran
+    with pytest.raises(RunFolderError, match=said):
+        Recipe.of(outcome.folder, **change).run(outcome.folder, resume=True, live=None)
+
+
+def test_another_task_is_refused_and_a_second_run_too(ran, tmp_path):
+    folder, file, outcome = ran
+    other = written(tmp_path, recipe=False)
+    other.write_text(other.read_text().replace("Speak.", "Speak up."))
+    with pytest.raises(RunFolderError, match="is not what .* was begun with"):
+        Recipe.of(outcome.folder, task=str(other)).run(outcome.folder, resume=True, live=None)
+    copy = outcome.folder / "recipe.py"
+    text = copy.read_text()
+    copy.write_text(text.replace("Speak.", "Shout."))
+    try:
+        with pytest.raises(RunFolderError, match="is not what"):
+            Recipe.of(outcome.folder).run(outcome.folder, resume=True, live=None)
+    finally:
+        copy.write_text(text)
+    with pytest.raises(RunFolderError, match="one-2"):
+        Recipe.of(file).run(outcome.folder, live=None)
+    with pytest.raises(RunFolderError, match="holds no run"):
+        Recipe.of(tmp_path)
+
+
+def test_a_task_in_memory_has_to_be_given_again(tmp_path):
+    task = kit.tasks.largest(n_train=16, n_held_out=4)
+    folder = tmp_path / "run"
+    Recipe(task, profile="smoke", steps=1, held_out_every=None).run(folder, live=None)
+    with pytest.raises(ValueError, match="'largest' of .* lived in memory alone"):
+        Recipe.of(folder)
+    given = Recipe.of(folder, task=kit.tasks.largest(n_train=16, n_held_out=4))
+    remembered.check_same(folder, given.make_task())
+    with pytest.raises(RunFolderError):
+        remembered.check_same(folder, kit.tasks.largest(n_train=17, n_held_out=4))
+
+
+def test_a_longer_run_goes_on_from_a_checkpoint_and_keeps_the_shorter_ones_model(tmp_path):
+    folder = tmp_path / "run"
+    recipe = Recipe(profile=kit.profile("smoke", save_steps=1))
+    recipe.run(folder, live=None)
+    shorter = weights(folder)
+    Recipe.of(folder, steps=3).run(folder, resume=True, live=None)
+    assert read_metrics(folder)["step"].max() == 3 and Recipe.of(folder).cfg.steps == 3
+    assert same(load_file(folder / "model-2" / "model.safetensors"), shorter)
+    assert (folder / "results-2.json").is_file()
+
+
+def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path):
+    file = written(tmp_path, recipe=False)
+    file.write_text(file.read_text().replace('"answer": str(n)', '"answer": ""'))
+    recipe = Recipe(str(file), profile="smoke", options={"rollout": "nothing"})
+    with pytest.raises(ValueError, match="rollout='nothing'"):
+        recipe.trainer(tmp_path / "x", live=None)
+    with pytest.raises(ValueError, match="no field of trl.GRPOConfig"):
+        Recipe(str(file), profile="smoke", config={"nothing": 1}).run(tmp_path / "run", live=None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_at_a_time_trains_into_a_folder(ran):
+    from filelock import FileLock
+
+    _, _, outcome = ran
+    lock = FileLock(outcome.folder / running.GOING)
+    with lock:
+        assert running.is_going(outcome.folder)
+        with pytest.raises(RunFolderError, match="another process"):
+            Recipe.of(outcome.folder).run(outcome.folder, resume=True, live=None)
+    assert running.is_going(outcome.folder) is False
+    (outcome.folder / running.GOING).unlink()
+    assert running.is_going(outcome.folder) is None
+
+
+def test_lora_is_kept_and_found_again(tmp_path):
+    folder = tmp_path / "run"
+    recipe = Recipe(profile="smoke", steps=1, tuning="lora", lora={"r": 2}, held_out_every=None)
+    outcome = recipe.run(folder, live=None)
+    assert (folder / "model" / "adapter_config.json").is_file()
+    assert Recipe.of(folder).lora == {"r": 2} and outcome.comparison
+    text = recipe.to_script(tmp_path / "train.py")[0].read_text()
+    assert 'tuning="lora"' in text and 'lora={"r": 2}' in text and "cfg.lora_dtype" in text
+    assert "optimizer=" not in text
