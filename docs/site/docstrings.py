@@ -98,7 +98,7 @@ def _named(paragraph: str, arguments: Collection[str]) -> str:
     match, word = _NAMED.match(paragraph), paragraph.split(" ", 1)[0]
     if word in arguments and word.islower():
         return f"**`{word}`**{prose(paragraph[len(word) :])}"
-    if not match or not (match[1][0] in "_*" or match[1][0].islower() or match[1] in arguments):
+    if not (arguments and match and (match[1][0] in "_*" or match[1][0].islower() or match[1] in arguments)):
         return prose(paragraph)
     names = ", ".join(f"**`{name}`**" for name in match[1].split(", "))
     return f"{names}: {prose(paragraph[match.end() :])}"
