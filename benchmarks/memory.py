@@ -37,7 +37,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.result import RESULTS, command_line, origin
 from grpo_kit import load_policy, profile
 from grpo_kit.memory.activations import chunk_bytes
-from grpo_kit.memory.plan import _config, plan_memory
+from grpo_kit.memory.plan import plan_memory
+from grpo_kit.memory.shapes import config_of
 from grpo_kit.models import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
 
@@ -228,7 +229,7 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
     plan = plan_memory(cfg, **options)
     full, weights = tuning == "full", getattr(torch, dtype if tuning == "full" else cfg.lora_dtype)
     with FakeTensorMode(allow_non_fake_inputs=True), triton_stand_ins():
-        model = fake_model(_config(cfg.model), weights, lora=not full)
+        model = fake_model(config_of(cfg.model), weights, lora=not full)
         state = sum(p.numel() for p in model.parameters() if p.requires_grad)
         state *= OPTIMIZERS[optimizer].state_bytes if full else 8
         measured = measure_chunk(

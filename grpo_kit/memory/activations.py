@@ -159,6 +159,7 @@ def chunk_bytes(
     mask_keys: int = 0,
     rank: int = 16,
     gradient_bytes: float = 0.0,
+    four_bit: bool = False,
     device: str = "cuda",
 ) -> ChunkBytes:
     """The fullest moment of a chunk's forward and backward pass: the largest of the moments named in ChunkBytes.
@@ -167,6 +168,8 @@ def chunk_bytes(
     checkpointed_layers: the first so many layers are computed again in the backward pass.
     gradients: whether an earlier chunk of the step has left gradients; else they (gradient_bytes) exist only
     where the backward pass ends, which decides the fullest moment.
+    four_bit: frozen weights in 4 bits, each made 16-bit for its product and dropped, in both directions; nothing of
+    them is kept, as autocast keeps its casts of float32 weights.
     """
     sizes = _Sizes(config)
     k = checkpointed_layers
@@ -187,7 +190,10 @@ def chunk_bytes(
     stem = tokens * (2 * sizes.head_dim * w + mask_keys)  # rotary cosines and sines, the mask
     last = tokens * sizes.hidden * (_FLOAT + (2 * w if full else w))  # the final norm
     layers = (sizes.layers - k) * layer + k * inputs
-    weights = sizes.layer_weights * c if w != c else 0  # one layer's, cast; kept as long as its graph
+    weights = (
+        sizes.layer_weights * c if w != c and not four_bit else 0
+    )  # one layer's, cast; kept with its graph
+    matrix = sizes.mlp * sizes.hidden * c if four_bit else 0
     cast = {"forward": sizes.layers * weights, "head": (sizes.layers - k) * weights}
 
     columns = min(_TILE_VOCABULARY, sizes.vocabulary)
@@ -214,10 +220,15 @@ def chunk_bytes(
     ]
     if k < sizes.layers:
         moments.append(
-            (stem + layers, held + mlp + (5 if adapters_cast else 3) * thick + cast["head"], False, "layer")
+            (
+                stem + layers,
+                held + matrix + mlp + (5 if adapters_cast else 3) * thick + cast["head"],
+                False,
+                "layer",
+            )
         )
     if k:
-        working = held + layer + mlp + (12 if adapters_cast else 7) * thick + weights
+        working = held + matrix + layer + mlp + (12 if adapters_cast else 7) * thick + weights
         moments.append((stem + k * inputs, working, False, "recomputed layer"))
         moments.append((stem + inputs, working, True, "recomputed layer"))
     embedding *= gradients  # the first gradient of a step is kept as it is, later ones are added to it
@@ -245,7 +256,7 @@ def update_budget(
     free_bytes: what chunks may use besides weights, gradients and optimizer; nine tenths of it are spent.
     longest: packed tokens of the longest completion with its prompt, the least a chunk can be.
     total: packed tokens of the step, the most a chunk can be. preferred: tokens that are enough for good matrix sizes.
-    chunk: trainable, compute_itemsize, mask_keys, rank, device, as chunk_bytes takes them.
+    chunk: trainable, compute_itemsize, mask_keys, rank, four_bit, device, as chunk_bytes takes them.
     Rule: the fewest checkpointed layers with which `preferred` tokens (fewer, if `total` is less; more, if `longest`
     is more) fit, then as many tokens as fit with these; if they do not even fit with every layer checkpointed, as
     many as do. Never less than `longest`, whether it fits or not. Every position counts as scored.
