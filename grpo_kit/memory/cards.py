@@ -49,16 +49,16 @@ class CardsTable:
         return "\n".join([f"*{ON_PAPER}*", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
     def _shown(self) -> pd.DataFrame:
-        shown = self.rows.drop(columns="usable GiB")
+        there = self.rows[self.rows["model"].notna()]
+        shown = self.rows.drop(columns="usable GiB").astype(object)
         for name in SECONDS:
-            shown[name] = [f"{v:.2g}" if v < 10 else f"{v:.0f}" for v in shown[name].fillna(-1)]
-        shown["GiB"] = [
-            f"{peak:.1f} of {usable:.1f}" for peak, usable in self.rows[["GiB", "usable GiB"]].to_numpy()
-        ]
-        none = self.rows["model"].isna()
-        shown.loc[none, [c for c in shown if c not in ("cards", "tuning", "model")]] = ""
-        shown.loc[none, "model"] = "none of them"
-        return shown
+            shown[name] = there[name].map(lambda v: f"{v:.2g}" if v < 9.95 else f"{v:.0f}")
+        both = there[["GiB", "usable GiB"]].itertuples(index=False)
+        shown["GiB"] = pd.Series(
+            [f"{peak:.1f} of {usable:.1f}" for peak, usable in both], there.index, dtype=object
+        )
+        shown["model"] = shown["model"].fillna("none of them")
+        return shown.fillna("")
 
 
 def cards_table(
