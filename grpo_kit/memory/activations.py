@@ -168,11 +168,9 @@ def chunk_bytes(
     checkpointed_layers: the first so many layers are computed again in the backward pass.
     gradients: whether an earlier chunk of the step has left gradients; else they (gradient_bytes) exist only
     where the backward pass ends, which decides the fullest moment.
-    four_bit: frozen weights in 4 bits, each made 16-bit for its product and dropped, in both directions; nothing of
-    them is kept, as autocast keeps its casts of float32 weights.
+    four_bit: frozen weights in 4 bits, each widened for its product and dropped; autocast's casts are kept instead.
     """
-    sizes = _Sizes(config)
-    k = checkpointed_layers
+    sizes, k = _Sizes(config), checkpointed_layers
     if not 0 <= k <= sizes.layers:
         raise ValueError(f"checkpointed_layers={k} must lie in 0..{sizes.layers}, the model's layers")
     scored = tokens if scored_tokens is None else scored_tokens
@@ -219,14 +217,8 @@ def chunk_bytes(
         (stem + last + layers, head + cast["head"], False, "head"),
     ]
     if k < sizes.layers:
-        moments.append(
-            (
-                stem + layers,
-                held + matrix + mlp + (5 if adapters_cast else 3) * thick + cast["head"],
-                False,
-                "layer",
-            )
-        )
+        working = held + matrix + mlp + (5 if adapters_cast else 3) * thick + cast["head"]
+        moments.append((stem + layers, working, False, "layer"))
     if k:
         working = held + matrix + layer + mlp + (12 if adapters_cast else 7) * thick + weights
         moments.append((stem + k * inputs, working, False, "recomputed layer"))

@@ -109,7 +109,7 @@ def _ways(
     card: Card, gpus: int, tuning: str, cfg: Profile
 ) -> Iterator[tuple[Request, MemoryPlan, dict[str, float]]]:
     """Every way to divide this model among the cards; with TRL's update, in the largest micro-batch that fits."""
-    own = replace(cfg, optimizer="adamw", gradient_checkpointing=True)
+    own = replace(cfg, gradient_checkpointing=True)
     for sharding in SHARDINGS if gpus > 1 and tuning != "qlora" else ("ddp",):
         for sparing in (False, True) if sharding in DIVIDES_WEIGHTS else (False,):
             for micro_batch in _MICRO_BATCHES if sharding != "ddp" else (cfg.micro_batch,):

@@ -144,9 +144,7 @@ class Request:
         reference = self.full and cfg.beta > 0
         if self.sharding in ("zero2", "zero3"):
             options = {"full": self.full, "reference": reference, "sparing": self.sparing}
-            optimizer = cfg.optimizer if self.full else "adamw"
-            stage = int(self.sharding[-1])
-            return zero_states(stage, counts, self.gpus, self.compute, optimizer=optimizer, **options)
+            return zero_states(int(self.sharding[-1]), counts, self.gpus, self.compute, **options)
         if self.sharding == "fsdp":
             options = {"full": self.full, "reference": reference, "sparing": self.sparing}
             options["accumulates"] = self.micro_batch < self.rows
@@ -251,7 +249,7 @@ class Request:
     def _title(self) -> str:
         cfg = self.cfg
         adapters = f"{self.tuning} r{self.rank}, {cfg.lora_dtype}"
-        optimizer = "adamw" if self.sharding == "fsdp" else cfg.optimizer
+        optimizer = "adamw" if self.trls_own else cfg.optimizer
         dtype = "float32" if self.sharding == "fsdp" else cfg.dtype
         how = f"full, {dtype}, {optimizer}" if self.full else adapters
         size = f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {cfg.max_completion_tokens})"

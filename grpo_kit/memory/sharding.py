@@ -11,13 +11,14 @@ parameter); what is there besides was read in the sources of deepspeed 0.19.8, a
 | while completions are made | - | - | c P (sparing: as above) | as above |
 | gradients | w T | c T / N | c T / N, at all times | 4 T / N, but c T until the last micro-batch (sparing: not) |
 | gradient buckets | 64 MiB, or the largest tensor | c x 5e8 | c x 5e8, at all times | c x (two layers, or the head) |
-| optimizer | as on one card | (4 + state) T / N | (4 + state) T / N | 8 T / N |
+| optimizer | as on one card | 12 T / N | 12 T / N | 8 T / N |
 | while it steps | as on one card | 4 T / N | 4 x at most 1e9 of T / N | 4 T / N |
 | reference model | w P | c P | c P / N | w P / N; 2 c P while it scores |
 
 - ddp: each process has all weights and steps all of them, so the optimizer that keeps what bfloat16 rounds away stays.
-- DeepSpeed keeps a float32 master (4) beside 16-bit weights, and the optimizer's state on that: 8 for AdamW, 2.03 for
-  8-bit moments. While it steps, gradients are float32: all at once in stage 2, 1e9 at a time (sub_group_size) in 3.
+- Where anything is divided the optimizer is torch's AdamW (8): the kit's are made for whole weights and refused there.
+- DeepSpeed keeps a float32 master (4) beside 16-bit weights, and AdamW's moments on that. While it steps, gradients are
+  float32: all at once in stage 2, 1e9 at a time (sub_group_size) in 3.
 - FSDP2: accelerate turns trained weights into float32 (fsdp2_prepare_model), so bits that bfloat16 would round away are
   kept without the kit's optimizer. A layer is gathered into one buffer and copied into its tensors while the next one's
   buffer fills: three layers. The head stays gathered (accelerate's tail unit). transformers defers the reduction to the
@@ -48,7 +49,7 @@ LIVE, _PREFETCH, _SUB_GROUP = (
     5e7,
     1e9,
 )  # numbers: stage3_max_live_parameters, _prefetch_bucket_size, sub_group_size
-_MASTER, _FLOAT = 4, 4
+_MASTER, _FLOAT, _ADAMW = 4, 4, OPTIMIZERS["adamw"].state_bytes  # of a number: bytes
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,16 @@ def zero_states(
     *,
     full: bool,
     reference: bool,
-    optimizer: str,
     sparing: bool,
 ) -> States:
-    """DeepSpeed's ZeRO of stage 2 or 3, as accelerate's configuration leaves it. optimizer: a key of OPTIMIZERS."""
+    """DeepSpeed's ZeRO of stage 2 or 3, as accelerate's configuration leaves it."""
     trained = counts.all if full else counts.adapters
     weights = counts.all + (0 if full else counts.adapters)
     third = stage == 3
     always = {
         "weights": compute * weights / (cards if third else 1),
         "reference model": compute * counts.all / (cards if third else 1) if reference else 0.0,
-        "optimizer": (_MASTER + OPTIMIZERS[optimizer].state_of(_FLOAT)) * trained / cards,
+        "optimizer": (_MASTER + _ADAMW) * trained / cards,
     }
     gradients, bucket = compute * trained / cards, {"communication": compute * _ZERO_BUCKET}
     if not third:
@@ -128,7 +128,7 @@ def fsdp_states(
     always = {
         "weights": (_FLOAT * trained + frozen) / cards,
         "reference model": itemsize * counts.all / cards if reference else 0.0,
-        "optimizer": OPTIMIZERS["adamw"].state_of(_FLOAT) * trained / cards,
+        "optimizer": _ADAMW * trained / cards,
     }
     gradients = _FLOAT * trained / cards
     if accumulates and not sparing:

@@ -17,7 +17,7 @@ from grpo_kit.profiles import profile
 
 GIB = 2**30
 ROOT = Path(__file__).parent.parent.parent
-CFG = profile("gpu24", optimizer="adamw", task_options={}, max_completion_tokens=256)
+CFG = profile("gpu24", max_completion_tokens=256)
 
 
 def of_size(size, **changes):
@@ -72,7 +72,7 @@ def test_zero_keeps_what_deepspeeds_own_estimators_say(size, cards):
 def test_the_zero_papers_figure():
     """arXiv:1910.02054, figure 1: 7.5B parameters on 64 cards, AdamW in mixed precision."""
     counts = Counts(linear=7_500_000_000, ends=0, norms=0, adapters=0, matrix=0)
-    options = {"full": True, "reference": False, "optimizer": "adamw", "sparing": False}
+    options = {"full": True, "reference": False, "sparing": False}
     second, third = (zero_states(stage, counts, 64, 2, **options) for stage in (2, 3))
     assert round((sum(second.always.values()) + second.gradients) / 1e9, 1) == 16.6
     kept = {name: size for name, size in third.always.items() if name != "communication"}
@@ -224,9 +224,7 @@ def test_a_floor_by_hand():
 def test_bytes_that_a_card_sends(sharding, sparing, sent):
     """A link so slow that nothing hides: the exchange is what is sent, less the arithmetic it runs beside."""
     card = Card(80, 1e9, 1e9, 1)
-    request = request_for(
-        of_size("7B", optimizer="adamw-8bit-split"), 80, gpus=8, sharding=sharding, sparing=sparing
-    )
+    request = request_for(of_size("7B"), 80, gpus=8, sharding=sharding, sparing=sparing)
     floor = step_floor(request, request.plan(), card)
     assert floor["exchange"] == pytest.approx(7 / 8 * sent / 1e9, rel=0.001)
 
@@ -235,7 +233,7 @@ def test_the_table_names_the_largest_that_fits_and_the_next_one_does_not():
     table = cards_table([("RTX 4090", 1), ("H100 80GB", 8)], tunings=["full"], models=QWEN[:6])
     assert table.rows["model"].tolist() == ["Qwen2.5-1.5B", "Qwen2.5-32B"]
     assert (table.rows["GiB"] <= table.rows["usable GiB"]).all()
-    assert not plan_memory(of_size("3B", optimizer="adamw-8bit-split")).fits
+    assert not plan_memory(of_size("3B")).fits
     assert largest_that_fits(CARDS["RTX 4090"], 8, "full", models=["Qwen/Qwen2.5-7B-Instruct"]) is None
     for text in (str(table), table._repr_html_(), table.markdown()):
         assert "On paper" in text and "Floors, which no run reaches" in text
