@@ -27,6 +27,7 @@ html_theme = "furo"
 html_title = "grpo_kit"
 html_static_path = ["static"]
 html_css_files = ["kit.css"]
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

@@ -110,7 +110,7 @@ def _entry(kit: Kit, name: str, member: Member, fence: str = "::::::") -> str:
 
 def members(member: griffe.Class) -> list[Member]:
     """Public methods and properties with a docstring, those of bases inside the kit too."""
-    own = {**{n: m.final_target for n, m in member.inherited_members.items()}, **member.members}
+    own = member.members | {n: m.final_target for n, m in member.inherited_members.items()}
     return [
         one
         for name, one in own.items()
