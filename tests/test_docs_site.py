@@ -161,7 +161,12 @@ def test_a_notebook_keeps_its_outputs_and_has_one_title(tree):
         assert len(before["cells"]) == len(after["cells"])
         for one, other in zip(before["cells"], after["cells"], strict=True):
             shown = [out for out in one.get("outputs", []) if out.get("data", True)]
-            assert other.get("outputs", []) == shown
+            assert len(shown) == len(other.get("outputs", []))
+            for out, copy in zip(shown, other.get("outputs", []), strict=True):
+                for kind, value in out.get("data", out).items():
+                    ends = {"text/html": "[#\"']", "text/markdown": "[#)]"}.get(kind)
+                    value = re.sub(rf"\.ipynb(?={ends})", ".html", "".join(value)) if ends else value
+                    assert copy.get("data", copy)[kind] == value
         text = "\n".join(c["source"] for c in after["cells"] if c["cell_type"] == "markdown")
         assert len(re.findall(r"^# ", text, re.M)) == 1, path.name
 
@@ -220,6 +225,11 @@ def test_links_lead_somewhere(page):
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), f"{target} is not there"
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
+
+
+def test_links_in_what_a_cell_shows_lead_to_pages(tree):
+    shown = (tree / "notebooks" / "10_preferences_then_grpo.ipynb").read_text()
+    assert "href=" in shown and "07_warm_start.html" in shown and not re.search(r"href=[^>]*\.ipynb", shown)
 
 
 def test_every_pin_is_exact_and_griffe_is_the_tests():

@@ -19,6 +19,10 @@ _MARK = re.compile(r'<a id=\\?"([\w-]+)\\?"></a>')  # in a notebook's JSON the q
 _REMOTE = re.compile(
     r"!\[([^\]]*)\]\(https?://[^)]*\)"
 )  # a badge: its words stay, so that no page asks the network
+_TO_NOTEBOOK = {  # in what a cell shows, which Sphinx hands on as it is
+    "text/html": re.compile(r"""(<a [^>]*href=["'][\w./-]+)\.ipynb(["'#])"""),
+    "text/markdown": re.compile(r"(\]\([\w./-]+)\.ipynb([)#])"),
+}
 _FENCED = re.compile(r"(^ *(```+|~~~+).*?^ *\2[ \t]*$)", re.M | re.S)
 
 
@@ -101,7 +105,7 @@ class Tree:
             raise ValueError(f"{file}: the link {link} leads to no file of the repository")
         self.add(target)
         if anchor and anchor[1:] in _MARK.findall((self.root / target).read_text(encoding="utf-8")):
-            return anchor  # a label, of which there is one in the whole site
+            return f"#mark-{anchor[1:]}"  # a label, of which there is one in the whole site
         page = f"{target}/index.md" if (self.root / target).is_dir() else target
         page = "index.md" if page == "README.md" else page
         return os.path.relpath(page, here) + anchor
@@ -130,12 +134,16 @@ class Tree:
                     source = re.sub(r"^# ", "## ", source, flags=re.M)
                 titled = titled or source.startswith("# ")
                 cell["source"] = source
-        for cell in notebook["cells"]:  # a display that showed nothing in the end
-            if "outputs" in cell:
+        for cell in notebook["cells"]:
+            if "outputs" in cell:  # without a display that showed nothing in the end
                 cell["outputs"] = [out for out in cell["outputs"] if out.get("data", True)]
+            for out in cell.get("outputs", []):
+                for kind in _TO_NOTEBOOK.keys() & out.get("data", {}).keys():
+                    shown = "".join(out["data"][kind])
+                    out["data"][kind] = _TO_NOTEBOOK[kind].sub(r"\1.html\2", shown)
         return notebook
 
 
 def _as_labels(match: re.Match[str]) -> str:
-    """Marks above a heading as labels of it, to which a link may lead from anywhere."""
-    return "\n".join(f"({mark})=" for mark in _MARK.findall(match[0]))
+    """Marks above a heading, and labels of it, to which a link may lead from other pages."""
+    return "\n".join([match[0], "", *(f"(mark-{mark})=" for mark in _MARK.findall(match[0]))])
