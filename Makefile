@@ -15,12 +15,16 @@ NEEDS_COMPILER := reasoning-gym==0.1.25
 # The site is built in an environment of its own: the docstrings are read, not imported, so it needs no torch.
 DOCS := .venv-docs
 
+# What requirements-lowest.txt is tried with.
+LOWEST := .venv-lowest
+CORE_TESTS := $(addprefix tests/,rewards tasks record evaluation watch optim models training test_prompts.py test_readme.py)
+
 NOTEBOOK := notebooks/05_train_full.ipynb
 # More for JupyterLab, such as "--no-browser --port 8899".
 LAB_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lab docs lint clean
+.PHONY: help train test browser lowest lab docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -42,6 +46,9 @@ browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has
 	@$(PY) -c "import playwright" 2> /dev/null || $(PIP) -c requirements.txt -e ".[browser]" || true
 	KIT_PROFILE=smoke $(PY) -m pytest -q tests/browser
 
+lowest: $(LOWEST)/.installed ## the core of the tests on the lowest versions, in an environment of its own
+	KIT_PROFILE=smoke $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(CORE_TESTS)
+
 # The repository is the server's root: runs/ is below it, so the buttons under a live chart reach a run.
 lab: $(VENV)/.installed ## JupyterLab on the notebooks
 	$(PY) -m jupyterlab notebooks/00_start_here.ipynb --ServerApp.root_dir="$(CURDIR)" $(LAB_ARGS)
@@ -54,7 +61,7 @@ lint: $(VENV)/.installed ## ruff: rules and formatting
 	@$(PY) -m ruff format --check .
 
 clean: ## remove the environment and caches, ~/.cache/grpo_kit (0.5 GB) too; runs/ stays
-	rm -rf $(VENV) $(DOCS) site .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(DOCS) site .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	rm -rf "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/*-float32 "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/.converting-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -72,4 +79,10 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 $(DOCS)/.installed: docs/requirements.txt
 	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(DOCS)
 	@$(DOCS)/bin/python -m pip install -qq --prefer-binary --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
+
+$(LOWEST)/.installed: requirements-lowest.txt pyproject.toml
+	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install -qq --prefer-binary -r requirements-lowest.txt -e ".[test]"
+	@$(LOWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY)
 	@touch $@

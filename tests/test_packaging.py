@@ -15,6 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import grpo_kit
 
@@ -34,7 +35,10 @@ def _pins(text):
 
 
 PINS = _pins((ROOT / "requirements.txt").read_text())
-WANTED = _ranges([*PROJECT["dependencies"], *EXTRAS["test"]])
+# What `make` and conda install.
+WANTED = _ranges(
+    PROJECT["dependencies"] + sum((EXTRAS[e] for e in ("notebooks", "rewards", "cuda", "test")), [])
+)
 
 
 def test_every_dependency_is_pinned_and_every_pin_is_a_dependency():
@@ -55,6 +59,20 @@ def test_this_environment_has_the_pinned_version(name):
 
     (pin,) = PINS[name].specifier
     assert pin.contains(version(name))  # a local part such as +cpu is fine
+
+
+def test_the_lowest_versions_are_the_floors():
+    """Of all that `make` installs but the tests' own tools; the kit's trainer needs a later trl and transformers."""
+    lowest = _pins((ROOT / "requirements-lowest.txt").read_text())
+    tools = {canonicalize_name(Requirement(text).name) for text in EXTRAS["test"]}
+    assert set(lowest) == set(WANTED) - tools
+    for name, requirement in lowest.items():
+        (pin,) = requirement.specifier
+        (floor,) = (s.version for s in WANTED[name].specifier if s.operator == ">=")
+        assert WANTED[name].specifier.contains(pin.version), name
+        assert Version(pin.version) == Version(floor) or name in ("trl", "transformers"), (
+            f"{name}: {pin}, {floor}"
+        )
 
 
 def test_extras_have_floors_and_fit_the_ranges():
@@ -143,7 +161,7 @@ def _make(*arguments, **environment):
 
 def test_make_lists_every_target():
     targets = set(re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M)[0].split())
-    assert targets == {"help", "train", "test", "browser", "lab", "docs", "lint", "clean"}
+    assert targets == {"help", "train", "test", "browser", "lowest", "lab", "docs", "lint", "clean"}
     for arguments in ((), ("help",)):
         listed = re.findall(r"^make (\w+) +\S", _make("--no-print-directory", *arguments).stdout, re.M)
         assert sorted(listed) == sorted(targets)

@@ -116,6 +116,11 @@ def _cards(section: Section) -> None:
             "take kit.profile('t4')" if "t4" in PROFILES else "load with dtype='float32', or tuning='lora'"
         )
         to_do(f"card: {torch.cuda.get_device_name(0)} has no bfloat16: {other}")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        to_do(
+            "bitsandbytes is missing: QLoRA and the optimizers with 8-bit moments, which bfloat16 weights are trained "
+            'by, need it: pip install "grpo-kit[cuda]"'
+        )
     if not triton:
         to_do("triton is missing: the update's attention on a card is compiled with it; install torch's own")
     elif compiler is None:

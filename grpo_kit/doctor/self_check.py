@@ -7,6 +7,7 @@ own size meets on a card (memory, bfloat16) is not tried here.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import os
@@ -130,6 +131,8 @@ def optimizer(folder: Path) -> str:
     """SplitAdamW8bit on bfloat16 weights beside torch's AdamW on float32 ones, at a rate that bfloat16 rounds away."""
     import torch
 
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise Skipped('bitsandbytes is not installed; 8-bit optimizers need it: pip install "grpo-kit[cuda]"')
     from grpo_kit.optim.split_adamw import SplitAdamW8bit
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

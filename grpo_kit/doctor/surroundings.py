@@ -178,6 +178,10 @@ def _reaches_hub(huggingface_hub: Any) -> tuple[bool, str]:
 
 def notebooks(section: Section) -> None:
     """Do a notebook's widgets answer while a cell trains?"""
+    if importlib.util.find_spec("ipykernel") is None:
+        note = 'to run notebooks here: pip install "grpo-kit[notebooks]"'
+        section.rows.append(Row("ipykernel there", False, note))
+        return
     import ipykernel
     from ipykernel.comm.comm import BaseComm
 

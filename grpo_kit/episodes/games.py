@@ -107,7 +107,9 @@ def _textarena() -> Any:
     try:
         import textarena
     except ImportError as error:
-        raise ImportError("from_textarena needs the package: pip install textarena") from error
+        raise ImportError(
+            'from_textarena needs the package textarena: run `pip install "grpo-kit[textarena]"`'
+        ) from error
     return textarena
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -96,7 +97,7 @@ class Chat:
         return f"Chat with {' and '.join(self.sides)}: {how}, at most {self.tokens} tokens; .ask('...'), or .run()"
 
     def _ipython_display_(self) -> None:
-        if not in_notebook():
+        if not in_notebook() or importlib.util.find_spec("ipywidgets") is None:
             print(repr(self))
             return
         import ipywidgets as w

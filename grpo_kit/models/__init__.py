@@ -155,7 +155,9 @@ def _four_bit(cuda: bool) -> Any:
     if not cuda:
         raise PolicyLoadError("tuning='qlora' needs a CUDA GPU and none was found; use tuning='lora'")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise PolicyLoadError("tuning='qlora' needs bitsandbytes: `pip install bitsandbytes`, or use 'lora'")
+        raise PolicyLoadError(
+            "tuning='qlora' needs bitsandbytes: `pip install \"grpo-kit[cuda]\"`, or use 'lora'"
+        )
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(

@@ -96,6 +96,7 @@ def make_optimizer(
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("model has no trainable parameter; load it with tuning='full' or 'lora'")
+    check_bitsandbytes(name)
     _check_weights(name, parameters, learning_rate)
     if OPTIMIZERS[name].cuda_only:
         _check_flash(parameters)
@@ -134,7 +135,7 @@ def choose_optimizer(
 
     optim: args.optim, transformers' choice. Any AdamW among them gives way to one that keeps what bfloat16 rounds away:
     the same update, kept whole. Another algorithm is obeyed.
-    Raises ValueError for an unknown name, and for a name beside an optimizer that is given.
+    Raises ValueError for an unknown name, for one beside an optimizer that is given, and where its package is missing.
     """
     if given is not None:
         if name is not None:
@@ -143,9 +144,20 @@ def choose_optimizer(
     if name is not None:
         if name not in OPTIMIZERS:
             raise ValueError(f"optimizer={name!r} is not known; use one of {', '.join(OPTIMIZERS)}")
-        return name
-    narrow = any(p.requires_grad and p.dtype == _BFLOAT16 for p in model.parameters())
-    return "adamw-8bit-split" if narrow and _ADAMW.match(optim) else None
+    elif _ADAMW.match(optim) and any(p.requires_grad and p.dtype == _BFLOAT16 for p in model.parameters()):
+        name = "adamw-8bit-split"
+    if name is not None:
+        check_bitsandbytes(name)
+    return name
+
+
+def check_bitsandbytes(name: str) -> None:
+    """Raises ValueError for an optimizer with 8-bit moments where the package that has their kernels is missing."""
+    if "8bit" in name and importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"optimizer {name!r}, which bfloat16 weights are trained by unless another is named, needs the package "
+            "bitsandbytes: run `pip install \"grpo-kit[cuda]\"`, or load with dtype='float32' and use 'adamw'"
+        )
 
 
 def share_that_moves(parameters: list[torch.Tensor], learning_rate: float) -> float:
@@ -187,7 +199,7 @@ def _check_weights(name: str, parameters: list[torch.nn.Parameter], learning_rat
 def _check_flash(parameters: list[torch.nn.Parameter]) -> None:
     if importlib.util.find_spec("flashoptim") is None:
         raise ValueError(
-            "optimizer 'flash-adamw' needs the package flashoptim: run `pip install grpo-kit[flash]`, "
+            "optimizer 'flash-adamw' needs the package flashoptim: run `pip install \"grpo-kit[flash]\"`, "
             "or use 'adamw-8bit-split'"
         )
     if any(p.device.type != "cuda" for p in parameters):

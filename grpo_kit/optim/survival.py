@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 import torch
 
+from grpo_kit.optim.choose import check_bitsandbytes
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -52,6 +54,7 @@ def _stochastic(weights: torch.Tensor, lr: float) -> Arm:
 
 
 def _adamw_8bit(weights: torch.Tensor, lr: float) -> Arm:
+    check_bitsandbytes("adamw-8bit")
     from bitsandbytes.optim import AdamW8bit
 
     p = torch.nn.Parameter(weights.float())
@@ -59,6 +62,7 @@ def _adamw_8bit(weights: torch.Tensor, lr: float) -> Arm:
 
 
 def _split(weights: torch.Tensor, lr: float) -> Arm:
+    check_bitsandbytes("adamw-8bit-split")
     from grpo_kit.optim.split_adamw import SplitAdamW8bit
 
     p = torch.nn.Parameter(weights.clone())

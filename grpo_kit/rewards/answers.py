@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import threading
 import time
@@ -115,6 +116,13 @@ class NumericAnswer(AnswerReward):
         return float(given is not None and abs(given - wanted) <= Fraction(self.tolerance))
 
 
+def check_installed(module: str, reward: AnswerReward) -> None:
+    """Raises ImportError that says what to install, before any completion is made, where the module is missing."""
+    if importlib.util.find_spec(module) is None:
+        name, package = type(reward).__name__, module.replace("_", "-")
+        raise ImportError(f'{name} needs the package {package}: run `pip install "grpo-kit[rewards]"`')
+
+
 class MathAnswer(AnswerReward):
     """1.0 if math-verify finds the answer equal to the gold (LaTeX or plain: 1/2 = 0.5 = \\frac12), else 0.0.
 
@@ -123,6 +131,7 @@ class MathAnswer(AnswerReward):
     timeout: seconds (whole) for reading one text or one comparison; running into it gives None. It works by
     SIGALRM, hence in the main thread only; elsewhere only the length limit and the refusal of huge powers bound
     the work.
+    Raises ImportError where math-verify is not installed; it comes with the extra `rewards`.
     Source: github.com/huggingface/Math-Verify.
 
     >>> MathAnswer()(["<answer>\\\\frac{1}{2}</answer>", "<answer>0.4</answer>"], answer=["0.5", "0.5"])
@@ -134,6 +143,7 @@ class MathAnswer(AnswerReward):
         if timeout < 1:
             raise ValueError(f"timeout={timeout!r} must be at least 1 second")
         self.timeout = int(timeout)
+        check_installed("math_verify", self)
 
     def score(self, answer: str | None, gold: Any) -> float | None:
         from math_verify import verify

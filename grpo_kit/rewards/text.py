@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards.answers import AnswerReward
+from grpo_kit.rewards.answers import AnswerReward, check_installed
 from grpo_kit.rewards.cases import Case, answer_cases
 from grpo_kit.rewards.words import common_subsequence, ngrams, normalize, words
 
@@ -69,6 +69,7 @@ class Bleu(_OverlapReward):
     "intl", "zh" or "char". Case is ignored unless lowercase=False. Unicode is normalised (CO₂ = CO2, NFKC); white
     space and full stops at the ends do not count. None if the gold is empty. No answer, two answers, or an answer
     over 50 times as long as the gold give 0.0.
+    Raises ImportError where sacrebleu is not installed; it comes with the extra `rewards`.
     Source: Papineni et al. 2002; Post 2018, arXiv:1804.08771; smoothing: Chen and Cherry 2014, method 3.
 
     >>> answers = ["<answer>Sodium chloride.</answer>", "<answer>sodium</answer>"]
@@ -92,6 +93,7 @@ class Bleu(_OverlapReward):
             )
         if tokenize not in _TOKENIZERS:
             raise ValueError(f"tokenize={tokenize!r} is not one of {_TOKENIZERS}")
+        check_installed("sacrebleu", self)
         self.lowercase, self.max_order, self.tokenize = bool(lowercase), int(max_order), tokenize
 
     def __repr__(self) -> str:

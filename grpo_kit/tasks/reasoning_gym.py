@@ -222,7 +222,8 @@ class ReasoningGymScore(AnswerReward):
                 import reasoning_gym
             except ImportError as error:
                 raise ImportError(
-                    "from_reasoning_gym needs the package: pip install reasoning-gym, with a C compiler at hand"
+                    "from_reasoning_gym needs the package reasoning-gym: with a C compiler at hand, run "
+                    '`pip install "grpo-kit[reasoning-gym]"`'
                 ) from error
             from reasoning_gym.factory import DATASETS
 

@@ -119,7 +119,7 @@ def choose_rollout(rollout: str | None, args: Any) -> str:
     if rollout == "vllm" and asked is None:
         if find_spec("vllm") is None:
             raise ValueError(
-                "rollout='vllm', but vllm is not installed; pip install grpo-kit[vllm], or use 'kit'"
+                "rollout='vllm', but vllm is not installed; `pip install \"grpo-kit[vllm]\"`, or use 'kit'"
             )
         args.use_vllm, args.vllm_mode = True, "colocate"
     args.use_transformers_continuous_batching = rollout == "continuous"

@@ -291,5 +291,5 @@ def test_unknown_names_and_options_are_refused(stand_in):
 
 def test_what_to_install_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ImportError, match="pip install textarena"):
+    with pytest.raises(ImportError, match=r"pip install \"grpo-kit\[textarena\]\""):
         from_textarena("GuessTheNumber-v0")

@@ -304,7 +304,7 @@ def test_weights_it_cannot_serve_are_named():
 def test_flash_says_what_is_missing():
     installed = importlib.util.find_spec("flashoptim") is not None
     layer = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="needs CUDA" if installed else r"pip install grpo-kit\[flash\]"):
+    with pytest.raises(ValueError, match="needs CUDA" if installed else r"pip install \"grpo-kit\[flash\]"):
         make_optimizer("flash-adamw", layer, learning_rate=1e-6)
 
 
