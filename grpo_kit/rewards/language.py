@@ -27,7 +27,8 @@ _NEUTRAL = re.compile(
     re.DOTALL,
 )
 _ASCII = re.compile(r"[ -~\s]+")
-_GREEK = r"\u0300-\u03ff\u1f00-\u1fff\xb5\U0001d6a8-\U0001d7cb"  # accents written apart, and mathematical letters too
+# Accents written apart, small capitals, and mathematical letters too.
+_GREEK = r"\u0300-\u03ff\u1d26-\u1d2a\u1f00-\u1fff\u2126\u213c-\u213f\uab65\xb5\U0001d6a8-\U0001d7cb"
 _GREEK_SYMBOLS = re.compile(rf"(?<![{_GREEK}])[{_GREEK}]{{1,3}}(?![{_GREEK}])")
 _SAMPLES = {
     "han": "我们一步一步地思考这个问题，然后给出最后的答案。",
