@@ -62,7 +62,7 @@ def test_this_environment_has_the_pinned_version(name):
 
 
 def test_the_lowest_versions_are_the_floors():
-    """Of all that `make` installs, the tests' own tools and JupyterLab left out; where they differ the file says why."""
+    """Of all that `make` installs, but JupyterLab and the tests' tools; where they differ the file says why."""
     lowest = _pins((ROOT / "requirements-lowest.txt").read_text())
     tools = {canonicalize_name(Requirement(text).name) for text in EXTRAS["test"]}
     assert set(lowest) == set(WANTED) - tools - {"jupyterlab"}
