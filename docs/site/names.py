@@ -12,20 +12,42 @@ _CODE = re.compile(r'<span class="n">kit</span>((?:<span class="o">\.</span><spa
 
 
 class Names(SphinxPostTransform):
-    """Code in the text that begins with a name of the reference becomes a link to it."""
+    """Code in the text that begins with a name of the reference becomes a link to it.
+
+    A bare name does too: in the reference one of the same page, elsewhere a class (`ExactAnswer`) of kit.rewards and
+    the like, since `GRPOTrainer` may be TRL's.
+    """
 
     default_priority = 900
 
     def run(self, **options: object) -> None:
-        objects = self.env.domains["py"].data["objects"]
         for literal in list(self.document.findall(nodes.literal)):
-            name = _NAME.match(literal.astext())
-            entry = objects.get(name[1]) if name else None
-            if entry and not isinstance(literal.parent, nodes.reference):
-                uri = self.app.builder.get_relative_uri(self.env.docname, entry.docname) + f"#{entry.node_id}"
+            target = self._target(literal.astext())
+            if target and not isinstance(literal.parent, nodes.reference | nodes.strong):
+                page, place = target
+                uri = self.app.builder.get_relative_uri(self.env.docname, page) + place
                 link = nodes.reference("", "", internal=True, refuri=uri)
                 literal.replace_self(link)
                 link += literal
+
+    def _target(self, text: str) -> tuple[str, str] | None:
+        objects, here = self.env.domains["py"].data["objects"], self.env.docname
+        found = []
+        if name := _NAME.match(text):
+            found = [objects[name[1]]] if name[1] in objects else []
+            room = f"reference/{name[1].split('.')[1]}"
+            if not found and name[1].count(".") == 1 and room in self.env.found_docs:
+                return room, ""
+        elif re.fullmatch(r"[A-Za-z]\w+", text):
+            of_page = here.startswith("reference/")
+            found = [
+                entry
+                for name, entry in objects.items()
+                if name.endswith(f".{text}")
+                and not entry.aliased
+                and (entry.docname == here if of_page else re.fullmatch(r"kit\.\w+\.[A-Z]\w*", name))
+            ]
+        return (found[0].docname, f"#{found[0].node_id}") if len(found) == 1 else None
 
 
 def link_code(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
