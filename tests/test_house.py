@@ -18,6 +18,7 @@ ROOMS = [
     "schedules", "objectives", "unsloth", "prompts", "card", "models", "record", "display", "sandbox", "rewards",
     "rollout", "episodes", "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation",
     "preferences", "lab", "exports", "recipe", "doctor",
+    "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -26,7 +27,7 @@ MODULES = {
 }
 FRONT_DOOR = "grpo_kit"
 COMMAND_LINE = "grpo_kit.__main__"
-USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe"}
+USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe", "commands"}
 
 
 def imports(path):

@@ -271,7 +271,9 @@ class Recipe:
         return write_script(self, Path(path), processes=processes, run=run)
 
     def __str__(self) -> str:
-        task = self.task_name or (self.cfg.task if self.task is None and not self._file else "its own task")
+        made = vars(self).get("_made")  # asked for, a task may take long to make
+        own = made.name if made is not None else "its own task"
+        task = self.task_name or (self.cfg.task if self.task is None and not self._file else own)
         heat = repr(self.schedule) if self.schedule else f"{self.cfg.temperature:g}"
         return (
             f"{self.cfg.model} on {task}, {self.tuning}, {self.cfg.steps} steps of {self.cfg.prompts_per_step} x "

@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from filelock import FileLock, Timeout
 
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import Comparison, compare
@@ -24,12 +23,13 @@ from grpo_kit.evaluation.shown import percent
 from grpo_kit.models import is_adapter, load_policy
 from grpo_kit.recipe import remembered
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder, read_metrics, write_whole
+from grpo_kit.record.going import alone
 from grpo_kit.training.checkpoints import last_whole_checkpoint
+from grpo_kit.training.checks import to_go_on
 from grpo_kit.training.interrupts import Stopped
 from grpo_kit.watch.card import model_card
 
 MODEL, BEFORE, AFTER, RESULTS = "model", "before.json", "after.json", "results.json"
-GOING = ".going"  # locked as long as a process trains into the folder
 _LOOKED_AT = 32  # questions that readiness asks
 
 
@@ -57,6 +57,9 @@ class Outcome:
     def model(self) -> Path:
         """The trained model's folder, for load_policy."""
         return self.folder / MODEL
+
+    def _repr_html_(self) -> str:
+        return self.comparison._repr_html_() if self.before is not None else f"kept in {self.folder}"
 
     def __repr__(self) -> str:
         found = f"{self.comparison!r}\n" if self.before is not None else ""
@@ -99,9 +102,13 @@ class _Run:
         )
         self.say(f"{'GO' if ready.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {ready.reason}")
 
-    def train(self, policy: tuple[Any, Any], *, resume: bool) -> Any:
+    def trainer(self, policy: tuple[Any, Any], *, resume: bool) -> Any:
+        """Made before anything is measured: what is wrong with its settings is said at once."""
+        with to_go_on() if resume else nullcontext():
+            return self.recipe.trainer(self.folder, policy=policy, live=self.live)
+
+    def train(self, trainer: Any, tokenizer: Any, *, resume: bool) -> None:
         """Train to the end, and keep the model, whole or not at all."""
-        trainer = self.recipe.trainer(self.folder, policy=policy, live=self.live)
         trainer.train(resume_from_checkpoint=resume or None)
         if trainer.stopped_by is not None:
             step = trainer.state.global_step
@@ -109,11 +116,10 @@ class _Run:
         part = self.folder / f".{MODEL}"
         trainer.save_model(str(part))
         if self.first:
-            policy[1].save_pretrained(part)
+            tokenizer.save_pretrained(part)
             self._set_aside()
             os.replace(part, self.folder / MODEL)
         self.state.wait_for_everyone()
-        return trainer
 
     def _set_aside(self) -> None:
         """What a shorter run left, which went on: nothing is overwritten."""
@@ -156,7 +162,7 @@ def run(recipe: Any, folder: str | os.PathLike | None, *, resume: bool, live: bo
     task = recipe.make_task()
     chosen = folder if folder is not None else next_run_folder("runs", task.name) if first else None
     folder = Path(broadcast_object_list([chosen])[0]) if PartialState().num_processes > 1 else Path(chosen)
-    with _alone(folder, first=first):
+    with _alone_in(folder, first=first):
         one = _Run(recipe, folder, first=first, live=live)
         begun = _begin(recipe, folder, task, resume=resume) if first else None
         one.state.wait_for_everyone()
@@ -170,6 +176,7 @@ def _whole(one: _Run) -> Outcome:
     trained = (folder / MODEL).is_dir() and _steps_done(folder) >= recipe.cfg.steps
     one.say(f"{recipe}\n{'Going on with' if checkpoint or trained else 'Training into'} {folder}")
     base = recipe.policy(quiet=not one.first or one.live is None)
+    trainer = None if trained else one.trainer(base, resume=checkpoint is not None)
     if not trained and checkpoint is None:
         one.look(*base)
     before = one.evaluated(BEFORE, *base)
@@ -178,7 +185,7 @@ def _whole(one: _Run) -> Outcome:
     if trained:
         model, tokenizer = base if (folder / AFTER).is_file() else _load(folder / MODEL)
     else:
-        trainer = one.train(base, resume=checkpoint is not None)
+        one.train(trainer, base[1], resume=checkpoint is not None)
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), base[1]
     after = one.evaluated(AFTER, model, tokenizer)
     if before is None or after is None:
@@ -195,7 +202,8 @@ def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
         if holds_run(folder) or (folder / remembered.FILE).exists():
             raise RunFolderError(
                 f"{folder} holds a run already, and no run is overwritten. The next free name is "
-                f"{next_run_folder(folder.parent, folder.name)}; or go on with the run that is there (resume)"
+                f"{next_run_folder(folder.parent, folder.name)}; or go on with it: run(folder, resume=True), "
+                f"grpo-kit train --resume {folder}"
             )
         shutil.rmtree(folder / f".{MODEL}", ignore_errors=True)
         remembered.write(recipe, folder, None)
@@ -235,46 +243,22 @@ def _steps_done(folder: Path) -> int:
 
 
 @contextmanager
-def _alone(folder: Path, *, first: bool) -> Iterator[None]:
-    """One run at a time trains into a folder; a killed one's lock goes with it."""
+def _alone_in(folder: Path, *, first: bool) -> Iterator[None]:
+    """The folder is this run's; one in which nothing happened goes, so that its name is free."""
     if not first:
         yield
         return
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / GOING)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RunFolderError(
-            f"{folder} is being trained into by another process; wait for it, or stop it"
-        ) from None
-    try:
-        yield
-    except BaseException:
-        left = {path.name for path in folder.iterdir()} - {GOING, remembered.FILE, remembered.COPY}
-        if made and not left:  # nothing happened: the name is free again
-            for name in (remembered.FILE, remembered.COPY):
-                (folder / name).unlink(missing_ok=True)
-        raise
+        with alone(folder):
+            yield
     finally:
-        (folder / GOING).unlink(missing_ok=True)
-        lock.release()
-        if made and folder.is_dir() and not any(folder.iterdir()):
+        own = {remembered.FILE, remembered.COPY}
+        if made and folder.is_dir() and {path.name for path in folder.iterdir()} <= own:
+            for name in own:
+                (folder / name).unlink(missing_ok=True)
             folder.rmdir()
-
-
-def is_going(folder: Path) -> bool | None:
-    """Does a process of this machine train into the folder? None where that cannot be told."""
-    if not (folder / GOING).exists():
-        return None
-    lock = FileLock(folder / GOING)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def _load(folder: Path) -> tuple[Any, Any]:

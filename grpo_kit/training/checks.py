@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,18 @@ from grpo_kit.card import has_bf16
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.unsloth import warn_if_late
+
+_GOES_ON: ContextVar[bool] = ContextVar("_GOES_ON", default=False)
+
+
+@contextmanager
+def to_go_on() -> Iterator[None]:
+    """Inside, a trainer is made for the run that its folder holds: nobody has to be told of it."""
+    token = _GOES_ON.set(True)
+    try:
+        yield
+    finally:
+        _GOES_ON.reset(token)
 
 
 def check_run_folder(folder: str, *, quiet: bool) -> None:
@@ -39,7 +54,7 @@ def check_run_folder(folder: str, *, quiet: bool) -> None:
             f"output_dir={folder!r} already holds a run, without a checkpoint to go on from, and no run is "
             f"overwritten. The next free name is {str(free)!r}."
         )
-    if not quiet:
+    if not quiet and not _GOES_ON.get():
         print(
             f"{folder} holds a run: train(resume_from_checkpoint=True) goes on from {last.name}. For a new run take "
             f"{str(free)!r}.",

@@ -123,7 +123,7 @@ def test_a_run_leaves_what_the_notebook_leaves(ran):
     assert results["steps"] == 4 and results["n"] == 4 and results["task"] == "words"
     assert results["before"]["accuracy"] == outcome.before.strict.value
     assert outcome.comparison.sentence in (folder / "README.md").read_text()
-    assert not (folder / running.GOING).exists()
+    assert not (folder / ".going").exists()
     base = load_policy("tiny-random", quiet=True)[0].state_dict()
     tuned = weights(folder)
     assert not all(torch.equal(base[name], tuned[name]) for name in tuned), "it has to learn something"
@@ -344,17 +344,17 @@ def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path):
 
 
 def test_one_process_at_a_time_trains_into_a_folder(ran):
-    from filelock import FileLock
+    from grpo_kit.record.going import GOING, alone, is_locked
 
     _, _, outcome = ran
-    lock = FileLock(outcome.folder / running.GOING)
-    with lock:
-        assert running.is_going(outcome.folder)
+    with alone(outcome.folder):
+        assert is_locked(outcome.folder)
         with pytest.raises(RunFolderError, match="another process"):
             Recipe.of(outcome.folder).run(outcome.folder, resume=True, live=None)
-    assert running.is_going(outcome.folder) is False
-    (outcome.folder / running.GOING).unlink()
-    assert running.is_going(outcome.folder) is None
+    assert is_locked(outcome.folder) is None and not (outcome.folder / GOING).exists()
+    (outcome.folder / GOING).touch()  # of a process that was killed
+    assert is_locked(outcome.folder) is False
+    (outcome.folder / GOING).unlink()
 
 
 def test_lora_is_kept_and_found_again(tmp_path):

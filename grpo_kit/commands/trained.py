@@ -1,0 +1,89 @@
+"""The model that a run folder holds, and the recipe that made it: what evaluate, export and chat begin with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo_kit.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's folder, where its model lies in it, what that is (in words), and its recipe."""
+
+    folder: Path
+    model: Path
+    what: str
+    recipe: Recipe
+
+    def load(self) -> tuple[Any, Any]:
+        """The trained model and its tokenizer; of LoRA with its adapter on the base."""
+        from grpo_kit.models import is_adapter, load_policy
+
+        cfg = self.recipe.cfg
+        if is_adapter(str(self.model)):
+            tuning = self.recipe.tuning if self.recipe.tuning != "full" else "lora"
+            return load_policy(self.model, tuning=tuning, dtype=cfg.lora_dtype, quiet=True)
+        return load_policy(self.model, dtype=cfg.dtype, quiet=True)
+
+    def comparison(self) -> Any:
+        """Base beside tuned as the run itself measured it; None where it did not get so far."""
+        from grpo_kit.evaluation.accuracy import Evaluation
+        from grpo_kit.evaluation.comparison import compare
+        from grpo_kit.recipe.running import AFTER, BEFORE, MODEL
+
+        paths = [self.folder / BEFORE, self.folder / AFTER]
+        if self.model.name != MODEL or not all(path.is_file() for path in paths):
+            return None
+        return compare(*map(Evaluation.load, paths))
+
+
+def is_run(where: str) -> bool:
+    """Is it a folder that a run was made in?"""
+    from grpo_kit.recipe.remembered import FILE
+
+    folder = Path(where)
+    return (folder / FILE).is_file() or (folder / "metrics.csv").is_file()
+
+
+def trained_in(where: str, *, task: str | None = None, profile: str | None = None) -> Trained:
+    """What a run folder holds. task, profile: for a run that no recipe made, such as a notebook's.
+
+    Raises ValueError for a folder without a model, and where the task is not known or is another one.
+    """
+    from grpo_kit.recipe import Recipe, remembered
+
+    folder = Path(where)
+    if (folder / remembered.FILE).is_file():
+        recipe = Recipe.of(folder, **({"task": task} if task else {}))
+        remembered.check_same(folder, recipe.make_task())
+    elif (folder / "config.json").is_file() and task is not None:
+        base = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]
+        recipe = Recipe(task, profile=profile or "auto", model=base)
+    elif (folder / "config.json").is_file():
+        raise ValueError(
+            f"{where} was not made by a recipe, and does not say its task: give --task, and --profile"
+        )
+    else:
+        remembered.data_of(folder)
+        raise ValueError(f"{where} holds no run")
+    model, what = _model_in(folder)
+    return Trained(folder, model, what, recipe)
+
+
+def _model_in(folder: Path) -> tuple[Path, str]:
+    from grpo_kit.training.checkpoints import last_whole_checkpoint, steps_in
+
+    for name in ("model", "adapter"):
+        if (folder / name).is_dir():
+            return folder / name, "the trained model"
+    checkpoint = last_whole_checkpoint(folder)
+    if checkpoint is None:
+        raise ValueError(
+            f"{folder} has neither a model nor a checkpoint yet; `grpo-kit watch {folder}` says how far it is"
+        )
+    return checkpoint, f"half trained: the checkpoint of step {steps_in(checkpoint)}"

@@ -1,0 +1,109 @@
+"""A run in a terminal that is not its own: lines out of its files, as it prints them itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.display import duration
+from grpo_kit.record.control import CONTROL
+from grpo_kit.record.files import read_metrics
+from grpo_kit.record.going import is_locked
+from grpo_kit.watch.curves import ACCURACY, changes_of
+from grpo_kit.watch.follow import is_going
+from grpo_kit.watch.monitor import read_flags
+from grpo_kit.watch.page import measures
+
+
+class Lines:
+    """What a run wrote since it was last asked, as lines. last: earlier steps that are told at first."""
+
+    def __init__(self, folder: Path, *, last: int) -> None:
+        self._folder, self._last = folder, last
+        self._steps: set[int] | None = None  # told; None: nothing was
+        self._accuracies: set[int] = set()
+        self._flags = self._changes = 0
+
+    def new(self) -> list[str]:
+        """The lines, oldest first; [] while a file is being written."""
+        try:
+            rows = {int(row["step"]): row for row in read_metrics(self._folder).to_dict("records")}
+            flags, changes = read_flags(self._folder), changes_of(self._folder)
+        except (ValueError, OSError):
+            return []
+        lines = [*self._of_steps(rows)]
+        lines += [f"From step {step}: {text}" for step, text in changes[self._changes :]]
+        lines += [f"Red flag: {flag}" for flag in flags[self._flags :]]
+        self._flags, self._changes = len(flags), len(changes)
+        return lines
+
+    def _of_steps(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+        trained = [step for step in sorted(rows) if step > 0]
+        if self._steps is not None:  # what a run that goes on does again is told again
+            self._steps &= set(rows)
+        if self._steps is None:
+            shown = trained[len(trained) - min(self._last, len(trained)) :]
+            self._steps = {step for step in trained if step not in shown}
+            self._accuracies = {step for step in self._steps if _has_accuracy(rows[step])}
+        for step in sorted(rows):
+            if step > 0 and step not in self._steps:
+                self._steps.add(step)
+                yield _line(rows, step)
+            if _has_accuracy(rows[step]) and step not in self._accuracies:
+                self._accuracies.add(step)
+                yield f"held-out accuracy {rows[step][ACCURACY]:.0%} (step {step})"
+
+
+def where_it_is(folder: Path) -> tuple[str, bool]:
+    """How far a run is, in a sentence, and whether it has ended."""
+    rows = read_metrics(folder) if (folder / "metrics.csv").is_file() else ()
+    step, share = (int(rows["step"].iloc[-1]), rows["progress"].iloc[-1]) if len(rows) else (0, 0.0)
+    of = f" of {round(step / share)}" if share else ""
+    going = is_locked(folder)
+    if going is None and not _by_a_recipe(folder) and share < 1:
+        going = (folder / CONTROL).is_dir() and is_going(folder)  # train() makes it, and takes it away
+        going = going or (not len(rows) and is_going(folder))
+    if going:
+        if share >= 1:
+            return f"Trained for {step} steps; it is being evaluated.", False
+        return f"It goes on, after step {step}{of}." if step else "It has not done its first step yet.", False
+    if (folder / "results.json").is_file() and share >= 1:
+        return f"Done after {step} steps: {_came_to(folder)}", True
+    what = f"Stopped after step {step}{of}." if share < 1 else f"Done after {step} steps."
+    if going is False and _by_a_recipe(folder):
+        what = f"Killed after step {step}{of}, or trained by another machine."
+    goes_on = f" To go on: grpo-kit train --resume {folder}" if _by_a_recipe(folder) else ""
+    return what + goes_on, True
+
+
+def _by_a_recipe(folder: Path) -> bool:
+    kept = folder / "recipe.json"
+    return kept.is_file() and json.loads(kept.read_text(encoding="utf-8")).get("made_by") is None
+
+
+def _came_to(folder: Path) -> str:
+    """Out of results.json, which a recipe and the notebooks write."""
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    before, after = (
+        f"{100 * found[name]['accuracy']:.1f} % [{100 * found[name]['low']:.1f}, {100 * found[name]['high']:.1f}]"
+        for name in ("before", "after")
+    )
+    said = f"{before} -> {after} right, n = {found['n']}"
+    best = found.get("best_constant")
+    return said + (f"; the best constant strategy has {100 * best['accuracy']:.1f} %." if best else ".")
+
+
+def _has_accuracy(row: Mapping[str, Any]) -> bool:
+    value = row.get(ACCURACY)
+    return value is not None and value == value
+
+
+def _line(rows: Mapping[int, Mapping[str, Any]], step: int) -> str:
+    row = rows[step]
+    total = round(step / row["progress"]) if row["progress"] else step
+    told = measures({step: {k: v for k, v in row.items() if k != ACCURACY}})
+    per_step = row["seconds"] / step
+    left = f"{duration(per_step * (total - step))} left" if step < total else duration(row["seconds"])
+    return "  ".join([f"step {step}/{total}", *told, left])

@@ -1,0 +1,226 @@
+"""evaluate, readiness, export, chat and watch, on runs of a tiny model: what they print is what the library finds."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from recipe_file import written
+
+import grpo_kit as kit
+from grpo_kit.__main__ import main
+from grpo_kit.commands.trained import trained_in
+from grpo_kit.evaluation.accuracy import Evaluation
+from grpo_kit.models import load_policy
+from grpo_kit.recipe import Recipe
+from grpo_kit.record.files import read_metrics
+from grpo_kit.record.going import GOING, alone
+from grpo_kit.watch.terminal import Lines, where_it_is
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with the runs `full` and `lora`, of a file that is gone."""
+    folder = tmp_path_factory.mktemp("runs")
+    file = written(folder)
+    Recipe.of(file).run(folder / "full", live=None)
+    Recipe.of(file, tuning="lora", lora={"r": 2}, steps=2, learning_rate=0.1).run(folder / "lora", live=None)
+    file.unlink()
+    return folder
+
+
+@pytest.fixture
+def here(runs, monkeypatch, tmp_path):
+    monkeypatch.chdir(runs)
+    monkeypatch.delenv("KIT_PROFILE", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["full", "lora"])
+def test_evaluate_asks_base_and_tuned_and_keeps_the_answers(name, here, capsys):
+    assert main(["evaluate", name, "--samples", "2", "--examples", "1", "--save", str(here / "kept")]) == 0
+    out = capsys.readouterr().out
+    kept = [Evaluation.load(here / "kept" / f"{which}.json") for which in ("base", "tuned")]
+    assert kit.compare(*kept).sentence in out and "pass@2" in out and "of each" in out
+    before, after = (Evaluation.load(Path(name) / which) for which in ("before.json", "after.json"))
+    for found, its_own in zip(kept, (before, after), strict=True):
+        assert found.rows["completion"].tolist() == its_own.rows["completion"].tolist()
+    assert main(["evaluate", name, "--save", str(here / "kept")]) == 2
+    assert "base.json is there already" in capsys.readouterr().err
+    assert main(["evaluate", name, "--seed", "3"]) == 2
+
+
+def test_evaluate_of_a_file_is_of_the_base_alone(here, capsys):
+    file = written(here)
+    assert main(["evaluate", str(file), "--rows", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tiny-random, as it is, on words:") and "n = 2" in out
+
+
+def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
+    file = written(here)
+    assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 1
+    assert "CHANGE SOMETHING FIRST\nformat first" in capsys.readouterr().out
+    text = file.read_text()
+    file.write_text(text.replace('max_completion_tokens=6', 'max_completion_tokens=6, is_correct=sometimes').replace(
+        "def is_even(text, row):\n    return bool(text)", "def sometimes(text, row):\n    return len(text) % 2 == 0"
+    ) + "\nfrom dataclasses import replace\ntask = replace(task, read_answer=lambda text, prefill: text)\n"
+        'recipe = kit.Recipe(task, profile="smoke")\n')  # fmt: skip
+    assert main(["readiness", str(file), "--rows", "8"]) == 0
+    assert "tiny-random on words: GO\nready" in capsys.readouterr().out
+
+
+def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys):
+    assert main(["export", "lora", str(here / "merged"), "--rows", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "merged, f16" in out and "as in training" in out
+    report = json.loads((here / "merged" / "export.json").read_text())
+    assert report["sampling"]["temperature"] == pytest.approx(0.8), "the schedule's last"
+    assert "Before and after" in (here / "merged" / "README.md").read_text()
+    assert main(["export", "lora", str(here / "merged")]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert main(["export", "full", str(here / "adapter"), "--format", "adapter"]) == 1
+    assert "all its weights were trained" in capsys.readouterr().err
+
+    assert main(["chat", "full", "Say 3 words", "--base"]) == 0
+    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    task = Recipe.of("full").make_task()
+    model, tokenizer = load_policy("full/model", quiet=True)
+    expected = kit.chat(model, tokenizer, task=task).ask("Say 3 words")["tuned"]
+    assert said["tuned"] == expected and said["base"].startswith("<answer>")
+    assert main(["chat", str(here / "merged"), "Say 3 words", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("<answer>")
+
+
+def test_chat_asks_line_by_line(here, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Say 3 words\n\n"))
+    assert main(["chat", "full", "--tokens", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "at most 2 tokens" in out and out.count("<answer>") == 1
+
+
+def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
+    task = kit.tasks.largest(n_train=32, n_held_out=8)
+    cfg = kit.profile("smoke", steps=1)
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    args = cfg.grpo_config(tmp_path / "notebook", task=kit.profile("smoke").make_task())
+    data = kit.profile("smoke").make_task().dataset(tokenizer)
+    trainer = kit.GRPOTrainer(model, task.rewards, args, data, processing_class=tokenizer, live=None)
+    trainer.train()
+    run = str(tmp_path / "notebook")
+    assert main(["evaluate", run]) == 2
+    assert "give --task" in capsys.readouterr().err
+    assert main(["evaluate", run, "--task", "largest", "--profile", "smoke"]) == 2
+    assert "neither a model nor a checkpoint" in capsys.readouterr().err
+    trainer.save_model(f"{run}/model")
+    tokenizer.save_pretrained(f"{run}/model")
+    assert main(["evaluate", run, "--task", "largest", "--profile", "smoke"]) == 0
+    assert "on largest" in capsys.readouterr().out
+
+
+def test_a_half_trained_run_is_its_checkpoint(here, tmp_path, capsys):
+    recipe = Recipe(profile=kit.profile("smoke", save_steps=1))
+    recipe.run(tmp_path / "run", live=None)
+    for name in ("model", "after.json", "results.json"):
+        os.rename(tmp_path / "run" / name, tmp_path / name)
+    found = trained_in(str(tmp_path / "run"))
+    assert found.model.name == "checkpoint-2" and "half trained" in found.what and found.comparison() is None
+    assert main(["chat", str(tmp_path / "run"), "hello"]) == 0
+    assert "half trained: the checkpoint of step 2" in capsys.readouterr().out
+
+
+# ---- watch ----------------------------------------------------------------------------------------------------------
+
+
+def test_watch_tells_a_run_that_is_done(here, capsys):
+    assert main(["watch", "full", "--last", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = read_metrics("full").set_index("step")
+    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == ["step 3/4", "step 4/4"]
+    (last,) = [line for line in lines if line.startswith("step 4/4")]
+    assert f"reward {rows['reward'][4]:.2f} ±" in last and "held-out accuracy 0% (step 4)" in lines
+    assert lines[-1].startswith("Done after 4 steps: ") and "right, n = 4" in lines[-1]
+
+
+def copied_rows(folder, table):
+    """metrics.csv as far as a run has come."""
+    (folder / "metrics.csv").write_text(table)
+
+
+def test_watch_follows_what_is_written_and_ends_with_the_run(runs, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    header, *rows = (runs / "full" / "metrics.csv").read_text().splitlines(keepends=True)
+    rows = [row for row in rows if not row.startswith("0,")]
+    (folder / "recipe.json").write_text(json.dumps({"made_by": None}))
+    environment = {**os.environ, "PYTHONPATH": str(Path(kit.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "grpo_kit", "watch", str(folder), "--every", "0.05"]
+    said = []
+    with alone(folder):
+        watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        reading = threading.Thread(target=lambda: said.extend(watching.stdout), daemon=True)
+        reading.start()
+
+        def waits_for(what):
+            for _ in range(1200):
+                if any(what in line for line in said):
+                    return
+                assert watching.poll() is None, said
+                time.sleep(0.05)
+            raise AssertionError((what, said))
+
+        copied_rows(folder, "".join([header, rows[0], rows[1][:20]]))  # a row that is not whole
+        waits_for("step 1/4")
+        copied_rows(folder, "".join([header, *rows[:2]]))
+        waits_for("step 2/4")
+        flag = {"name": "odd", "step": 2, "saw": "a thing", "why": "It is.", "first": "another"}
+        (folder / "flags.jsonl").write_text(json.dumps(flag) + "\n")
+        waits_for("Red flag: odd since step 2: a thing")
+        (folder / "changes.jsonl").write_text(
+            '{"step": 3, "change": {"learning_rate": 0.5}, "was": {"learning_rate": 1}}\n'
+        )
+        waits_for("From step 3: learning_rate")
+        assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
+    watching.wait(timeout=30)
+    reading.join(timeout=10)
+    assert sum("step 2/4" in line for line in said) == 1, "each step once"
+    assert said[-1].startswith("Stopped after step 2 of 4. To go on: grpo-kit train --resume")
+
+
+def test_where_a_run_is_in_a_sentence(runs, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    header, *rows = (runs / "full" / "metrics.csv").read_text().splitlines(keepends=True)
+    (folder / "recipe.json").write_text(json.dumps({"made_by": None}))
+    with alone(folder):
+        assert where_it_is(folder) == ("It has not done its first step yet.", False)
+        copied_rows(folder, "".join([header, *rows]))
+        assert where_it_is(folder) == ("Trained for 4 steps; it is being evaluated.", False)
+    copied_rows(folder, "".join([header, *rows[:3]]))
+    (folder / GOING).touch()
+    assert where_it_is(folder)[0].startswith("Killed after step 2 of 4, or")
+    (folder / GOING).unlink()
+    # One that no recipe made: train() keeps a folder control/ as long as it goes on.
+    (folder / "recipe.json").unlink()
+    (folder / "control").mkdir()
+    assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
+    (folder / "control").rmdir()
+    assert where_it_is(folder) == ("Stopped after step 2 of 4.", True)
+    copied_rows(folder, "".join([header, *rows]))
+    assert where_it_is(folder) == ("Done after 4 steps.", True)
+
+
+def test_steps_that_are_done_again_are_told_again(runs, tmp_path):
+    header, *rows = (runs / "full" / "metrics.csv").read_text().splitlines(keepends=True)
+    lines = Lines(tmp_path, last=10)
+    copied_rows(tmp_path, "".join([header, *rows[:4]]))
+    assert sum(line.startswith("step") for line in lines.new()) == 3
+    copied_rows(tmp_path, "".join([header, *rows[:3]]))
+    assert lines.new() == []
+    copied_rows(tmp_path, "".join([header, *rows[:4]]))
+    assert [line.split("  ")[0] for line in lines.new()] == ["step 3/4"]
