@@ -281,4 +281,4 @@ def test_make_docs_builds_a_site_that_asks_no_network(tmp_path):
             assert file.exists(), f"{path.name}: {target}"
             if parts.fragment and file.suffix == ".html":
                 assert unquote(parts.fragment) in read[file].ids, f"{path.name}: {target}"
-    assert "grpo_kit.training.trainer" in (site / "searchindex.js").read_text()
+    assert '"GRPOTrainer"' in (site / "searchindex.js").read_text()
