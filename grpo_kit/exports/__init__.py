@@ -1,7 +1,8 @@
 """Keep what was trained: weights, prompt and temperature in one folder that proves itself.
 
 kit.export writes it, template.py puts the training's prompt into the chat template, weights.py adds adapters up,
-gguf.py writes one file for llama.cpp and Ollama, proof.py reads it back in a fresh process.
+write.py writes all files, gguf.py the one for llama.cpp and Ollama, ollama.py its Modelfile, proof.py reads it back in
+a fresh process, folder.py gives the whole folder its name, card.py describes it and brings it to the hub.
 """
 
 from __future__ import annotations
@@ -15,40 +16,38 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import GenerationConfig
+from safetensors import SafetensorError
 
 from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.exports.card import export_card, push
-from grpo_kit.exports.gguf import write_gguf
-from grpo_kit.exports.proof import Proof, prove
+from grpo_kit.exports.card import base_of_run, curve, export_card, license_of, push_to_hub, run_of
+from grpo_kit.exports.folder import CARD, REPORT, digests, finish, free_name, part_folder
+from grpo_kit.exports.proof import Proof, ProofError, prove
 from grpo_kit.exports.template import (
-    REPORT,
     ExportError,
     Prompting,
     check_questions,
-    modelfile,
+    check_trained_prompts,
     with_serving_template,
 )
-from grpo_kit.exports.weights import STORED, is_adapted, share_moved, stored_as, whole_model
+from grpo_kit.exports.weights import check_weights, is_adapted
+from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.models import model_name
-from grpo_kit.rollout.complete import end_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     from grpo_kit.tasks import Task
 
+__all__ = ["ExportError", "Exported", "Proof", "export", "push_to_hub"]
+
 Format = Literal["merged", "adapter", "gguf"]
 QUANTS = {"merged": ("f32", "f16", "bf16"), "gguf": ("f32", "f16", "bf16", "q8_0"), "adapter": ("f32",)}
-CARD = "README.md"
-_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
-_BESIDE = 50 * 10**6  # bytes of tokenizer and config
 _QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # where there is no task
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What kit.export wrote. proof: None where it was not asked for."""
+    """What kit.export wrote. file: a GGUF's, in the folder. proof: None where it was not asked for."""
 
     folder: Path
     format: str
@@ -56,13 +55,14 @@ class Exported:
     bytes: int
     proof: Proof | None
     notes: tuple[str, ...] = ()
+    file: str | None = None
 
     def push_to_hub(self, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
         """Put the folder on the hub as repo, "owner/name"; what went, file by file. dry_run: nothing is sent.
 
         Raises ExportError for an export that was not proved, and where the hub does not take it.
         """
-        return push(self, repo, private=private, dry_run=dry_run)
+        return push_to_hub(self.folder, repo, private=private, dry_run=dry_run)
 
     def __repr__(self) -> str:
         lines = [f"{self.format}, {self.stored}: {self.bytes / 1e6:,.0f} MB in {self.folder}", *self.notes]
@@ -77,7 +77,7 @@ def export(
     task: Task | EpisodeTask | None = None,
     format: Format = "merged",
     quant: str | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     max_completion_tokens: int | None = None,
     rows: Sequence[dict] | int = 64,
     proof: bool = True,
@@ -88,75 +88,106 @@ def export(
     """Write the trained model with its prompt into a new folder, read it back in a fresh process, and compare.
 
     model: a trainer, or its model; it stays as it is. task: whose system text, worked examples and prefill go into the
-    chat template, so that a question alone is asked as in training; None: the tokenizer's template as it is.
+    chat template, so that a question alone is asked as in training (of several turns: the first turn's message); None:
+    the tokenizer's template as it is. A trainer's own prompts are looked at: a task that renders others is refused.
     format: "merged", a folder for transformers, vLLM and the like, LoRA added up in float32; "adapter", the adapter
     alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile.
     quant: how weights are stored: "f32", "f16" (default), "bf16" and, of a GGUF, "q8_0". bfloat16 has 8 bits: it rounds
     away most of what a short run changed, and the note says how much is left. An adapter is float32.
-    temperature: what serving samples at; that of the training. max_completion_tokens: None means the task's, else 256.
+    temperature: what serving samples at; None: the trainer's last, of a model 1. max_completion_tokens: None means the
+    task's, else the trainer's, else 256.
     rows: of the task's held-out rows, so many (or these) are answered by the export and by the model, greedily; of an
-    EpisodeTask none are. proof=False writes and does not look.
-    run: the run folder, for the model card README.md; of a trainer it is known. comparison: base beside tuned
-    (kit.compare), for the card. license: of the base, as the hub names it, such as "apache-2.0".
-    Raises ExportError (a ValueError) for a folder that is not empty, a full disk, what a format cannot hold, a chat
-    template that cannot render the training's prompt, and an export that is not the trained model: that one is left,
-    with its report, in a folder "<folder>-refused". A folder under its own name is whole.
+    EpisodeTask only the first turn is looked at. proof=False writes and does not look.
+    run: the run folder, for the model card README.md; known of a trainer and of a model out of one. comparison: base
+    beside tuned (kit.compare), for the card. license: of the base, as the hub names it, such as "apache-2.0".
+    Raises ExportError (a ValueError) for a folder that is not empty, a full disk, weights that are not finite, what a
+    format cannot hold, a chat template that cannot render the training's prompt, and an export that is not the trained
+    model or could not be read back: that one is left, with its report, in a folder "<folder>-refused". A folder under
+    its own name is whole.
 
     >>> kit.export(trainer, tokenizer, "exports/largest", task=task, format="gguf", quant="q8_0")  # doctest: +SKIP
     """
-    if hasattr(model, "train_dataset"):  # a trainer
-        model, run = model.model, run or model.args.output_dir
-    stored = _checked(model, format, quant)
+    trainer = model if hasattr(model, "train_dataset") else None
+    if trainer is not None:
+        model, run = trainer.model, run or trainer.args.output_dir
+    stored = _checked(model, tokenizer, format, quant)
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
-    prompting = Prompting.of(task)
+    prompting, tokens = Prompting.of(task), max_completion_tokens
+    if trainer is not None:
+        if temperature is None:
+            temperature = float(trainer.temperature)
+        if task is None:
+            tokens = tokens or trainer.max_completion_length
+        check_trained_prompts(trainer.train_dataset, tokenizer, prompting, task)
+    sampling = {
+        "temperature": 1.0 if temperature is None else temperature,
+        "max_completion_tokens": tokens or (task.max_completion_tokens if task is not None else 256),
+    }
     served = with_serving_template(tokenizer, prompting)
     chosen = _rows(task, rows)
-    questions = [row["question"] for row in chosen] or list(_QUESTIONS)
+    questions = _questions(task, chosen)
     check_questions(tokenizer, served, prompting, questions)
-    tokens = max_completion_tokens or (task.max_completion_tokens if task is not None else 256)
-    part = _part(target, model, format, stored)
+    check_weights(model)
+    run = Path(run) if run else run_of(model_name(model))
+    base = (run and base_of_run(run)) or model_name(model)
+    part = part_folder(target, bytes_needed(model, format, stored))
     try:
-        file, notes = _write(part, model, served, prompting, format, stored, target.name, temperature, tokens)
-        found = None
+        file, notes = write_files(part, model, served, prompting, format, stored, target.name, sampling, base)
+        found, objections = None, []
         if proof:
             judged = task if task is not None and not isinstance(task, EpisodeTask) else None
-            found = prove(
-                model, tokenizer, part, format=format, stored=stored, file=file, prompting=prompting,
-                questions=questions, tokens=tokens, task=judged, rows=chosen if judged else (),
-            )  # fmt: skip
+            try:
+                found = prove(
+                    model, tokenizer, part, format=format, stored=stored, file=file, prompting=prompting,
+                    questions=questions, tokens=sampling["max_completion_tokens"], task=judged,
+                    rows=chosen if judged else (),
+                )  # fmt: skip
+                objections = found.objections
+            except ProofError as error:
+                objections = [str(error)]
         size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
-        made = Exported(target, format, stored, size, found, tuple(notes))
-        sampling = {"temperature": temperature, "max_completion_tokens": tokens}
-        _report(part, made, model, prompting, sampling)
+        made = Exported(target, format, stored, size, found, tuple(notes), file)
+        drawn = run is not None and curve(run, part)
         card = export_card(
-            made, base=model_name(model), question=questions[0], file=file, run=Path(run) if run else None,
-            comparison=comparison, license=license,
+            made, base=base, question=questions[0], run=run, comparison=comparison, drawn=drawn,
+            license=license or license_of(base),
         )  # fmt: skip
         (part / CARD).write_text(card, encoding="utf-8")
-    except OSError as error:
+        _report(part, made, base, prompting, sampling, objections)
+        if objections:
+            target = free_name(target.with_name(f"{target.name}-refused"))
+        finish(part, target)
+    except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise ExportError(
-            f"folder={str(folder)!r} was not written: {error}; nothing is left of it"
-        ) from error
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        # The tokenizer's writer says what the disk said in an Exception of no kind.
+        if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
+            raise ExportError(
+                f"folder={str(folder)!r} was not written: {error}; nothing is left of it"
+            ) from error
         raise
     if found is not None and found.objections:
-        refused = _free_name(target.with_name(f"{target.name}-refused"))
-        part.rename(refused)
         raise ExportError(
-            f"the export is not the trained model: {'; '.join(found.objections)}. It lies in {refused}, with its report"
+            f"the export is not the trained model: {'; '.join(objections)}. It lies in {target}, with its report"
         )
-    if target.is_dir():
-        target.rmdir()
-    part.rename(target)
+    if objections:
+        raise ExportError(f"the export was not proved: {objections[0]}. It lies in {target}, with its report")
     return made
 
 
-def _checked(model: Any, format: str, quant: str | None) -> str:
+def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
     """How the weights are stored. Raises ExportError for what does not go together."""
+    if isinstance(model, str | os.PathLike):
+        raise ExportError(
+            f"model={os.fspath(model)!r} is a path; load it: model, tokenizer = kit.load_policy(...), "
+            "with tuning='lora' where it is an adapter"
+        )
+    if not hasattr(model, "named_parameters") or not hasattr(tokenizer, "apply_chat_template"):
+        raise ExportError(
+            f"model is a {type(model).__name__} and tokenizer a {type(tokenizer).__name__}; give a trainer or a model, "
+            "and its tokenizer"
+        )
     if format not in QUANTS:
         raise ExportError(f"format={format!r} is not known; use {', '.join(map(repr, QUANTS))}")
     stored = quant or ("f32" if format == "adapter" else "f16")
@@ -181,63 +212,30 @@ def _rows(task: Any, rows: Sequence[dict] | int) -> list[dict]:
     return list(rows)
 
 
-def _part(target: Path, model: Any, format: str, stored: str) -> Path:
-    """A hidden folder beside the target, on a disk with room. What a killed export left there is named so too."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    numbers = sum(p.numel() for p in model.parameters() if format != "adapter" or p.requires_grad)
-    needed, free = int(numbers * _BYTES[stored]) + _BESIDE, shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise ExportError(
-            f"folder={str(target)!r} needs {needed / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free; make "
-            "room, or store fewer bits"
-        )
-    part = target.with_name(f".{target.name}-exporting-{os.getpid()}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    return part
-
-
-def _write(
-    part: Path, model: Any, served: Any, prompting: Prompting, format: str, stored: str, name: str,
-    temperature: float, tokens: int,
-) -> tuple[str | None, list[str]]:  # fmt: skip
-    """The name of the GGUF file if there is one, and what is to be said."""
-    ends, notes, file = end_ids(model, served), [], None
-    settings = GenerationConfig(
-        do_sample=temperature > 0, temperature=temperature or None, top_p=1.0 if temperature else None,
-        top_k=0 if temperature else None, max_new_tokens=tokens, eos_token_id=ends, pad_token_id=served.pad_token_id,
-        bos_token_id=served.bos_token_id,
-    )  # fmt: skip
-    if format == "adapter":
-        model.save_pretrained(part)
-        notes.append(f"the adapter is for {model_name(model)!r}, from where it is loaded again")
-    else:
-        whole = whole_model(model)
-        if stored == "bf16" and (moved := share_moved(model, whole, STORED["bf16"])) is not None:
-            notes.append(
-                f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
-            )
-        if format == "gguf":
-            file = f"{name}-{stored}.gguf"
-            write_gguf(part / file, whole, served, stored, name=name)
-            text = modelfile(served, prompting, file, temperature=temperature, tokens=tokens)
-            (part / "Modelfile").write_text(text, encoding="utf-8")
-            return file, notes
-        whole = stored_as(whole, stored)
-        whole.generation_config = settings
-        whole.save_pretrained(part)
-    served.save_pretrained(part)
-    settings.save_pretrained(part)
-    return file, notes
+def _questions(task: Any, rows: list[dict]) -> list[str]:
+    """What stands in the user's message: the question, or of several turns the first turn's."""
+    if not isinstance(task, EpisodeTask):
+        return [row["question"] for row in rows] or list(_QUESTIONS)
+    seen = [None] * len(rows) if task.seconds else task.world().reset(rows)  # slow worlds are not asked
+    return [
+        task.view.message(row["question"], [], text or row["question"]).strip()
+        for row, text in zip(rows, seen, strict=True)
+    ]
 
 
 def _report(
-    part: Path, made: Exported, model: PreTrainedModel, prompting: Prompting, sampling: dict[str, Any]
+    part: Path,
+    made: Exported,
+    base: str,
+    prompting: Prompting,
+    sampling: dict[str, Any],
+    objections: list[str],
 ) -> None:
     data = {
-        "base": model_name(model),
+        "base": base,
         "format": made.format,
         "stored": made.stored,
+        "file": made.file,
         "bytes": made.bytes,
         "versions": {name: version(name) for name in ("grpo-kit", "torch", "transformers", "peft")},
         "notes": made.notes,
@@ -245,12 +243,7 @@ def _report(
         "prompt_inside": prompting != Prompting(),
         "sampling": sampling,
         "proof": made.proof and made.proof.to_dict(),
+        "objections": objections,
+        "files": digests(part),
     }
     (part / REPORT).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-def _free_name(path: Path) -> Path:
-    number, found = 1, path
-    while found.exists():
-        number, found = number + 1, path.with_name(f"{path.name}-{number + 1}")
-    return found

@@ -7,12 +7,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.exports.folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models import EMBEDDED
-from grpo_kit.record.files import CONFIG
+from grpo_kit.record.files import CONFIG, RunFolderError, read_metrics
 from grpo_kit.watch.card import card_text
+from grpo_kit.watch.chart import plot_run
 
-LICENSES = {EMBEDDED: "apache-2.0"}  # of bases that the kit brings
+CURVE = "curve.png"
+# Of bases that the kit brings or its profiles name, as their own cards say it.
+LICENSES = {
+    EMBEDDED: "apache-2.0",
+    "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0",
+    "Qwen/Qwen2.5-1.5B-Instruct": "apache-2.0",
+}
 _USE = {
     "merged": """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,16 +49,15 @@ def export_card(
     *,
     base: str,
     question: str,
-    file: str | None = None,
     run: Path | None = None,
     comparison: object | None = None,
+    drawn: bool = False,
     license: str | None = None,
 ) -> str:
     """What was trained, of its run folder where there is one; what lies here, what the proof found, how to use it.
 
-    made: an Exported.
+    made: an Exported. drawn: CURVE lies beside it.
     """
-    license = license or LICENSES.get(base)
     if run is not None and (run / CONFIG).exists():
         text = card_text(run, comparison, license=license)
     else:
@@ -59,7 +66,7 @@ def export_card(
         text = "\n".join(
             [*head, "", f"# {made.folder.name}", *([f"\n```\n{comparison}\n```"] if comparison else [])]
         )
-    use = _USE[made.format].format(folder=made.folder.name, question=question, file=file, base=base)
+    use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=base)
     notes = [f"- {note}" for note in made.notes]
     if not license:
         notes.append(
@@ -72,6 +79,7 @@ def export_card(
     )
     parts = [
         text.rstrip(),
+        *([f"![Reward, completions and what else was measured, step by step]({CURVE})"] if drawn else []),
         "## What lies here",
         f"{made.format}, weights as {made.stored}, {made.bytes / 1e6:,.0f} MB. The chat template holds the training's "
         "system text, worked examples and prefill: send the question alone.",
@@ -83,14 +91,70 @@ def export_card(
     return "\n\n".join(parts) + "\n"
 
 
-def push(made: Any, repo: str, *, private: bool, dry_run: bool) -> str:
-    """What goes up, one line a file. Raises ExportError for an export without a proof, and where the hub refuses."""
-    if made.proof is None:
-        raise ExportError(f"{made.folder} was not proved; export it again with proof=True")
-    if repo.count("/") != 1:
+def base_of_run(run: Path) -> str | None:
+    """What the run was begun from, by its config.json."""
+    try:
+        return json.loads((run / CONFIG).read_text(encoding="utf-8")).get("model")
+    except (OSError, ValueError):
+        return None
+
+
+def run_of(model: str) -> Path | None:
+    """The run folder that a model's folder lies in; None for another model."""
+    above = Path(model).expanduser().parent
+    return above if Path(model).expanduser().is_dir() and (above / "metrics.csv").is_file() else None
+
+
+def curve(run: Path, folder: Path) -> bool:
+    """Draw the run's chart into the folder; False where no step was done."""
+    try:
+        done = len(read_metrics(run))
+    except RunFolderError:
+        return False
+    if not done:
+        return False
+    plot_run(run).savefig(folder / CURVE, dpi=80)
+    return True
+
+
+def license_of(base: str) -> str | None:
+    """As the base's own files say it, or one that the kit knows; None where nobody does."""
+    if base in LICENSES:
+        return LICENSES[base]
+    path = Path(base).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        from gguf import GGUFReader
+
+        field = GGUFReader(path).get_field("general.license")
+        return field and field.contents()
+    if (path / "README.md").is_file():
+        from huggingface_hub import metadata_load
+
+        return (metadata_load(path / "README.md") or {}).get("license")
+    return None
+
+
+def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
+    """Put an export's folder on the hub as repo, "owner/name"; what went, file by file. dry_run: nothing is sent.
+
+    Raises ExportError for a folder that is no export, one that was not proved or was changed since, and where the hub
+    does not take it.
+
+    >>> push_to_hub("exports/largest", "me/largest", dry_run=True)  # doctest: +SKIP
+    """
+    path = Path(folder).expanduser()
+    report = read_report(path)
+    if report is None:
+        raise ExportError(f"folder={str(folder)!r} is no export; give a folder that kit.export wrote")
+    if report["objections"]:
+        raise ExportError(f"{path} was refused: {'; '.join(report['objections'])}; export the model again")
+    if report["proof"] is None:
+        raise ExportError(f"{path} was not proved; export it with proof=True before others rely on it")
+    if repo.count("/") != 1 or not all(repo.split("/")):
         raise ExportError(f"repo={repo!r} must be owner/name")
-    files = sorted(path for path in made.folder.rglob("*") if path.is_file())
-    lines = [f"{path.stat().st_size:>13,} {path.relative_to(made.folder)}" for path in files]
+    check_unchanged(path, report)
+    files = sorted(one for one in path.rglob("*") if one.is_file())
+    lines = [f"{one.stat().st_size:>13,} {one.relative_to(path)}" for one in files]
     said = "\n".join([f"{repo}{', private' if private else ', PUBLIC'}:", *lines])
     if dry_run:
         return f"would go to {said}"
@@ -100,11 +164,11 @@ def push(made: Any, repo: str, *, private: bool, dry_run: bool) -> str:
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(
-            folder_path=os.fspath(made.folder), repo_id=repo, commit_message=f"Exported as {made.stored}"
+            folder_path=os.fspath(path), repo_id=repo, commit_message=f"Exported as {report['stored']}"
         )
     except Exception as error:  # the hub's, its client's and the network's have no base in common
         raise ExportError(
             f"repo={repo!r}: the hub did not take it ({error}); run `hf auth login`, check the name, and call "
-            f"it again: {made.folder} is untouched"
+            f"it again: {path} is untouched"
         ) from error
     return f"went to {said}"

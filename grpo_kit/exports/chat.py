@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 
 from grpo_kit.display import in_notebook
 from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.exports.template import REPORT, ExportError, Prompting, render
+from grpo_kit.exports.folder import check_unchanged, is_unfinished, read_report
+from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
 from grpo_kit.models import base_model, is_adapter, load_policy
 from grpo_kit.rollout.complete import complete
@@ -151,7 +152,8 @@ def chat(
     base: to be asked beside it: a name, a folder or a model; True: of a LoRA model, the same without its adapter.
     temperature: None means the export's, else 0, greedy. max_completion_tokens: None means the export's, the task's, or
     256.
-    Raises ExportError for a task of several turns and a base that there is not, PolicyLoadError for what is no model.
+    Raises ExportError for a task of several turns, a base that there is not, and an export that is unfinished or was
+    changed since it was proved; PolicyLoadError for what is no model.
 
     >>> kit.chat("exports/largest").ask("Which number is the largest: 4, 19, 7?")  # doctest: +SKIP
     {'exports/largest': '<answer>19</answer>'}
@@ -196,13 +198,12 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
             raise ExportError("tokenizer=None: a model in memory needs its tokenizer")
         return "", Side(model, tokenizer, prompting, prefill), {}
     folder = Path(model).expanduser()
-    report, brought, source = {}, {}, model
-    if (folder / REPORT).is_file():
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        brought = report.get("sampling", {})
-        source = next(folder.glob("*.gguf"), folder)
+    report, source = _report_of(folder), model
+    brought = report.get("sampling", {})
+    if report.get("file"):
+        source = folder / report["file"]
     loaded, own = load_policy(source, tuning="lora" if is_adapter(os.fspath(source)) else "full", quiet=True)
-    if report and report["format"] == "adapter":
+    if report.get("format") == "adapter":
         own = AutoTokenizer.from_pretrained(folder)  # the base's knows nothing of the prompt
     if prompting is None:
         prefill = report.get("prefill", "")
@@ -212,3 +213,21 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
         )
     base_model(loaded).eval()
     return os.fspath(model), Side(loaded, own, prompting, prefill), brought
+
+
+def _report_of(folder: Path) -> dict[str, Any]:
+    """What an export says of itself, {} of another model. Raises ExportError for what is none to be asked."""
+    if is_unfinished(folder):
+        raise ExportError(f"model={str(folder)!r} is an export that was not finished; export the model again")
+    if (folder / "metrics.csv").is_file():
+        inside = [name for name in ("model", "adapter") if (folder / name).is_dir()]
+        inside += [path.name for path in sorted(folder.glob("checkpoint-*"))]
+        named = f"ask {folder / inside[0]}" if inside else "and holds no model yet"
+        raise ExportError(f"model={str(folder)!r} is the folder of a run; {named}")
+    report = read_report(folder)
+    if report is None:
+        return {}
+    check_unchanged(folder, report)
+    if report["objections"]:
+        warnings.warn(f"{folder} was refused: {'; '.join(report['objections'])}", UserWarning, stacklevel=4)
+    return report

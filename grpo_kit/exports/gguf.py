@@ -24,12 +24,19 @@ FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_
 
 
 def write_gguf(
-    path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, quant: str, *, name: str
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    quant: str,
+    *,
+    name: str,
+    temperature: float | None = None,
+    license: str | None = None,
 ) -> None:
     """Write the model, in float32 or a shorter float, with its tokenizer and its chat template.
 
     quant: f32, f16, bf16 or q8_0: of every matrix; vectors stay float32. q8_0 stores 32 numbers as 8 bits each and one
-    float16 scale.
+    float16 scale. temperature: what llama.cpp samples at where nobody says another, from the whole distribution.
     Raises ExportError for another architecture, scaled rotary positions, and a tokenizer that llama.cpp does not know.
     """
     import gguf
@@ -45,6 +52,13 @@ def write_gguf(
     arch = kinds[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_shape(writer, config, name, gguf.LlamaFileType[FILE_TYPES[quant]])
+    if license:
+        writer.add_license(license)
+    if temperature is not None:
+        writer.add_sampling_temp(temperature)
+        writer.add_sampling_top_k(0)
+        writer.add_sampling_top_p(1.0)
+        writer.add_sampling_min_p(0.0)
     _write_tokenizer(writer, tokenizer, splitting, config.vocab_size)
     names, kind = gguf.get_tensor_name_map(arch, config.num_hidden_layers), gguf.GGMLQuantizationType
     types = {"f32": kind.F32, "f16": kind.F16, "bf16": kind.BF16, "q8_0": kind.Q8_0}
@@ -58,8 +72,9 @@ def write_gguf(
         stored = types[quant] if numbers.ndim > 1 else kind.F32
         if stored == kind.Q8_0 and numbers.shape[-1] % 32:
             stored = kind.F16  # its blocks have 32 numbers
-        packed = gguf.quants.quantize(numbers, stored)
-        writer.add_tensor(names.get_name(key, (".weight", ".bias")), packed, raw_dtype=stored)
+        if (called := names.get_name(key, (".weight", ".bias"))) is None:
+            raise ExportError(f"model has {key}, for which GGUF has no name; use format='merged'")
+        writer.add_tensor(called, gguf.quants.quantize(numbers, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -32,14 +32,18 @@ _POSITIONS = 256  # completion tokens that are compared
 _BROKEN = 0.05  # p below which more rows broken than fixed are no chance
 
 
+class ProofError(RuntimeError):
+    """The process that was to read the export did not; the message says what it said."""
+
+
 @dataclass(frozen=True)
 class Proof:
     """What an export read from disk says, beside the trained model.
 
     prompts_same: of the questions, how many its chat template alone renders to the training's tokens. positions: tokens
     compared. kl: mean of KL(trained || export) in nats a token. largest: of the differences of log-probability of the
-    tokens that were written. agreement: share of positions with the same likeliest token. same_answers: of greedy
-    completions. comparison: of held-out rows, trained and exported; None without a task.
+    tokens that were written. mean, widest: of the differences over the whole vocabulary.
+    agreement: share of positions with the same likeliest token. same_answers: of greedy completions. comparison: of held-out rows, trained and exported; None without a task.
     """
 
     questions: int
@@ -47,6 +51,8 @@ class Proof:
     positions: int
     kl: float
     largest: float
+    mean: float
+    widest: float
     agreement: float
     same_answers: float
     stored: str
@@ -117,15 +123,15 @@ def prove(
 ) -> Proof:
     """Read the folder in a fresh process and compare. rows: of a Task, evaluated with both.
 
-    Raises RuntimeError with what the process said where it could not read the folder.
+    Raises ProofError with what the process said where it could not read the folder.
     """
     prompts = [prompting.prompt(tokenizer, question) for question in questions]
     written = complete(model, tokenizer, prompts, max_completion_tokens=tokens)
     scored, positions = [], 0
     for prompt, made in zip(prompts, written, strict=True):
-        if made.ids and positions + len(made.ids) <= _POSITIONS:
-            scored.append((trained_ids(tokenizer, prompt), list(made.ids)))
-            positions += len(made.ids)
+        if ids := list(made.ids)[: _POSITIONS - positions]:
+            scored.append((trained_ids(tokenizer, prompt), ids))
+            positions += len(ids)
     with tempfile.TemporaryDirectory(prefix="grpo_kit-proof-") as held:
         out, answer = Path(held) / "scores.pt", Path(held) / "answer.json"
         request = {
@@ -136,7 +142,7 @@ def prove(
         found = json.loads(answer.read_text(encoding="utf-8"))
         theirs = torch.load(out)
     ours = [_scores(model, *pair) for pair in scored]
-    kl, largest, same = _apart(ours, theirs, scored)
+    apart = _apart(ours, theirs, scored)
     comparison, n = None, len(rows)
     if task is not None:
         read = [
@@ -151,9 +157,7 @@ def prove(
         questions=len(questions),
         prompts_same=sum(one == other for one, other in zip(found["prompts"], expected, strict=True)),
         positions=positions,
-        kl=kl,
-        largest=largest,
-        agreement=same,
+        **apart,
         same_answers=sum(a == list(w.ids) for a, w in zip(found["answers"], written, strict=True))
         / len(written),
         stored=stored,
@@ -175,8 +179,13 @@ def _ask(request: dict[str, Any], path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", str(script), str(path)], capture_output=True, text=True, env=environment
     )
+    if done.returncode < 0:
+        raise ProofError(
+            f"the process that read it was killed (signal {-done.returncode}), as happens where memory runs out; free "
+            "some, or take fewer rows, and export again"
+        )
     if done.returncode:
-        raise RuntimeError(f"a fresh process could not read it:\n{done.stderr[-2000:]}")
+        raise ProofError(f"a fresh process could not read it:\n{done.stderr[-2000:].strip()}")
 
 
 def _device(model: PreTrainedModel) -> str:
@@ -197,12 +206,17 @@ def _scores(model: PreTrainedModel, prompt: list[int], made: list[int]) -> torch
         model.train(was)
 
 
-def _apart(ours: list, theirs: list, scored: list) -> tuple[float, float, float]:
-    """Mean KL, largest difference at a written token, share of positions with the same likeliest token."""
+def _apart(ours: list, theirs: list, scored: list) -> dict[str, float]:
+    """A Proof's kl, largest, mean, widest and agreement."""
     if not ours:
-        return 0.0, 0.0, 1.0
+        return {"kl": 0.0, "largest": 0.0, "mean": 0.0, "widest": 0.0, "agreement": 1.0}
     one, other = torch.cat(ours), torch.cat(theirs)
     written = torch.tensor([token for _, made in scored for token in made])[:, None]
-    kl = (one.exp() * (one - other)).sum(-1).mean()
-    largest = (one - other).gather(1, written).abs().max()
-    return max(0.0, float(kl)), float(largest), float((one.argmax(-1) == other.argmax(-1)).float().mean())
+    apart = (one - other).abs()
+    return {
+        "kl": max(0.0, float((one.exp() * (one - other)).sum(-1).mean())),
+        "largest": float(apart.gather(1, written).max()),
+        "mean": float(apart.mean()),
+        "widest": float(apart.max()),
+        "agreement": float((one.argmax(-1) == other.argmax(-1)).float().mean()),
+    }

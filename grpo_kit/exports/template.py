@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo_kit.prompts import PromptError, build_prompt
 
-REPORT = "export.json"  # what an export says of itself
-_PROBES = ("KITPROBE", "KITANSWER", "KITNEXT")
+_PROBE = "KITPROBE"
+_CLOSED = "{% set kit_open = add_generation_prompt %}{% set add_generation_prompt = false %}"
 
 
 class ExportError(ValueError):
@@ -57,22 +57,23 @@ def with_serving_template(
 
     Raises ExportError where the template renders an open answer in a way of its own.
     """
-    question = _PROBES[0]
+    question = _PROBE
     trained = prompting.prompt(tokenizer, question)
     made = copy.copy(tokenizer)  # the template is its own, the vocabulary the same
     plain = _template_of(tokenizer)
-    made.chat_template = _head(prompting) + plain
-    bos = tokenizer.bos_token or ""
-    rendered = render(made, question)
-    if bos and not trained.startswith(bos):
-        rendered = rendered.removeprefix(bos)  # the tokenizer adds it
-    if not trained.startswith(rendered):
+    # Its own opening of an answer goes on, or, where it opens <think> and training did not, is left out.
+    for opening, opens in ("", "add_generation_prompt"), (_CLOSED, "kit_open"):
+        made.chat_template = opening + _head(prompting) + plain
+        if (behind := _behind(made, question, trained)) is not None:
+            made.chat_template += (
+                f"{{% if {opens} %}}{{{{ {_literal(behind)} }}}}{{% endif %}}" if behind else ""
+            )
+            break
+    else:
         raise ExportError(
-            f"the chat template renders {rendered[-80:]!r} where training had {trained[-80:]!r}; set "
+            f"the chat template renders {render(made, question)[-80:]!r} where training had {trained[-80:]!r}; set "
             "tokenizer.chat_template to one that leaves an answer open"
         )
-    if behind := trained[len(rendered) :]:
-        made.chat_template += "{% if add_generation_prompt %}{{ " + _literal(behind) + " }}{% endif %}"
     if _served_ids(made, question) == trained_ids(tokenizer, trained):
         return made
     made.chat_template = "{{ bos_token }}" + made.chat_template
@@ -82,6 +83,14 @@ def with_serving_template(
             f"{trained[-200:]!r}; set tokenizer.chat_template to one that renders both alike"
         )
     return made
+
+
+def _behind(made: PreTrainedTokenizerBase, question: str, trained: str) -> str | None:
+    """What training has behind the rendered question; None where what is rendered is another text."""
+    rendered, bos = render(made, question), made.bos_token or ""
+    if bos and not trained.startswith(bos):
+        rendered = rendered.removeprefix(bos)  # the tokenizer adds it
+    return trained[len(rendered) :] if trained.startswith(rendered) else None
 
 
 def trained_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
@@ -105,58 +114,25 @@ def check_questions(
             )
 
 
-def modelfile(
-    served: PreTrainedTokenizerBase, prompting: Prompting, weights: str, *, temperature: float, tokens: int
-) -> str:
-    """An Ollama Modelfile: Ollama does not read the template inside a GGUF, it has a language of its own.
+def check_trained_prompts(
+    data: Any, tokenizer: PreTrainedTokenizerBase, prompting: Prompting, task: Any
+) -> None:
+    """Raises ExportError where a trainer's own first prompts are not those that the task renders.
 
-    Raises ExportError for a template that cannot render a second question.
+    Rows of several turns, of messages, and rows without a question are not looked at.
     """
-    asked, answered, again = _PROBES
-    both = [
-        {"role": "user", "content": asked},
-        {"role": "assistant", "content": prompting.prefill + answered},
-        {"role": "user", "content": again},
-    ]
-    try:
-        text = render(served, both)
-    except PromptError as error:
-        raise ExportError(f"no Modelfile: {error}") from error
-    head, _, rest = text.partition(asked)
-    opened, _, rest = rest.partition(answered)
-    between, _, behind = rest.partition(again)
-    # What stands between two messages: the end of an answer, then the beginning of a question.
-    asks = head[_common_end(head, between) :]
-    ends = between.removesuffix(asks)
-    head = head.removesuffix(asks)
-    if not rest or opened != behind or not between.endswith(asks):
-        raise ExportError("no Modelfile: the chat template renders a second question unlike the first")
-    turn = (
-        '{{ range .Messages }}{{ if eq .Role "user" }}'
-        + f"{asks}{{{{ .Content }}}}{opened}"
-        + '{{ else if eq .Role "assistant" }}'
-        + f"{{{{ .Content }}}}{ends}"
-        + "{{ end }}{{ end }}"
-    )
-    stop = served.eos_token
-    return "\n".join(
-        [
-            f"FROM ./{weights}",
-            f'TEMPLATE """{head}{turn}"""',
-            f"PARAMETER temperature {temperature:g}",
-            f"PARAMETER num_predict {tokens}",
-            f"PARAMETER stop {json.dumps(stop)}",
-            "",
-        ]
-    )
-
-
-def _common_end(head: str, between: str) -> int:
-    """Where the longest text begins that both end in."""
-    n = 0
-    while n < min(len(head), len(between)) and head[-1 - n] == between[-1 - n]:
-        n += 1
-    return len(head) - n
+    columns = set(getattr(data, "column_names", None) or ())
+    if not {"prompt", "question"} <= columns or not hasattr(data, "select") or hasattr(task, "view"):
+        return
+    for row in data.select(range(min(3, len(data)))):
+        if not isinstance(row["prompt"], str):
+            return
+        if (made := prompting.prompt(tokenizer, row["question"])) != row["prompt"]:
+            asked = "task=None" if task is None else f"task {task.name!r}"
+            raise ExportError(
+                f"{asked} renders the prompt ...{made[-80:]!r} and the trainer was trained on "
+                f"...{row['prompt'][-80:]!r}; give the task that it was trained on"
+            )
 
 
 def _head(prompting: Prompting) -> str:
@@ -174,7 +150,8 @@ def _head(prompting: Prompting) -> str:
         prefill = _literal(prompting.prefill)
         lines.append(
             "{% set kit = namespace(messages=[]) %}{% for m in messages %}"
-            f"{{% if m['role'] == 'assistant' and not loop.last and not m['content'].startswith({prefill}) %}}"
+            "{% if m['role'] == 'assistant' and m['content'] is string and not loop.last "
+            f"and not m['content'].startswith({prefill}) %}}"
             f"{{% set kit.messages = kit.messages + [{{'role': 'assistant', 'content': {prefill} + m['content']}}] %}}"
             "{% else %}{% set kit.messages = kit.messages + [m] %}{% endif %}{% endfor %}"
             "{% set messages = kit.messages %}"

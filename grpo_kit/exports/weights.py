@@ -7,17 +7,20 @@ was the one that was trained. Merging in bfloat16 would round most of a short ru
 from __future__ import annotations
 
 import copy
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_kit.exports.template import ExportError
-from grpo_kit.models import base_model
+from grpo_kit.models import base_model, model_name
 
 STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _LARGEST_F16 = 65504.0
+_NOT_THE_BASES = ("lora_", ".modules_to_save.", ".quant_state.")
 
 
 def is_adapted(model: Any) -> bool:
@@ -25,35 +28,93 @@ def is_adapted(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
+def check_weights(model: Any) -> None:
+    """Raises ExportError for numbers that are not finite, and for weights that are spread over several processes."""
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor" or not parameter.numel():
+            raise ExportError(
+                f"model has {name} spread over several processes; gather it with trainer.save_model(folder), load that "
+                "with kit.load_policy, and export what it gives"
+            )
+        if parameter.is_floating_point() and not torch.isfinite(parameter).all():
+            raise ExportError(
+                f"model has numbers in {name} that are not finite: the training diverged; export an earlier checkpoint"
+            )
+
+
 def whole_model(model: Any) -> PreTrainedModel:
     """A copy on the CPU without adapters, in float32 where there were any; the model itself stays as it is.
 
-    Raises ExportError for adapters that cannot be merged.
+    Of several adapters those that are active are added up. Raises ExportError for adapters that cannot be merged.
     """
     if not is_adapted(model):
-        made = _plain(model, {name: p.detach() for name, p in model.state_dict().items()})
-        return made
+        return _plain(model, {name: p.detach() for name, p in model.state_dict().items()})
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    base, adapter = base_model(model), model.active_adapter
-    config = copy.deepcopy(model.peft_config[adapter])
-    if list(model.active_adapters) != [adapter] or not hasattr(model, "merge_and_unload"):
+    base, names = base_model(model), list(model.active_adapters)
+    configs = {name: copy.deepcopy(model.peft_config[name]) for name in names}
+    _check_mergeable(model, base, configs)
+    bare, adapted = _plain(base, _without_adapters(base), dtype=torch.float32), None
+    for name, config in configs.items():
+        config.inference_mode = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if adapted is None:
+                adapted = get_peft_model(bare, config, adapter_name=name)
+            else:
+                adapted.add_adapter(name, config)
+            state = get_peft_model_state_dict(model, adapter_name=name)
+        state = {key: tensor.detach().float().cpu() for key, tensor in state.items()}
+        if missing := set_peft_model_state_dict(adapted, state, adapter_name=name).unexpected_keys:
+            raise ExportError(f"model has adapter weights that fit nowhere: {missing[:3]}")
+    return adapted.merge_and_unload(safe_merge=True, adapter_names=names)
+
+
+def save_adapter(model: Any, folder: Path) -> str:
+    """Write the active adapter; the name of its base, or its path in full, by which it is loaded again.
+
+    Raises ExportError for several: each is for the sum of those before it.
+    """
+    names = list(model.active_adapters)
+    if len(names) != 1:
         raise ExportError(
-            f"model has the adapters {list(model.active_adapters)} of kind {config.peft_type.value}, which are not "
-            "merged here; make one LoRA adapter active, or use format='adapter'"
+            f"model has the active adapters {names} and format='adapter' writes one; use format='merged', which adds "
+            "them up"
         )
-    config.inference_mode = True
-    bare = _plain(base, _without_adapters(base), dtype=torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        adapted = get_peft_model(bare, config)
-    state = {
-        k: v.detach().float().cpu() for k, v in get_peft_model_state_dict(model, adapter_name=adapter).items()
-    }
-    missing = set_peft_model_state_dict(adapted, state).unexpected_keys
-    if missing:
-        raise ExportError(f"model has adapter weights that fit nowhere: {missing[:3]}")
-    return adapted.merge_and_unload(safe_merge=True)
+    (name,) = names
+    model.save_pretrained(folder, selected_adapters=names)
+    if name != "default":  # peft puts that into a folder of its own
+        for path in (folder / name).iterdir():
+            path.replace(folder / path.name)
+        (folder / name).rmdir()
+    config = folder / "adapter_config.json"
+    said = json.loads(config.read_text(encoding="utf-8"))
+    base = said["base_model_name_or_path"] or model_name(model)
+    if Path(base).exists():
+        base = str(Path(base).absolute())
+    config.write_text(json.dumps(said | {"base_model_name_or_path": base}, indent=2), encoding="utf-8")
+    return base
+
+
+def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any]) -> None:
+    kinds = {config.peft_type.value for config in configs.values()}
+    several = len(configs) > 1 and any(getattr(config, "use_dora", False) for config in configs.values())
+    tied = base.config.tie_word_embeddings and any(
+        isinstance(module, torch.nn.Embedding) for module in _adapted(base).values()
+    )
+    indices = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
+    why = (
+        "no adapter is active" if not configs
+        else f"kind {', '.join(kinds)}" if not hasattr(model, "merge_and_unload")
+        else "several DoRA adapters, whose sum depends on their order" if several
+        else "an adapter on the embedding, which is the head too" if tied
+        else "single tokens of the embedding (trainable_token_indices)" if indices
+        else None
+    )  # fmt: skip
+    if why:
+        raise ExportError(
+            f"model has the adapters {list(configs)}: {why}; that is not merged here. Use format='adapter'"
+        )
 
 
 def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> float | None:
@@ -62,7 +123,7 @@ def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> floa
         return None
     base, moved, numbers = _without_adapters(base_model(model)), 0, 0
     after = merged.state_dict()
-    for name in _adapted_names(base_model(model)):
+    for name in (f"{name}.weight" for name in _adapted(base_model(model))):
         one, other = base[name].float().cpu().to(dtype), after[name].to(dtype)
         moved += int((one != other).sum())
         numbers += one.numel()
@@ -87,7 +148,12 @@ def _plain(model: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.
     dtype = dtype or next(p.dtype for p in model.parameters())
     with torch.random.fork_rng(devices=[]):
         made = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    made.load_state_dict({name: tensor.cpu() for name, tensor in state.items()}, strict=False)
+    missing = made.load_state_dict(
+        {n: tensor.cpu() for n, tensor in state.items()}, strict=False
+    ).missing_keys
+    head = "lm_head.weight" if config.tie_word_embeddings else None
+    if missing := [name for name in missing if name != head]:
+        raise ExportError(f"model keeps {', '.join(missing[:3])} under another name, which is not known here")
     made.generation_config = copy.deepcopy(model.generation_config)
     made.tie_weights()
     return made.eval()
@@ -97,9 +163,9 @@ def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The base's own state, as if no adapter were in it; 4-bit weights as the numbers that they stand for."""
     state = {}
     for name, tensor in base.state_dict().items():
-        if "lora_" in name or ".quant_state." in name or name.endswith((".absmax", ".quant_map")):
+        if any(part in name for part in _NOT_THE_BASES) or name.endswith((".absmax", ".quant_map")):
             continue
-        state[name.replace(".base_layer.", ".")] = tensor.detach()
+        state[name.replace(".base_layer.", ".").replace(".original_module.", ".")] = tensor.detach()
     for name, module in base.named_modules():
         weight = getattr(module, "weight", None)
         if getattr(weight, "quant_state", None) is not None:
@@ -110,7 +176,9 @@ def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
     return state
 
 
-def _adapted_names(base: PreTrainedModel) -> list[str]:
+def _adapted(base: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """What adapters are on, by name: the layers underneath."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return [f"{name}.weight" for name, module in base.named_modules() if isinstance(module, BaseTunerLayer)]
+    layers = {name: m for name, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
+    return {name: layer.get_base_layer() for name, layer in layers.items()}

@@ -205,7 +205,9 @@ def _load(
     if name.endswith(".gguf"):
         raise PolicyLoadError(f"name_or_path={name!r} is no file; give the path of a .gguf file")
     if path.is_dir():
-        return _load_folder(path, kwargs)
+        model, tokenizer = _load_folder(path, kwargs)
+        model.name_or_path = str(path.absolute())  # an adapter on it has to find it from another folder too
+        return model, tokenizer
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise PolicyLoadError(f"name_or_path={name!r}: no such folder; check the path")
     return _load_hub(name, kwargs)
@@ -215,6 +217,11 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
     if not (folder / "config.json").is_file():
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} holds no config.json, as save_pretrained writes it"
+        )
+    if (folder / "metrics.csv").is_file():
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} is the folder of a run; its weights lie in a folder inside it, such as "
+            "model, adapter or checkpoint-32"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from importlib.metadata import version
 from typing import Any
 
+from grpo_kit.display import in_notebook
 from grpo_kit.models import hardware, model_name
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import Asked
@@ -30,6 +33,7 @@ def config_of(trainer: Any) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "device": hardware(),
+        "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")},
         "args": trainer.args.to_dict(),
     }

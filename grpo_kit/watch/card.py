@@ -82,6 +82,7 @@ def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
         "optimizer": config["optimizer"],
         "seed": args.get("seed"),
         "device": config["device"],
+        "command": f"`{config['command']}`" if config.get("command") else None,
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
     return "\n".join(["| | |", "|---|---|", *lines])

@@ -1,12 +1,8 @@
 """What is exported is what was trained: weights by hand, read back by transformers, and refused where it is not."""
 
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3
 
 import grpo_kit.exports as exporting
 from grpo_kit import load_policy, tasks
-from grpo_kit.exports import ExportError, export
+from grpo_kit.exports import ExportError, export, write
 from grpo_kit.exports.gguf import write_gguf
 from grpo_kit.exports.weights import share_moved, whole_model
 
@@ -160,18 +156,161 @@ def test_adapter_goes_onto_its_base_again(tmp_path):
     again, _ = load_policy(made.folder, tuning="lora", quiet=True)
     assert torch.allclose(scores(again, tokenizer), scores(model, tokenizer), atol=1e-6)
     assert "'tiny-random'" in repr(made) and "not proved" in repr(made)
+    assert any(p.requires_grad for p in again.parameters()), "it can be trained on"
+
+
+def test_an_adapter_on_an_export_names_it_in_full(tmp_path, monkeypatch):
+    """Stacked: the first is added into its base, which is the second one's base, from wherever it is asked for."""
+    first, tokenizer = adapted()
+    monkeypatch.chdir(tmp_path)
+    for base, format in (("one", "merged"), ("two", "gguf")):
+        made = export(first, tokenizer, base, format=format, quant="f32", proof=False)
+        base = made.folder / made.file if made.file else made.folder
+        second, _ = load_policy(base, tuning="lora", quiet=True)
+        assert torch.allclose(scores(second, tokenizer), scores(first, tokenizer), atol=1e-5)
+        torch.manual_seed(1)
+        for name, parameter in second.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.2)
+        stacked = export(second, tokenizer, f"{made.folder}-second", format="adapter", proof=False)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.chdir("/")
+            again, _ = load_policy(tmp_path / stacked.folder, tuning="lora", quiet=True)
+        assert torch.allclose(scores(again, tokenizer), scores(second, tokenizer), atol=1e-5)
+        assert not torch.allclose(scores(second, tokenizer), scores(first, tokenizer), atol=1e-2)
+
+
+def test_active_adapters_are_added_up(tmp_path):
+    from peft import LoraConfig
+
+    model, tokenizer = adapted()
+    model.add_adapter("second", LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "up_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B.second" in name:
+            parameter.data.normal_(0, 0.5)
+    one = scores(model, tokenizer)
+    model.base_model.set_adapter(["default", "second"])
+    both = scores(model, tokenizer)
+    assert (
+        torch.allclose(scores(whole_model(model), tokenizer), both, atol=1e-5)
+        and (both - one).abs().max() > 0.1
+    )
+    with pytest.raises(ExportError, match="format='adapter' writes one; use format='merged'"):
+        export(model, tokenizer, tmp_path / "out", format="adapter", proof=False)
+    assert not list(tmp_path.iterdir())
+    model.set_adapter("second")
+    made = export(model, tokenizer, tmp_path / "out", format="adapter", proof=False)
+    again, _ = load_policy(made.folder, tuning="lora", quiet=True)
+    assert torch.allclose(scores(again, tokenizer), scores(model, tokenizer), atol=1e-5)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_4_bit_weights_are_added_up_as_what_they_stand_for(double, tmp_path):
+    """On a CPU, where bitsandbytes computes slowly what it computes on a card."""
+    pytest.importorskip("bitsandbytes")
+    from peft import LoraConfig, get_peft_model
+    from transformers import BitsAndBytesConfig
+
+    whole, tokenizer = load_policy("tiny-random", quiet=True)
+    whole.save_pretrained(tmp_path)
+    how = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=torch.float32,
+    )  # fmt: skip
+    base = AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=how, device_map="cpu", dtype=torch.float32
+    )
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2)
+    made = whole_model(model)
+    assert not hasattr(made.config, "quantization_config") and made.dtype == torch.float32
+    assert torch.allclose(scores(made, tokenizer), scores(model, tokenizer), atol=1e-5)
+    with model.disable_adapter():
+        assert (scores(model, tokenizer) - scores(whole, tokenizer)).abs().max() > 0.05, "rounded to 4 bits"
+
+
+@pytest.mark.parametrize(
+    "lora", [{"modules_to_save": ["norm"]}, {"modules_to_save": ["lm_head"]}, {"bias": "lora_only"}], ids=str
+)
+def test_what_was_trained_beside_the_adapters_comes_along(lora):
+    model, tokenizer = load_policy("tiny-random", tuning="lora", lora=lora, quiet=True)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    assert torch.allclose(scores(whole_model(model), tokenizer), scores(model, tokenizer), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "lora", [{"trainable_token_indices": [1, 2]}, {"target_modules": ["q_proj", "embed_tokens"]}], ids=str
+)
+def test_what_is_not_merged_right_is_refused(lora, tmp_path):
+    model, tokenizer = load_policy("tiny-random", tuning="lora", lora=lora, quiet=True)
+    with pytest.raises(ExportError, match="embedding.*that is not merged here. Use format='adapter'"):
+        export(model, tokenizer, tmp_path / "out", proof=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path):
+    """A first answer longer than all positions that are compared would else leave nothing to compare."""
+    model, tokenizer = adapted()
+    made = export(model, tokenizer, tmp_path / "out", quant="f32", max_completion_tokens=300)
+    assert made.proof.positions == 256 and made.proof.kl < 1e-6
+
+
+def test_a_trainer_brings_its_temperature_and_its_prompts(tmp_path):
+    from tiny_run import make
+
+    from grpo_kit import linear
+
+    tokenizer = load_policy("tiny-random", quiet=True)[1]
+    data = TASK.dataset(tokenizer)
+    trainer = make(
+        "kit",
+        tmp_path / "run",
+        dataset=data,
+        max_steps=2,
+        max_completion_length=12,
+        kit={"temperature": linear(1.2, 0.7)},
+    )
+    trainer.train()
+    made = export(trainer, tokenizer, tmp_path / "out", task=TASK, proof=False)
+    settings = json.loads((made.folder / "generation_config.json").read_text())
+    assert settings["temperature"] == pytest.approx(trainer.temperature) and trainer.temperature < 1.0
+    other = tasks.largest(n_train=8, n_held_out=6, prefill="<a>")
+    for task, said in ((None, "task=None renders"), (other, "task 'largest' renders the prompt")):
+        with pytest.raises(ExportError, match=f"{said}.*give the task that it was trained on"):
+            export(trainer, tokenizer, tmp_path / "new", task=task, proof=False)
+
+
+def test_a_task_of_several_turns(tmp_path):
+    """The chat template takes the first turn's message, as its trainer's prompts hold it."""
+    from grpo_kit import episodes
+
+    task = episodes.calculator(8, 4)
+    model, tokenizer = adapted()
+    made = export(model, tokenizer, tmp_path / "out", task=task, rows=3)
+    assert made.proof.prompts_same == made.proof.questions == 3 and made.proof.comparison is None
+    served = AutoTokenizer.from_pretrained(made.folder)
+    (message,) = exporting._questions(task, task.train[:1])
+    text = served.apply_chat_template(
+        [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == task.dataset(tokenizer)["prompt"][0]
 
 
 def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch):
     model, tokenizer = adapted()
-    real = exporting.whole_model
+    real = write.whole_model
 
     def spoiled(model):
         made = real(model)
         made.model.layers[0].mlp.down_proj.weight.data *= -3
         return made
 
-    monkeypatch.setattr(exporting, "whole_model", spoiled)
+    monkeypatch.setattr(write, "whole_model", spoiled)
     with pytest.raises(
         ExportError, match="not the trained model: it is .* nats a token.*It lies in .*out-refused"
     ):
@@ -199,59 +338,13 @@ def test_arguments_that_do_not_fit(tmp_path):
             )
     assert (tmp_path / "taken" / "thesis.txt").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+    for one, other in [("a/path", tokenizer), (model, None), (model.config, tokenizer)]:
+        with pytest.raises(ExportError, match="is a path; load it|give a trainer or a model"):
+            export(one, other, tmp_path / "new")
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] = 1e6
     with pytest.raises(ExportError, match="largest weight is 1e.06; use 'f32'"):
         export(model, tokenizer, tmp_path / "new", quant="f16", proof=False)
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
-
-
-def test_a_full_disk(tmp_path, monkeypatch):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-        with pytest.raises(ExportError, match="needs 0.1 GB of disk and 0.0 GB are free"):
-            export(model, tokenizer, tmp_path / "out")
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("transformers.tokenization_utils_base.PreTrainedTokenizerBase.save_pretrained", full)
-    with pytest.raises(ExportError, match="No space left on device; nothing is left of it"):
-        export(model, tokenizer, tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-KILLED = """
-import sys
-from grpo_kit import load_policy
-from grpo_kit.exports import export
-model, tokenizer = load_policy("tiny-random", quiet=True)
-print("begin", flush=True)
-export(model, tokenizer, sys.argv[1], quant="f32", proof=False)
-print("done", flush=True)
-"""
-
-
-def test_killed_at_any_moment_it_is_whole_or_not_there(tmp_path):
-    draw, seen = random.Random(3), set()
-    for number in range(3):
-        target = tmp_path / f"out{number}"
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(target)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert process.stdout.readline() == "begin\n"
-        if number:
-            time.sleep(draw.random() * 0.6)
-            process.send_signal(signal.SIGKILL)
-        process.wait()
-        seen.add(target.exists())
-        if target.exists():
-            model = AutoModelForCausalLM.from_pretrained(target)
-            assert torch.equal(model.lm_head.weight, load_policy("tiny-random", quiet=True)[0].lm_head.weight)
-            assert json.loads((target / "export.json").read_text())["stored"] == "f32"
-    assert True in seen
-    export(*load_policy("tiny-random", quiet=True), tmp_path / "out9", proof=False)
 
 
 def test_reader_needs_nothing_of_the_kit_for_merged_and_gguf():

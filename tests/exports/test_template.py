@@ -8,13 +8,7 @@ import trl
 from transformers import AutoTokenizer
 
 from grpo_kit import episodes
-from grpo_kit.exports.template import (
-    ExportError,
-    Prompting,
-    check_questions,
-    modelfile,
-    with_serving_template,
-)
+from grpo_kit.exports.template import ExportError, Prompting, check_questions, with_serving_template
 from grpo_kit.models.gguf import embedded_folder
 from grpo_kit.prompts import PromptError, build_prompt
 
@@ -24,10 +18,13 @@ PROMPTINGS = {
     "nothing": Prompting(),
     "prefill": Prompting(prefill="<answer>"),
     "all": Prompting('Be "brief".\n{{ not jinja }}', "<answer>", SHOWN),
+    "odd": Prompting(
+        '"Both" \'quotes\', {{ braces }} {% endif %} {# no #} \\n \\ \t<ä 漢 🙂>\u2028"""{',
+        '{"antwort": \'ä\\n{{',
+        (("{% set x = 1 %}?", "{{ 7 * 7 }}\r\n'\""),),
+    ),
     "thoughts": Prompting(None, "<think>\n", (("1 + 1?", "<think>\nhm\n</think>\n<answer>2</answer>"),)),
 }
-# Their generation prompt opens <think>, and a prefill of the training's own takes its place: nothing to append.
-OPENS = {"deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3", "deepseekv3_training"}
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +42,13 @@ def test_a_question_alone_is_asked_as_in_training(path, name, smollm):
         trained = build_prompt(tokenizer, "2 + 2?", system=p.system, prefill=p.prefill, examples=p.examples)
     except PromptError:
         pytest.skip("no run can train on this prompt")
-    if path and path.stem in OPENS and name in ("prefill", "all"):
-        with pytest.raises(ExportError, match="where training had"):
-            with_serving_template(tokenizer, p)
-        return
     served = with_serving_template(tokenizer, p)
     asked = [{"role": "user", "content": "2 + 2?"}]
     assert (
         served.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
         == tokenizer(trained)["input_ids"]
     )
-    check_questions(tokenizer, served, p, ["2 + 2?", "Is\nit {{ 4 }}?"])
+    check_questions(tokenizer, served, p, ["2 + 2?", "Is\nit {{ 4 }}?", "\"'\\ {% raw %} ä🙂"])
     assert tokenizer.chat_template != served.chat_template or name == "nothing", (
         "a copy: the training's stays"
     )
@@ -115,35 +108,6 @@ def test_a_question_that_the_template_changes_is_refused(smollm):
     served.chat_template = served.chat_template.replace("| trim", "| upper")
     with pytest.raises(ExportError, match="the chat template alone gives"):
         check_questions(tokenizer, served, Prompting(), ["a question"])
-
-
-def test_modelfile_says_what_the_template_says(smollm):
-    """Its own language, filled in by hand for one question, and for two."""
-    p = PROMPTINGS["all"]
-    served = with_serving_template(smollm, p)
-    text = modelfile(served, p, "m.gguf", temperature=0.7, tokens=12)
-    template = text.partition('TEMPLATE """')[2].partition('"""')[0]
-    head, _, turns = template.partition("{{ range .Messages }}")
-    user, _, assistant = turns.partition('{{ else if eq .Role "assistant" }}')
-    user = user.removeprefix('{{ if eq .Role "user" }}')
-    assistant = assistant.removesuffix("{{ end }}{{ end }}")
-    asked = head + user.replace("{{ .Content }}", "2 + 2?")
-    assert asked == p.prompt(smollm, "2 + 2?")
-    both = (
-        asked + assistant.replace("{{ .Content }}", "4</answer>") + user.replace("{{ .Content }}", "3 + 3?")
-    )
-    talk = [
-        {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4</answer>"},
-        {"role": "user", "content": "3 + 3?"},
-    ]  # fmt: skip
-    assert both == served.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-    for line in (
-        "FROM ./m.gguf",
-        "PARAMETER temperature 0.7",
-        "PARAMETER num_predict 12",
-        'PARAMETER stop "<|im_end|>"',
-    ):
-        assert line in text.splitlines()
 
 
 def test_prompting_of_a_task_of_several_turns():

@@ -1,0 +1,69 @@
+"""Write the files of an export into its folder: weights, tokenizer with its chat template, sampling, Modelfile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from grpo_kit.exports.card import license_of
+from grpo_kit.exports.gguf import write_gguf
+from grpo_kit.exports.ollama import modelfile
+from grpo_kit.exports.template import ExportError, Prompting
+from grpo_kit.exports.weights import STORED, save_adapter, share_moved, stored_as, whole_model
+from grpo_kit.rollout.complete import end_ids
+
+_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
+_BESIDE = 50 * 10**6  # bytes of tokenizer and config
+
+
+def bytes_needed(model: Any, format: str, stored: str) -> int:
+    """Of disk, at most."""
+    numbers = sum(p.numel() for p in model.parameters() if format != "adapter" or p.requires_grad)
+    return int(numbers * _BYTES[stored]) + _BESIDE
+
+
+def write_files(
+    part: Path, model: Any, served: Any, prompting: Prompting, format: str, stored: str, name: str,
+    sampling: dict[str, Any], base: str,
+) -> tuple[str | None, list[str]]:  # fmt: skip
+    """The name of the GGUF file if there is one, and what is to be said."""
+    ends, notes = end_ids(model, served), []
+    temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
+    settings = GenerationConfig(
+        do_sample=temperature > 0, temperature=temperature or None, top_p=1.0 if temperature else None,
+        top_k=0 if temperature else None, max_new_tokens=tokens, eos_token_id=ends, pad_token_id=served.pad_token_id,
+        bos_token_id=served.bos_token_id,
+    )  # fmt: skip
+    if format == "adapter":
+        notes.append(f"the adapter is for {save_adapter(model, part)!r}, from where its base is loaded again")
+    else:
+        whole = whole_model(model)
+        if stored == "bf16" and (moved := share_moved(model, whole, STORED["bf16"])) is not None:
+            notes.append(
+                f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
+            )
+        if format == "gguf":
+            file = f"{name}-{stored}.gguf"
+            write_gguf(
+                part / file,
+                whole,
+                served,
+                stored,
+                name=name,
+                temperature=temperature,
+                license=license_of(base),
+            )
+            try:
+                text = modelfile(served, prompting, file, temperature=temperature, tokens=tokens, ends=ends)
+                (part / "Modelfile").write_text(text, encoding="utf-8")
+            except ExportError as error:
+                notes.append(f"no Modelfile for Ollama: {error}")
+            return file, notes
+        whole = stored_as(whole, stored)
+        whole.generation_config = settings
+        whole.save_pretrained(part)
+    served.save_pretrained(part)
+    settings.save_pretrained(part)
+    return None, notes
