@@ -21,6 +21,7 @@ LICENSES = {
     "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0",
     "Qwen/Qwen2.5-1.5B-Instruct": "apache-2.0",
 }
+_LIBRARY = {"merged": "transformers", "adapter": "peft", "gguf": "gguf"}
 _USE = {
     "merged": """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -59,9 +60,10 @@ def export_card(
     made: an Exported. drawn: CURVE lies beside it.
     """
     if run is not None and (run / CONFIG).exists():
-        text = card_text(run, comparison, license=license)
+        text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
     else:
         head = [f"license: {license}"] if license else []
+        head += [f"library_name: {_LIBRARY[made.format]}"]
         head = ["---", *head, f"base_model: {json.dumps(base)}", "tags: [grpo, grpo_kit]", "---"]
         text = "\n".join(
             [*head, "", f"# {made.folder.name}", *([f"\n```\n{comparison}\n```"] if comparison else [])]
@@ -123,15 +125,21 @@ def license_of(base: str) -> str | None:
         return LICENSES[base]
     path = Path(base).expanduser()
     if path.suffix == ".gguf" and path.is_file():
-        from gguf import GGUFReader
-
-        field = GGUFReader(path).get_field("general.license")
-        return field and field.contents()
+        return _license_in(path)
     if (path / "README.md").is_file():
         from huggingface_hub import metadata_load
 
         return (metadata_load(path / "README.md") or {}).get("license")
     return None
+
+
+def _license_in(gguf: Path) -> str | None:
+    """A GGUF's general.license, which stands before its words: reading those takes half a minute."""
+    with gguf.open("rb") as file:
+        head = file.read(2**16)
+    _, key, rest = head.partition(b"general.license\x08\x00\x00\x00")  # 8: a text, its length in front
+    length = int.from_bytes(rest[:8], "little")
+    return rest[8 : 8 + length].decode(errors="replace") if key and 0 < length < 200 else None
 
 
 def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, dry_run: bool = False) -> str:

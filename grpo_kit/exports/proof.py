@@ -43,7 +43,8 @@ class Proof:
     prompts_same: of the questions, how many its chat template alone renders to the training's tokens. positions: tokens
     compared. kl: mean of KL(trained || export) in nats a token. largest: of the differences of log-probability of the
     tokens that were written. mean, widest: of the differences over the whole vocabulary.
-    agreement: share of positions with the same likeliest token. same_answers: of greedy completions. comparison: of held-out rows, trained and exported; None without a task.
+    agreement: share of positions with the same likeliest token. same_answers: of greedy completions.
+    comparison: of held-out rows, trained and exported; None without a task.
     """
 
     questions: int

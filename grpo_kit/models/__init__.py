@@ -220,8 +220,7 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         )
     if (folder / "metrics.csv").is_file():
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} is the folder of a run; its weights lie in a folder inside it, such as "
-            "model, adapter or checkpoint-32"
+            f"name_or_path={str(folder)!r} is the folder of a run; its model, adapter or checkpoint lies inside"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -31,15 +31,21 @@ def model_card(folder: str | Path, comparison: object | None = None) -> Path:
     return target
 
 
-def card_text(folder: str | Path, comparison: object | None = None, *, license: str | None = None) -> str:
-    """The card of model_card. license: of the base, for the head; None: the card says where to look."""
+def card_text(
+    folder: str | Path,
+    comparison: object | None = None,
+    *,
+    license: str | None = None,
+    library: str | None = None,
+) -> str:
+    """The card of model_card. license: of the base, for the head. library: that loads it; None: by what was trained."""
     path = Path(folder)
     if not (path / CONFIG).exists():
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
     config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     metrics = read_metrics(path)
     parts = [
-        _head(config, license),
+        _head(config, license, library),
         f"# {path.name}",
         f"Trained with GRPO by grpo_kit {version('grpo-kit')} (trl {config['versions']['trl']}).",
         _table(config, metrics),
@@ -55,9 +61,12 @@ def card_text(folder: str | Path, comparison: object | None = None, *, license: 
     return "\n\n".join(parts) + "\n"
 
 
-def _head(config: Mapping[str, Any], license: str | None) -> str:
+def _head(config: Mapping[str, Any], license: str | None, library: str | None) -> str:
     lora = config["trainable_parameters"] < config["parameters"]
-    lines = [f"library_name: {'peft' if lora else 'transformers'}", "tags: [grpo, trl, grpo_kit]"]
+    lines = [
+        f"library_name: {library or ('peft' if lora else 'transformers')}",
+        "tags: [grpo, trl, grpo_kit]",
+    ]
     if config.get("model"):
         lines.insert(0, f"base_model: {json.dumps(config['model'])}")
     if license:

@@ -1,5 +1,6 @@
 """What is exported is what was trained: weights by hand, read back by transformers, and refused where it is not."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3
 import grpo_kit.exports as exporting
 from grpo_kit import load_policy, tasks
 from grpo_kit.exports import ExportError, export, write
+from grpo_kit.exports.card import license_of
 from grpo_kit.exports.gguf import write_gguf
 from grpo_kit.exports.weights import share_moved, whole_model
 
@@ -253,11 +255,11 @@ def test_what_is_not_merged_right_is_refused(lora, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path):
+def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path, monkeypatch):
     """A first answer longer than all positions that are compared would else leave nothing to compare."""
-    model, tokenizer = adapted()
-    made = export(model, tokenizer, tmp_path / "out", quant="f32", max_completion_tokens=300)
-    assert made.proof.positions == 256 and made.proof.kl < 1e-6
+    monkeypatch.setattr(exporting.proof, "_POSITIONS", 20)
+    made = export(*adapted(), tmp_path / "out", quant="f32", max_completion_tokens=30)
+    assert made.proof.positions == 20 and made.proof.kl < 1e-6
 
 
 def test_a_trainer_brings_its_temperature_and_its_prompts(tmp_path):
@@ -279,7 +281,7 @@ def test_a_trainer_brings_its_temperature_and_its_prompts(tmp_path):
     made = export(trainer, tokenizer, tmp_path / "out", task=TASK, proof=False)
     settings = json.loads((made.folder / "generation_config.json").read_text())
     assert settings["temperature"] == pytest.approx(trainer.temperature) and trainer.temperature < 1.0
-    other = tasks.largest(n_train=8, n_held_out=6, prefill="<a>")
+    other = dataclasses.replace(TASK, prefill="<a>")
     for task, said in ((None, "task=None renders"), (other, "task 'largest' renders the prompt")):
         with pytest.raises(ExportError, match=f"{said}.*give the task that it was trained on"):
             export(trainer, tokenizer, tmp_path / "new", task=task, proof=False)
@@ -352,6 +354,19 @@ def test_reader_needs_nothing_of_the_kit_for_merged_and_gguf():
     assert text.count("from grpo_kit") == 1 and 'request["format"] == "adapter"' in text
 
 
+def test_a_base_says_its_licence(tmp_path):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m", license="mit", temperature=0.7)
+    (tmp_path / "README.md").write_text("---\nlicense: gpl-3.0\n---\n# a model\n")
+    assert license_of(str(tmp_path / "m.gguf")) == "mit" and license_of(str(tmp_path)) == "gpl-3.0"
+    assert license_of("smollm2-135m-instruct") == "apache-2.0" and license_of("owner/unknown") is None
+    import gguf
+
+    assert gguf.GGUFReader(tmp_path / "m.gguf").get_field(
+        "general.sampling.temp"
+    ).contents() == pytest.approx(0.7)
+
+
 def test_card_of_a_run_and_its_way_to_the_hub(tmp_path):
     from tiny_run import make
 
@@ -362,8 +377,10 @@ def test_card_of_a_run_and_its_way_to_the_hub(tmp_path):
         trainer, tokenizer, tmp_path / "out", proof=False, license="apache-2.0", comparison="strict: 1 -> 2"
     )
     card = (made.folder / "README.md").read_text()
-    for said in ("license: apache-2.0", 'base_model: "tiny-random"', "| seed |", "| device |", "strict: 1 -> 2",
-                 "## Reward while training", "Not read back", "AutoModelForCausalLM.from_pretrained"):  # fmt: skip
+    for said in ("license: apache-2.0", "library_name: transformers", 'base_model: "tiny-random"', "| seed |",
+                 "| device |", "strict: 1 -> 2",
+                 "## Reward while training", "| command | `python ", "](curve.png)", "Not read back",
+                 "AutoModelForCausalLM.from_pretrained"):  # fmt: skip
         assert said in card, said
     with pytest.raises(ExportError, match="was not proved"):
         made.push_to_hub("me/mine", dry_run=True)
@@ -379,6 +396,8 @@ def test_card_of_a_run_and_its_way_to_the_hub(tmp_path):
         "licence: that of tiny-random, which the kit does not know" in card
         and "3 of 3 as in training" in card
     )
+    listed = {line.split()[-1] for line in said.splitlines()[1:]}
+    assert listed == {path.name for path in made.folder.iterdir()} and "curve.png" in listed
     with pytest.raises(ExportError, match="must be owner/name"):
         made.push_to_hub("mine", dry_run=True)
     with pytest.raises(ExportError, match="the hub did not take it .*is untouched"):
