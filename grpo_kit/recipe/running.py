@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -137,6 +136,8 @@ class _Run:
     def tell(self, before: Evaluation, after: Evaluation) -> None:
         """The card, and results.json as notebook 05 writes it."""
         recipe, cfg = self.recipe, self.recipe.cfg
+        import resource  # a Windows has none
+
         rows = read_metrics(self.folder)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         if torch.cuda.is_available():
