@@ -232,6 +232,12 @@ def test_links_in_what_a_cell_shows_lead_to_pages(tree):
     assert "href=" in shown and "07_warm_start.html" in shown and not re.search(r"href=[^>]*\.ipynb", shown)
 
 
+def test_links_of_the_reference_lead_to_pages(tree):
+    for path in (tree / "reference").glob("*.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
 def test_every_pin_is_exact_and_griffe_is_the_tests():
     lines = [line for line in (ROOT / "docs" / "requirements.txt").read_text().splitlines() if line[0] != "#"]
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in lines)

@@ -30,6 +30,7 @@ class Kit:
         self.module = griffe.load("grpo_kit", search_paths=[str(root)], allow_inspection=False)
         self.door = front_door((root / "grpo_kit" / "__init__.py").read_text())
         table = (root / "docs" / "architecture.md").read_text()
+        table = re.sub(r"\]\((?=[\w.-]+\.md)", "](../docs/", table)  # as they are read from reference/
         about = dict(re.findall(r"^\| `(\w+)/?` \| (.*) \|$", table, re.M))
         order = [*FIRST, *(name for name in about if name not in FIRST)]
         self.rooms = [Room(name, about[name], self.module[name]) for name in order]
