@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import wilson_interval
@@ -40,8 +41,22 @@ class HeldOut:
                 f"rows={self.rows}, but task {self.task.name!r} holds out {len(self.task.held_out)}; ask for fewer"
             )
 
-    def measure(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-        """accuracy (strict, in [0, 1]) with its 95 % interval (Wilson): accuracy_low, accuracy_high."""
-        right = answer(model, tokenizer, self.task, self.task.held_out[: self.rows]).right
+    def measure(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        divide: Callable[[Callable[[Any], list[bool]], Any], list[bool]] | None = None,
+    ) -> dict[str, float]:
+        """accuracy (strict, in [0, 1]) with its 95 % interval (Wilson): accuracy_low, accuracy_high.
+
+        divide: f(ask, rows) -> ask(rows), where several processes ask about some rows each.
+        """
+
+        def ask(rows: Any) -> list[bool]:
+            return list(answer(model, tokenizer, self.task, rows).right)
+
+        rows = self.task.held_out[: self.rows]
+        right = ask(rows) if divide is None else divide(ask, rows)
         low, high = wilson_interval(sum(right), self.rows)
         return {"accuracy": sum(right) / self.rows, "accuracy_low": low, "accuracy_high": high}

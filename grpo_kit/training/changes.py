@@ -3,6 +3,7 @@
 A change waits until the next rollout buffer begins, so that every rollout is sampled, scored and trained on under one
 set of numbers. changes.jsonl in the run's folder keeps each with the first step that was trained with it; a run that
 is resumed makes them again, each at its step.
+Longer than 300 lines because what is asked, what takes effect and what the record has of it are read as a whole.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from grpo_kit.record.control import CHANGEABLE, CHANGES, check_change, in_a_file
 from grpo_kit.record.files import REDONE, write_whole
 from grpo_kit.record.lines import LineFile
 from grpo_kit.schedules import schedule_from
+from grpo_kit.training.asked import CANNOT_TRAVEL, asked_of_any
 from grpo_kit.training.knobs import asked_of, check_own_options, knob, why_not
 
 # Fields of GRPOConfig that the running trainer reads when it needs them: assigning to them is enough.
@@ -131,7 +133,8 @@ class Changes:
         if config is not None:
             check_own_options(config.get("trainer") or {}, self.trainer.own_options())
         begun = asked_of(config) if config is not None else {}
-        lines = [line for line in read_changes(folder) if "change" in line]
+        self._share()
+        lines = self._lines(folder)
         for line in lines:
             begun |= line["change"] if line.get("by") == "made so" else {}
         self.begun_steps = begun.get("max_steps", self._first["max_steps"])
@@ -143,7 +146,7 @@ class Changes:
         self._drop(
             folder, [line for line in lines if line["step"] > step and wanted & set(line["change"])], wanted
         )
-        lines = [line for line in read_changes(folder) if "change" in line]
+        lines = self._lines(folder)
         self._later = [line for line in lines if line["step"] > step]
         held = {name: begun.get(name, value) for name, value in first.items()}
         for line in lines:
@@ -162,6 +165,7 @@ class Changes:
     def at_the_end(self) -> bool:
         """The last step is done: are there more after all, asked for meanwhile or in the record of the next step?"""
         state = self.trainer.state
+        self._share()
         self._lengthen(state.global_step)
         return state.global_step < state.max_steps
 
@@ -177,6 +181,7 @@ class Changes:
         """A rollout buffer begins: what was asked for takes effect, then what the record has of this step."""
         step = self.trainer.state.global_step
         self.take_over_assigned(running=True)
+        self._share()
         for line in [line for line in self._later if line["step"] == step + 1]:
             self._apply(line["change"], line.get("by", "change"), step, again=True)
         self._later = [line for line in self._later if line["step"] > step + 1]
@@ -184,13 +189,24 @@ class Changes:
             values, by = self._asked.popleft()
             self._apply(values, by, step)
 
+    def _share(self) -> None:
+        """Of several processes: what any of them was asked for counts for all, in one order, from the same step on."""
+        mine = [self._asked.popleft() for _ in range(len(self._asked))]  # another thread may add one
+        asked, refused = asked_of_any(self.trainer._ranks, mine)
+        self._asked.extendleft(reversed(asked))
+        for values in refused:
+            self._refuse(values, CANNOT_TRAVEL, self.trainer.state.global_step + 1)
+
+    def _refuse(self, values: Mapping[str, Any], why: str, step: int) -> None:
+        self._write({"step": step, "refused": values, "why": why})
+        self._told(step, f"refused: {', '.join(f'{n}={_short(v)}' for n, v in values.items())}: {why}")
+
     def _apply(self, values: Mapping[str, Any], by: str, step: int, *, again: bool = False) -> None:
         trainer, made, was = self.trainer, {}, {}
         for name, value in values.items():
             value, before = self._value(name, value), self.keep(knob(name).get(trainer))
             if reason := why_not(trainer, name, value):
-                self._write({"step": step + 1, "refused": {name: self.keep(value)}, "why": reason})
-                self._told(step + 1, f"refused: {name}={_short(value)}: {reason}")
+                self._refuse({name: self.keep(value)}, reason, step + 1)
                 continue
             knob(name).set(trainer, value)
             if before != self.keep(value) or by == "made so":
@@ -218,6 +234,11 @@ class Changes:
         except OSError:
             return False
         return True
+
+    def _lines(self, folder: Path) -> list[dict[str, Any]]:
+        """The changes in the run's record, as the main process finds it."""
+        lines = self.trainer._ranks.from_main(lambda: read_changes(folder))
+        return [line for line in lines if "change" in line]
 
     def _drop(self, folder: Path, lines: list[dict[str, Any]], names: set[str]) -> None:
         """Later changes of what is changed anew move to redone/; nothing is deleted."""

@@ -69,6 +69,12 @@ def steps_in(checkpoint: str | Path) -> int:
     return json.loads((Path(checkpoint) / _STATE).read_text(encoding="utf-8"))["global_step"]
 
 
+def saved_by(checkpoint: str | Path) -> int:
+    """How many processes saved it; 0 where it does not tell."""
+    folder = Path(checkpoint)
+    return len(list(folder.glob("rng_state_*.pth"))) or int((folder / "rng_state.pth").exists())
+
+
 def remove_those_of_stops(folder: str | Path, best: str | None) -> None:
     """A run is done: what was saved only to go on from is in the way. best: stays."""
     for path in checkpoints(folder):
@@ -117,10 +123,11 @@ class Checkpoints:
         """Write a checkpoint of the trainer's step; returns its folder, which is whole.
 
         write: transformers' way, which makes <output folder>/checkpoint-<step>. own: adds the kit's files to a folder.
-        Raises CheckpointNotSaved, and leaves nothing behind, where the disk does not take it; under several processes
-        the error itself.
+        Raises CheckpointNotSaved, and leaves nothing behind, where the disk does not take it, also where it fails one
+        of several processes; with sharded weights the error itself.
         """
         trainer = self.trainer
+        together = trainer._session.together
         name = f"checkpoint-{trainer.state.global_step}"
         run = Path(trainer._get_output_dir(trial))
         if trainer.args.should_save:
@@ -130,17 +137,19 @@ class Checkpoints:
         part, best = run / SAVING / name, trainer.state.best_model_checkpoint
         self.writing, self._to_push = True, []
         try:
-            write()
-            own(part)
-            self._name_best(run, part)
-            trainer.accelerator.wait_for_everyone()
-            if trainer.args.should_save:
-                _move(part, run / name)
+            with together.ending():
+                write()
+                own(part)
+                self._name_best(run, part)
+                trainer.accelerator.wait_for_everyone()
+                if trainer.args.should_save:
+                    _move(part, run / name)
         except BaseException as error:
             trainer.state.best_model_checkpoint = best
             shutil.rmtree(run / SAVING / name, ignore_errors=True)
-            # A full disk is an error of its own in every library. Of several processes the others would wait for ever.
-            if isinstance(error, Exception) and trainer.accelerator.num_processes == 1:
+            # A full disk is an error of its own in every library. With shards the others would wait for ever.
+            agreed = trainer._ranks.count == 1 or (trainer._ranks.together and not together.passes)
+            if isinstance(error, Exception) and agreed:
                 what = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise CheckpointNotSaved(f"{run / name} cannot be written ({what})") from error
             raise

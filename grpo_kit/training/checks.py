@@ -152,6 +152,34 @@ def one_card(args: Any) -> None:
         args._n_gpu = 1
 
 
+def check_sharded(trainer: Any, *, held_out: Any, optimizer: str | None) -> str:
+    """Who makes completions where no process has all weights: trl, unless vllm or the like was asked for.
+
+    Raises ValueError for what needs all weights in one process.
+    """
+    needs = {"held_out": held_out is not None, "optimizer": optimizer is not None}
+    instead = {
+        "held_out": "give eval_dataset, which trl evaluates",
+        "optimizer": "leave the choice to args.optim",
+    }
+    for name, given in needs.items():
+        if given:
+            raise ValueError(
+                f"{name} needs all weights in each process, and here {trainer._ranks.sharded} shards them; "
+                f"{instead[name]}"
+            )
+    return "hf" if trainer.rollout == "kit" else trainer.rollout
+
+
+def in_trls_way(ranks: Any) -> str:
+    """One line for a run whose weights are sharded."""
+    return (
+        f"{ranks.sharded} shards the weights over {ranks.count} processes: rollouts, log-probabilities and update are "
+        "trl's own. Records, red flags, changes and a stop at the end of a step work as ever; where a process fails "
+        "nothing is saved, and the run goes on from its last checkpoint."
+    )
+
+
 def buffer_steps(args: Any) -> int:
     """Optimizer steps that share one rollout buffer."""
     return max(1, args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)

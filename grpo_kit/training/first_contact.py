@@ -5,9 +5,8 @@ CUDA a few rows are computed a second time the plain way: the engine's completio
 log-probabilities and gradients stand beside TRL's, the optimizer beside torch's AdamW. A part that differs, gives NaN
 or raises is off for the rest of the run before it has moved a weight; TRL's way takes its place. The checks leave no
 trace in random numbers, gradients, metrics or modes. Later an exception out of engine or packing does the same.
-Interrupts, a full memory and a model that is NaN itself stay what they are.
-
-Left out: several processes, which take TRL's own path for engine and update.
+Interrupts, a full memory and a model that is NaN itself stay what they are. Of several processes each checks its own
+rows; an engine that fails is off in that one, packing and optimizer in all.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from grpo_kit.training import agreement
 from grpo_kit.training.contact_findings import Findings
 from grpo_kit.training.optimizer import to_transformers_own
 from grpo_kit.training.restore import get_random_state, set_random_state, undone
+from grpo_kit.training.together import ProcessFailed
 
 MicroBatch = dict[str, Any]
 
@@ -45,7 +45,7 @@ class FirstContact:
     @property
     def active(self) -> bool:
         """Is this a run whose fast parts may fail without ending it?"""
-        return card.may_fail(self.trainer.accelerator.device) and self.trainer.accelerator.num_processes == 1
+        return card.may_fail(self.trainer.accelerator.device) and not self.trainer._ranks.sharded
 
     def begin(self) -> None:
         """A run begins or goes on: its first step checks what is in use."""
@@ -165,16 +165,30 @@ class FirstContact:
         if not self.active:
             return trainer.update.step(model, window)
         if "update" in self.due:
-            self._check_update(model, agreement.with_signal(window))
-        if not trainer._logprobs.plain:
+            with trainer._ranks.alone(trainer.accelerator):
+                self._check_update(model, agreement.with_signal(window))
+        if not self._off_in_any():
             try:
                 with undone(trainer, always=False):
-                    return trainer.update.step(model, window)
-            except torch.OutOfMemoryError:
+                    return self._packed(model, window)
+            except (torch.OutOfMemoryError, ProcessFailed):
                 raise
             except Exception as error:
                 self._packing_off("update", error)
         return trainer._logprobs.plain_step(model, window)
+
+    def _packed(self, model: Any, window: list[MicroBatch]) -> torch.Tensor:
+        update, passes = self.trainer.update, (torch.OutOfMemoryError, ProcessFailed)
+        made = self.trainer._ranks.all_or_none(lambda: update.gradients(model, window), passes)
+        update.report(made[1])
+        return made[0]
+
+    def _off_in_any(self) -> bool:
+        """Is packing off in any of the processes? Then it is in all."""
+        off = self.trainer._ranks.any(self.trainer._logprobs.plain)
+        if off and not self.trainer._logprobs.plain:
+            self._packing_off("update", "it failed in another process")
+        return off
 
     def _check_update(self, model: Any, micros: list[MicroBatch]) -> None:
         """On a few completions with an advantage, each a micro-batch; where there is none the next step does it."""
@@ -273,13 +287,14 @@ class FirstContact:
         except Exception as error:
             failed = error
         set_random_state(state)
-        if failed is not None:
+        if trainer._ranks.any(failed is not None):
+            failed = "it failed in another process" if failed is None else failed
             self.findings.off("optimizer", failed)
             to_transformers_own(trainer)
 
     def keeps_optimizer_off(self) -> bool:
         """Was it off in this run before? Then its checkpoints are of transformers' optimizer, which stays."""
-        off = self.findings.was_off("optimizer")
+        off = self.trainer._ranks.from_main(lambda: self.findings.was_off("optimizer"))
         if off:
             self.trainer._optimizer_name = None
         return off

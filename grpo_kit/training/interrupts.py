@@ -35,6 +35,7 @@ class InterruptGuard:
     `end_finish_first` it waits there too. One that waits is raised by `raise_if_pending`.
     The first one counts: until the guard closes nothing cuts short what it has set in motion. One that is raised where
     Python drops exceptions (in a `__del__`) waits as well.
+    patient: it waits wherever it arrives, until somebody looks at `pending`.
     Off the main thread Python delivers no signals, so there it does nothing.
     """
 
@@ -42,14 +43,22 @@ class InterruptGuard:
         self.pending = False
         self._depth = 0
         self._previous = None
+        self._entered = 0
+        self.patient = False
 
     def __enter__(self) -> InterruptGuard:
+        self._entered += 1
+        if self._entered > 1:
+            return self
         self.pending, self._depth = False, 1
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._entered -= 1
+        if self._entered:
+            return
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
@@ -71,9 +80,20 @@ class InterruptGuard:
 
     def raise_if_pending(self) -> None:
         """Raise the KeyboardInterrupt that waited, if one did; from then on further ones wait."""
-        if self.pending:
+        if self.pending and not self.patient:
             self._depth = 1
             raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A short part that others depend on: an interrupt waits for its end."""
+        depth, self._depth = self._depth, 1
+        try:
+            yield
+        finally:
+            self._depth = depth
+        if depth == 0:
+            self.raise_if_pending()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

@@ -29,6 +29,9 @@ class Logprobs:
         self._ready: tuple[torch.Tensor, torch.Tensor] | None = None
         self._said: set[str] = set()  # reasons not to pack
         self._window: list[dict[str, Any]] = []  # micro-batches of the current optimizer step
+        self.high_entropy: torch.Tensor | None = (
+            None  # the mask of the micro-batch whose loss is computed, if known
+        )
         self.plain = False
         self.heard: list[torch.Tensor] | None = None
 
@@ -141,21 +144,25 @@ class Logprobs:
         *,
         log: bool = False,
         last: bool = True,
+        high_entropy: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """trl's loss of known log-probabilities of a micro-batch; its metrics and controllers move only if log."""
+        """trl's loss of known log-probabilities of a micro-batch; its metrics and controllers move only if log.
+
+        Of several processes each computes its own; with log the metrics are of all. high_entropy: trl's mask, if known.
+        """
         trainer = self.trainer
         state = {name: getattr(trainer, name) for name in LOSS_STATE}
         gradient_state = trainer.accelerator.gradient_state
         sync = gradient_state.sync_gradients
         gradient_state._set_sync_gradients(last)
-        self._ready = logprobs, entropies
+        self._ready, self.high_entropy = (logprobs, entropies), high_entropy
         try:
             if log:
                 return trainer._compute_loss(model, micro)
-            with metrics_set_aside(trainer):
+            with metrics_set_aside(trainer), trainer._ranks.alone(trainer.accelerator):
                 return trainer._compute_loss(model, micro)
         finally:
-            self._ready = None
+            self._ready = self.high_entropy = None
             gradient_state._set_sync_gradients(sync)
             if not log:
                 vars(trainer).update(state)

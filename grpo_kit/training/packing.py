@@ -80,12 +80,10 @@ class PackedBatch:
 def why_not_packed(trainer: Any, inputs: dict[str, Any]) -> str | None:
     """None if these inputs can be computed packed, else one sentence that says why not.
 
-    Text only, a known decoder, no auxiliary loss, one process and all of its weights here.
+    Text only, a known decoder, no auxiliary loss, all of its weights here.
     """
     model, config = trainer.model, base_model(trainer.model).config
-    if trainer.accelerator.num_processes > 1:
-        return "several processes"
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+    if trainer._ranks.sharded:
         return "its weights are sharded"
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"

@@ -270,6 +270,8 @@ def _discard_if_nothing_happened(path: Path) -> bool:
 
 def _share_that_moves(trainer: Any) -> float | None:
     """Of 16-bit weights under an optimizer that has nothing but them; None where no update can be rounded away."""
+    if trainer._ranks.sharded:  # no process has them all
+        return None
     rate = trainer.args.learning_rate
     narrow = [p for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize == 2]
     own = OPTIMIZERS.get(trainer._optimizer_name or "")

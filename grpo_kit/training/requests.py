@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 
 from grpo_kit.record.control import ACTIONS, CONTROL, take_requests
 
@@ -70,7 +69,7 @@ class Requests:
                 self.take_up()
                 if trainer.control.should_save:
                     trainer._session.save_between_steps()
-                trainer._session.guard.raise_if_pending()
+                trainer._session.heed_interrupt()
         finally:
             self._paused = False
             self.paused_seconds += time.monotonic() - began
@@ -94,6 +93,4 @@ class Requests:
 
     def _take(self) -> list[Any]:
         """The main process looks, all obey."""
-        accelerator = self.trainer.accelerator
-        found = [take_requests(self._folder) if accelerator.is_main_process else []]
-        return broadcast_object_list(found)[0] if accelerator.num_processes > 1 else found[0]
+        return self.trainer._ranks.from_main(lambda: take_requests(self._folder))

@@ -71,11 +71,7 @@ class Sampling:
         trainer = self.trainer
         if trainer.rollout != "kit" or images is not None or fields:
             return False
-        why_not = (
-            "several processes"
-            if trainer.accelerator.num_processes > 1
-            else RolloutEngine.unsupported(trainer.model, trainer.generation_config)
-        )
+        why_not = RolloutEngine.unsupported(trainer.model, trainer.generation_config)
         if why_not:
             trainer.rollout = "hf"
             self.say(f"The kit's rollout engine cannot do this run ({why_not}); rollouts are trl's own.")

@@ -25,6 +25,7 @@ from grpo_kit.training.lineage import mark_trained
 from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.restore import get_random_state, random_state_of_its_own, set_random_state
+from grpo_kit.training.together import Together
 from grpo_kit.training.trl_internals import LOSS_STATE
 from grpo_kit.training.unfinished import begins_buffer, keep_unfinished, take_up_unfinished
 
@@ -39,6 +40,8 @@ class Session(TrainerCallback):
     def __init__(self, trainer: Any, recorder: Recorder) -> None:
         self.trainer, self.recorder = trainer, recorder
         self.guard = InterruptGuard()
+        self.ranks = trainer._ranks
+        self.together = Together(self.ranks, self.guard, lambda: (trainer.state.global_step, self._updating))
         self.checkpoints = Checkpoints(trainer)
         self.interrupted = False
         self.random_state: tuple[int, Any] | None = None
@@ -69,14 +72,27 @@ class Session(TrainerCallback):
         **kwargs: Any,
     ) -> TrainOutput:
         """See GRPOTrainer.train."""
-        trainer = self.trainer
         if on_stop not in ("raise", "return"):
             raise ValueError(f"on_stop={on_stop!r} is not known; use 'raise' or 'return'")
+        with self.together.run():
+            return self._train(trl_train, checkpoint, on_stop, **kwargs)
+
+    def _train(
+        self,
+        trl_train: Callable[..., TrainOutput],
+        checkpoint: str | bool | None,
+        on_stop: str,
+        **kwargs: Any,
+    ) -> TrainOutput:
+        trainer = self.trainer
+        # Sharded, every step is one conversation: who turns back in the middle leaves the others waiting.
+        self.guard.patient = self.ranks.count > 1 and not self.ranks.together
+        self._check_all_stand_at_one_place()
         folder = Path(trainer.args.output_dir)
         trainer._changes.take_over_assigned(running=False)
         trainer._changes.open(folder)
         trainer._requests.hear_what_waits(folder)
-        if not checkpoint and self._nothing_left():
+        if not checkpoint and not self.ranks.any(not self._nothing_left()):
             return self._show_what_is_done()
         with self.guard, quiet(trainer.model), kept_for_the_next_step(trainer.accelerator.device):
             checkpoint = self._where_to_go_on(checkpoint)
@@ -87,7 +103,7 @@ class Session(TrainerCallback):
                 step = checkpoints.steps_in(checkpoint) if checkpoint else 0
                 trainer._requests.open()
                 trainer._changes.prepare(folder, step, config if checkpoint else None)
-                with self.guard.at_once():
+                with self.together.ending(), self.guard.at_once():
                     output = trl_train(resume_from_checkpoint=checkpoint or None, **kwargs)
                 self._stopped_at, done = None, True
                 if self.recorder.stopped_by is not None:
@@ -107,7 +123,13 @@ class Session(TrainerCallback):
                 raise Stopped(self._last_words, step) from None
             except Exception as error:
                 # Between the optimizer's first and last write the weights are neither old nor new: not worth saving.
-                if not self._updating:
+                self._updating |= self.together.half_done
+                if self.guard.patient:
+                    self.recorder.say(
+                        f"Not saved ({type(error).__name__}): with sharded weights all processes save together, or "
+                        "none does; train(resume_from_checkpoint=True) goes on from the last checkpoint."
+                    )
+                elif not self._updating:
                     self._begin_anew(start)
                     trainer._save_where_it_stopped(type(error).__name__)
                     self.recorder.say(self._last_words)
@@ -119,8 +141,21 @@ class Session(TrainerCallback):
                 if trainer.state.global_step:
                     mark_trained(trainer.model, trainer.args.output_dir, trainer.state.global_step)
                 left = not self.recorder.close() or self._save_failed
+                left = left if self.together.gone else self.ranks.any(left)
                 if done and left and not self.trainer.args.load_best_model_at_end:
                     self._unsaved = get_random_state()
+
+    def _check_all_stand_at_one_place(self) -> None:
+        """Raises ValueError where the processes would go on from different steps: an error can end them so."""
+        if self.ranks.count == 1:
+            return
+        step = self._finished[0] if self._finished else self.trainer.state.global_step
+        places = self.ranks.gather((step, self._stopped_at, self._unsaved is not None))
+        if len(set(places)) > 1:
+            raise ValueError(
+                f"the processes stand at different steps ({', '.join(str(step) for step, *_ in places)}): start them "
+                "again, with train(resume_from_checkpoint=True)"
+            )
 
     def _begin_anew(self, random_state: Any) -> None:
         """Before the first step is done there is nothing to go on from: the next train() begins as this one did."""
@@ -174,7 +209,16 @@ class Session(TrainerCallback):
             self._stopped_at = self._on_disk[1]
         self._finished = None
         if checkpoint:
-            self._stopped_at = checkpoints.choose(checkpoint, self.trainer.args.output_dir, self.recorder.say)
+            folder = self.trainer.args.output_dir
+            self._stopped_at = self.ranks.from_main(
+                lambda: checkpoints.choose(checkpoint, folder, self.recorder.say)
+            )
+            if (before := checkpoints.saved_by(self._stopped_at)) not in (0, self.ranks.count):
+                self.recorder.say(
+                    f"{self._stopped_at} was saved by {before} process{'es' * (before > 1)}, and now there are "
+                    f"{self.ranks.count}: it goes on from its weights and step, with other random numbers, so not to "
+                    f"the weights of a run with {before}."
+                )
         return self._stopped_at
 
     # ---- saving -------------------------------------------------------------------------------------------------
@@ -198,7 +242,7 @@ class Session(TrainerCallback):
             set_random_state(self.random_state[1])
             vars(trainer).update(self._before)
             trainer.state.num_input_tokens_seen = self._tokens_before
-        if self._on_disk[0] != step:
+        if self.ranks.any(self._on_disk[0] != step):
             try:
                 self._save_to_go_on()
             except CheckpointNotSaved as error:
@@ -242,7 +286,14 @@ class Session(TrainerCallback):
         if trainer.args.load_best_model_at_end and state.global_step >= state.max_steps:
             self.save_between_steps()  # the last step too, to go on from: the memory gets the best one's weights
         self.guard.end_finish_first()
+        self.heed_interrupt()
         trainer._requests.wait_while_paused()
+
+    def heed_interrupt(self) -> None:
+        """Between two steps: one that waits is raised; where weights are sharded, in all processes at once."""
+        self.guard.raise_if_pending()
+        if self.guard.patient and self.ranks.any(self.guard.pending):
+            raise KeyboardInterrupt
 
     def saving_failed(self, error: CheckpointNotSaved) -> None:
         """Training goes on where a disk does not take a checkpoint; the next one may find more room."""
@@ -257,7 +308,7 @@ class Session(TrainerCallback):
         """What the next step needs beside transformers' files."""
         if self._of_a_stop and self.trainer.args.should_save:
             (folder / checkpoints.OF_A_STOP).touch()
-        keep_unfinished(self.trainer, folder, owes_evaluation=self._owes_evaluation())
+        keep_unfinished(self.trainer, folder, owes_evaluation=self.ranks.any(self._owes_evaluation()))
 
     # ---- evaluation ---------------------------------------------------------------------------------------------
 
@@ -269,11 +320,15 @@ class Session(TrainerCallback):
         self.trainer._metrics["eval"].clear()  # of one that was stopped
         with (
             self.guard.at_once(),
-            random_state_of_its_own(f"evaluation {self.trainer.args.seed} {step}"),
+            random_state_of_its_own(f"evaluation {self.trainer.args.seed} {step}{self._apart()}"),
         ):
             metrics = trl_evaluate()
         self._evaluated_at = step
         return metrics
+
+    def _apart(self) -> str:
+        """Each process draws numbers of its own."""
+        return f" {self.ranks.index}" if self.ranks.index else ""
 
     def _owes_evaluation(self) -> bool:
         """An evaluation is due at this step and has not been made, or not to its end."""
@@ -350,9 +405,15 @@ class Session(TrainerCallback):
         self._before = {name: copy.copy(getattr(trainer, name)) for name in ("_buffered_inputs", *LOSS_STATE)}
         self._tokens_before = trainer.state.num_input_tokens_seen
 
+    def average_gradients(self) -> None:
+        """Of all processes. Who comes here makes the step: from here on an interrupt waits for its end, in all."""
+        self.guard.begin_finish_first()
+        self.ranks.average_gradients(self.trainer.model)
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here on weights and files change: an interrupt waits for the end of the step."""
-        self.guard.raise_if_pending()
+        if not self.ranks.together:  # else they have agreed to make it
+            self.guard.raise_if_pending()
         self.guard.begin_finish_first()
         self.trainer._first_contact.before_optimizer_step()
         self._updating = True

@@ -5,8 +5,9 @@ rollout buffer begins; sampling.py makes the completions; grpo_kit.rewards.judge
 begun; logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once; recorder.py writes the
 row, the completions and the chart. session.py is around them: stop, save and go on.
 
-Left out: sharded weights and several processes take trl's own path; images too. Every private method of trl and
-transformers that it leans on is listed in tests/training/test_private_api.py.
+Of several processes each makes and trains its own rows (ranks.py), and what ends one ends all (together.py).
+Left out: sharded weights take trl's own path; images too. Every private method of trl and transformers that it leans on
+is listed in tests/training/test_private_api.py.
 Longer than 300 lines because it has every override of trl's trainer in one place, most of them one call long.
 """
 
@@ -35,9 +36,11 @@ from grpo_kit.training.checks import (
     align,
     check_base,
     check_run_folder,
+    check_sharded,
     choose_rollout,
     default_args,
     evaluation_of,
+    in_trls_way,
     one_card,
 )
 from grpo_kit.training.data import Given
@@ -48,6 +51,7 @@ from grpo_kit.training.logprobs import Logprobs
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
 from grpo_kit.training.precision import check_trained_for_fp16, settle_precision
+from grpo_kit.training.ranks import Ranks, who_shards
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.requests import Requests
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
@@ -120,7 +124,11 @@ class GRPOTrainer(TRLGRPOTrainer):
     ) -> None:
         check_base(TRLGRPOTrainer)
         args = copy.copy(args) if args is not None else default_args()
-        check_run_folder(args.output_dir, quiet=live is None)
+        self._ranks = Ranks(args)
+        args.output_dir = self._ranks.from_main(
+            lambda: args.output_dir
+        )  # each may have found another name free
+        self._ranks.from_main(lambda: check_run_folder(args.output_dir, quiet=live is None))
         settle_precision(args, quiet=live is None)
         evaluates = evaluation_of(args, held_out, keep)
         self.starts_from = trained_before(model, args.output_dir)
@@ -149,6 +157,9 @@ class GRPOTrainer(TRLGRPOTrainer):
                 **trl_options,
             )
         vars(self.args).update(evaluates)
+        self._ranks.sharded = who_shards(self)
+        if self._ranks.sharded:
+            self.rollout, pack = check_sharded(self, held_out=held_out, optimizer=optimizer), False
         restore_dtypes(self.model, dtypes)
         check_trained_for_fp16(self.args, self.model)
         self._given.check_prompts(self, train_dataset, "train_dataset")
@@ -156,8 +167,16 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._optimizer_asked = optimizer is not None
         optim = getattr(args.optim, "value", args.optim)
         self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=optim)
+        if self._ranks.sharded:  # transformers' own is what shards come apart for
+            self._optimizer_name = None
         self._temperature = Temperature(self, temperature, eval_temperature)
         self._recorder = Recorder(self, live=live, on_flag=on_flag)
+        if self._ranks.sharded:
+            self._recorder.say(in_trls_way(self._ranks))
+        elif self._ranks.count > 1 and self.args.fsdp:
+            self._recorder.say(
+                "fsdp is ignored here, as accelerate does on a CPU: every process has all weights."
+            )
         self._logged = Logged(self, self._recorder.say)
         self._sampling = Sampling(self, self._recorder.say)
         self._first_contact = FirstContact(self, self._recorder.say)
@@ -285,8 +304,9 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _measure_held_out(self) -> dict[str, float]:
         model = self.accelerator.unwrap_model(self.model)
+        divided = {"divide": self._ranks.divide} if self._ranks.together else {}
         with progress_told(self._recorder.progress):
-            measured = self.held_out.measure(model, self._tokenizer)
+            measured = self.held_out.measure(model, self._tokenizer, **divided)
         self._recorder.progress("")
         found = {f"eval_{name}": value for name, value in measured.items()}
         training = self.model.training
@@ -382,6 +402,25 @@ class GRPOTrainer(TRLGRPOTrainer):
         if model.training and self._logprobs.collects(inputs):
             return self._logprobs.collect(model, inputs)
         return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As trl's; of several processes each has its own rows' gradients until the last micro-batch."""
+        loss = super().training_step(*args, **kwargs)
+        if self._ranks.together and self.accelerator.sync_gradients:
+            self._session.average_gradients()
+        return loss
+
+    def get_high_entropy_mask(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As trl's, of the tokens of all processes; asked for once in a step, however often that starts over."""
+        known = self._logprobs.high_entropy
+        return super().get_high_entropy_mask(*args, **kwargs) if known is None else known
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple:
+        """As transformers', but nothing is put around a model of which every process has all weights."""
+        if self._ranks.together:
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
+            self._ranks.same_weights(self.model)
+        return super()._prepare_for_training(*args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""

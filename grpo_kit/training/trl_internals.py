@@ -88,6 +88,26 @@ def label_logprobs(
     return out.log_probs, entropy  # the reference has no entropy
 
 
+def loss_mask(micro: dict[str, Any]) -> torch.Tensor:
+    """Tokens of a micro-batch that its loss is about, (B, T)."""
+    mask = micro["completion_mask"]
+    return mask * micro["tool_mask"] if "tool_mask" in micro else mask
+
+
+def add_high_entropy_masks(trainer: Any, job: Any) -> None:
+    """trl's masks of an update's micro-batches into job.high_entropy; their thresholds are of all processes' tokens.
+
+    They meet here once a micro-batch, also where one of them starts over for lack of memory. One alone needs none.
+    """
+    if trainer.top_entropy_quantile == 1.0 or not trainer._ranks.together:
+        return
+    for m in range(len(job.high_entropy), len(job.window)):
+        micro = job.window[m]
+        entropies = job.entropies[job.rows_in(m), : micro["completion_ids"].size(1)]
+        threshold = 1 - trainer.top_entropy_quantile
+        job.high_entropy[m] = trainer.get_high_entropy_mask(entropies, loss_mask(micro), threshold)
+
+
 def without_total(parts: torch.Tensor, group_size: int) -> torch.Tensor:
     """trl's rewards (B*G, rewards), all NaN in the rows that have no total (see rewards.judge.totals).
 

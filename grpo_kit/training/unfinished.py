@@ -1,7 +1,7 @@
 """What a checkpoint keeps of a step that is not at its end: stop_and_go.pt, beside transformers' files.
 
-It is there where the next step goes on inside a rollout buffer (the buffer, and its temperature), or where the step's
-evaluation was not made to its end.
+Of several processes each has a file of its own, the second one stop_and_go_1.pt. It is there where the next step goes
+on inside a rollout buffer (the buffer, and its temperature), or where the step's evaluation was not made to its end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-_FILE = "stop_and_go.pt"
+
+def _file(trainer: Any, folder: str | Path) -> Path:
+    index = trainer._ranks.index
+    return Path(folder) / ("stop_and_go.pt" if index == 0 else f"stop_and_go_{index}.pt")
 
 
 def begins_buffer(trainer: Any) -> bool:
@@ -23,10 +26,8 @@ def begins_buffer(trainer: Any) -> bool:
 
 def keep_unfinished(trainer: Any, folder: Path, *, owes_evaluation: bool) -> None:
     """Write it into a checkpoint, where there is anything to keep."""
-    # Of several processes each has a buffer of its own: they begin a new one.
-    alone = trainer.accelerator.num_processes == 1
-    buffer = trainer._buffered_inputs if alone and not begins_buffer(trainer) else None
-    if not trainer.args.should_save or (buffer is None and not owes_evaluation):
+    buffer = None if begins_buffer(trainer) else trainer._buffered_inputs
+    if buffer is None and not owes_evaluation:
         return
     state = {
         "buffer": buffer,
@@ -34,28 +35,31 @@ def keep_unfinished(trainer: Any, folder: Path, *, owes_evaluation: bool) -> Non
         "temperature": trainer.temperature,
         "owes_evaluation": owes_evaluation,
     }
-    torch.save(state, folder / _FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(state, _file(trainer, folder))
 
 
 def take_up_unfinished(trainer: Any, folder: str) -> bool:
     """Give the trainer the buffer that a checkpoint has, if it fits; does the checkpoint owe an evaluation?"""
-    file = Path(folder) / _FILE
-    if not file.is_file():
-        return False
-    kept = torch.load(file, map_location=trainer.accelerator.device, weights_only=True)
-    if kept["buffer"] is not None and kept["shape"] == _shape(trainer):
+    file = _file(trainer, folder)
+    kept = {"buffer": None, "owes_evaluation": False}
+    if file.is_file():
+        kept = torch.load(file, map_location=trainer.accelerator.device, weights_only=True)
+    fits = kept["buffer"] is not None and kept["shape"] == _shape(trainer)
+    if not trainer._ranks.any(not fits):  # each process has its part of it, or they make another
         trainer._buffered_inputs = kept["buffer"]
         trainer._temperature.set(kept["temperature"])
-    return kept["owes_evaluation"]
+    return trainer._ranks.any(kept["owes_evaluation"])
 
 
 def _shape(trainer: Any) -> list[int]:
     """A buffer fits a trainer that has the same."""
-    args = trainer.args
+    args, processes = trainer.args, trainer._ranks.count
     return [
         args.per_device_train_batch_size,
         args.gradient_accumulation_steps,
         args.steps_per_generation,
         trainer.num_iterations,
         trainer.num_generations,
+        *([processes] if processes > 1 else []),
     ]

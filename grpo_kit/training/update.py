@@ -21,7 +21,7 @@ from grpo_kit.models import base_model, has_dropout
 from grpo_kit.rollout.tree_attention import NAME as TREE
 from grpo_kit.training.packing import FLEX_BLOCK, Row, make_chunks, pack_rows, rows_of
 from grpo_kit.training.restore import get_random_state, set_random_state
-from grpo_kit.training.trl_internals import label_logprobs
+from grpo_kit.training.trl_internals import add_high_entropy_masks, label_logprobs, loss_mask
 from grpo_kit.training.update_memory import UpdateMemory
 
 MicroBatch = dict[str, Any]
@@ -87,6 +87,12 @@ class PackedUpdate:
 
     def step(self, model: Any, window: list[MicroBatch]) -> torch.Tensor:
         """Gradients of one optimizer step's micro-batches into .grad; returns TRL's loss (a scalar, no graph)."""
+        loss, job = self.gradients(model, window)
+        self.report(job)
+        return loss
+
+    def gradients(self, model: Any, window: list[MicroBatch]) -> tuple[torch.Tensor, _Job]:
+        """As step, without its metrics, which `report` adds up; of several processes each is for itself here."""
         rows, where = [], []  # where: (micro-batch, its row)
         for m, micro in enumerate(window):
             ids = torch.cat([micro["prompt_ids"], micro["completion_ids"]], dim=1)
@@ -104,10 +110,7 @@ class PackedUpdate:
         if not keep:  # TRL's gradient is then zero, not missing: momentum and weight decay act
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        self._report(job)
-        if self.reused:
-            self._keep_old(job)
-        return loss
+        return loss, job
 
     def _one_pass(self, job: _Job, limit: int) -> torch.Tensor:
         """Each chunk forward and backward at once, its share of the loss by TRL's own code."""
@@ -146,7 +149,7 @@ class PackedUpdate:
         width = part["completion_ids"].size(1)
         loss = self.loss(job.model, part, logprobs[members, :width], entropies[members, :width])
         if trainer.loss_type == "bnpo":
-            return loss * _loss_mask(part).sum().clamp(min=1.0) / _loss_mask(micro).sum().clamp(min=1.0)
+            return loss * loss_mask(part).sum().clamp(min=1.0) / loss_mask(micro).sum().clamp(min=1.0)
         if trainer.loss_type in ("grpo", "sapo", "luspo", "dr_grpo"):  # means over rows
             return loss * len(rows) / len(micro["advantages"])
         return loss  # divided by a constant of the step
@@ -159,6 +162,7 @@ class PackedUpdate:
             with torch.no_grad():
                 for chunk in chunks:
                     job.store(chunk, *self._forward(job.model, [job.rows[i] for i in chunk], job.width))
+            add_high_entropy_masks(self.trainer, job)
             with torch.enable_grad():
                 known = job.logprobs.clone().requires_grad_(), job.entropies.clone().requires_grad_()
                 total = sum(self._loss_of_micro_batch(job, m, *known) for m in range(len(job.window)))
@@ -177,7 +181,8 @@ class PackedUpdate:
     ) -> torch.Tensor:
         rows = job.rows_in(m)
         width = job.window[m]["completion_ids"].size(1)
-        return self.loss(job.model, job.window[m], logprobs[rows, :width], entropies[rows, :width])
+        known = {"high_entropy": job.high_entropy.get(m)}
+        return self.loss(job.model, job.window[m], logprobs[rows, :width], entropies[rows, :width], **known)
 
     def _keep_old(self, job: _Job) -> None:
         """This pass's log-probabilities are the old ones of the later passes over the buffer."""
@@ -185,13 +190,13 @@ class PackedUpdate:
             width = micro["completion_ids"].size(1)
             micro.setdefault("old_per_token_logps", job.logprobs[job.rows_in(m), :width].clone())
 
-    def _report(self, job: _Job) -> None:
-        """TRL's own metrics of the step, and how far sampler and trainer are apart."""
+    def report(self, job: _Job) -> None:
+        """TRL's own metrics of the step, of all processes, and how far sampler and trainer are apart."""
         gap, tokens = 0.0, 0.0
         for m, micro in enumerate(job.window):
             rows = job.rows_in(m)
             width = micro["completion_ids"].size(1)
-            sampled, mask = micro.get("sampling_per_token_logps"), _loss_mask(micro).bool()
+            sampled, mask = micro.get("sampling_per_token_logps"), loss_mask(micro).bool()
             scored = torch.tensor([i in job.kept for i in rows], device=mask.device)
             logprobs, entropies = job.logprobs[rows, :width], job.entropies[rows, :width]
             if sampled is not None:
@@ -209,9 +214,14 @@ class PackedUpdate:
                 last = m == len(job.window) - 1
                 self.loss(job.model, logged, logprobs, entropies, log=True, last=last)
         metrics = self.trainer._metrics["train"]
+        if self.trainer._ranks.together:
+            gap, tokens, self.skipped = self.trainer._ranks.sum(gap, tokens, self.skipped)
+            self.skipped /= self.trainer._ranks.count  # each has as many rows
         metrics["update/skipped"].append(self.skipped)
         if tokens:
             metrics["rollout/logprob_gap"].append(gap / tokens)
+        if self.reused:
+            self._keep_old(job)
 
     @property
     def reused(self) -> bool:
@@ -239,6 +249,9 @@ class _Job:
     ) -> None:
         self.model, self.window, self.rows, self.where = model, window, rows, where
         self.keep, self.kept = keep, set(keep)
+        self.high_entropy: dict[
+            int, torch.Tensor
+        ] = {}  # of each micro-batch, where trl leaves the other tokens out
         self.width = max(micro["completion_ids"].size(1) for micro in window)
         device = window[0]["completion_ids"].device
         self.logprobs = torch.zeros(len(rows), self.width, device=device)
@@ -275,8 +288,3 @@ def _is_per_row(value: Any) -> bool:
 
 def _any_nonzero(advantages: torch.Tensor) -> list[bool]:
     return advantages.reshape(len(advantages), -1).ne(0).any(1).tolist()  # (R,) or (R, T)
-
-
-def _loss_mask(micro: MicroBatch) -> torch.Tensor:
-    mask = micro["completion_mask"]
-    return mask * micro["tool_mask"] if "tool_mask" in micro else mask

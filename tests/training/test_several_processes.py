@@ -1,4 +1,7 @@
-"""Two processes on a CPU: one run folder, written by one of them, with the rows of both; and one card a process."""
+"""Two processes on a CPU: one run folder, written by one of them, with the rows of both; and one card a process.
+
+What they train is in test_ranks.py, how they end in test_together.py.
+"""
 
 import os
 import signal
@@ -68,9 +71,7 @@ def folder(tmp_path_factory):
 def test_both_reach_the_end_and_one_speaks(folder):
     out = (folder / "out.txt").read_text()
     assert "done 0" in out and "done 1" in out
-    assert (
-        out.count("step 2/2") == 1 and out.count("The packed update cannot do this run (several") == 2
-    )  # runs
+    assert out.count("step 2/2") == 1 and "cannot do this run" not in out
 
 
 def test_one_folder_holds_the_rows_of_both(folder):
