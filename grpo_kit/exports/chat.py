@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
-from grpo_kit.display import in_notebook
+from grpo_kit.display import escape, in_notebook
 from grpo_kit.episodes.task import EpisodeTask
 from grpo_kit.exports.folder import check_unchanged, is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
@@ -97,12 +97,15 @@ class Chat:
         how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
         return f"Chat with {' and '.join(self.sides)}: {how}, at most {self.tokens} tokens; .ask('...'), or .run()"
 
-    def _ipython_display_(self) -> None:
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """A field to write into; where no kernel is behind the page, what was asked."""
+        kept = {"text/plain": repr(self), "text/html": self.page() or f"<p>{escape(repr(self))}</p>"}
         if not in_notebook() or importlib.util.find_spec("ipywidgets") is None:
-            print(repr(self))
-            return
+            return kept
+        return self._field()._repr_mimebundle_(**options) | kept
+
+    def _field(self) -> Any:
         import ipywidgets as w
-        from IPython.display import display
 
         field = w.Text(
             placeholder="a question, then Enter", continuous_update=False, layout=w.Layout(width="70%")
@@ -111,7 +114,7 @@ class Chat:
             value=self.temperature, min=0.0, max=5.0, step=0.1, description="temperature",
             style={"description_width": "initial"}, layout=w.Layout(width="170px"),
         )  # fmt: skip
-        page = w.HTML()
+        page = w.HTML(self.page())
 
         def answer(change: dict[str, Any]) -> None:
             question = change["new"].strip()
@@ -127,7 +130,7 @@ class Chat:
             field.value = ""
 
         field.observe(answer, "value")
-        display(w.VBox([w.HBox([field, warmth]), page]))
+        return w.VBox([w.HBox([field, warmth]), page])
 
     def page(self) -> str:
         """The last questions and their responses as HTML, newest first."""
@@ -219,7 +222,7 @@ def _report_of(folder: Path) -> dict[str, Any]:
     """What an export says of itself, {} of another model. Raises ExportError for what is none to be asked."""
     if is_unfinished(folder):
         raise ExportError(f"model={str(folder)!r} is an export that was not finished; export the model again")
-    if (folder / "metrics.csv").is_file():
+    if (folder / "metrics.csv").is_file() and not any(folder.glob("*.safetensors")):
         inside = [name for name in ("model", "adapter") if (folder / name).is_dir()]
         inside += [path.name for path in sorted(folder.glob("checkpoint-*"))]
         named = f"ask {folder / inside[0]}" if inside else "and holds no model yet"

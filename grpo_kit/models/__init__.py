@@ -218,7 +218,7 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} holds no config.json, as save_pretrained writes it"
         )
-    if (folder / "metrics.csv").is_file():
+    if (folder / "metrics.csv").is_file() and not any(folder.glob("*.safetensors")):
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} is the folder of a run; its model, adapter or checkpoint lies inside"
         )

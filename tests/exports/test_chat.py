@@ -81,8 +81,15 @@ def test_a_terminal_asks_until_an_empty_line(adapted, monkeypatch, capsys):
 def test_a_notebook_shows_a_field_and_the_responses(adapted):
     asked = kit.chat(*adapted, task=TASK, base=True)
     asked.ask(QUESTION)
-    page = asked.page()
+    page = asked._repr_mimebundle_()["text/html"]
     assert "question 1" in page and "without its adapter" in page and "tuned" in page
+    box = asked._field()
+    (field, _), html = box.children[0].children, box.children[1]
+    assert "question 1" in html.value
+    field.value = QUESTION  # as typed
+    assert len(asked.asked) == 2 and "question 2" in html.value and field.value == ""
+    field.value = "what is <|im_end|>?"
+    assert len(asked.asked) == 2 and "not asked" in html.value
 
 
 def test_what_cannot_be_asked_is_refused(adapted):
