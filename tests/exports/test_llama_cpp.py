@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig  # noq
 from grpo_kit import load_policy, tasks  # noqa: E402
 from grpo_kit.exports import export  # noqa: E402
 
-TASK = tasks.largest(n_train=8, n_held_out=24)
 FOLDERS = [Path(name) for name in os.environ.get("KIT_GGUF", "").split(":") if name]
+TASK = tasks.largest(n_train=8, n_held_out=6 if FOLDERS else 24)
 # llama.cpp multiplies in float16, and in 8 bits where weights are.
 FARTHEST = {"f32": 0.05, "f16": 0.05, "bf16": 0.05, "q8_0": 0.3}
 
