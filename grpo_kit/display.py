@@ -75,6 +75,17 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+def widget_bundle(widget: Any, **options: Any) -> dict[str, Any]:
+    """What a notebook shows a widget by: of ipywidgets 8, or of 7, which hosted notebooks have and has no such method.
+
+    options: include and exclude, as IPython hands them on.
+    """
+    if hasattr(widget, "_repr_mimebundle_"):
+        return widget._repr_mimebundle_(**options)
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"text/plain": repr(widget), "application/vnd.jupyter.widget-view+json": view}
+
+
 def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     """Text as harmless HTML, at most `limit` characters of its start (or its end)."""
     text = "" if text is None or text != text else str(text)

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_kit.display import in_notebook
+from grpo_kit.display import in_notebook, widget_bundle
 from grpo_kit.guide.tree import FIRST, METHODS, QUESTIONS, Method, Question, paths
 
 _HOW = "Answer by keyword, such as kit.which_method(judge='program'): each answer brings the next question."
@@ -104,7 +104,7 @@ class Asking:
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget, and for a saved notebook (which keeps no widgets) the whole tree."""
         tree = _walk({})
-        return self.widget._repr_mimebundle_(**options) | {
+        return widget_bundle(self.widget, **options) | {
             "text/plain": repr(tree),
             "text/html": tree._repr_html_(),
         }

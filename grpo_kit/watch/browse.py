@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.display import escape, in_notebook
+from grpo_kit.display import escape, in_notebook, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
 from grpo_kit.rewards.cases import Case
 from grpo_kit.watch.completions import completions_html, group_html, numbered, reward_columns
@@ -197,7 +197,7 @@ class CompletionBrowser:
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget, and for a saved notebook (which keeps no widgets) the three picks of the last step."""
         text, page = picks_of(self.table) if len(self.table) else (self.view.value, self.view.value)
-        return self.widget._repr_mimebundle_(**options) | {"text/plain": text, "text/html": page}
+        return widget_bundle(self.widget, **options) | {"text/plain": text, "text/html": page}
 
 
 def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import ipykernel
 import nbclient
 import nbformat
 import pytest
@@ -191,6 +192,7 @@ def test_in_a_kernel_chart_and_browser_follow_and_the_cell_ends_at_once(tmp_path
     assert [output.output_type for output in outputs[1]] == ["display_data"], "one picture, in its own cell"
     assert "image/png" in outputs[1][0].data
     assert not outputs[3] and outputs[4][0].text == "3\n", outputs
-    assert outputs[5][0].text == "False {'update_display_data'} 1\n", (
-        "every update belongs to the cell of the first"
-    )
+    told = "False {'update_display_data'} "
+    assert outputs[5][0].text.startswith(told)
+    if ipykernel.version_info >= (7,):  # before, what a thread shows belongs to the cell that runs
+        assert outputs[5][0].text == f"{told}1\n", "every update belongs to the cell of the first"
