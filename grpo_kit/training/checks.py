@@ -136,7 +136,7 @@ def choose_rollout(rollout: str | None, args: Any) -> str:
             raise ValueError(
                 "rollout='vllm', but vllm is not installed; `pip install \"grpo-kit[vllm]\"`, or use 'kit'"
             )
-        args.use_vllm, args.vllm_mode = True, "colocate"
+        args.use_vllm = True  # in args.vllm_mode, colocated unless said otherwise
     args.use_transformers_continuous_batching = rollout == "continuous"
     return rollout
 

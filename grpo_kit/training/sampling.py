@@ -12,6 +12,7 @@ import torch
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
 from grpo_kit.rollout import RolloutEngine
+from grpo_kit.training.in_step import InStepCheck
 from grpo_kit.training.restore import weights_come_back
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
@@ -25,6 +26,9 @@ class Sampling:
         self.engine: RolloutEngine | None = None
         self.entropies: list[list[float]] | None = None  # of the last rollout, where the engine made it
         self.goes_on = False  # the next prompts begin with these: turns of episodes
+        self._in_step = InStepCheck(trainer, say)
+        if trainer.use_vllm:
+            trainer.vllm_generation.end_with(trainer.eos_token_ids)
 
     def turn(
         self,
@@ -47,6 +51,10 @@ class Sampling:
                 if self.trainer.use_transformers_continuous_batching
                 else nullcontext()
             ):
+                if self.trainer.use_vllm and self.trainer.vllm_generation.is_behind:
+                    self.trainer._last_loaded_step = (
+                        -1
+                    )  # trl goes by the step; weights change for other reasons too
                 return trl_turn(prompt_ids, images, fields, *args, **kwargs)
 
     @contextmanager
@@ -134,6 +142,7 @@ class Sampling:
         """A run begins or resumes: it goes on from no keys of the one before, so that it computes what that one did."""
         if self.engine is not None:
             self.engine.release()
+        self._in_step.begin()
 
     def forget(self) -> None:
         """The engine is off for the rest of the run: it holds no memory, and its last entropies are nobody's."""
@@ -148,6 +157,18 @@ class Sampling:
         held = self.engine.nbytes() > 0
         self.engine.release()
         return held
+
+    def check_in_step(self, output: dict[str, Any]) -> None:
+        """Of a rollout by vLLM: raises SamplerNotInStep where its weights are not the trainer's."""
+        trainer = self.trainer
+        if not trainer.use_vllm:
+            return
+        with self._evaluating():
+            gap = self._in_step.judge(output)
+        metrics, sampler = trainer._metrics["train"], trainer.vllm_generation
+        if not trainer._logprobs.packs({}):  # the packed update logs it
+            metrics["rollout/logprob_gap"].append(gap)
+        metrics["rollout/sync_seconds"].append(sampler.sync_seconds)
 
     def add_entropies(self, batch: dict[str, Any]) -> None:
         """The entropies at sampling time beside the log-probabilities, for the metrics of skipped completions."""

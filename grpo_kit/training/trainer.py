@@ -64,6 +64,7 @@ from grpo_kit.training.trl_internals import (
     remove_notebook_table,
     without_total,
 )
+from grpo_kit.training.vllm_sampler import sampled_by_vllm
 from grpo_kit.watch.card import model_card
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import OnFlag
@@ -146,7 +147,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         align(args, warmup)
         self.rollout = choose_rollout(rollout, args)
         dtypes = dtypes_of(model)
-        with reference_is_a_copy_of(model):
+        with reference_is_a_copy_of(model), sampled_by_vllm(args):
             super().__init__(
                 model=model,
                 reward_funcs=self._given.asked,
@@ -351,6 +352,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._logs["extra"].clear()
         with self._logprobs.old_ones_by_the_first_pass():
             inputs, output = self._rows_and_output(inputs, trl_does)
+        self._sampling.check_in_step(output)
         self._sampling.add_entropies(output)
         self._metrics["train"]["temperature"].append(self.temperature)
         self._recorder.completions(inputs, output)

