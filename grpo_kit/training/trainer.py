@@ -85,7 +85,7 @@ class GRPOTrainer(TRLGRPOTrainer):
     warmup: fraction of the steps (in [0, 1)) used when args.warmup_steps is 0; 0 turns it off. A warmup of w steps
     begins at 1 / (w + 1) of its height, where transformers' begins at 0, a step that trains nothing.
     rollout: who makes completions: "kit" (the default: this process, these weights), "hf" (trl's plain path), "vllm"
-    (colocated) or "continuous" (transformers' continuous batching). None follows args.use_vllm and the like.
+    (docs/vllm.md) or "continuous" (transformers' continuous batching). None follows args.use_vllm and the like.
     optimizer: a name of optim.choose.OPTIMIZERS. None follows args.optim, but for an AdamW on bfloat16 weights, which
     would round its updates away: they get "adamw-8bit-split".
     pack: compute each prompt once per group, in chunks sized by free memory (same loss and gradient).

@@ -8,10 +8,12 @@ import transformers
 import transformers.models.llama.modeling_llama as llama
 import transformers.models.qwen2.modeling_qwen2 as qwen2
 import transformers.models.qwen3.modeling_qwen3 as qwen3
+import trl.generation.vllm_generation as trl_vllm
 import trl.trainer.grpo_trainer as trl_grpo
 import trl.trainer.utils as trl_utils
 from tiny_run import make
 from transformers.generation import RepetitionPenaltyLogitsProcessor
+from trl.distributed import DistributedBackend
 
 from grpo_kit.training.trl_internals import follow_epochs
 
@@ -163,3 +165,19 @@ def test_what_the_rollout_engine_reaches_for():
             source.count("**kwargs,\n        )") >= 1
         )  # what the decoder is called with reaches the attention
     assert "prompt_ignore_length" in inspect.signature(RepetitionPenaltyLogitsProcessor.__init__).parameters
+
+
+def test_what_vllm_is_started_and_given_weights_by():
+    sampler = trl_vllm.VLLMGeneration
+    assert trl_grpo.VLLMGeneration is sampler
+    start = inspect.getsource(sampler._init_vllm)
+    assert "self.llm = LLM(" in start and "self.vllm_client = VLLMClient(" in start
+    assert "self._init_vllm()" in inspect.getsource(sampler.__init__)
+    for name in ("_iter_named_params", "_fix_param_name_to_vllm", "sync_weights", "generate"):
+        assert callable(getattr(sampler, name))
+    assert "self._iter_named_params()" in inspect.getsource(sampler.sync_weights)
+    turn = inspect.getsource(trl_grpo.GRPOTrainer._generate_single_turn)
+    assert "self.state.global_step != self._last_loaded_step" in turn
+    for name in ("_post", "get_server_info", "reset_prefix_cache"):
+        assert callable(getattr(trl_vllm.VLLMClient, name))
+    assert {"is_fsdp", "is_zero3"} <= set(dir(DistributedBackend))
