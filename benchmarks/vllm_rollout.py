@@ -41,9 +41,9 @@ PATH = RESULTS / "vllm_rollout_cpu.json"
 SMOL, UNTIED = "smollm2-135m-instruct", "untied-random"
 # (model, tuning, sampler)
 ARMS = [
-    (SMOL, "full", "kit"), (SMOL, "full", "hf"), (SMOL, "full", "vllm"), (SMOL, "full", "server"),
-    (SMOL, "lora", "kit"), (SMOL, "lora", "vllm"), (SMOL, "lora", "server"),
-    (UNTIED, "full", "vllm"), (UNTIED, "full", "server"), (SMOL, "full", "vllm, head left"),
+    (SMOL, "full", "vllm"), (SMOL, "full", "kit"), (SMOL, "lora", "vllm"), (SMOL, "full", "server"),
+    (SMOL, "full", "vllm, head left"), (SMOL, "full", "hf"), (UNTIED, "full", "vllm"), (UNTIED, "full", "server"),
+    (SMOL, "lora", "server"), (SMOL, "lora", "kit"),
 ]  # fmt: skip
 WORDS = "river clock garden winter letter island bridge market lantern forest mirror train".split()
 RATE = {"full": 1e-5, "lora": 2e-4}
