@@ -44,7 +44,8 @@ def take_up_unfinished(trainer: Any, folder: str) -> bool:
     file = _file(trainer, folder)
     kept = {"buffer": None, "owes_evaluation": False}
     if file.is_file():
-        kept = torch.load(file, map_location=trainer.accelerator.device, weights_only=True)
+        device = trainer.accelerator.device  # of several processes "cpu:0", which torch.load does not know
+        kept = torch.load(file, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
     fits = kept["buffer"] is not None and kept["shape"] == _shape(trainer)
     if not trainer._ranks.any(not fits):  # each process has its part of it, or they make another
         trainer._buffered_inputs = kept["buffer"]

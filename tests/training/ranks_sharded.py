@@ -64,7 +64,7 @@ kit = sharded("kit", "kit", kit={"live": False, "temperature": None})
 assert kit._ranks.sharded == "FSDP2" and not kit._ranks.together
 kit.train()
 assert any(isinstance(p, DTensor) for p in kit.model.parameters()), "nothing is sharded"
-print("plain beside kit:", difference(whole(kit), whole(plain)))
+assert difference(whole(kit), whole(plain)) == 0
 
 stopped = sharded("kit", "stopped")
 inner = stopped._generate_single_turn
@@ -82,7 +82,7 @@ with pytest.raises(Stopped, match="after step 2"):
 again = sharded("kit", "stopped")
 again.train(resume_from_checkpoint=True)
 assert again.state.global_step == 4
-print("stopped beside kit:", difference(whole(again), whole(kit)))
+assert difference(whole(again), whole(kit)) == 0
 
 task = tasks.largest(n_train=16, n_held_out=8)
 for given, words in (
