@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,17 @@ is_async_callable = trl_utils.is_async_callable
 def is_function(reward: Any) -> bool:
     """No reward model, nor the name of one: trl calls it with lists."""
     return not isinstance(reward, (str, torch.nn.Module))
+
+
+@contextmanager
+def vllm_made_by(make: Callable[..., Any]) -> Iterator[None]:
+    """trl's trainer made inside asks make(...) for its VLLMGeneration."""
+    original = trl_grpo.VLLMGeneration
+    trl_grpo.VLLMGeneration = make
+    try:
+        yield
+    finally:
+        trl_grpo.VLLMGeneration = original
 
 
 @contextmanager

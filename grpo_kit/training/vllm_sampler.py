@@ -14,8 +14,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 import psutil
 import torch
 import trl.generation.vllm_generation as trl_vllm
-import trl.trainer.grpo_trainer as trl_grpo
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -31,6 +30,7 @@ from safetensors.torch import save_file
 
 from grpo_kit.models import base_model
 from grpo_kit.rollout.fingerprint import versions
+from grpo_kit.training.trl_internals import vllm_made_by
 from grpo_kit.training.vllm_worker import InStep, pack_tied_heads
 
 _EXTENSION = f"{InStep.__module__}.{InStep.__qualname__}"
@@ -209,15 +209,9 @@ def _added_up(layer: BaseTunerLayer) -> dict[int, torch.Tensor]:
             weight.data = data
 
 
-@contextmanager
-def sampled_by_vllm(args: Any) -> Iterator[None]:
+def sampled_by_vllm(args: Any) -> AbstractContextManager[None]:
     """trl's trainer made inside gets a VllmSampler, where args.use_vllm."""
-    original: Callable[..., Any] = trl_grpo.VLLMGeneration
-    trl_grpo.VLLMGeneration = partial(VllmSampler, run_folder=args.output_dir)
-    try:
-        yield
-    finally:
-        trl_grpo.VLLMGeneration = original
+    return vllm_made_by(partial(VllmSampler, run_folder=args.output_dir))
 
 
 @contextmanager
