@@ -54,7 +54,7 @@ def main(resume: bool) -> None:
     state.wait_for_everyone()
 
     trainer = {trainer}
-    trainer.train(resume_from_checkpoint=resume or None)
+    trainer.train(resume_from_checkpoint=resume or None){stop}
 
     trainer.save_model(f"{{RUN}}/model")
     if first:
@@ -70,6 +70,10 @@ def main(resume: bool) -> None:
 if __name__ == "__main__":
     main(resume="--resume" in sys.argv[1:])
 '''
+
+_STOP = """
+    if trainer.stopped_by is not None:  # it has saved; what is half trained is not kept as the model
+        raise SystemExit(f"Stopped by the red flag {trainer.stopped_by.name}; go on with --resume")"""
 
 # What accelerate calls MULTI_GPU is the launcher that starts several processes; on a CPU they talk by gloo.
 _CONFIG = """# accelerate launch --config_file {config} {name}
@@ -148,6 +152,7 @@ def _script(
         dtype="dtype" if full else "lora_dtype",
         lora=f"\n        lora={_written(dict(recipe.lora))}," if recipe.lora else "",
         trainer=_trainer(recipe, task),
+        stop=_STOP if recipe.on_flag == "stop" else "",
     )
 
 

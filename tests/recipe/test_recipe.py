@@ -169,6 +169,14 @@ def test_the_script_gives_the_same_weights(ran):
         Recipe.of(file).save(run)
 
 
+def test_a_script_keeps_no_half_trained_model_after_a_red_flag(tmp_path):
+    told = {on: Recipe("largest", profile="smoke", on_flag=on) for on in ("warn", "stop")}
+    texts = {on: made.to_script(tmp_path / f"{on}.py")[0].read_text() for on, made in told.items()}
+    assert "stopped_by" not in texts["warn"]
+    ast.parse(texts["stop"])
+    assert texts["stop"].index("raise SystemExit") < texts["stop"].index("trainer.save_model")
+
+
 def test_a_script_overwrites_nothing_and_refuses_what_it_cannot_say(ran, tmp_path):
     _, file, _ = ran
     recipe = Recipe.of(file)
