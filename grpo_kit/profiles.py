@@ -19,6 +19,7 @@ import torch
 
 from grpo_kit.card import has_bf16
 from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.trackers.names import check_installed
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -314,6 +315,7 @@ class Profile:
         known = {f.name for f in fields(GRPOConfig)}
         if unknown := sorted(set(overrides) - known):
             raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
+        check_installed(overrides.get("report_to"))
         overrides = self._of_task(task, overrides)
         for steps, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
             if overrides.get(steps):

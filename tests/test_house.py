@@ -16,8 +16,8 @@ ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
     "schedules", "objectives", "unsloth", "prompts", "card", "models", "record", "display", "sandbox", "rewards",
-    "rollout", "episodes", "optim", "guide", "tasks", "watch", "profiles", "memory", "training", "evaluation",
-    "preferences", "lab", "exports", "recipe", "doctor",
+    "rollout", "episodes", "optim", "guide", "tasks", "watch", "trackers", "profiles", "memory", "training",
+    "evaluation", "preferences", "lab", "exports", "recipe", "doctor",
     "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))

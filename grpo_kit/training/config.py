@@ -35,7 +35,7 @@ def config_of(trainer: Any) -> dict[str, Any]:
         "device": hardware(),
         "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft", "datasets")},
-        "args": trainer.args.to_dict(),
+        "args": trainer.args.to_dict() | {"report_to": trainer.reports_to},
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from grpo_kit.record.files import CONFIG, REDONE, RunFolderError, read_metrics
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.training.config import config_of
 from grpo_kit.training.rollouts import Rollouts
+from grpo_kit.training.told import Told
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -46,12 +47,14 @@ _KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 1
 class Recorder(TrainerCallback):
     """Writes the run folder, feeds the live chart of one trainer and watches for red flags.
 
-    Of several processes the main one alone does so. As a callback it comes before the trackers' (report_to), which
-    then see what metrics.csv sees.
-    live: see GRPOTrainer. on_flag: see Monitor.
+    Of several processes the main one alone does so. As a callback it comes before those of trackers that transformers
+    tells (report_to), which then see what metrics.csv sees.
+    live: see GRPOTrainer. on_flag: see Monitor. trackers: names of those that the kit tells.
     """
 
-    def __init__(self, trainer: Any, *, live: bool | None, on_flag: OnFlag) -> None:
+    def __init__(
+        self, trainer: Any, *, live: bool | None, on_flag: OnFlag, trackers: Sequence[str] = ()
+    ) -> None:
         self.trainer = trainer
         self._writes = trainer.accelerator.is_main_process
         self.folder: RunFolder | None = None
@@ -66,6 +69,7 @@ class Recorder(TrainerCallback):
         self._config: dict[str, Any] = {}
         self._rollouts = Rollouts(trainer)
         self._begin = self._seconds_before = 0.0
+        self._told = Told(trainer, list(trackers), self.say)
 
     def open(self, *, resume: bool) -> dict[str, Any] | None:
         """Open args.output_dir; returns the config.json of the run that is there, None of a new one.
@@ -106,6 +110,7 @@ class Recorder(TrainerCallback):
         self._monitor.begin(folder.path, self._config, rows)
         share = _share_that_moves(self.trainer)
         self._once = {} if share is None else {"update/share_that_moves": share}
+        self._told.begin(Path(folder.path), self._config)
         if self._chart is not None:
             self._chart.start(self.trainer.state.max_steps, self.trainer.args.output_dir)
 
@@ -142,7 +147,9 @@ class Recorder(TrainerCallback):
         self.folder.write_step(self._row)
         if self._chart is not None:
             self._chart.update([self._row], self._completions)
-        self._measured |= {f"flags/{flag.name.replace(' ', '_')}": 1.0 for flag in self._watch()}
+        flags = self._watch()
+        self._measured |= {f"flags/{flag.name.replace(' ', '_')}": 1.0 for flag in flags}
+        self._told.row(self._row, flags)
 
     def evaluation(self, logs: Mapping[str, float | None]) -> None:
         """Held-out measures after a step: its row is written again, with eval/...; of two rows readers take the last.
@@ -167,7 +174,7 @@ class Recorder(TrainerCallback):
         self.folder.write_step(self._row)
         if self._chart is not None:
             self._chart.replace(self._row)
-        self._watch()
+        self._told.evaluation(self._row, self._watch())
 
     def take_up_row(self) -> None:
         """The last step's row, as it is on disk: an evaluation is made up."""
@@ -184,6 +191,7 @@ class Recorder(TrainerCallback):
 
     def changed(self, step: int, text: str) -> None:
         """A change took effect with this step, or was refused."""
+        self._told.change(text)
         if self._chart is not None and self.folder is not None:
             self._chart.change(step, text)
         else:
@@ -229,14 +237,19 @@ class Recorder(TrainerCallback):
         if self._writes:
             self._completions, self._sampled = pd.DataFrame(table), True
             self.folder.write_completions(table)
+            self._told.completions(table)
 
     def say(self, message: str) -> None:
         """A line for the person who watches."""
         if self._writes:
             print(message, flush=True)
 
-    def close(self) -> bool:
-        """The last picture; no step leaves no trace. False: a full disk holds rows back, for the next train()."""
+    def close(self, *, failed: bool = False) -> bool:
+        """The last picture; no step leaves no trace. False: a full disk holds rows back, for the next train().
+
+        failed: an error ended the run.
+        """
+        self._told.end(failed=failed)
         if self.folder is None:
             return True
         if self._chart is not None:

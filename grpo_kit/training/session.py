@@ -99,6 +99,7 @@ class Session(TrainerCallback):
             config = self.recorder.open(resume=bool(checkpoint) or self.interrupted)
             self.interrupted = self._started = self._updating = False
             start, self._on_disk, done = get_random_state(), (-1, checkpoint), False
+            failed = False
             try:
                 step = checkpoints.steps_in(checkpoint) if checkpoint else 0
                 trainer._requests.open()
@@ -122,6 +123,7 @@ class Session(TrainerCallback):
                     return TrainOutput(step, float("nan"), {"interrupted": 1.0})
                 raise Stopped(self._last_words, step) from None
             except Exception as error:
+                failed = True
                 # Between the optimizer's first and last write the weights are neither old nor new: not worth saving.
                 self._updating |= self.together.half_done
                 if self.guard.patient:
@@ -140,7 +142,7 @@ class Session(TrainerCallback):
                 trainer._requests.close()
                 if trainer.state.global_step:
                     mark_trained(trainer.model, trainer.args.output_dir, trainer.state.global_step)
-                left = not self.recorder.close() or self._save_failed
+                left = not self.recorder.close(failed=failed) or self._save_failed
                 left = left if self.together.gone else self.ranks.any(left)
                 if done and left and not self.trainer.args.load_best_model_at_end:
                     self._unsaved = get_random_state()

@@ -29,6 +29,7 @@ from grpo_kit.display import progress_told
 from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import CONFIG
+from grpo_kit.trackers.names import check_installed
 from grpo_kit.training.ahead import Ahead
 from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
@@ -58,6 +59,7 @@ from grpo_kit.training.restore import dtypes_of, restore_dtypes
 from grpo_kit.training.sampling import Sampling
 from grpo_kit.training.session import Session
 from grpo_kit.training.temperature import Schedule, Temperature
+from grpo_kit.training.told import own_trackers
 from grpo_kit.training.trl_internals import (
     follow_epochs,
     reference_is_a_copy_of,
@@ -125,6 +127,7 @@ class GRPOTrainer(TRLGRPOTrainer):
     ) -> None:
         check_base(TRLGRPOTrainer)
         args = copy.copy(args) if args is not None else default_args()
+        check_installed(args.report_to)
         self._ranks = Ranks(args)
         args.output_dir = self._ranks.from_main(
             lambda: args.output_dir
@@ -147,6 +150,9 @@ class GRPOTrainer(TRLGRPOTrainer):
         align(args, warmup)
         self.rollout = choose_rollout(rollout, args)
         dtypes = dtypes_of(model)
+        self.reports_to = args.report_to
+        # Else transformers tells them TRL's names, and trl its tables and timings.
+        trackers, args.report_to = own_trackers(args.report_to)
         with reference_is_a_copy_of(model), sampled_by_vllm(args):
             super().__init__(
                 model=model,
@@ -171,7 +177,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         if self._ranks.sharded:  # transformers' own is what shards come apart for
             self._optimizer_name = None
         self._temperature = Temperature(self, temperature, eval_temperature)
-        self._recorder = Recorder(self, live=live, on_flag=on_flag)
+        self._recorder = Recorder(self, live=live, on_flag=on_flag, trackers=trackers)
         if self._ranks.sharded:
             self._recorder.say(in_trls_way(self._ranks))
         elif self._ranks.count > 1 and self.args.fsdp:
