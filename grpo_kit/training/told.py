@@ -23,7 +23,7 @@ from grpo_kit.watch.monitor import read_flags
 
 TRACKERS_FILE = "trackers.json"
 _NOTHING = -1  # the step up to which a new tracker's run was told
-Message = tuple[int, str, tuple]  # step, method of the tracker, its arguments after the step
+Message = tuple[int, str, tuple]  # step that it is told with, method of the tracker, its arguments
 
 
 class Told:
@@ -70,8 +70,8 @@ class Told:
         step, waiting, self._waiting = int(row["step"]), self._waiting, []
         for method, given in waiting:
             if method == "alert":
-                self._add(step, method, *given)
-        self._add(step, "row", {**row, **_marks(flags)})
+                self._add(step, method, step, *given)
+        self._add(step, "row", step, row)
         self._tell_tables(step, [given[0] for method, given in waiting if method == "table"])
         self._tell_flags(step, flags)
         self._deliver()
@@ -82,7 +82,7 @@ class Told:
             return
         step = int(row["step"])
         some = {name: value for name, value in row.items() if name.startswith("eval/")} if step else row
-        self._add(step, "row", {"step": step, **some, **_marks(flags)})
+        self._add(step, "row", step, some)
         self._tell_flags(step, flags)
         self._deliver()
 
@@ -115,11 +115,14 @@ class Told:
 
     def _tell_tables(self, step: int, tables: list[Mapping[str, list]]) -> None:
         if tables and is_told(step, self.trainer.state.max_steps):
-            self._add(step, "table", table_of(_joined(tables)))
+            self._add(step, "table", step, table_of(_joined(tables)))
 
     def _tell_flags(self, step: int, flags: list[Flag]) -> None:
-        for flag in flags:
-            self._add(step, "alert", "WARN", f"red flag: {flag.name}", str(flag))
+        for (
+            flag
+        ) in flags:  # at the step since when: steps after that may be done again, and it is raised once
+            self._add(step, "row", flag.step, {f"flags/{flag.name.replace(' ', '_')}": 1.0})
+            self._add(step, "alert", flag.step, "WARN", f"red flag: {flag.name}", str(flag))
 
     def _catch_up(self) -> None:
         """What the run folder has beyond the step up to which a tracker was told."""
@@ -131,12 +134,11 @@ class Told:
             now = int(row["step"])
             for line in changes:
                 if line["step"] == now:
-                    self._add(now, "alert", "INFO", "change", _in_words(line))
-            some = [flag for flag in flags if flag.step == now]
-            self._add(now, "row", {**row, **_marks(some)})
+                    self._add(now, "alert", now, "INFO", "change", _in_words(line))
+            self._add(now, "row", now, row)
             of_step = completions[completions["step"] == now]
             self._tell_tables(now, [_as_lists(of_step)] if len(of_step) else [])
-            self._tell_flags(now, some)
+            self._tell_flags(now, [flag for flag in flags if flag.step == now])
         for one, queue in zip(self._open, queues, strict=True):
             one.queue = [message for message in queue if message[0] > one.told]
 
@@ -165,7 +167,7 @@ class Told:
             if step > one.told:
                 one.told, one.sent = step, []
                 self._write()
-            getattr(tracker, method)(step, *given)
+            getattr(tracker, method)(*given)
             one.sent.append(one.queue.pop(0))
 
     def _write(self) -> None:
@@ -261,10 +263,6 @@ def own_trackers(report_to: list[str]) -> tuple[list[str], list[str]]:
     (['wandb'], ['mlflow'])
     """
     return [n for n in report_to if n in TRACKERS], [n for n in report_to if n not in TRACKERS]
-
-
-def _marks(flags: list[Flag]) -> dict[str, float]:
-    return {f"flags/{flag.name.replace(' ', '_')}": 1.0 for flag in flags}
 
 
 def _joined(tables: list[Mapping[str, list]]) -> dict[str, list]:

@@ -150,9 +150,10 @@ READERS = {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wan
 
 def main(folder, names):
     trainer = trained(folder, names)
-    interrupted_once(trainer, "backward", at_step=2)
+    pressed = interrupted_once(trainer, "rollout", at_step=2)
     trainer.change(learning_rate=2e-12)
     trainer.train(on_stop="return")
+    assert pressed and trainer.interrupted and trainer.state.global_step == 2
     trainer.train()
     once = {name: READERS[name](folder) for name in names}
     (folder.parent / "once.csv").write_text((folder / "metrics.csv").read_text())
