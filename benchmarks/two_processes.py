@@ -102,6 +102,7 @@ def main() -> None:
         "seed": options.seed,
         "steps": options.steps,
         "cores": cores,
+        "load average": os.getloadavg()[0],  # above the number of cores the seconds say nothing
         "seconds a step": seconds,
         "median": {arm: statistics.median(taken) for arm, taken in seconds.items()},
         "relative difference": {
