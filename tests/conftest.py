@@ -1,8 +1,13 @@
 """Models every test may ask for: a tiny random Llama and the real SmolLM2-135M-Instruct."""
 
+import os
+
 import pytest
 
-from grpo_kit.models import load_policy
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core; threads of each would wait for the others'
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from grpo_kit.models import load_policy  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -150,15 +150,17 @@ VIEWS = {
 LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize(
+    "name, loss", [(n, loss) for n in VIEWS for loss in (LOSSES if n == "extended" else LOSSES[:2])]
+)
 def test_packed_turns_move_the_weights_as_trls_padded_rows_do(name, loss, tmp_path):
-    steps = {}
+    steps = {}  # of SGD: Adam's first step makes 1e-2 of a rounding error, and the next words are then others
     for pack in (False, True):
         trainer = make(
             tmp_path / str(pack), of=task(view=VIEWS[name]), kit={"pack": pack}, loss_type=loss, max_steps=2,
-            per_device_train_batch_size=4, gradient_accumulation_steps=2,
+            per_device_train_batch_size=4, gradient_accumulation_steps=2, optim="sgd", learning_rate=0.1,
         )  # fmt: skip
+        before = weights(trainer)
         trainer.train()
         steps[pack] = trainer
         logged = [e for e in trainer.state.log_history if "loss" in e]
@@ -167,7 +169,8 @@ def test_packed_turns_move_the_weights_as_trls_padded_rows_do(name, loss, tmp_pa
     for one, other in zip(a[:2], b[:2], strict=True):
         for key in ("loss", "grad_norm", "reward", "entropy", "completions/mean_length"):
             assert other[key] == pytest.approx(one[key], rel=2e-4, abs=2e-6), key
-    assert difference(weights(steps[False]), weights(steps[True])) < 2e-4
+    assert difference(weights(steps[False]), weights(steps[True])) < 2e-6
+    assert difference(before, weights(trainer)) > 2e-4
 
 
 class OneTurn(Letters):
