@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from safetensors import SafetensorError
 
 from grpo_kit.episodes.task import EpisodeTask
@@ -100,10 +101,10 @@ def export(
     EpisodeTask only the first turn is looked at. proof=False writes and does not look.
     run: the run folder, for the model card README.md; known of a trainer and of a model out of one. comparison: base
     beside tuned (kit.compare), for the card. license: of the base, as the hub names it, such as "apache-2.0".
-    Raises ExportError (a ValueError) for a folder that is not empty, a full disk, weights that are not finite, what a
-    format cannot hold, a chat template that cannot render the training's prompt, and an export that is not the trained
-    model or could not be read back: that one is left, with its report, in a folder "<folder>-refused". A folder under
-    its own name is whole.
+    Raises ExportError (a ValueError) for a folder that is not empty, any process but the first of several, a full disk,
+    weights that are not finite, what a format cannot hold, a chat template that cannot render the training's prompt,
+    and an export that is not the trained model or could not be read back: that one is left, with its report, in a
+    folder "<folder>-refused". A folder under its own name is whole.
 
     >>> kit.export(trainer, tokenizer, "exports/largest", task=task, format="gguf", quant="q8_0")  # doctest: +SKIP
     """
@@ -178,6 +179,11 @@ def export(
 
 def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
     """How the weights are stored. Raises ExportError for what does not go together."""
+    if torch.distributed.is_initialized() and (rank := torch.distributed.get_rank()):
+        raise ExportError(
+            f"this is process {rank} of {torch.distributed.get_world_size()}, which would all write the same folder; "
+            "export in the first alone: if trainer.accelerator.is_main_process"
+        )
     if isinstance(model, str | os.PathLike):
         raise ExportError(
             f"model={os.fspath(model)!r} is a path; load it: model, tokenizer = kit.load_policy(...), "

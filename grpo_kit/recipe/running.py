@@ -120,6 +120,16 @@ class _Run:
             os.replace(part, self.folder / MODEL)
         self.state.wait_for_everyone()
 
+    def room_for(self, model: Any) -> None:
+        """Weights that could not be saved would be lost at the run's end; that is said before it."""
+        kept = [p for p in model.parameters() if p.requires_grad or self.recipe.tuning == "full"]
+        needed, free = sum(p.numel() * p.element_size() for p in kept), shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise RunFolderError(
+                f"{self.folder}: {free / 1e9:.1f} GB are free on its disk, and the trained model needs "
+                f"{needed / 1e9:.1f} GB; make room, or give a folder on another disk"
+            )
+
     def _set_aside(self) -> None:
         """What a shorter run left, which went on: nothing is overwritten."""
         if not (self.folder / MODEL).is_dir():
@@ -178,6 +188,8 @@ def _whole(one: _Run) -> Outcome:
     one.say(f"{recipe}\n{'Going on with' if checkpoint or trained else 'Training into'} {folder}")
     base = recipe.policy(quiet=not one.first or one.live is None)
     trainer = None if trained else one.trainer(base, resume=checkpoint is not None)
+    if not trained:
+        one.room_for(trainer.model)
     if not trained and checkpoint is None:
         one.look(*base)
     before = one.evaluated(BEFORE, *base)

@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
     """A folder with the runs `full` and `lora`, of a file that is gone."""
     folder = tmp_path_factory.mktemp("runs")
     file = written(folder)
-    Recipe.of(file).run(folder / "full", live=None)
+    Recipe.of(file, learning_rate=0.1).run(folder / "full", live=None)
     Recipe.of(file, tuning="lora", lora={"r": 2}, steps=2, learning_rate=0.1).run(folder / "lora", live=None)
     file.unlink()
     return folder
@@ -50,6 +50,9 @@ def test_evaluate_asks_base_and_tuned_and_keeps_the_answers(name, here, capsys):
     before, after = (Evaluation.load(Path(name) / which) for which in ("before.json", "after.json"))
     for found, its_own in zip(kept, (before, after), strict=True):
         assert found.rows["completion"].tolist() == its_own.rows["completion"].tolist()
+    assert kept[0].rows["completion"].tolist() != kept[1].rows["completion"].tolist(), (
+        "else nobody sees them swapped"
+    )
     assert main(["evaluate", name, "--save", str(here / "kept")]) == 2
     assert "base.json is there already" in capsys.readouterr().err
     assert main(["evaluate", name, "--seed", "3"]) == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
 
 import grpo_kit.exports as exporting
@@ -319,6 +320,23 @@ def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch
         export(model, tokenizer, tmp_path / "out", rows=2, quant="f32")
     assert [p.name for p in tmp_path.iterdir()] == ["out-refused"]
     assert json.loads((tmp_path / "out-refused" / "export.json").read_text())["proof"]["objections"]
+
+
+def test_one_of_several_processes_writes(tmp_path):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    try:
+        for rank in (1, 0):
+            torch.distributed.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+            if rank:
+                with pytest.raises(
+                    ExportError, match="process 1 of 2, which would all write the same folder"
+                ):
+                    export(model, tokenizer, tmp_path / "new", proof=False)
+                torch.distributed.destroy_process_group()
+            else:
+                assert export(model, tokenizer, tmp_path / "new", proof=False).folder.is_dir()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_arguments_that_do_not_fit(tmp_path):

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -349,6 +350,18 @@ def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path):
     with pytest.raises(ValueError, match="no field of trl.GRPOConfig"):
         Recipe(str(file), profile="smoke", config={"nothing": 1}).run(tmp_path / "run", live=None)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_cannot_take_the_model_is_met_before_it_is_trained(tmp_path, monkeypatch):
+    """Met at the end it would cost the weights."""
+    recipe, free = Recipe.of(written(tmp_path), steps=1), shutil.disk_usage(tmp_path)
+    needed = sum(p.numel() for p in kit.load_policy("tiny-random", quiet=True)[0].parameters()) * 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=needed - 1))
+    with pytest.raises(RunFolderError, match="make room, or give a folder on another disk"):
+        recipe.run(tmp_path / "run", live=None)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=needed))
+    assert recipe.run(tmp_path / "run", live=None).model.is_dir()
 
 
 def test_one_process_at_a_time_trains_into_a_folder(ran):
