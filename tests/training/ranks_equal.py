@@ -14,4 +14,4 @@ for name in SETTINGS:
     calls = recorded(trainer)
     trainer.train()
     torch.save((calls, state_of(trainer)), folder / f"{trainer.accelerator.process_index}.pt")
-print("done", trainer.accelerator.process_index)
+sys.stdout.write(f"done {trainer.accelerator.process_index}\n")

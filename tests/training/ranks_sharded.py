@@ -91,4 +91,4 @@ for given, words in (
 ):
     with pytest.raises(ValueError, match=f"{words} needs all weights"):
         sharded("kit", "refused", kit=given)
-print("done", RANK)
+sys.stdout.write(f"done {RANK}\n")  # in one piece: the other process writes too
