@@ -43,7 +43,7 @@ trainer = make("kit", sys.argv[1] + "/stopped", model=model, optim="sgd", learni
                kit={"on_flag": "stop"}, **options)
 trainer.train()
 assert trainer.state.global_step == 1 and trainer.stopped_by.name == "lost updates"
-sys.stdout.write(f"done {rank}\n")
+sys.stdout.write(f"done {rank}\\n")
 """
 
 
