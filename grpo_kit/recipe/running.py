@@ -25,6 +25,7 @@ from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder, re
 from grpo_kit.record.going import alone
 from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.training.checks import to_go_on
+from grpo_kit.training.disk import weight_bytes
 from grpo_kit.training.interrupts import Stopped
 from grpo_kit.watch.card import model_card
 
@@ -122,8 +123,7 @@ class _Run:
 
     def room_for(self, model: Any) -> None:
         """Weights that could not be saved would be lost at the run's end; that is said before it."""
-        kept = [p for p in model.parameters() if p.requires_grad or self.recipe.tuning == "full"]
-        needed, free = sum(p.numel() * p.element_size() for p in kept), shutil.disk_usage(self.folder).free
+        needed, free = weight_bytes(model), shutil.disk_usage(self.folder).free
         if needed > free:
             raise RunFolderError(
                 f"{self.folder}: {free / 1e9:.1f} GB are free on its disk, and the trained model needs "
@@ -190,8 +190,8 @@ def _whole(one: _Run) -> Outcome:
     trainer = None if trained else one.trainer(base, resume=checkpoint is not None)
     if not trained:
         one.room_for(trainer.model)
-    if not trained and checkpoint is None:
-        one.look(*base)
+        if checkpoint is None:
+            one.look(*base)
     before = one.evaluated(BEFORE, *base)
     if before is not None:
         one.say(f"Before: {_words(before)}")

@@ -14,22 +14,27 @@ from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.training.checkpoints import checkpoints
 
 
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of the weights that are saved: all of them, of adapters what is trained."""
+    adapters = isinstance(model, PeftModel)
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad or not adapters)
+
+
 def checkpoint_bytes(model: torch.nn.Module, optimizer: str | None, optim: str) -> int:
     """Bytes of one checkpoint: what is saved of the weights, and the optimizer's state of those that are trained.
 
     optimizer: a name of optim.choose.OPTIMIZERS, or None: transformers' optim, of which the AdamWs in 8 and 32 bits are
     known; of others no state is counted.
     """
-    adapters = isinstance(model, PeftModel)
-    total = 0.0
-    for p in model.parameters():
+    states = 0.0
+    for p in (p for p in model.parameters() if p.requires_grad):
         itemsize, state = p.element_size(), 0.0
-        if p.requires_grad and optimizer:
+        if optimizer:
             state = OPTIMIZERS[optimizer].state_of(itemsize)
-        elif p.requires_grad and "adamw" in optim:
+        elif "adamw" in optim:
             state = 2.0 if "8bit" in optim else 2.0 * itemsize
-        total += p.numel() * (state + (itemsize if p.requires_grad or not adapters else 0))
-    return int(total)
+        states += p.numel() * state
+    return int(weight_bytes(model) + states)
 
 
 def lacks_room(trainer: Any) -> str | None:

@@ -322,21 +322,21 @@ def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch
     assert json.loads((tmp_path / "out-refused" / "export.json").read_text())["proof"]["objections"]
 
 
-def test_one_of_several_processes_writes(tmp_path):
+@pytest.fixture(params=[0, 1], ids="process {} of 2".format)
+def rank(request):
+    torch.distributed.init_process_group("fake", rank=request.param, world_size=2, store=FakeStore())
+    yield request.param
+    torch.distributed.destroy_process_group()
+
+
+def test_one_of_several_processes_writes(rank, tmp_path):
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    try:
-        for rank in (1, 0):
-            torch.distributed.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
-            if rank:
-                with pytest.raises(
-                    ExportError, match="process 1 of 2, which would all write the same folder"
-                ):
-                    export(model, tokenizer, tmp_path / "new", proof=False)
-                torch.distributed.destroy_process_group()
-            else:
-                assert export(model, tokenizer, tmp_path / "new", proof=False).folder.is_dir()
-    finally:
-        torch.distributed.destroy_process_group()
+    if rank == 0:
+        assert export(model, tokenizer, tmp_path / "new", proof=False).folder.is_dir()
+        return
+    with pytest.raises(ExportError, match="process 1 of 2, which would all write the same folder"):
+        export(model, tokenizer, tmp_path / "new", proof=False)
+    assert not (tmp_path / "new").exists()
 
 
 def test_arguments_that_do_not_fit(tmp_path):
