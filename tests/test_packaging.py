@@ -37,7 +37,7 @@ def _pins(text):
 PINS = _pins((ROOT / "requirements.txt").read_text())
 # What `make` and conda install.
 WANTED = _ranges(
-    PROJECT["dependencies"] + sum((EXTRAS[e] for e in ("notebooks", "rewards", "cuda", "test")), [])
+    PROJECT["dependencies"] + sum((EXTRAS[e] for e in ("notebooks", "rewards", "cuda", "trackers", "test")), [])
 )
 
 
@@ -62,9 +62,9 @@ def test_this_environment_has_the_pinned_version(name):
 
 
 def test_the_lowest_versions_are_the_floors():
-    """Of all that `make` installs, but JupyterLab and the tests' tools; where they differ the file says why."""
+    """Of all that `make` installs, but JupyterLab, trackers and tests' tools; where they differ the file says why."""
     lowest = _pins((ROOT / "requirements-lowest.txt").read_text())
-    tools = {canonicalize_name(Requirement(text).name) for text in EXTRAS["test"]}
+    tools = {canonicalize_name(Requirement(text).name) for text in EXTRAS["test"] + EXTRAS["trackers"]}
     assert set(lowest) == set(WANTED) - tools - {"jupyterlab"}
     for name, requirement in lowest.items():
         (pin,) = requirement.specifier
