@@ -39,6 +39,11 @@ class Claim:
     withdrawn: str = ""
     runs: str = ""
 
+    @property
+    def null(self) -> float:
+        """The difference that the row's p is against: 0, or minus the margin of "no less"."""
+        return -self.matters if self.says == "no less" else 0.0
+
 
 # A task given as a Task and one made by the profile had other train rows: theirs began where the held-out rows ended,
 # and those were 256 in the one and 128 in the other. So control and an arm with a task of its own differ in that too.

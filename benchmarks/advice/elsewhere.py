@@ -51,9 +51,9 @@ def difference(claim: Claim) -> dict[str, Any] | None:
         return None
     pairs = [[_value(runs[seed], claim.outcome) for seed in seeds] for runs in (one, other)]
     if claim.outcome == "success":
-        e, p = difference_over_seeds(*pairs)
+        e, p = difference_over_seeds(*pairs, null=claim.null)
         return {"seeds": len(seeds), "mean": e.value, "low": e.low, "high": e.high, "p": p}
-    mean, low, high, p = paired_scalars(*pairs)
+    mean, low, high, p = paired_scalars(*pairs, null=claim.null)
     return {"seeds": len(seeds), "mean": mean, "low": low, "high": high, "p": p}
 
 

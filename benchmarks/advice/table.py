@@ -91,7 +91,7 @@ def _difference(claim: Claim, found: lab.Lab) -> dict[str, Any] | None:
         return elsewhere.difference(claim)
     if not {claim.arm, claim.against} <= set(found.arms) or not found.seeds(claim.arm, claim.against):
         return None
-    return found.difference(claim.arm, claim.against, outcome=claim.outcome)
+    return found.difference(claim.arm, claim.against, outcome=claim.outcome, null=claim.null)
 
 
 def _origin(claim: Claim, found: lab.Lab) -> dict[str, str]:

@@ -64,10 +64,11 @@ class Lab:
         return over_seeds([self.right[arm, seed] for seed in self.seeds(arm)])
 
     def difference(
-        self, arm: str, against: str | None = None, *, outcome: str = "accuracy"
+        self, arm: str, against: str | None = None, *, outcome: str = "accuracy", null: float = 0.0
     ) -> dict[str, Any]:
         """arm minus against (default: the first arm), paired by seed: mean, low, high (95 %), p, seeds.
 
+        null: the difference that p is against: minus a margin where "no worse by more than that" is asked.
         outcome: "accuracy" is paired by held-out row too, where both have as many; else a column of runs, of which
         the seeds count that have a value in both. The p is not corrected for how many are looked at; summary()'s is.
         Raises ValueError for an unknown arm or column, and where the two share no seed.
@@ -79,7 +80,8 @@ class Lab:
             raise ValueError(f"{arm!r} and {against!r} have no seed in common; run both with the same seeds")
         same_rows = len({len(self.right[a, s]) for a in (arm, against) for s in seeds}) == 1
         if outcome == "accuracy" and same_rows:
-            found, p = difference_over_seeds(*([self.right[a, s] for s in seeds] for a in (against, arm)))
+            right = ([self.right[a, s] for s in seeds] for a in (against, arm))
+            found, p = difference_over_seeds(*right, null=null)
             return {"mean": found.value, "low": found.low, "high": found.high, "p": p, "seeds": len(seeds)}
         numbers = self.runs.select_dtypes("number")
         if outcome not in numbers:
@@ -93,7 +95,7 @@ class Lab:
             raise ValueError(
                 f"outcome={outcome!r} was not measured in {arm!r} and {against!r} with the same seed"
             )
-        mean, low, high, p = paired_scalars(wide[against].tolist(), wide[arm].tolist())
+        mean, low, high, p = paired_scalars(wide[against].tolist(), wide[arm].tolist(), null=null)
         return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(wide)}
 
     def summary(self) -> pd.DataFrame:

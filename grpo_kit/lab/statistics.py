@@ -1,4 +1,9 @@
-"""How sure a result over seeds is: intervals for few seeds, paired differences, correction for many tests."""
+"""How sure a result over seeds is: intervals for few seeds, paired differences, correction for many tests.
+
+Seeds and rows are crossed random effects: value = mean + seed + row + what is left. What is left shows in the spread of
+the seeds' means and in that of the rows', and is counted once, with the seeds. `python -m benchmarks.interval_coverage`
+simulates how often the intervals hold the truth.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,18 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, wilson_interval
 
 
 def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
     """The mean of values (S seeds, R rows; each in [-1, 1]), sure about seeds and rows together.
 
-    Seeds: Student's t on S - 1 degrees of freedom. Rows: percentile bootstrap of the rows' means over seeds. The two
-    half widths are added in quadrature, which counts the noise of a seed on a row twice: never too narrow for that.
-    One seed: the rows' interval alone, which says nothing about another seed.
+    Seeds: Student's t on S - 1 degrees of freedom. Rows: the variance of their means over seeds, less what a seed's
+    noise on a row has put into it. The two half widths are added in quadrature.
+    One seed: the percentile bootstrap over rows alone, which says nothing about another seed.
     Raises ValueError for no value, or rows of unequal number.
+    Source: two-way crossed random effects, Searle, Casella, McCulloch, Variance Components (1992), chapter 4; half
+    widths in quadrature: Zou, Donner, Statistics in Medicine 27:1693 (2008).
 
     >>> over_seeds([[1, 0, 1, 0], [1, 1, 0, 0]]).value
     0.5
@@ -25,16 +32,15 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
     data = np.asarray(values, dtype=float)
     if data.ndim != 2 or not data.size:
         raise ValueError(f"values has shape {data.shape}; give one row of equal length for each seed")
-    lowest = -1.0 if data.min() < 0 else 0.0
-    return _with_seeds(data, _over_rows(data, lowest=lowest), lowest=lowest)
+    return _estimate(data, lowest=-1.0 if data.min() < 0 else 0.0)
 
 
 def difference_over_seeds(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], *, null: float = 0.0
 ) -> tuple[Estimate, float | None]:
-    """second minus first, paired by seed and row, both (S, R) in [0, 1]; and the two-sided p of no difference.
+    """second minus first, paired by seed and row, both (S, R) in [0, 1]; and the two-sided p of a difference of null.
 
-    The interval as over_seeds. p: 1 minus the confidence at which it would just touch 0, so that the two agree; None
+    The interval as over_seeds. p: 1 minus the confidence at which it would just touch null, so that the two agree; None
     for one seed.
     Raises ValueError for unlike shapes.
     """
@@ -42,19 +48,16 @@ def difference_over_seeds(
     if one.shape != two.shape:
         raise ValueError(f"first has shape {one.shape}, second {two.shape}; give the same seeds and rows")
     change = two - one
-    by_row = _over_rows(change, lowest=-1.0)
-    estimate = _with_seeds(change, by_row, lowest=-1.0)
+    estimate = _estimate(change, lowest=-1.0)
     if len(change) < 2:
         return estimate, None
-    mean = estimate.value
-    by_rows = (mean - by_row.low if mean > 0 else by_row.high - mean) / -float(ndtri(0.025))
-    return estimate, _p_of_both(abs(mean), _standard_error(change.mean(axis=1)), by_rows, len(change))
+    return estimate, _p_of_both(abs(estimate.value - null), *_errors(change), len(change))
 
 
 def paired_scalars(
-    first: Sequence[float], second: Sequence[float]
+    first: Sequence[float], second: Sequence[float], *, null: float = 0.0
 ) -> tuple[float, float, float, float | None]:
-    """(mean, low, high, p) of second minus first, one number a seed: Student's t, 95 %.
+    """(mean, low, high, p) of second minus first, one number a seed: Student's t, 95 %; p: of a difference of null.
 
     With one seed low and high are infinite and p is None: nothing is known about another seed.
     Raises ValueError for unequal numbers or none.
@@ -68,7 +71,7 @@ def paired_scalars(
     if len(change) < 2:
         return mean, -math.inf, math.inf, None
     half = _t_half(change)
-    return mean, mean - half, mean + half, _p(mean, _standard_error(change), len(change))
+    return mean, mean - half, mean + half, _p(mean - null, _standard_error(change), len(change))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -88,16 +91,27 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def _over_rows(values: np.ndarray, *, lowest: float) -> Estimate:
-    return bootstrap_mean(values.mean(axis=0).tolist(), lowest=lowest)
+def _estimate(values: np.ndarray, *, lowest: float) -> Estimate:
+    """The interval of over_seeds; values (S, R) in [lowest, 1]."""
+    if len(values) < 2:
+        return bootstrap_mean(values[0].tolist(), lowest=lowest)
+    mean, (by_seeds, by_rows) = float(values.mean()), _errors(values)
+    half = math.hypot(float(stdtrit(len(values) - 1, 0.975)) * by_seeds, float(ndtri(0.975)) * by_rows)
+    return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half), values.shape[1])
 
 
-def _with_seeds(values: np.ndarray, by_row: Estimate, *, lowest: float) -> Estimate:
-    """The rows' interval widened by that of the seeds; values (S, R)."""
-    mean = float(values.mean())
-    spread = _t_half(values.mean(axis=1)) if len(values) > 1 else 0.0
-    low, high = math.hypot(mean - by_row.low, spread), math.hypot(by_row.high - mean, spread)
-    return Estimate(mean, max(lowest, mean - low), min(1.0, mean + high), values.shape[1])
+def _errors(values: np.ndarray) -> tuple[float, float]:
+    """Standard errors of the mean of values (S, R): of other seeds, with what is left, and of other rows alone."""
+    seeds, rows = values.shape
+    by_seed, by_row = values.mean(axis=1), values.mean(axis=0)
+    # Nothing varies, and few rows are still few: what Wilson's interval allows.
+    if (values == values[0, 0]).all():
+        return 0.0, wilson_interval(0, rows)[1] / float(ndtri(0.975))
+    if rows < 2:
+        return _standard_error(by_seed), 0.0
+    left = values - by_seed[:, None] - by_row + values.mean()
+    noise = float((left**2).sum()) / ((seeds - 1) * (rows - 1))
+    return _standard_error(by_seed), math.sqrt(max(float(by_row.var(ddof=1)) - noise / seeds, 0.0) / rows)
 
 
 def _standard_error(values: np.ndarray) -> float:

@@ -21,6 +21,7 @@ from tiny_run import press_stop
 from transformers import set_seed
 
 import grpo_kit as kit
+from benchmarks import interval_coverage
 from grpo_kit import lab
 from grpo_kit.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
@@ -85,34 +86,42 @@ def test_one_seed_has_the_rows_interval_alone():
     assert (found.value, found.low, found.high) == pytest.approx((0.5, alone.low, alone.high))
 
 
-def test_seeds_that_differ_widen_the_interval_by_students_t():
-    """Rows all alike inside a seed: what is left of the width is t * s / sqrt(S) and the rows' own."""
-    values = [[0.2] * 50, [0.4] * 50, [0.6] * 50]
-    found = over_seeds(values)
+def test_rows_alike_inside_a_seed_leave_students_t():
+    found = over_seeds([[0.2] * 50, [0.4] * 50, [0.6] * 50])
     half = 4.302653 * 0.2 / math.sqrt(3)  # t quantile with 2 degrees of freedom, from a printed table
-    rows = found.high - 0.4
-    assert rows >= half and found.high - 0.4 == pytest.approx(math.hypot(half, 0.07135), abs=2e-3)
+    assert (found.low, found.high) == pytest.approx((max(0, 0.4 - half), 0.4 + half))
 
 
-def test_interval_covers_what_it_says():
-    """Seeds and rows both random: 95 % intervals of three seeds hold the truth at least that often."""
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(300):
-        rate = np.clip(0.5 + 0.1 * rng.standard_normal(3), 0, 1)
-        found = over_seeds((rng.random((3, 60)) < rate[:, None]).astype(float))
-        hits += found.low <= 0.5 <= found.high
-    assert hits / 300 >= 0.93
+def test_what_is_left_is_counted_once():
+    """Two seeds, three rows, by hand: seed means 0.5 and 0.7; row means 0.2, 0.6, 1.0; left: 0, +-0.1, +-0.1."""
+    values = [[0.1, 0.4, 1.0], [0.3, 0.8, 1.0]]
+    seed_error = 0.1  # sd of 0.5 and 0.7 is 0.1414, over the root of 2
+    # Rows: variance of their means 0.16; what is left has squares 0, 0.02, 0.02 in (2 - 1)(3 - 1) parts: 0.02.
+    row_error = math.sqrt((0.16 - 0.02 / 2) / 3)
+    half = math.hypot(12.7062 * seed_error, 1.959964 * row_error)
+    d, _ = difference_over_seeds([[0.0] * 3] * 2, values)
+    assert d.value == pytest.approx(0.6) and d.low == pytest.approx(0.6 - half, abs=1e-4)
+
+
+@pytest.mark.parametrize("seeds_vary, rows_vary", [(0.0, 0.0), (0.0, 1.0), (0.3, 1.0), (1.0, 0.0)])
+def test_interval_covers_what_it_says(seeds_vary, rows_vary):
+    """Seeds and rows both random, one of them or neither: as often as it says, and hardly oftener."""
+    variation = {"seeds_vary": seeds_vary, "rows_vary": rows_vary, "gap": 0.8}
+    true = interval_coverage.truth(**variation)
+    found = interval_coverage.coverage(np.random.default_rng(0), 1000, 3, 64, true=true, **variation)
+    assert 0.93 <= found["covered"] <= 0.975
 
 
 def test_paired_difference_is_tighter_than_two_intervals():
-    rng = np.random.default_rng(1)
-    hard = rng.random(200) < 0.5  # the same rows are hard for both
-    one = [(hard & (rng.random(200) < 0.98)).astype(float) for _ in range(3)]
-    two = [(hard & (rng.random(200) < 0.98)).astype(float) for _ in range(3)]
-    d, p = difference_over_seeds(one, two)
-    assert d.high - d.low < over_seeds(one).high - over_seeds(one).low
-    assert d.low < 0 < d.high and p > 0.05
+    """The same rows are hard for both arms, and there is no difference: found in about one of twenty."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(60):
+        hard = rng.random(200) < 0.5
+        one, two = ([(hard & (rng.random(200) < 0.98)).astype(float) for _ in range(3)] for _ in range(2))
+        d, p = difference_over_seeds(one, two)
+        assert d.high - d.low < over_seeds(one).high - over_seeds(one).low
+        found.append(p < 0.05)
+    assert sum(found) <= 9
 
 
 def test_scalars_are_students_paired_t():
@@ -140,14 +149,14 @@ def test_holm(ps, expected, why):
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("shift", [0.0, 0.04, 0.1, 0.3, -0.2])
 def test_p_and_interval_say_the_same(seeds, shift):
-    """Below 0.05 exactly where 0 is outside the 95 % interval, but for the bootstrap's own steps."""
+    """Below 0.05 exactly where 0 is outside the 95 % interval."""
     rng = np.random.default_rng(seeds)
     for _ in range(5):
         one = (rng.random((seeds, 80)) < 0.5).astype(float)
         two = (rng.random((seeds, 80)) < 0.5 + shift).astype(float)
         d, p = difference_over_seeds(one, two)
         assert (p < 0.05) == (d.low > 0 or d.high < 0) and 0 < p <= 1
-        assert difference_over_seeds(two, one)[1] == pytest.approx(p, rel=0.3)
+        assert difference_over_seeds(two, one)[1] == pytest.approx(p, rel=1e-6)
 
 
 def test_p_without_noise_of_rows_is_students():
