@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Strategy = Callable[[dict], str | None]
 _READ = 128  # rows of a data set that its best constant strategy is measured on
+_HELD_OUT_FIRST = 256  # so many rows are drawn to be held out, though fewer may be
 
 
 @dataclass(frozen=True)
@@ -303,16 +304,25 @@ def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strate
 def split_distinct(
     draw: Callable[[], dict | None], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
 ) -> tuple[list[dict], list[dict]]:
-    """(train, held_out) rows with distinct questions out of `draw`; see distinct_rows."""
+    """(train, held_out) rows with distinct questions out of `draw`; see distinct_rows.
+
+    However many are held out, the train rows are the same: those behind the first 256. Where there are not so many
+    questions they are those behind the held-out ones.
+    """
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
-    rows = distinct_rows(draw, n_train + n_held_out, what=what, avoid=avoid)
-    return rows[n_held_out:], rows[:n_held_out]
+    needed, wanted = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
+    rows = _draw_distinct(draw, wanted, avoid)
+    if len(rows) < needed:
+        raise _too_few(what, len(rows), needed)
+    first = _HELD_OUT_FIRST if len(rows) == wanted else n_held_out
+    train, others = rows[first : first + n_train], rows[:first] + rows[first + n_train :]
+    return train, others[:n_held_out]
 
 
 def distinct_rows(
-    draw: Callable[[], dict], count: int, *, what: str, avoid: Iterable[str] = ()
+    draw: Callable[[], dict | None], count: int, *, what: str, avoid: Iterable[str] = ()
 ) -> list[dict]:
     """Draw rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
 
@@ -320,19 +330,28 @@ def distinct_rows(
     """
     if count < 1:
         raise ValueError(f"{what}: {count!r} rows asked for; ask for at least 1")
+    rows = _draw_distinct(draw, count, avoid)
+    if len(rows) < count:
+        raise _too_few(what, len(rows), count)
+    return rows
+
+
+def _draw_distinct(draw: Callable[[], dict | None], count: int, avoid: Iterable[str]) -> list[dict]:
+    """Fewer than count where draws keep repeating or end."""
     rows: dict[str, dict] = {}
     avoid, draws = set(avoid), 0
-    while len(rows) < count:
-        row = draw()
+    while len(rows) < count and draws < 1000 + 20 * count and (row := draw()) is not None:
         draws += 1
-        if row is None or draws > 1000 + 20 * count:
-            raise ValueError(
-                f"{what} has too few distinct questions: found {len(rows)} of {count} (n_train and n_held_out "
-                "together); ask for fewer rows or a wider range"
-            )
-        if row["question"] not in avoid and row["question"] not in rows:
-            rows[row["question"]] = row
+        if row["question"] not in avoid:
+            rows.setdefault(row["question"], row)
     return list(rows.values())
+
+
+def _too_few(what: str, found: int, count: int) -> ValueError:
+    return ValueError(
+        f"{what} has too few distinct questions: found {found} of {count} (n_train and n_held_out together); ask for "
+        "fewer rows or a wider range"
+    )
 
 
 def _check_rows(task: str, split: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> None:

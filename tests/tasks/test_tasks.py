@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from grpo_kit.rewards import ExactAnswer, NumericAnswer, check_rewards, on_response
-from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, gsm8k, largest
+from grpo_kit.tasks import Task, arithmetic, countdown, events, from_reasoning_gym, from_rows, gsm8k, largest
 from grpo_kit.tasks.countdown import evaluate
 from grpo_kit.tasks.gsm8k import package_file
 from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
@@ -76,6 +76,19 @@ def test_rows_are_distinct_disjoint_and_seeded(make):
     assert (again.train, again.held_out) == (task.train, task.held_out)
     assert other.train != task.train
     assert other.held_out != task.held_out
+
+
+@pytest.mark.parametrize("make", [largest, arithmetic, events, countdown])
+def test_train_rows_do_not_depend_on_how_many_are_held_out(make):
+    few, usual, many = (make(n_train=20, n_held_out=n) for n in (8, 256, 300))
+    assert few.train == usual.train == many.train == make(n_train=40).train[:20]
+    assert few.held_out == usual.held_out[:8] and many.held_out[:256] == usual.held_out
+
+
+def test_where_questions_are_few_train_rows_stand_behind_the_held_out_ones():
+    small = {"digits": (1, 1), "operations": "+", "n_train": 60}
+    one, other = arithmetic(**small, n_held_out=10), arithmetic(**small, n_held_out=20)
+    assert one.train[10:] == other.train[:50] and one.held_out == other.held_out[:10]
 
 
 def test_rows_do_not_depend_on_the_hash_seed():
@@ -270,7 +283,7 @@ def test_on_two_numbers_a_plus_b_is_a_strong_constant():
 def test_balanced_countdown_has_each_operator_as_often(numbers):
     """And its rows are as right as the others: the answer makes the target out of the numbers."""
     task, drawn = (countdown(numbers=numbers, balanced=there, **MANY) for there in (True, False))
-    shares = Counter(c for row in task.train for c in row["answer"] if c in "+-*/")
+    shares = Counter(c for row in task.held_out for c in row["answer"] if c in "+-*/")
     assert all(0.17 <= shares[sign] / shares.total() <= 0.33 for sign in "+-*/"), shares
     for row in task.train + task.held_out:
         assert evaluate(row["answer"]) == row["target"] and 1 <= row["target"] <= 100
