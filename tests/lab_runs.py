@@ -38,6 +38,13 @@ def task():
     )
 
 
+def replace_rows(made):
+    """The same task, its first train row another."""
+    from dataclasses import replace
+
+    return replace(made, train=[{"question": "Say something:", "answer": "1"}, *made.train[1:]])
+
+
 def base():
     return {"profile": "smoke", "task": task(), "steps": 3, "learning_rate": 1e-2, "save_steps": 2}
 

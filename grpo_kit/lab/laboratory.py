@@ -22,7 +22,9 @@ from filelock import FileLock, Timeout
 
 from grpo_kit.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
+from grpo_kit.lab.alike import unlike
 from grpo_kit.lab.figure import draw_lab
+from grpo_kit.lab.outcomes import outcomes
 from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside, tell_steps
 from grpo_kit.lab.settings import as_json, fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
@@ -41,9 +43,11 @@ class Lab:
     arms: those with a finished run. against: the first that was asked for, which the others are compared with; it is
     not among the arms as long as no run of it is done.
     runs: one row a run (tidy): arm, seed, accuracy, before (the untrained model, without prepare=), formatted,
-    reward_mean (mean of the reward over all rollouts: how fast it learned), reward_last and entropy_last (over the
-    last quarter), reward_roughness (mean distance of a rollout's reward from the middle of its two neighbours: a
-    curve that rises evenly has 0), grad_norm_max, cost, and what else a run left in result.json.
+    reward_mean (mean of the reward over all rollouts: how fast it learned), reward_last, entropy_last, length_last and
+    kl_last (over the last quarter), reward_roughness (mean distance of a rollout's reward from the middle of its two
+    neighbours: a curve that rises evenly has 0), reward/<name>_mean and _last of each reward, those of weight 0 too,
+    grad_norm_max, grad_norm_early (mean of the first 5 steps), pass@<eval_samples>_<temperature>, cost, and what else a
+    run left in result.json.
     right: (arm, seed) -> 0/1 for each held-out row. curves: one row a step and run.
     """
 
@@ -98,8 +102,22 @@ class Lab:
         mean, low, high, p = paired_scalars(wide[against].tolist(), wide[arm].tolist(), null=null)
         return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(wide)}
 
+    def unlike(self, arm: str, against: str | None = None) -> list[str]:
+        """What the arm's runs differ in, besides its settings, from those of against (default: the first arm).
+
+        Other train rows, steps, tokens at most, held-out rows; more or fewer completions and tokens by over 10 %.
+
+        >>> lab.unlike("twice the group")  # doctest: +SKIP
+        ['2.0 x the completions', '2.0 x the tokens']
+        """
+        against = self.against if against is None else against
+        self._check(arm, against)
+        return unlike(self.runs, arm, against)
+
     def summary(self) -> pd.DataFrame:
         """One row an arm: accuracy and its difference to the first arm with 95 % intervals, p (Holm), speed and cost.
+
+        unlike: what else the arm differs in from the first, see unlike().
 
         completions and tokens: of all rollouts, used or not, and once however often they are trained on; tokens
         counts a prompt with each of its completions. seconds: of training with prepare=, on a machine that may have
@@ -116,7 +134,9 @@ class Lab:
             d = self.difference(arm) if shared else dict.fromkeys(("mean", "low", "high", "p"))
             row |= {"difference": d["mean"], "d_low": d["low"], "d_high": d["high"], "p": d["p"]}
             costs = ("steps", "completions", "tokens", "seconds")
-            rows.append(row | {name: own[name].mean() for name in costs})
+            there = arm != self.against and self.against in self.arms
+            more = {"unlike": "; ".join(self.unlike(arm)) if there else ""}
+            rows.append(row | {name: own[name].mean() for name in costs} | more)
         table = pd.DataFrame(rows).set_index("arm")
         table.insert(table.columns.get_loc("p") + 1, "p_holm", holm([_none(p) for p in table["p"]]))
         return table
@@ -150,6 +170,7 @@ def compare(
     change its code, name the arm otherwise.
     Seeds go first to last, each through all arms, so that a table half done is fair. What another process is at is
     left to it, and is not in the result. A line says which run and step it is at, and how long all will take.
+    In the end it says which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
     The stop button saves and raises Stopped; calling again goes on as if it had not been pressed.
     Raises ValueError for unknown settings, no seeds, and RunFolderError where the folder holds an arm of that name with
     other settings, or another process is at all there is to do and nothing is finished.
@@ -198,7 +219,12 @@ def compare(
                 result = run(changes, seed, path, before=before_training(changes, folder), on_step=on_step)
                 if not quiet:
                     progress.print(f"{which}: {Estimate(**result['accuracy'])}")
-    return load(folder, list(arms))
+    found = load(folder, list(arms))
+    if not quiet and found.against in found.arms:
+        for arm in found.arms:
+            if more := found.unlike(arm):
+                print(f"{arm} differs from {found.against} in more than its settings: {'; '.join(more)}")
+    return found
 
 
 def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
@@ -223,7 +249,7 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
             metrics, seed = read_metrics(path), result["seed"]
             right[arm, seed] = [int(c) for c in result["right"]]
             curves.append(metrics.assign(arm=arm, seed=seed))
-            rows.append({"arm": arm, **_flat(result), **_of_curve(metrics)})
+            rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
     table = pd.DataFrame(rows)
     return Lab(list(found), table, right, pd.concat(curves, ignore_index=True), against=asked[0])
 
@@ -232,35 +258,6 @@ def _finished(folder: Path, arm: str) -> list[Path]:
     """The folders of an arm's finished runs by seed; copies that a person made go by other names."""
     seeds = [p.parent.name.removeprefix("seed-") for p in folder.glob(f"{arm}/seed-*/{RESULT}")]
     return [folder / arm / f"seed-{seed}" for seed in sorted((s for s in seeds if s.isdecimal()), key=int)]
-
-
-def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's row: numbers and names, no lists."""
-    row = {
-        key: value for key, value in result.items() if not isinstance(value, (dict, list)) and key != "right"
-    }
-    row |= {"accuracy": result["accuracy"]["value"], "before": result["before"]["value"]}
-    row |= {f"sampled_{t}": value for t, value in result["sampled"].items()}
-    row["best_constant"] = result["constant"][1] if result["constant"] else None
-    row["seconds"] = result["prepare_seconds"] + result["train_seconds"]
-    return row
-
-
-def _of_curve(metrics: pd.DataFrame) -> dict[str, float]:
-    reward = metrics["reward"].astype(float).dropna()  # empty where a step used a rollout again
-    bent = reward - (reward.shift() + reward.shift(-1)) / 2
-    return {
-        "reward_mean": float(reward.mean()),
-        "reward_last": _last_quarter(reward),
-        "reward_roughness": float(bent.abs().mean()),
-        "grad_norm_max": float(metrics["grad_norm"].astype(float).max()),
-        "entropy_last": _last_quarter(metrics["entropy"].astype(float)),
-        "equal_groups": float(metrics["frac_reward_zero_std"].astype(float).mean()),
-    }
-
-
-def _last_quarter(values: pd.Series) -> float:
-    return float(values.tail(max(1, len(values) // 4)).mean())
 
 
 def _check_settings(path: Path, changes: Mapping[str, Any]) -> None:

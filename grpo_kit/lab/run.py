@@ -18,7 +18,7 @@ from transformers import TrainerCallback, set_seed
 from grpo_kit.display import ProgressLine
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.answers import answer
-from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.lab.settings import as_json, digest, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.models import hardware, load_policy
 from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
@@ -27,7 +27,7 @@ from grpo_kit.watch.monitor import read_flags
 
 RESULT = "result.json"
 SETTINGS = "settings.json"
-_SAMPLED_ROWS, _SAMPLES = 64, 4  # of an evaluation at a temperature
+_SAMPLED_ROWS = 64  # of an evaluation at a temperature
 
 
 class _Steps(TrainerCallback):
@@ -80,7 +80,8 @@ def run(
     del trainer
     trained = time.perf_counter()
     after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
-    sampled = {str(t): _sampled(model, tokenizer, task, t, seed) for t in settings.eval_temperatures}
+    samples = settings.eval_samples
+    counts = {str(t): _sampled(model, tokenizer, task, t, samples, seed) for t in settings.eval_temperatures}
     metrics, completions = read_metrics(folder), read_completions(folder)
     wrong = after.rows[~after.rows["strict"].astype(bool)]
     result = {
@@ -91,10 +92,14 @@ def run(
         "formatted": after.formatted.value,
         "tokens_mean": float(after.rows["tokens"].mean()),
         "tokens_mean_wrong": float(wrong["tokens"].mean()) if len(wrong) else None,
-        "sampled": sampled,
+        "sampled": {t: sum(right) / (samples * len(right)) for t, right in counts.items()},
+        "sampled_right": counts,
+        "eval_samples": samples,
         "before": asdict(before.strict),
         "before_formatted": before.formatted.value,
         "constant": list(before.constant) if before.constant else None,
+        "train_rows": digest(task.train),
+        "max_completion_tokens": task.max_completion_tokens,
         "steps": int(metrics["step"].max()) if len(metrics) else 0,
         "completions": len(completions),  # all that were sampled, used or not
         "tokens": float(metrics["num_tokens"].max()) if len(metrics) else 0.0,
@@ -160,11 +165,13 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
-def _sampled(model: Any, tokenizer: Any, task: Task, temperature: float, seed: int) -> float:
-    """Share of right samples at a temperature, over the first held-out rows."""
+def _sampled(
+    model: Any, tokenizer: Any, task: Task, temperature: float, samples: int, seed: int
+) -> list[int]:
+    """How many samples are right at a temperature, for each of the first held-out rows."""
     rows = task.held_out[:_SAMPLED_ROWS]
-    right = answer(model, tokenizer, task, rows, samples=_SAMPLES, temperature=temperature, seed=seed).right
-    return sum(right) / len(right)
+    made = answer(model, tokenizer, task, rows, samples=samples, temperature=temperature, seed=seed)
+    return [sum(right) for right in made.by_row(made.right)]
 
 
 def _earlier_seconds(metrics: pd.DataFrame, checkpoint: Path | None) -> float:

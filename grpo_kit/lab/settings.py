@@ -24,9 +24,10 @@ from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
 from grpo_kit.training.trainer import GRPOTrainer
 
-_OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures")
+_OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures", "eval_samples")
 _PROFILE = {f.name for f in fields(Profile)} - {"name", "picked", "seed"}
 _CONFIG = {f.name for f in fields(GRPOConfig)} - {"seed", "output_dir"}
+SAMPLES = 4  # of a held-out row, at each of eval_temperatures
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Prepare = Callable[[Any, Any, Task, int], None]
@@ -44,6 +45,7 @@ class Settings:
     config: dict[str, Any]
     prepare: Prepare | None
     eval_temperatures: tuple[float, ...]
+    eval_samples: int = SAMPLES
 
     @property
     def dtype(self) -> str:
@@ -63,7 +65,7 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     tuning: "full", "lora" or "qlora"; with adapters lora_learning_rate and lora_dtype count, and learning_rate and
     dtype do not. trainer: GRPOTrainer or a subclass. prepare: f(model, tokenizer, task, seed), called before training,
     and again before a run goes on from a checkpoint. eval_temperatures: the tuned model's samples are judged at each
-    of them too. temperature: a number, or a schedule.
+    of them too, eval_samples (default 4) of each of the first 64 held-out rows. temperature: a number, or a schedule.
     Raises ValueError for a name that nobody knows, with the nearest known one, and for values of the wrong kind.
 
     >>> resolve({"profile": "smoke", "steps": 3, "loss_type": "dr_grpo"}).config
@@ -86,6 +88,9 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     if prepare is not None and not callable(prepare):
         raise ValueError(f"prepare={prepare!r} must be a function f(model, tokenizer, task, seed)")
     temperatures = _temperatures(changes.pop("eval_temperatures", ()))
+    samples = changes.pop("eval_samples", SAMPLES)
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"eval_samples={samples!r} must be a whole number of at least 1")
     options = {}
     if callable(changes.get("temperature")):
         options["temperature"] = changes.pop("temperature")
@@ -108,7 +113,7 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     options |= {key: changes.pop(key) for key in list(changes) if key in known and key not in _CONFIG}
     if tuning == "full" or "optimizer" in numbers:
         options.setdefault("optimizer", chosen.optimizer)
-    return Settings(chosen, task, tuning, trainer, options, changes, prepare, temperatures)
+    return Settings(chosen, task, tuning, trainer, options, changes, prepare, temperatures, samples)
 
 
 def as_json(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,13 +130,15 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     task = settings.task
     parts = {
         "profile": numbers,
-        "task": {**_prompt(task), "train": _digest(task.train), "reward_weights": task.reward_weights}
+        "task": {**_prompt(task), "train": digest(task.train), "reward_weights": task.reward_weights}
         | {"rewards": [[reward, *all_parts(reward)] for reward in task.rewards]},
         "run": {"tuning": settings.tuning, "trainer": settings.trainer, "prepare": settings.prepare}
         | {"eval_temperatures": settings.eval_temperatures},
         "options": settings.options,
         "config": settings.config,
     }
+    if settings.eval_samples != SAMPLES:  # runs from before it could be said had as many
+        parts["run"]["eval_samples"] = settings.eval_samples
     flat = {f"{part}.{key}": _plain(value) for part, values in parts.items() for key, value in values.items()}
     return json.loads(json.dumps(flat, sort_keys=True))
 
@@ -139,16 +146,17 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
 def prompt_fingerprint(settings: Settings) -> str:
     """Of all that the untrained model's answers and their judging come from: equal where `before` may be shared."""
     loaded = [settings.profile.model, settings.dtype, settings.tuning == "qlora"]
-    return _digest([loaded, _plain(_prompt(settings.task))])
+    return digest([loaded, _plain(_prompt(settings.task))])
 
 
 def _prompt(task: Task) -> dict[str, Any]:
     names = ("name", "is_correct", "strategies", "system", "prefill", "examples", "max_completion_tokens")
     given = {name: getattr(task, name) for name in (*names, "answer_tag", "read_answer")}
-    return {**given, "held_out": _digest(task.held_out)}
+    return {**given, "held_out": digest(task.held_out)}
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """16 hexadecimal digits of data's contents, the same in every process."""
     text = json.dumps(value, sort_keys=True, default=lambda other: _plain(other))
     return sha256(text.encode()).hexdigest()[:16]
 

@@ -26,7 +26,7 @@ from grpo_kit import lab
 from grpo_kit.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.lab import laboratory
-from grpo_kit.lab.laboratory import _of_curve
+from grpo_kit.lab.outcomes import _of_curve
 from grpo_kit.lab.run import RESULT, SETTINGS, set_aside, write_json
 from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
@@ -67,7 +67,15 @@ def made(rewards, *, right=None, seeds=(0, 1), **columns):
     ]
     numbers = dict.fromkeys(("steps", "completions", "tokens", "seconds", "reward_mean"), 1.0)
     runs = [
-        {"arm": arm, "seed": seed, "accuracy": share, "before": 0.1, "best_constant": None, **numbers}
+        {
+            "arm": arm,
+            "seed": seed,
+            "accuracy": share,
+            "before": 0.1,
+            "n": 20,
+            "best_constant": None,
+            **numbers,
+        }
         for arm, seed, share in keys
     ]
     answers = {

@@ -1,0 +1,58 @@
+"""One run of the laboratory as a row of numbers: what result.json and metrics.csv say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+_EARLY = 5  # steps
+
+
+def outcomes(result: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
+    """Numbers and names, no lists; see Lab.runs."""
+    return {**_of_result(result), **_of_curve(metrics)}
+
+
+def _of_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    row = {
+        key: value for key, value in result.items() if not isinstance(value, (dict, list)) and key != "right"
+    }
+    row |= {"accuracy": result["accuracy"]["value"], "before": result["before"]["value"]}
+    row |= {f"sampled_{t}": value for t, value in result["sampled"].items()}
+    for t, counts in result.get("sampled_right", {}).items():
+        row[f"pass@{result['eval_samples']}_{t}"] = sum(count > 0 for count in counts) / len(counts)
+    row["best_constant"] = result["constant"][1] if result["constant"] else None
+    row["seconds"] = result["prepare_seconds"] + result["train_seconds"]
+    return row
+
+
+def _of_curve(metrics: pd.DataFrame) -> dict[str, float]:
+    reward = metrics["reward"].astype(float).dropna()  # empty where a step used a rollout again
+    bent = reward - (reward.shift() + reward.shift(-1)) / 2
+    norm, length, kl = (_column(metrics, name) for name in ("grad_norm", "completion_length", "kl"))
+    parts = {name: metrics[name].astype(float).dropna() for name in metrics if name.startswith("reward/")}
+    return {
+        "reward_mean": float(reward.mean()),
+        "reward_last": _last_quarter(reward),
+        "reward_roughness": float(bent.abs().mean()),
+        "grad_norm_max": float(norm.max()),
+        "grad_norm_early": float(norm.head(_EARLY).mean()),
+        "entropy_last": _last_quarter(metrics["entropy"].astype(float)),
+        "equal_groups": float(metrics["frac_reward_zero_std"].astype(float).mean()),
+        "length_mean": float(length.mean()),
+        "length_last": _last_quarter(length),
+        "kl_last": _last_quarter(kl),
+        **{f"{name}_mean": float(values.mean()) for name, values in parts.items()},
+        **{f"{name}_last": _last_quarter(values) for name, values in parts.items()},
+    }
+
+
+def _column(metrics: pd.DataFrame, name: str) -> pd.Series:
+    """Its values that are there; a run without a reference model has no kl."""
+    return metrics[name].astype(float).dropna() if name in metrics else pd.Series(dtype=float)
+
+
+def _last_quarter(values: pd.Series) -> float:
+    return float(values.tail(max(1, len(values) // 4)).mean())
