@@ -3,10 +3,15 @@
     python -m benchmarks.advice                  # trains what is missing (a night on 2 cores), then as below
     python -m benchmarks.advice --table          # the table again, from the run folders
     python -m benchmarks.advice --only main      # one family of arms; several processes may share the work
+    python -m benchmarks.advice --plan           # the plan: hypotheses, arms, margins, hours, and what is done of it
+    python -m benchmarks.advice --claim prefill            # what its rule wants next, until the row is done
+    python -m benchmarks.advice --claim prefill --seeds 5  # of seeds 0 to 4 the runs that are missing
 
 Runs go to runs/advice/<arm>/seed-<n>/. What the table and the figures need of them (metrics.csv, result.json,
 groups.csv) is copied to benchmarks/results/advice/; the table itself is benchmarks/results/advice.md, its picture
 advice.png.
+The plan (benchmarks/advice/plan, PLAN.md) keeps its runs apart: one JSON each in benchmarks/results/advice_plan/.
+--claim may be stopped at any time; the run that it was at is made again.
 """
 
 from __future__ import annotations
@@ -19,12 +24,15 @@ import pandas as pd
 from benchmarks.advice import table as advice_table
 from benchmarks.advice.arms import BASE, FAMILIES
 from benchmarks.advice.figure import draw_table
+from benchmarks.advice.plan import campaign
+from benchmarks.advice.plan.shown import plan_text
 from benchmarks.result import ROOT, command_line
 from grpo_kit import lab, read_completions
 from grpo_kit.display import to_png
 
 RUNS = ROOT / "runs" / "advice"
 RESULTS = ROOT / "benchmarks" / "results" / "advice"
+PLAN = ROOT / "benchmarks" / "advice" / "plan" / "PLAN.md"
 
 
 def collect() -> None:
@@ -57,15 +65,43 @@ def groups(completions: pd.DataFrame) -> pd.DataFrame:
     return table.groupby("step").mean().reset_index()
 
 
+def show_plan(*, write: bool) -> None:
+    """Print the plan with its state, or write it without to PLAN.md."""
+    if write:
+        PLAN.write_text(plan_text(state=False), encoding="utf-8")
+    print(PLAN if write else plan_text())
+
+
+def run_claim(name: str, seeds: list[int] | None) -> None:
+    """Run what is missing of a claim, by its rule or of the first so many seeds, and say how it stands."""
+    if seeds is not None and (len(seeds) != 1 or seeds[0] < 1):
+        raise SystemExit(f"--seeds {seeds}: with --claim give one number, how many seeds (0 to n - 1)")
+    entry = campaign.entry_of(name)
+    for line in campaign.carry_out(entry, seeds[0] if seeds else None):
+        print(line, flush=True)
+    print(campaign.reading(entry))
+
+
 def main() -> None:
     """Run, collect, and write the table."""
     parser = command_line(__doc__)
     parser.add_argument("--table", action="store_true", help="train nothing")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help="which (default 0 1 2 3 4); with --claim how many"
+    )
     parser.add_argument("--only", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--plan", action="store_true", help="print the plan, its hours and its state")
+    parser.add_argument("--write", action="store_true", help="with --plan: write PLAN.md, without the state")
+    parser.add_argument("--claim", metavar="NAME", help="run what is missing of one claim of the plan")
     options = parser.parse_args()
+    if options.plan:
+        show_plan(write=options.write)
+        return
+    if options.claim:
+        run_claim(options.claim, options.seeds)
+        return
     if not options.table:
-        for seed in options.seeds:  # seed by seed, so that a table half done is fair
+        for seed in options.seeds or [0, 1, 2, 3, 4]:  # seed by seed, so that a table half done is fair
             for family in options.only:
                 lab.compare(FAMILIES[family], [seed], BASE, folder=RUNS)
     collect()

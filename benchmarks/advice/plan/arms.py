@@ -1,0 +1,166 @@
+"""The plan's arms: settings of grpo_kit.lab, by name, and what two of them differ in.
+
+All on SmolLM2-135M-Instruct, full fine-tuning, at the main job's rate. FAST: 20 steps, while it learns, for outcomes
+over the run; 64 held-out rows, which decide nothing. SETTLED: 30 steps and 256 held-out rows, for accuracy: of 128 rows
+the rows' own noise alone would be as wide as five points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from benchmarks.advice.arms import cold_start
+from benchmarks.advice.plan import tasks
+from grpo_kit import GRPOTrainer, cosine, exponential, linear
+from grpo_kit.lab.settings import Settings, digest, resolve
+from grpo_kit.training.off_policy import OffPolicyTrainer
+from grpo_kit.training.positives import PositivesTrainer
+
+REVISION = 1  # raise it when the code behind an arm changes: what ran before then counts no more
+FAST: dict[str, Any] = {"profile": "cpu", "steps": 20, "learning_rate": 1e-5, "held_out": 64}
+SETTLED = FAST | {"steps": 30, "held_out": 256}
+SAMPLED = {"eval_temperatures": (1.0,)}
+UNTRAINED = {"steps": 1, "learning_rate": 1e-12}
+STALE = SETTLED | {"trainer": OffPolicyTrainer}
+RARE = FAST | {"task": tasks.RARE, "trainer": PositivesTrainer, "steps": 24}
+NEVER = SETTLED | {"task": tasks.NEVER, "steps": 20}
+CODE = FAST | {"task": tasks.CODE, "held_out": 28, "steps": 16}
+CODE_SAMPLED = SAMPLED | {"eval_samples": 8}
+TWICE = {"loss_type": "grpo", "num_iterations": 2}
+
+
+class RoundedSampler(GRPOTrainer):
+    """Samples with weights rounded to bfloat16, trains those that are not.
+
+    recompute: True: old log-probabilities are the trainer's, so that the ratio is 1; False: the sampler's, so that
+    rounding is taken for a step that the policy has made.
+    """
+
+    def __init__(self, *given: Any, recompute: bool = True, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.recompute = recompute
+
+    def own_options(self) -> dict[str, Any]:
+        """As they were given; config.json keeps them."""
+        return {"recompute": self.recompute}
+
+    def _generate_single_turn(self, *given: Any, **named: Any) -> Any:
+        if not self.model.training:
+            return super()._generate_single_turn(*given, **named)
+        with rounded(self.model):
+            return super()._generate_single_turn(*given, **named)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training and not self.recompute:
+            output["old_per_token_logps"] = output["sampling_per_token_logps"]
+        return output
+
+
+@contextmanager
+def rounded(model: Any) -> Iterator[None]:
+    """Its weights are rounded to bfloat16, in float32 still; its own come back."""
+    own = [(p, p.detach().clone()) for p in model.parameters()]
+    try:
+        for p, _ in own:
+            p.data.copy_(p.data.to(torch.bfloat16))
+        yield
+    finally:
+        for p, kept in own:
+            p.data.copy_(kept)
+
+
+ARMS: dict[str, dict[str, Any]] = {
+    "fast": FAST,
+    "group of 2": FAST | {"prompts_per_step": 16, "group_size": 2},
+    "group of 16": FAST | {"prompts_per_step": 2, "group_size": 16},
+    "4 x 16": FAST | {"group_size": 16},
+    "no warmup": FAST | {"lr_scheduler_type": "constant", "warmup_steps": 0, "warmup": 0.0},
+    "beta 0.04": FAST | {"beta": 0.04},
+    "beta 0.001": FAST | {"beta": 0.001},
+    "too fast": FAST | {"learning_rate": 1e-4},
+    "too fast, beta 0.1": FAST | {"learning_rate": 1e-4, "beta": 0.1},
+    "rewards -1 to 1": FAST | {"task": tasks.NEGATIVE},
+    "threshold": FAST | {"task": tasks.THRESHOLD},
+    "smooth": FAST | {"task": tasks.SMOOTH},
+    "prefill": FAST | {"task": tasks.PREFILLED_READ},
+    "no prefill": FAST | {"task": tasks.BARE_READ},
+    "soft": FAST | {"task": tasks.BARE},
+    "binary": FAST | {"task": tasks.BINARY},
+    "answer in think tags": FAST | {"task": tasks.TAGGED_THINK},
+    "256 tokens": FAST | {"task": tasks.ROOMY},
+    "paid for a mention": FAST | {"task": tasks.MENTION},
+    "paid for the answer": FAST | {"task": tasks.ANSWER},
+    "bf16 sampler": FAST | {"trainer": RoundedSampler, "recompute": False},
+    "bf16 sampler, recomputed": FAST | {"trainer": RoundedSampler, "recompute": True},
+    "rare": RARE,
+    "rare, positives x 4": RARE | {"positive_weight": 4.0},
+    "rare, positives only": RARE | {"negative_weight": 0.0},
+    "rare, resampled": RARE | {"resample": 3},
+    "settled": SETTLED | SAMPLED,
+    "linear": SETTLED | {"temperature": linear(1.3, 0.7)},
+    "cosine": SETTLED | {"temperature": cosine(1.3, 0.7)},
+    "exponential": SETTLED | {"temperature": exponential(1.3, 0.7)},
+    "temperature 0.4": SETTLED | {"temperature": 0.4},
+    "temperature 0.7": SETTLED | SAMPLED | {"temperature": 0.7},
+    "temperature 1.3": SETTLED | SAMPLED | {"temperature": 1.3},
+    "top-p 0.9": SETTLED | {"top_p": 0.9},
+    "2 iterations": SETTLED | {"num_iterations": 2},
+    "15 steps": SETTLED | {"steps": 15},
+    "16 train rows": SETTLED | {"task_options": {"n_train": 16}},
+    "64 train rows": SETTLED | {"task_options": {"n_train": 64}},
+    "no prefill, settled": SETTLED | {"task": tasks.BARE},
+    "SFT first, 22 steps": SETTLED | {"task": tasks.BARE, "prepare": cold_start, "steps": 22},
+    "SFT first, 29 steps": SETTLED | {"task": tasks.BARE, "prepare": cold_start, "steps": 29},
+    "never right": NEVER,
+    "never right, untrained": NEVER | UNTRAINED,
+    "sync 1": STALE | {"sync_every": 1, "steps": 20},
+    "sync 5": STALE | {"sync_every": 5, "steps": 20},
+    "sync 10": STALE | {"sync_every": 10, "steps": 20},
+    "sync 10, no weights": STALE | {"sync_every": 10, "importance_weights": False, "steps": 20},
+    "newest first": STALE | {"buffer": "newest", "lead": 5},
+    "oldest first, as young": STALE | {"buffer": "fifo", "lead": 1},
+    **{f"full, {rate:g}": SETTLED | {"learning_rate": rate} for rate in (5e-6, 1e-5, 2e-5)},
+    **{
+        f"LoRA, {rate:g}": SETTLED | {"tuning": "lora", "lora_learning_rate": rate}
+        for rate in (1e-4, 2e-4, 4e-4)
+    },
+    "code": CODE | CODE_SAMPLED,
+    "code, format only": CODE | CODE_SAMPLED | {"task": tasks.FORMAT_ONLY},
+    "code, untrained": CODE | CODE_SAMPLED | UNTRAINED,
+    "code, GRPO": CODE | {"loss_type": "grpo"},
+    "code, Dr. GRPO": CODE | {"loss_type": "dr_grpo"},
+    "code, tokens": CODE | TWICE,
+    "code, sequences": CODE | TWICE | {"importance_sampling_level": "sequence"},
+}
+
+
+def unlike(one: Settings, other: Settings) -> tuple[str, ...]:
+    """What two arms differ in that is not one setting: rows, steps, lengths, completions, held-out rows."""
+    facts = {
+        "train rows": lambda s: digest(s.task.train),
+        "held-out rows": lambda s: digest(s.task.held_out),
+        "steps": lambda s: s.profile.steps,
+        "tokens at most": lambda s: s.task.max_completion_tokens,
+        "completions": completions,
+        "prepared": lambda s: s.prepare,
+        "model": lambda s: (s.profile.model, s.dtype),
+    }
+    return tuple(name for name, of in facts.items() if of(one) != of(other))
+
+
+def completions(settings: Settings) -> int:
+    """Rollouts of the whole run."""
+    uses = settings.config.get("num_iterations", 1)
+    return -(-settings.profile.steps // uses) * settings.profile.completions_per_step
+
+
+@cache
+def resolved(arm: str) -> Settings:
+    """The arm's settings in full."""
+    return resolve(ARMS[arm])

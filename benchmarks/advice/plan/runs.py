@@ -1,0 +1,105 @@
+"""The plan's runs on disk: one JSON a run, keyed by its configuration; read back as a Lab.
+
+benchmarks/results/advice_plan/<arm>/seed-<n>-<key>.json, written whole or not at all. The key is a hash of all that the
+run was made of (lab.settings.fingerprint: numbers, rows, prompt, rewards by name) and arms.REVISION, so that a result
+of other settings is never taken for this one's. Run folders go to runs/advice_plan and may be deleted.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.advice.plan.arms import ARMS, REVISION, resolved
+from benchmarks.result import RESULTS, ROOT, as_text, six_digits
+from grpo_kit import lab
+from grpo_kit.lab.run import RESULT
+from grpo_kit.lab.settings import as_json, digest, fingerprint
+from grpo_kit.record.files import RunFolderError, write_whole
+
+FOLDER = RESULTS / "advice_plan"
+RUNS = ROOT / "runs" / "advice_plan"
+_CURVE = ("step", "reward", "entropy", "completion_length", "frac_reward_zero_std", "grad_norm")
+
+
+@cache
+def key_of(arm: str) -> str:
+    """Twelve digits that tell the arm's configuration from any other."""
+    return digest([REVISION, fingerprint(resolved(arm))])[:12]
+
+
+def path_of(arm: str, seed: int) -> Path:
+    """Where the run's result is, or will be."""
+    return FOLDER / arm / f"seed-{seed}-{key_of(arm)}.json"
+
+
+def done(arm: str) -> list[int]:
+    """The seeds that have a result of this very configuration."""
+    found = (FOLDER / arm).glob(f"seed-*-{key_of(arm)}.json")
+    return sorted(int(path.name.split("-")[1]) for path in found)
+
+
+def run(arm: str, seed: int) -> bool:
+    """Train and write the result, unless it is there; False where another process is at it."""
+    target = path_of(arm, seed)
+    if target.exists():
+        return True
+    name = f"{arm} {key_of(arm)}"  # its own folder: an unfinished run of other settings is not gone on with
+    try:
+        found = lab.compare({name: ARMS[arm]}, [seed], folder=RUNS, quiet=True)
+    except RunFolderError:
+        return False
+    if seed not in found.seeds(name):
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, as_text(six_digits(_result(arm, seed, found, name))).encode())
+    return True
+
+
+def load(arms: list[str], against: str, *, below: int | None = None) -> lab.Lab | None:
+    """These arms' results as a laboratory, of seeds below that number; None while none of against's is there."""
+    rows, right, curves = [], {}, []
+    for arm in arms:
+        for seed in done(arm):
+            if below is not None and seed >= below:
+                continue
+            saved = json.loads(path_of(arm, seed).read_text(encoding="utf-8"))
+            rows.append({"arm": arm, "seed": seed, **saved["outcomes"]})
+            right[arm, seed] = [int(c) for c in saved["right"]]
+            curves.append(pd.DataFrame(saved["curve"]).assign(arm=arm, seed=seed))
+    there = [arm for arm in arms if any(row["arm"] == arm for row in rows)]
+    if against not in there:
+        return None
+    table = pd.DataFrame(rows)
+    never = [name for name in table if table[name].isna().all()]  # a number that no run has is a number still
+    table = table.astype(dict.fromkeys(never, float))
+    return lab.Lab(there, table, right, pd.concat(curves, ignore_index=True), against)
+
+
+def _result(arm: str, seed: int, found: lab.Lab, name: str) -> dict[str, Any]:
+    row = found.runs[(found.runs["arm"] == name) & (found.runs["seed"] == seed)].iloc[0]
+    curve = found.curves[(found.curves["arm"] == name) & (found.curves["seed"] == seed)]
+    columns = [c for c in curve if c in _CURVE or c.startswith("reward/")]
+    made = json.loads((RUNS / name / f"seed-{seed}" / RESULT).read_text(encoding="utf-8"))
+    return {
+        "arm": arm,
+        "seed": seed,
+        "key": key_of(arm),
+        "command": "python -m benchmarks.advice --claim NAME",
+        "settings": as_json(ARMS[arm]),
+        "fingerprint": fingerprint(resolved(arm)),
+        "versions": made["versions"],
+        "outcomes": {k: _plain(v) for k, v in row.items() if k not in ("arm", "seed")},
+        "right": "".join(map(str, found.right[name, seed])),
+        "curve": {c: [_plain(v) for v in curve[c]] for c in columns},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: no numpy, and null where there is no number."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and value != value else value

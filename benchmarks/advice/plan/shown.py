@@ -1,0 +1,118 @@
+"""The plan as text: what is asked, by which runs, for how many hours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from benchmarks.advice.plan import campaign, cost, runs, tuned
+from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE, NOT_ASKED
+from benchmarks.advice.plan.arms import resolved
+from benchmarks.advice.plan.entry import Asked
+
+_RULE = """\
+Seeds are 0 to n - 1. The first are run, then one more at a time until the 95 % interval is narrower than the margin or
+the largest number is reached; whether more are run depends on the interval's width alone, never on the estimate. An
+effect is the arm's outcome less that of what it is compared with. A verdict goes by the interval: "more" and "less"
+hold where all of it lies beyond 0, "no less" and "no more" where all of it lies on the right side of the margin; where
+it lies within the margin on both sides, "more" and "less" are "no difference larger than the margin". Rows of accuracy
+pair held-out rows too; the interval of other outcomes counts seeds alone. All rows are one family for Holm."""
+
+
+@cache
+def hours(arm: str) -> float:
+    """Of one run."""
+    return cost.seconds(resolved(arm)) / 3600
+
+
+def hours_of(some: Iterable[campaign.Run]) -> float:
+    """Of these runs, each on one core."""
+    return sum(hours(arm) for arm, _ in some)
+
+
+def plan_text(*, state: bool = True) -> str:
+    """Markdown. state: with what is done and what is missing; without: what is committed before the runs."""
+    lines = [
+        "# The advice, measured again: the plan",
+        "",
+        _RULE,
+        "",
+        f"Hours are of one core: {cost.MEASURED}.",
+    ]
+    lines += ["Each run counts once, though several claims share it.", "", *_hours()]
+    lines += ["", "## Asked by runs of their own"]
+    for entry in campaign.ASKED:
+        lines += ["", *_asked(entry, state)]
+    lines += ["", "## Asked by another command", ""]
+    lines += [
+        f"- **{e.name}** ({e.by}, priority {e.priority}, about {e.hours} h) {e.hypothesis} {e.outcome}, {e.says}, "
+        f"margin {e.margin:g}. Data: {e.data}. `{e.command}`"
+        for e in ELSEWHERE
+    ]
+    lines += ["", "## Answered from committed data", ""]
+    for a in ANSWERED:
+        row = f", row '{a.claim}'" if a.claim else ""
+        said = f" {a.said[0].upper()}{a.said[1:]}." if a.said else ""
+        lines.append(f"- **{a.name}** ({a.by}) {a.hypothesis} Data: {a.data}{row}.{said}")
+    lines += ["", "## Not asked", ""]
+    lines += [f"- **{n.by}** {n.why}." for n in NOT_ASKED]
+    return "\n".join(lines) + "\n"
+
+
+def _hours() -> list[str]:
+    """A table by priority; a run that an earlier priority has made costs nothing."""
+    lines = ["| priority | claims | runs, first seeds | hours | runs, at most | hours |", "|---" * 6 + "|"]
+    counted: set[campaign.Run] = set()
+    for priority in (1, 2, 3, 4):
+        entries = campaign.of_priority(priority)
+        first, most = (campaign.distinct(entries, most=m) - counted for m in (False, True))
+        counted |= campaign.distinct(entries, most=True)
+        cells = (
+            priority,
+            len(entries),
+            len(first),
+            f"{hours_of(first):.1f}",
+            len(most),
+            f"{hours_of(most):.1f}",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines.append(f"| all | {len(campaign.ASKED)} | | | {len(counted)} | {hours_of(counted):.1f} |")
+    return [*lines, "", f"Other commands, below: {sum(e.hours for e in ELSEWHERE):.1f} hours more."]
+
+
+def _asked(entry: Asked, state: bool) -> list[str]:
+    seeds = f"{entry.first} to {entry.most}" if entry.most > entry.first else f"{entry.first}"
+    lines = [
+        f"**{entry.name}** ({entry.by}, priority {entry.priority}) {entry.hypothesis}",
+        f"- {entry.arm} / {entry.against}; {entry.outcome}, {entry.says}; margin {entry.margin:g}; seeds {seeds}",
+    ]
+    for side, name in zip(entry.tuned, (entry.arm, entry.against), strict=False):
+        chosen_on = " and ".join(map(str, tuned.SEEDS))
+        lines.append(f"- {name}: the highest mean of {', '.join(side)} over seeds {chosen_on}")
+    if entry.unlike:
+        lines.append(f"- unlike on purpose: {', '.join(entry.unlike)}")
+    if entry.counts_if:
+        lines.append(f"- counts only if {entry.counts_if}")
+    if entry.redone:
+        lines.append(f"- redone: {entry.redone}")
+    if state:
+        lines.append(f"- {_state(entry)}")
+    return lines
+
+
+def _state(entry: Asked) -> str:
+    arms = {arm for arm, _ in campaign.largest(entry, entry.most)}
+    there = {arm: runs.done(arm) for arm in sorted(arms)}
+    said = "; ".join(f"{arm}: {_seeds(seeds)}" for arm, seeds in there.items())
+    todo, most = (
+        [(arm, seed) for arm, seed in campaign.largest(entry, n) if seed not in there[arm]]
+        for n in (entry.first, entry.most)
+    )
+    return (
+        f"done: {said}; missing {len(todo)} runs, {hours_of(todo):.1f} h; {len(most)} to the largest number, "
+        f"{hours_of(most):.1f} h"
+    )
+
+
+def _seeds(done: list[int]) -> str:
+    return "seeds " + " ".join(map(str, done)) if done else "none"

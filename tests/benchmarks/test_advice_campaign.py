@@ -1,0 +1,165 @@
+"""The plan's runs: what is missing is run, what was killed is run again, results of other settings are never used."""
+
+import json
+import sys
+from dataclasses import replace
+
+import lab_runs
+import pytest
+
+from benchmarks.advice import __main__ as command
+from benchmarks.advice.plan import arms, campaign, cost, runs, shown, tuned
+from benchmarks.advice.plan.entry import Asked
+from grpo_kit.lab import laboratory
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A plan of one claim on the tiny model, in folders of its own."""
+    base = lab_runs.base() | {"steps": 2}
+    entry = Asked("cold", "A4", "h", "cold", "control", "reward_mean", first=1, most=2, priority=1)
+    monkeypatch.setattr(runs, "FOLDER", tmp_path / "results")
+    monkeypatch.setattr(runs, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(campaign, "ASKED", [entry])
+    small_arms = {"control": base, "cold": base | {"temperature": 0.5}}
+    for module in (arms, runs):
+        monkeypatch.setattr(module, "ARMS", small_arms)
+    forget()
+    yield small_arms
+    forget()
+
+
+def forget():
+    for cached in (arms.resolved, runs.key_of, shown.hours):
+        cached.cache_clear()
+
+
+def called(monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["advice", *options])
+    command.main()
+
+
+def write(arm, seed, **outcomes):
+    """A result as a run leaves it."""
+    row = {"steps": 2, "completions": 8, "tokens": 9.0, "n": 8, "max_completion_tokens": 6}
+    row |= {"train_rows": "rows", "kl_last": None}
+    path = runs.path_of(arm, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"outcomes": row | outcomes, "right": "01010101", "curve": {"step": [1, 2]}}))
+
+
+def test_a_claim_runs_what_is_missing_and_goes_on(small, monkeypatch, capsys, tmp_path):
+    called(monkeypatch, "--claim", "cold", "--seeds", "1")
+    said = capsys.readouterr().out
+    assert (
+        "cold, seed 0: done" in said and "control, seed 0: done" in said and "one seed: cannot tell" in said
+    )
+    path = runs.path_of("cold", 0)
+    saved, written = json.loads(path.read_text()), path.stat().st_mtime_ns
+    assert saved["outcomes"]["steps"] == 2 and saved["key"] in path.name and len(saved["right"]) == 8
+    assert len(saved["curve"]["reward"]) == 2 and str(tmp_path) not in path.read_text()
+    called(monkeypatch, "--claim", "cold", "--seeds", "1")
+    assert "done" not in capsys.readouterr().out and path.stat().st_mtime_ns == written, (
+        "nothing is run twice"
+    )
+    path.unlink()  # killed before it was written: the run folder is whole
+    monkeypatch.setattr(laboratory, "run", lambda *given, **named: pytest.fail("trained again"))
+    called(monkeypatch, "--claim", "cold", "--seeds", "1")
+    assert json.loads(path.read_text())["outcomes"] == saved["outcomes"]
+
+
+def test_the_rule_goes_on_to_the_largest_number(small, monkeypatch):
+    """Without --seeds: the first seed, and since one seed's interval is infinite, the second, which is the last."""
+    called(monkeypatch, "--claim", "cold")
+    assert runs.done("cold") == runs.done("control") == [0, 1] and campaign.wanted(campaign.ASKED[0]) == []
+
+
+def test_a_killed_run_is_made_again(small, monkeypatch):
+    real = laboratory.run
+
+    def killed(*given, **named):
+        real(*given, **named)
+        (given[2] / "result.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(laboratory, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        called(monkeypatch, "--claim", "cold", "--seeds", "1")
+    assert runs.done("cold") == runs.done("control") == []
+    monkeypatch.setattr(laboratory, "run", real)
+    called(monkeypatch, "--claim", "cold", "--seeds", "1")
+    assert runs.done("cold") == runs.done("control") == [0]
+
+
+def test_half_a_result_is_none(small, monkeypatch):
+    """Written whole or not at all: what fails on the way leaves no file that would count as done."""
+    monkeypatch.setattr(runs, "write_whole", lambda path, data: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        called(monkeypatch, "--claim", "cold", "--seeds", "1")
+    assert runs.done("cold") == []
+
+
+def test_results_of_other_settings_are_never_mixed_in(small, monkeypatch):
+    write("cold", 0)
+    old = runs.path_of("cold", 0)
+    assert runs.done("cold") == [0]
+    small["cold"] = small["cold"] | {"temperature": 0.6}
+    forget()
+    assert runs.done("cold") == [] and runs.path_of("cold", 0) != old
+    key = runs.key_of("cold")
+    monkeypatch.setattr(runs, "REVISION", arms.REVISION + 1)
+    forget()
+    assert runs.key_of("cold") != key, "a change of code that no setting shows"
+
+
+def test_reading_of_results(small):
+    for arm, rewards in (("control", (0.25, 0.375)), ("cold", (0.5, 0.75))):
+        for seed, reward in enumerate(rewards):
+            write(arm, seed, reward_mean=reward, paid=1.0)
+    entry = campaign.ASKED[0]
+    said = campaign.reading(entry)
+    assert "+0.312 [" in said and "2 seeds" in said and "cannot tell" in said and "unlike" not in said
+    apart = replace(entry, outcome="paid - reward_mean")
+    assert "-0.312 [" in campaign.reading(apart)
+    assert "cannot tell: outcome='nothing'" in campaign.reading(replace(entry, outcome="nothing"))
+    write("cold", 1, reward_mean=0.75, train_rows="others")
+    assert "also unlike: other train rows" in campaign.reading(entry)
+
+
+def test_the_best_of_a_sweep_is_chosen_on_seeds_of_its_own(small):
+    rates = {"slow": 1e-4, "quick": 1e-3}
+    small |= {name: small["control"] | {"learning_rate": rate} for name, rate in rates.items()}
+    names = {"arm": "best", "against": "best control", "tuned": (("slow", "quick"), ("control",))}
+    entry = replace(campaign.ASKED[0], **names, first=2)
+    assert campaign.wanted(entry) == [(arm, s) for arm in ("slow", "quick", "control") for s in tuned.SEEDS]
+    for arm, reward in (("slow", 0.1), ("quick", 0.3), ("control", 0.2)):
+        for seed in tuned.SEEDS:
+            write(arm, seed, reward_mean=reward)
+    write("slow", 0, reward_mean=0.9)  # of the comparison: not to be chosen by
+    assert tuned.settled(entry).arm == "quick"
+    assert campaign.wanted(entry) == [("quick", 0), ("control", 0), ("quick", 1), ("control", 1)]
+    assert "not run yet" in campaign.reading(entry), "the seeds that it was chosen on do not count"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--claim", "nobody"], "not in the plan; use one of cold"),
+        (["--claim", "mock-as-good"], "python -m benchmarks.agents"),
+        (["--claim", "no-kl"], "answered from benchmarks/results/advice"),
+        (["--claim", "cold", "--seeds", "0", "1"], "give one number"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(small, monkeypatch, options, message):
+    with pytest.raises(SystemExit, match=message):
+        called(monkeypatch, *options)
+
+
+def test_the_plan_shows_what_is_done(small, monkeypatch, capsys):
+    write("cold", 0, reward_mean=0.5)
+    called(monkeypatch, "--plan")
+    said = capsys.readouterr().out
+    assert (
+        "done: cold: seeds 0; control: none; missing 1 runs" in said and "; 3 to the largest number" in said
+    )
+    assert cost.MEASURED in said
