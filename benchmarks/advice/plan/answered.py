@@ -1,6 +1,6 @@
 """Claims that committed data decide, claims that other benchmarks ask, and advice that this machine cannot ask."""
 
-from benchmarks.advice.plan.entry import Answered, Elsewhere, NotAsked
+from benchmarks.advice.plan.entry import HELD_OUT, Answered, Elsewhere, NotAsked
 
 _FIRST = "benchmarks/results/advice"
 _AGENTS = "benchmarks/results/agents_smollm2-135m-instruct.json"
@@ -120,7 +120,7 @@ ELSEWHERE = [
         'python -m benchmarks.agents --arms "grid, slow" "grid, mocked" --seeds 0 1 2 3 4 5 6 7',
         "success",
         "no less",
-        0.05,
+        HELD_OUT,
         2,
         0.4,
         "A mock trains as well as the slow environment",
@@ -134,7 +134,7 @@ ELSEWHERE = [
         "-y 'SEEDS: [0, 1, 2, 3, 4, 5, 6, 7]'",
         "accuracy",
         "no less",
-        0.05,
+        HELD_OUT,
         3,
         1.5,
     ),

@@ -16,7 +16,8 @@ the largest number is reached; whether more are run depends on the interval's wi
 effect is the arm's outcome less that of what it is compared with. A verdict goes by the interval: "more" and "less"
 hold where all of it lies beyond 0, "no less" and "no more" where all of it lies on the right side of the margin; where
 it lies within the margin on both sides, "more" and "less" are "no difference larger than the margin". Rows of accuracy
-pair held-out rows too; the interval of other outcomes counts seeds alone. All rows are one family for Holm."""
+pair held-out rows too; the interval of other outcomes counts seeds alone. All rows are one family for Holm.
+Margins: ten points of what is right of held-out rows in the end, five of a mean over the run, others by the row."""
 
 
 @cache

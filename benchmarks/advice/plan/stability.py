@@ -76,8 +76,6 @@ STABILITY = [
         "less",
         8.0,
         priority=4,
-        first=3,
-        most=3,
         redone="all wrong answers had nine tokens: no length to choose; now programs of up to 128 tokens",
     ),
     Asked(
@@ -89,8 +87,6 @@ STABILITY = [
         "reward/code_tests_mean",
         "less",
         priority=4,
-        first=3,
-        most=3,
         redone=_ONE_CHANGE,
     ),
     Asked(
@@ -103,8 +99,6 @@ STABILITY = [
         "less",
         0.02,
         priority=4,
-        first=3,
-        most=3,
         redone=_ONE_CHANGE,
     ),
 ]
