@@ -6,12 +6,15 @@
     python -m benchmarks.advice --plan           # the plan: hypotheses, arms, margins, hours, and what is done of it
     python -m benchmarks.advice --claim prefill            # what its rule wants next, until the row is done
     python -m benchmarks.advice --claim prefill --seeds 5  # of seeds 0 to 4 the runs that are missing
+    python -m benchmarks.advice --campaign                 # what all rules want next, until all rows are done
+    python -m benchmarks.advice --campaign --priority 1 2  # of the claims of these priorities
 
 Runs go to runs/advice/<arm>/seed-<n>/. What the table and the figures need of them (metrics.csv, result.json,
 groups.csv) is copied to benchmarks/results/advice/; the table itself is benchmarks/results/advice.md, its picture
 advice.png.
 The plan (benchmarks/advice/plan, PLAN.md) keeps its runs apart: one JSON each in benchmarks/results/advice_plan/.
---claim may be stopped at any time; the run that it was at is made again.
+--claim and --campaign may be stopped at any time; the run that they were at is made again. Several processes may share
+a campaign.
 """
 
 from __future__ import annotations
@@ -82,6 +85,16 @@ def run_claim(name: str, seeds: list[int] | None) -> None:
     print(campaign.reading(entry))
 
 
+def run_campaign(priorities: list[int]) -> None:
+    """Run what is missing of all claims of these priorities, and name the runs that failed."""
+    failed = []
+    for line in campaign.carry_out_all(priorities):
+        print(line, flush=True)
+        failed += [line] if ": failed: " in line else []
+    if failed:
+        raise SystemExit("\n".join([f"{len(failed)} runs failed:", *failed]))
+
+
 def main() -> None:
     """Run, collect, and write the table."""
     parser = command_line(__doc__)
@@ -93,9 +106,16 @@ def main() -> None:
     parser.add_argument("--plan", action="store_true", help="print the plan, its hours and its state")
     parser.add_argument("--write", action="store_true", help="with --plan: write PLAN.md, without the state")
     parser.add_argument("--claim", metavar="NAME", help="run what is missing of one claim of the plan")
+    parser.add_argument("--campaign", action="store_true", help="run what is missing of all claims")
+    parser.add_argument(
+        "--priority", type=int, nargs="+", default=[1, 2, 3, 4], choices=[1, 2, 3, 4], help="with --campaign"
+    )
     options = parser.parse_args()
     if options.plan:
         show_plan(write=options.write)
+        return
+    if options.campaign:
+        run_campaign(options.priority)
         return
     if options.claim:
         run_claim(options.claim, options.seeds)

@@ -163,3 +163,70 @@ def test_the_plan_shows_what_is_done(small, monkeypatch, capsys):
         "done: cold: seeds 0; control: none; missing 1 runs" in said and "; 3 to the largest number" in said
     )
     assert cost.MEASURED in said
+
+
+# ---- the whole plan
+
+
+@pytest.fixture
+def counted(small, monkeypatch):
+    """Claims of two priorities whose runs are written at once; the list of what was run, in order."""
+    late = replace(campaign.ASKED[0], name="late", arm="late", priority=2, most=1)
+    first = replace(campaign.ASKED[0], first=2)
+    small |= {"late": small["control"] | {"temperature": 0.6}, "hot": small["control"] | {"temperature": 1.5}}
+    monkeypatch.setattr(campaign, "ASKED", [first, replace(first, name="hot", arm="hot"), late])
+    order = []
+
+    def run(arm, seed):
+        order.append((arm, seed))
+        write(arm, seed, reward_mean=0.5)
+        return True
+
+    monkeypatch.setattr(runs, "run", run)
+    return order
+
+
+def test_a_campaign_goes_by_priority_and_then_by_seed(counted, monkeypatch, capsys):
+    called(monkeypatch, "--campaign", "--priority", "1")
+    first = [(arm, seed) for seed in (0, 1) for arm in ("cold", "control", "hot")]
+    assert counted == first and "hot, seed 1: done" in capsys.readouterr().out
+    called(monkeypatch, "--campaign")
+    assert counted == [*first, ("late", 0)], "what is done is not done again"
+
+
+def test_a_campaign_chooses_rates_before_later_seeds(counted, monkeypatch):
+    """Seeds 100 and 101 of a choice are no hundredth seeds: the claim waits for them."""
+    names = {"name": "tuned", "arm": "best", "against": "best control", "tuned": (("hot",), ("late",))}
+    monkeypatch.setattr(campaign, "ASKED", [campaign.ASKED[0], replace(campaign.ASKED[0], most=2, **names)])
+    called(monkeypatch, "--campaign")
+    assert counted.index(("hot", 100)) < counted.index(("cold", 1)) < counted.index(("hot", 0))
+
+
+def test_a_campaign_leaves_to_others_what_they_are_at(counted, monkeypatch, capsys):
+    """It asks again after each run of its own, and ends when they are at all that is left."""
+    own, asked = runs.run, []
+
+    def run(arm, seed):
+        asked.append((arm, seed))
+        return False if arm == "cold" else own(arm, seed)
+
+    monkeypatch.setattr(runs, "run", run)
+    called(monkeypatch, "--campaign")
+    assert asked.count(("cold", 0)) > 1 and runs.done("cold") == []
+    assert runs.done("control") == runs.done("hot") == [0, 1] and runs.done("late") == [0]
+    assert "cold, seed 0: another process is at it" in capsys.readouterr().out
+
+
+def test_a_campaign_goes_on_after_a_run_that_fails_and_says_so(counted, monkeypatch):
+    own = runs.run
+
+    def run(arm, seed):
+        if (arm, seed) == ("hot", 0):
+            raise RuntimeError("loss is NaN")
+        return own(arm, seed)
+
+    monkeypatch.setattr(runs, "run", run)
+    with pytest.raises(SystemExit, match="1 runs failed:\nhot, seed 0: failed: RuntimeError: loss is NaN"):
+        called(monkeypatch, "--campaign")
+    assert runs.done("hot") == [1] and runs.done("cold") == [0, 1]
+    assert counted.count(("hot", 1)) == 1

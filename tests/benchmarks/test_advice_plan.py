@@ -231,7 +231,12 @@ def test_next_seeds(differences, expected, why):
 
 
 def test_margins_go_by_the_outcome():
-    for outcome, margin in (("accuracy", 0.1), ("sampled_1.0", 0.1), ("pass@8_1.0", 0.1), ("reward/a_mean", 0.05)):
+    for outcome, margin in (
+        ("accuracy", 0.1),
+        ("sampled_1.0", 0.1),
+        ("pass@8_1.0", 0.1),
+        ("reward/a_mean", 0.05),
+    ):
         assert Asked("n", "A1", "h", "b", "a", outcome).margin == margin
     assert Asked("n", "A1", "h", "b", "a", "accuracy", "no less", 0.03).null == -0.03
 

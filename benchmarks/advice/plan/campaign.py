@@ -1,4 +1,4 @@
-"""Which runs the plan wants, and the one loop that makes them."""
+"""Which runs the plan wants, and the loops that make them: of one claim, or of all."""
 
 from __future__ import annotations
 
@@ -71,6 +71,36 @@ def carry_out(entry: Asked, count: int | None = None) -> Iterator[str]:
             tried.add((arm, seed))
             made = runs.run(arm, seed)
             yield f"{arm}, seed {seed}: {'done' if made else 'another process is at it'}"
+
+
+def carry_out_all(priorities: Iterable[int]) -> Iterator[str]:
+    """Run what the claims of these priorities are missing, one line a run, until others are at all that is left.
+
+    The lowest seeds first, of all claims of a priority, so that a table half done is fair. A run that fails is named,
+    and in this process not tried again.
+    """
+    failed: set[Run] = set()
+    others: set[Run] = set()
+    while (run := _first(priorities, failed | others)) is not None:
+        arm, seed = run
+        try:
+            made = runs.run(arm, seed)
+        except Exception as error:  # the others of some hundred runs are still worth making
+            failed.add(run)
+            yield f"{arm}, seed {seed}: failed: {type(error).__name__}: {error}"
+            continue
+        # What another process was at before a run of minutes may be done, or killed, after it.
+        others = set() if made else others | {run}
+        yield f"{arm}, seed {seed}: {'done' if made else 'another process is at it'}"
+
+
+def _first(priorities: Iterable[int], but: set[Run]) -> Run | None:
+    """The run to make now; seeds of a choice between rates count from 0, since the claim waits for them."""
+    for priority in priorities:
+        todo = [run for entry in of_priority(priority) for run in wanted(entry) if run not in but]
+        if todo:
+            return min(todo, key=lambda run: run[1] % tuned.SEEDS[0])
+    return None
 
 
 def reading(entry: Asked) -> str:
