@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -425,10 +427,12 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple:
         """As transformers', but nothing is put around a model of which every process has all weights."""
-        if self._ranks.together:
-            self.accelerator.prepare_model(self.model, evaluation_mode=True)
-            self._ranks.same_weights(self.model)
-        return super()._prepare_for_training(*args, **kwargs)
+        if not self._ranks.together:
+            return super()._prepare_for_training(*args, **kwargs)
+        self._ranks.same_weights(self.model)
+        bare = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        with patch.object(self.accelerator, "prepare_model", bare):
+            return super()._prepare_for_training(*args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
