@@ -1,24 +1,24 @@
-"""The advice, measured: every arm with every seed, then one table.
+"""The advice, measured: runs of every claim, then one table.
 
-    python -m benchmarks.advice                  # trains what is missing (a night on 2 cores), then as below
-    python -m benchmarks.advice --table          # the table again, from the run folders
-    python -m benchmarks.advice --only main      # one family of arms; several processes may share the work
+    python -m benchmarks.advice --table          # the table again, from the runs that are there; trains nothing
     python -m benchmarks.advice --plan           # the plan: hypotheses, arms, margins, hours, and what is done of it
     python -m benchmarks.advice --claim prefill            # what its rule wants next, until the row is done
     python -m benchmarks.advice --claim prefill --seeds 5  # of seeds 0 to 4 the runs that are missing
     python -m benchmarks.advice --campaign                 # what all rules want next, until all rows are done
     python -m benchmarks.advice --campaign --priority 1 2  # of the claims of these priorities
+    python -m benchmarks.advice                  # the first campaign: what of it is missing (a night on 2 cores)
+    python -m benchmarks.advice --only main      # one family of its arms; several processes may share the work
 
-Runs go to runs/advice/<arm>/seed-<n>/. What the table and the figures need of them (metrics.csv, result.json,
-groups.csv) is copied to benchmarks/results/advice/; the table itself is benchmarks/results/advice.md, its picture
-advice.png.
-The plan (benchmarks/advice/plan, PLAN.md) keeps its runs apart: one JSON each in benchmarks/results/advice_plan/.
---claim and --campaign may be stopped at any time; the run that they were at is made again. Several processes may share
-a campaign.
+The table is benchmarks/results/advice.md, its picture advice.png; README.md and docs/results.md say its counts.
+The plan (benchmarks/advice/plan, PLAN.md) keeps one JSON a run in benchmarks/results/advice_plan/. --claim and
+--campaign may be stopped at any time; the run that they were at is made again. Several processes may share a campaign.
+Runs of the first campaign go to runs/advice/<arm>/seed-<n>/; what the table and figures need of them (metrics.csv,
+result.json, groups.csv) is copied to benchmarks/results/advice/.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from filecmp import cmp
 
@@ -29,6 +29,7 @@ from benchmarks.advice.arms import BASE, FAMILIES
 from benchmarks.advice.figure import draw_table
 from benchmarks.advice.plan import campaign
 from benchmarks.advice.plan.shown import plan_text
+from benchmarks.advice.row import of_asked, say
 from benchmarks.result import ROOT, command_line
 from grpo_kit import lab, read_completions
 from grpo_kit.display import to_png
@@ -36,6 +37,8 @@ from grpo_kit.display import to_png
 RUNS = ROOT / "runs" / "advice"
 RESULTS = ROOT / "benchmarks" / "results" / "advice"
 PLAN = ROOT / "benchmarks" / "advice" / "plan" / "PLAN.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+_MARKED = re.compile("(<!-- advice -->).*?(<!-- end of advice -->)", re.S)
 
 
 def collect() -> None:
@@ -82,7 +85,7 @@ def run_claim(name: str, seeds: list[int] | None) -> None:
     entry = campaign.entry_of(name)
     for line in campaign.carry_out(entry, seeds[0] if seeds else None):
         print(line, flush=True)
-    print(campaign.reading(entry))
+    print(say(of_asked(entry)))
 
 
 def run_campaign(priorities: list[int]) -> None:
@@ -93,6 +96,25 @@ def run_campaign(priorities: list[int]) -> None:
         failed += [line] if ": failed: " in line else []
     if failed:
         raise SystemExit("\n".join([f"{len(failed)} runs failed:", *failed]))
+
+
+def say_counts(page: str, counts: str) -> str:
+    """The page with the table's counts between its two marks.
+
+    >>> say_counts("<!-- advice -->x<!-- end of advice -->", "Of 2 rows")
+    '<!-- advice -->Of 2 rows<!-- end of advice -->'
+    """
+    return _MARKED.sub(lambda marks: f"{marks[1]}{counts}{marks[2]}", page)
+
+
+def write_table() -> None:
+    """The table, its picture, and its counts where they are said."""
+    made = advice_table.table(RESULTS)
+    advice_table.write(made, RESULTS, RESULTS.with_suffix(".md"))
+    RESULTS.with_suffix(".png").write_bytes(to_png(draw_table(made)))
+    for page in PAGES:
+        said = say_counts(page.read_text(encoding="utf-8"), advice_table.counts_text(made))
+        page.write_text(said, encoding="utf-8")
 
 
 def main() -> None:
@@ -125,8 +147,7 @@ def main() -> None:
             for family in options.only:
                 lab.compare(FAMILIES[family], [seed], BASE, folder=RUNS)
     collect()
-    advice_table.write(RESULTS, RESULTS.with_suffix(".md"))
-    RESULTS.with_suffix(".png").write_bytes(to_png(draw_table(advice_table.table(RESULTS))))
+    write_table()
 
 
 if __name__ == "__main__":

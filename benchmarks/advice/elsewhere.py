@@ -57,6 +57,13 @@ def difference(claim: Claim) -> dict[str, Any] | None:
     return {"seeds": len(seeds), "mean": mean, "low": low, "high": high, "p": p}
 
 
+def hours(claim: Claim) -> float:
+    """Of the runs of both arms: training alone, as far as it is on record; 0.0 where it is not."""
+    arms = arms_of(claim.runs)
+    made = [run for arm in (claim.arm, claim.against) for run in arms.get(arm, {}).values()]
+    return sum(run.get("seconds", sum(run.get("step_seconds", ()))) for run in made) / 3600
+
+
 def origin(claim: Claim) -> dict[str, str]:
     """The weights and the hardware of the claim's runs."""
     saved = _saved(FILES[claim.runs][0])

@@ -1,191 +1,291 @@
-"""One row a claim: effect, interval, verdict. Built from run folders, nothing else."""
+"""All rows in one table, in one family for Holm: asked by the plan, answered from committed data, asked elsewhere.
+
+A row of the first campaign that the plan asks again stands under the plan's row until that is run by its first seeds.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from benchmarks.advice import elsewhere
-from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
-from benchmarks.result import WEIGHTS
+from benchmarks.advice.claims import CLAIMS, SHORT, SOURCES, Claim
+from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE, NOT_ASKED
+from benchmarks.advice.plan.entry import Answered, Asked, Elsewhere
+from benchmarks.advice.plan.exploration import EXPLORATION
+from benchmarks.advice.plan.reward import REWARD
+from benchmarks.advice.plan.stability import STABILITY
+from benchmarks.advice.plan.when import WHEN
+from benchmarks.advice.row import (
+    CLAIM_OF,
+    IN_WORDS,
+    NOT_YET,
+    WITHDRAWN,
+    Row,
+    of_answered,
+    of_asked,
+    of_claim,
+    of_elsewhere,
+)
 from grpo_kit import lab
 from grpo_kit.guide.which_method import anchor
 from grpo_kit.lab.statistics import holm
 
-_UNITS = {
-    "accuracy": ("points", 100),
-    "reward_mean": ("points of reward", 100),
-    "sampled_1.0": ("points", 100),
-    "reward_roughness": ("points of reward", 100),
-    "tokens_mean_wrong": ("tokens", 1),
-    "grad_norm_max": ("", 1),
-    "success": ("points", 100),
-    "success_mean": ("points over the run", 100),
-    "step_seconds_mean": ("s a step", 1),
-    "differ": ("points", 100),
+ASKED = [*WHEN, *REWARD, *EXPLORATION, *STABILITY]  # by theme, as notebook 15 has them
+NOTEBOOK = "../../notebooks/15_the_advice_measured.ipynb"
+SURE = 0.05  # p after Holm below which a verdict is more than a hint
+_VERDICTS = {
+    "holds": "hold",
+    "does not": "do not",
+    "no difference larger than the margin": "with no difference larger than the margin",
+    "cannot tell": "cannot be told",
+    "withdrawn": "withdrawn",
 }
 
 
-def verdict(claim: Claim, low: float, high: float) -> str:
-    """ "holds", "does not" or "cannot tell", from the difference's 95 % interval.
+def table(
+    folder: str | Path,
+    *,
+    asked: Sequence[Asked] = ASKED,
+    answered: Sequence[Answered] = ANSWERED,
+    elsewhere: Sequence[Elsewhere] = ELSEWHERE,
+    claims: Sequence[Claim] = CLAIMS,
+) -> pd.DataFrame:
+    """One row a hypothesis, whether it is run or not. folder: the runs of the first campaign.
 
-    more (less: mirrored): holds if all of it is above 0; does not if all of it is below what matters.
-    no less: holds if all of it is above minus what matters; does not if all of it is below 0.
-
-    >>> verdict(Claim("x", "A1"), -0.02, 0.04)
-    'does not'
-    """
-    if claim.says == "less":
-        low, high = -high, -low
-    if claim.says == "no less":
-        return "holds" if low > -claim.matters else "does not" if high < 0 else "cannot tell"
-    return "holds" if low > 0 else "does not" if high < claim.matters else "cannot tell"
-
-
-def table(folder: str | Path, *, claims: list[Claim] | None = None) -> pd.DataFrame:
-    """The claims with what the runs in `folder` say about them; p corrected for their number (Holm).
-
-    A withdrawn claim keeps its effect; its verdict is "withdrawn", and it has no p. The others' p stay corrected for
-    its look as well: withdrawing a row must not make another row surer.
+    p: of the row's own hypothesis; p_holm: corrected for all rows that are run. A withdrawn row keeps its effect and
+    has no p, and the others' stay corrected for its look: withdrawing a row must not make another row surer.
     """
     found = lab.load(folder)
-    rows: list[dict[str, Any]] = []
-    for claim in CLAIMS if claims is None else claims:
-        row: dict[str, Any] = {
-            "claim": claim.text,
-            "by": claim.by,
-            "arm": claim.arm,
-            "against": claim.against,
-            "withdrawn": claim.withdrawn,
-            "runs": claim.runs,
-        }
-        try:
-            d = None if claim.needs else _difference(claim, found)
-        except ValueError:
-            # No seed has the outcome in both arms, such as a length of wrong answers where none is wrong.
-            rows.append(row | {"seeds": 0, "verdict": f"cannot tell: no {claim.outcome}"})
-            continue
-        if d is None:
-            why = f"not run: needs {claim.needs}" if claim.needs else "not run yet"
-            rows.append(row | {"seeds": 0, "verdict": why})
-            continue
-        rows.append(
-            row
-            | {"outcome": claim.outcome, "says": claim.says, "matters": claim.matters}
-            | {"seeds": d["seeds"], "effect": d["mean"], "low": d["low"], "high": d["high"], "p": d["p"]}
-            | _origin(claim, found)
-            | {"verdict": _word(claim, d)}
-        )
+    rows: list[Row] = []
+    elsewhere_by_claim = {entry.claim: entry for entry in elsewhere if entry.claim}
+    left = {claim.text: claim for claim in claims}
+    for entry in answered:
+        left.pop(entry.claim, None)
+    for entry in asked:
+        rows.append(of_asked(entry))
+        old = left.pop(entry.replaces, None)
+        if old is not None and not _settles(rows[-1]):
+            rows.append(of_claim(old, found) | {"why": _why_again(old, entry)})
+    for claim in [claim for text, claim in left.items() if text not in elsewhere_by_claim]:
+        rows.append(of_claim(claim, found))
+    rows += [of_answered(entry, found) for entry in answered]
+    for entry in elsewhere:
+        rows.append(of_elsewhere(entry, found))
+        if entry.claim in left and not _settles(rows[-1]):
+            rows.append(of_claim(left[entry.claim], found))
     made = pd.DataFrame(rows)
-    if "p" in made:
-        made["p_holm"] = holm([None if pd.isna(p) else p for p in made["p"]])
-        made.loc[made["withdrawn"] != "", ["p", "p_holm"]] = float("nan")
+    made["p_holm"] = holm([None if pd.isna(p) else p for p in made["p"]])
+    made.loc[made["verdict"] == WITHDRAWN, ["p", "p_holm"]] = None
     return made
 
 
-def _difference(claim: Claim, found: lab.Lab) -> dict[str, Any] | None:
-    """Of the claim's arms; None where no seed has both."""
-    if claim.runs:
-        return elsewhere.difference(claim)
-    if not {claim.arm, claim.against} <= set(found.arms) or not found.seeds(claim.arm, claim.against):
-        return None
-    return found.difference(claim.arm, claim.against, outcome=claim.outcome, null=claim.null)
+def section(made: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """The rows of these names, and those of the first table that stand in their place."""
+    old = [entry.replaces for entry in ASKED if entry.name in names]
+    old += [entry.claim for entry in ELSEWHERE if entry.name in names]
+    return made[made["name"].isin([*names, *old])]
 
 
-def _origin(claim: Claim, found: lab.Lab) -> dict[str, str]:
-    if claim.runs:
-        return elsewhere.origin(claim)
-    runs = found.runs[found.runs["arm"].isin([claim.arm, claim.against])]
-    return {
-        "model": ", ".join(WEIGHTS.get(m, m) for m in sorted(set(runs["model"]))),
-        "hardware": ", ".join(sorted(set(runs["hardware"]))),
-    }
+def _settles(row: Row) -> bool:
+    """Whether the row takes the place of the first table's: run by its first seeds, with a verdict or without."""
+    return bool(row["run"]) or row["verdict"] == "conditions not met"
 
 
-def _word(claim: Claim, difference: dict[str, Any]) -> str:
-    if claim.withdrawn:
-        return "withdrawn"
-    if difference["seeds"] < 2:
-        return "one seed: cannot tell"
-    return verdict(claim, difference["low"], difference["high"])
+def _why_again(old: Claim, entry: Asked) -> str:
+    again = f"asked again: {entry.name}"
+    reason = old.withdrawn or entry.redone.split("; now ")[0]
+    return f"{reason}; {again}" if reason else again
 
 
-def effect_text(row: pd.Series) -> str:
-    """'+4.2 [-3.0, 11.4] points'"""
-    if not row["seeds"]:
-        return ""
-    unit, scale = _UNITS[row["outcome"]]
-    values = [scale * row[name] for name in ("effect", "low", "high")]
-    return f"{values[0]:+.1f} [{values[1]:.1f}, {values[2]:.1f}] {unit}".strip()
+def markdown(made: pd.DataFrame, *, notebook: str = "", root: str = "..") -> str:
+    """The rows for a README or a notebook, each linked to its cell in `notebook` (default: this one).
 
-
-def markdown(made: pd.DataFrame, *, notebook: str = "") -> str:
-    """The table for a README or a notebook, each claim a link to its cell in `notebook` (default: this one)."""
+    root: the repository, from where this is read.
+    """
     lines = [
-        "| claim | by | arms | seeds | effect, 95 % interval | p (Holm) | verdict |",
-        "|---|---|---|---|---|---|---|",
+        "| claim | who says it | what was done (raw data) | effect, 95 % interval | p | p (Holm) | verdict | seeds | "
+        "also unlike | hours |",
+        "|---" * 10 + "|",
     ]
     for _, row in made.iterrows():
-        arms = f"{row['arm']} / {row['against']}" if row["arm"] else ""
-        p = row.get("p_holm")
-        effect = effect_text(row)
-        what = f"{row['outcome']}, {row['says']}: {effect}" if effect else ""
-        link = f"[{row['claim']}]({notebook}#{anchor(row['claim'])})"
-        p_text = "" if p is None or pd.isna(p) else format(p, ".2g")
-        word = f"**{row['verdict']}**"
-        if row["verdict"] == "withdrawn":
-            word += f": {row['withdrawn']}"
-        cells = [link, row["by"], arms, row["seeds"] or "", what, p_text, word]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        cells = [claim_text(row, notebook), who_text(row["by"]), _done_text(row, root), effect_text(row)]
+        cells += [_p_text(row["p"]), _p_text(row["p_holm"]), verdict_text(row), _seeds_text(row)]
+        cells += [row["unlike"], _hours_text(row)]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines)
 
 
+def claim_text(row: pd.Series | Row, notebook: str = "") -> str:
+    """A link to the row's cell by its name, and what it says; a row of the first campaign says so."""
+    link = f"[{row['name']}]({notebook}#{anchor(row['name'])})"
+    said = re.sub(r"<\w+>", r"`\g<0>`", row["claim"])  # a tag would be taken for HTML
+    return f"{link} (first table)" if row["kind"] == "first" else f"{link}: {said}"
+
+
+def who_text(by: str) -> str:
+    """ "C3, E4" with their pieces' names.
+
+    >>> who_text("C3")
+    'C3 *GRPO Training Notes*'
+    """
+    return re.sub(r"\b([A-E])(\d*)\b", lambda m: f"{m[0]} *{SHORT[m[1]]}*", by)
+
+
+def effect_text(row: pd.Series | Row) -> str:
+    """'+4.2 [-3.0, 11.4] points (margin 5)'; "" where there is no effect."""
+    if not row["seeds"] or pd.isna(row["effect"]):
+        return ""
+    unit, scale = _unit(row["outcome"])
+    value, low, high, margin = (scale * float(row[name]) for name in ("effect", "low", "high", "margin"))
+    return f"{value:+.1f} [{low:.1f}, {high:.1f}] {unit}".rstrip() + f" (margin {margin:g})"
+
+
+def verdict_text(row: pd.Series | Row) -> str:
+    """The verdict and, where there is something to say, why."""
+    return f"**{row['verdict']}**" + (f": {row['why']}" if row["why"] else "")
+
+
 def counts_text(made: pd.DataFrame) -> str:
-    """How many of the rows with an effect have which verdict."""
-    counts = made.loc[made["seeds"] > 0, "verdict"].str.removeprefix("one seed: ").value_counts()
-    words = {
-        "holds": "hold",
-        "does not": "do not",
-        "cannot tell": "cannot be told",
-        "withdrawn": "are withdrawn",
-    }
-    said = ", ".join(f"{counts.get(word, 0)} {plural}" for word, plural in words.items())
-    return f"Of {counts.sum()} rows with an effect: {said}. A withdrawn row decides nothing, either way."
+    """How many rows have which verdict, and how many are more than a hint."""
+    run = made[made["run"].astype(bool)]
+    counts = run["verdict"].value_counts()
+    said = ", ".join(f"{counts[word]} {plural}" for word, plural in _VERDICTS.items() if word in counts)
+    sure = run[(run["p_holm"].astype(float) < SURE) & (run["verdict"] == "holds")]
+    waiting = ((made["kind"] == "asked") & ~made["run"].astype(bool)).sum()
+    more = f" {waiting} hypotheses of the plan have no verdict yet." if waiting else ""
+    return (
+        f"Of {len(run)} rows that are run: {said}. {len(sure)} of those that hold do so after Holm's correction for "
+        f"all {len(run)}.{more}"
+    )
 
 
-def write(folder: Path, target: Path) -> None:
-    """The whole table as one markdown file, with how it was made."""
-    made = table(folder)
-    runs = lab.load(folder).runs
-    weights = ", ".join(WEIGHTS.get(name, name) for name in sorted(set(runs["model"])))
-    gone = (made["verdict"] == "withdrawn").sum()
-    standing = made["p"].notna().sum() if "p" in made else 0
-    looks = f"all {standing} rows that have one"
-    if gone:
-        looks = (
-            f"{standing + gone} looks: the {standing} rows that have one and the {gone} that are withdrawn "
-            "(withdrawing a row makes no other row surer)"
+def asked_again(made: pd.DataFrame, folder: str | Path, *, asked: Sequence[Asked] = ASKED) -> pd.DataFrame:
+    """Rows that did not stand up to review: what the first version said of them, and what their new runs say.
+
+    changed: "yes", "no", or "" while the new row has no verdict.
+    """
+    found = lab.load(folder)
+    rows = []
+    for entry in (entry for entry in asked if entry.redone):
+        new, old = made[made["name"] == entry.name].iloc[0], CLAIM_OF.get(entry.replaces)
+        was, then = "", "no row of its own"
+        if old is not None:
+            first = of_claim(old, found)
+            was = old.published or first["verdict"]
+            then = f"**{was}**: {effect_text(first)}"
+        told = bool(new["run"]) and was != ""
+        rows.append(
+            {
+                "claim": claim_text(new),
+                "first": then,
+                "now": f"**{new['verdict']}**: {effect_text(new)}".removesuffix(": "),
+                "changed": ("no" if new["verdict"] == was else "yes") if told else "",
+                "why": entry.redone,
+            }
         )
+    return pd.DataFrame(rows)
+
+
+def asked_again_markdown(again: pd.DataFrame, *, notebook: str = "") -> str:
+    """What asked_again says."""
+    lines = ["| claim | first version | now | changed | why it was asked again |", "|---" * 5 + "|"]
+    rows = again.assign(claim=[claim.replace("](#", f"]({notebook}#") for claim in again["claim"]])
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows.itertuples(index=False))])
+
+
+def not_asked_text(folder: str | Path) -> str:
+    """The first campaign's arms that no row compares, and the pieces of advice that nothing here asks."""
+    used = {arm for claim in CLAIMS for arm in (claim.arm, claim.against) if not claim.runs}
+    arms = sorted(set(lab.load(folder).arms) - used)
+    pieces = "; ".join(f"**{entry.by}** {entry.why}" for entry in NOT_ASKED)
+    return f"Run, not asked: {', '.join(arms)}.\n\nNot asked: {pieces}."
+
+
+def sources_text() -> str:
+    """The letters and names of the table's second column."""
+    said = (f"**{key}** *{SHORT[key]}*: {name}" for key, name in SOURCES.items())
+    return "Who says it: " + "; ".join(said) + "."
+
+
+def write(made: pd.DataFrame, folder: Path, target: Path) -> None:
+    """The whole table of `folder` as one markdown file, with how it was made."""
+    run = made[made["run"].astype(bool)]
+    hardware = sorted({each for both in run["hardware"] for each in re.split(r", (?=[A-Z])", both) if each})
     text = [
         "# The advice, measured",
         "",
-        "Written by `python -m benchmarks.advice --table` from the run folders. "
-        f"{len(runs)} runs of {runs['arm'].nunique()} arms; weights: {weights}; hardware: "
-        f"{', '.join(sorted(set(runs['hardware'])))}; {min(runs['date'])} to {max(runs['date'])}. Each claim links to "
-        "its cell in notebook 15.",
-        "",
-        markdown(made, notebook="../../notebooks/15_the_advice_measured.ipynb"),
-        "",
-        "A verdict goes by its row's own 95 % interval: of twenty rows without any effect one is expected to leave 0 "
-        f"out. p (Holm) is corrected for {looks}; a row "
-        "that holds with a p (Holm) above 0.05 is a hint, not a finding. Accuracy is held out and greedy, and its "
-        "interval counts seeds and rows; that of other outcomes counts seeds alone.",
+        "Written by `python -m benchmarks.advice --table` from the committed runs. Weights: "
+        f"{', '.join(sorted({m for m in run['model'] if m}))}; hardware: {'; '.join(hardware)}. Each name links to its "
+        "cell in notebook 15, and arms to their runs.",
         "",
         counts_text(made),
         "",
-        "Who says it: " + "; ".join(f"**{key}** {name}" for key, name in SOURCES.items()) + ".",
+        markdown(made, notebook=NOTEBOOK, root="../.."),
+        "",
+        "An effect is the first arm's outcome less the second's. Its verdict goes by its own 95 % interval and margin "
+        "([PLAN.md](../advice/plan/PLAN.md)): of twenty rows without any effect one is expected to leave 0 out. p is "
+        "of the row's own hypothesis; p (Holm) is corrected for all rows that are run, notebook 13's looks and the "
+        "withdrawn among them; a row that holds with a p (Holm) above 0.05 is a hint, not a finding. Accuracy is held "
+        "out and greedy, and its interval counts seeds and rows; that of other outcomes counts seeds alone. Hours are "
+        "of one core, and both arms'; those of rows that are not run are estimates. (first table): from the first "
+        "campaign, 10 steps; where the plan asks it again it stands until that is run.",
+        "",
+        not_asked_text(folder),
+        "",
+        "## Asked again",
+        "",
+        "Rows that did not stand up to review, beside their new runs.",
+        "",
+        asked_again_markdown(asked_again(made, folder), notebook=NOTEBOOK),
+        "",
+        sources_text(),
         "",
     ]
     target.write_text("\n".join(text), encoding="utf-8")
+
+
+def _done_text(row: pd.Series, root: str) -> str:
+    if not row["outcome"]:
+        return ", ".join(f"[data]({root}/{path})" for _, path in row["data"])
+    links = [f"[{label}]({root}/{path})" if path else label for label, path in row["data"]]
+    if len(links) == 1:
+        links = [
+            f"{row['arm']} / {row['against']} ([data]({root}/{row['data'][0][1]}))"
+            if row["arm"]
+            else links[0]
+        ]
+    return f"{' / '.join(links or [row['arm'], row['against']])}; {row['outcome']}, {row['says']}"
+
+
+def _seeds_text(row: pd.Series) -> str:
+    if row["verdict"] in (NOT_YET, IN_WORDS):
+        return f"0 of {row['planned']}" if row["planned"] else ""
+    return f"{row['seeds']} of {row['planned']}" if row["seeds"] < row["planned"] else f"{row['seeds']}"
+
+
+def _hours_text(row: pd.Series) -> str:
+    return f"{'about ' if row['estimated'] else ''}{row['hours']:.1f}" if row["hours"] else ""
+
+
+def _p_text(p: float | None) -> str:
+    return "" if p is None or pd.isna(p) else format(float(p), ".2g")
+
+
+def _unit(outcome: str) -> tuple[str, float]:
+    """An outcome's unit, and what its numbers are multiplied by."""
+    if outcome in ("tokens_mean_wrong", "length_last"):
+        return "tokens", 1
+    if outcome.startswith("grad_norm"):
+        return "of the norm", 1
+    if outcome == "kl_last":
+        return "nats", 1
+    if outcome == "step_seconds_mean":
+        return "s a step", 1
+    of_the_run = re.match(r"reward/\w+_mean$|success_mean$", outcome)
+    return (
+        "points over the run" if of_the_run else "points of reward" if "reward" in outcome else "points",
+        100,
+    )

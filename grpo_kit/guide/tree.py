@@ -15,7 +15,8 @@ class Method:
     """A leaf. trained, frozen: models in memory at once, at most. online: does it sample while it trains?
 
     see: a notebook. use: names of trl and of the kit. check: what to look at first. says: who advises it, by the
-    letters of benchmarks/results/advice.md, or a paper. measured: rows of that table which bear on it, held or not.
+    letters of benchmarks/results/advice.md, or a paper. measured: names of that table's rows which bear on it, held or
+    not.
     """
 
     why: str
@@ -137,7 +138,7 @@ QUESTIONS = {
 _KIT, _SFT, _DPO = "grpo_kit.GRPOTrainer", "trl.SFTTrainer", "trl.DPOTrainer"
 _PROMPTS, _PAIRS = "prompts, and a program that scores answers", "pairs: prompt, chosen, rejected"
 _07, _10, _11 = "07_warm_start.ipynb", "10_preferences_then_grpo.ipynb", "11_ppo_and_reward_models.ipynb"
-_SFT_HELPS = ("SFT first helps",)
+_SFT_HELPS = ("sft-first-seconds",)
 METHODS = {
     "DPO, then GRPO": Method(
         "DPO takes what the pairs say without sampling; GRPO then explores past them. If the pairs come from that very "
@@ -150,7 +151,7 @@ METHODS = {
         "example, which costs nothing, before you train anything; a brief SFT is next.",
         1, 0, _PROMPTS, "yes", "01_prompts_and_prefill.ipynb", (_KIT, "grpo_kit.build_prompt"),
         "kit.readiness again with the new prompt: another verdict?", "C3, A2, B2",
-        _SFT_HELPS,  # C3's own row, "A prefill speeds the start", is withdrawn until it is measured again
+        ("prefill", *_SFT_HELPS),
     ),
     "SFT on demonstrations, then GRPO": Method(
         "GRPO makes likelier what a model sometimes does. What it never does has to be shown first.",
@@ -162,7 +163,7 @@ METHODS = {
         "neither can, take a stronger model.",
         1, 0, _PROMPTS, "yes", "02_reward_design.ipynb", (_KIT, "grpo_kit.rewards.check_rewards"),
         "check_rewards: what would a cheat earn from the softer reward?", "C4, E3, D3",
-        ("Soft rewards beat binary ones",),
+        ("soft-rewards",),
     ),
     "Rows without a shortcut, then GRPO": Method(
         "An answer that is right without reading the question is made likelier first, and once all samples say it "
@@ -181,21 +182,21 @@ METHODS = {
         "(see the docstring), so compare with plain GRPO.",
         1, 0, _PROMPTS, "yes", "15_the_advice_measured.ipynb", ("grpo_kit.PositivesTrainer",),
         "frac_reward_zero_std: the share of groups that still teach nothing.", "B10",
-        ("Positives upweighted help at low success", "Negatives filtered help at low success"),
+        ("positives-upweighted", "negatives-filtered"),
     ),
     "GRPO": Method(
         "Groups differ, so the reward alone is enough. loss_type 'dapo' or 'dr_grpo' does not divide by a completion's "
         "own length; beta = 0 saves the reference.",
         1, 0, _PROMPTS, "yes", "05_train_full.ipynb", (_KIT, "grpo_kit.objectives.dr_grpo"),
         "task.best_constant(): what earns as much without reading the question?", "D1, A1, A7",
-        ("Dr. GRPO keeps wrong answers short", "Dropping the KL term costs nothing"),
+        ("dr-grpo-length", "no-kl"),
     ),
     "GSPO": Method(
         "One ratio a completion instead of one a token: importance_sampling_level='sequence'. Said to be steadier; the "
         "kit has tried it on short answers of a small dense model alone.",
         1, 0, _PROMPTS, "yes", "04_grpo_by_hand.ipynb", (_KIT, "grpo_kit.objectives.gspo"),
         "rollout/logprob_gap and kit.read_flags first: a sampler that is off looks like instability too.", "B14",
-        ("A sequence-level loss is slower", "A sequence-level loss is steadier"),
+        ("sequence-level-slower", "sequence-level-steadier"),
     ),
     "Harder rows, or stop": Method(
         "Groups whose completions are all right teach nothing. Take harder rows, or use the model as it is.",

@@ -155,10 +155,10 @@ def method_html(name: str) -> str:
 
 
 def anchor(claim: str) -> str:
-    """What the cell of a claim in notebook 15 is linked by.
+    """What the cell of a row in notebook 15 is linked by, made of the row's name.
 
-    >>> anchor("num_iterations = 2 is smoother")
-    'num-iterations-2-is-smoother'
+    >>> anchor("not-below-0.7")
+    'not-below-0-7'
     """
     return re.sub("[^a-z0-9]+", "-", claim.lower()).strip("-")
 

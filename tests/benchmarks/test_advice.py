@@ -1,7 +1,6 @@
-"""The table of claims: verdicts by rule, every claim with arms and a cell, the committed table as the runs have it."""
+"""The table: every claim with arms and a cell, one family of looks, the committed table as the runs have it."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +11,16 @@ import pytest
 
 import grpo_kit as kit
 from benchmarks.advice import elsewhere
-from benchmarks.advice.__main__ import RESULTS, groups
+from benchmarks.advice.__main__ import PAGES, RESULTS, groups, say_counts
 from benchmarks.advice.arms import BASE, FAMILIES, NEGATIVE, cold_start
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
-from benchmarks.advice.figure import draw_table, scaled
-from benchmarks.advice.table import _UNITS, counts_text, effect_text, markdown, table, verdict, write
-from grpo_kit import lab
+from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
+from benchmarks.advice.plan import campaign
+from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
+from benchmarks.advice.row import labs_of
+from benchmarks.advice.table import counts_text, effect_text, markdown, not_asked_text, write
+from benchmarks.advice.table import table as whole_table
+from grpo_kit import display, lab
 from grpo_kit.guide.which_method import anchor
 from grpo_kit.lab.settings import resolve
 
@@ -25,28 +28,14 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "notebooks" / "15_the_advice_measured.ipynb"
 
 
-def says(what, matters=0.05):
-    return Claim("x", "A1", "a", "b", says=what, matters=matters)
+def table(folder, claims):
+    """Of these claims alone."""
+    return whole_table(folder, asked=[], answered=[], elsewhere=[], claims=claims)
 
 
-@pytest.mark.parametrize(
-    "claim, low, high, expected, why",
-    [
-        (says("more"), 0.01, 0.30, "holds", "all of it above 0"),
-        (says("more"), -0.01, 0.30, "cannot tell", "0 is inside, and so is an effect that matters"),
-        (says("more"), -0.30, -0.01, "does not", "the other way round"),
-        (says("more"), -0.04, 0.04, "does not", "whatever it is, it is too small to matter"),
-        (says("less"), -0.30, -0.01, "holds", "mirrored"),
-        (says("less"), 0.01, 0.30, "does not", "mirrored"),
-        (says("less", 1.0), -0.9, 0.9, "does not", "in the outcome's own unit"),
-        (says("no less"), -0.04, 0.20, "holds", "at worst a loss that does not matter"),
-        (says("no less"), -0.06, 0.20, "cannot tell", "a loss that matters is inside"),
-        (says("no less"), -0.30, -0.01, "does not", "a loss for certain"),
-        (says("no less"), -0.04, -0.01, "holds", "a certain loss, too small to matter"),
-    ],
-)
-def test_verdicts(claim, low, high, expected, why):
-    assert verdict(claim, low, high) == expected, why
+@pytest.fixture(scope="module")
+def committed():
+    return whole_table(RESULTS)
 
 
 def test_every_claim_has_arms_that_exist_and_a_source():
@@ -54,10 +43,10 @@ def test_every_claim_has_arms_that_exist_and_a_source():
     assert len(arms) == sum(map(len, FAMILIES.values())), "an arm's name is its folder: none twice"
     for claim in CLAIMS:
         there = set(elsewhere.arms_of(claim.runs)) if claim.runs else arms
-        assert claim.needs or {claim.arm, claim.against} <= there, claim.text
+        assert {claim.arm, claim.against} <= there, claim.text
         assert claim.by[0] in SOURCES and claim.says in ("more", "less", "no less")
-        assert claim.outcome in _UNITS
-    assert len({anchor(c.text) for c in CLAIMS}) == len(CLAIMS)
+    names = [c.text for c in CLAIMS] + [e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)]
+    assert len({anchor(name) for name in names}) == len(names)
 
 
 @pytest.mark.parametrize("arm", [(f, a) for f, arms in FAMILIES.items() for a in arms], ids="/".join)
@@ -122,18 +111,14 @@ def test_table_from_run_folders(tmp_path):
         Claim("Steadier", "B1", "again", "control", "reward_roughness", "less"),
         Claim("Later", "C1", "nobody", "control"),
         Claim("Never wrong", "C1", "cold", "control", "tokens_mean_wrong"),
-        Claim("On a card", "C2", needs="a card"),
     ]
-    made = table(tmp_path, claims=claims)
+    made = table(tmp_path, claims)
     expected = lab.load(tmp_path).difference("cold", "control")
     assert made.loc[0, "effect"] == expected["mean"] and made.loc[0, "seeds"] == 2
-    assert made["verdict"].tolist()[2:] == [
-        "not run yet",
-        "cannot tell: no tokens_mean_wrong",
-        "not run: needs a card",
-    ]
+    assert made["verdict"].tolist()[2:] == ["not run yet", "not run yet"], "no seed has it in both arms"
     text = markdown(made)
-    assert text.count("\n") == 6 and "[Cold helps](#cold-helps)" in text and effect_text(made.loc[0]) in text
+    assert text.count("\n") == 5 and "[Cold helps](#cold-helps) (first table)" in text
+    assert effect_text(made.loc[0]) in text and "[cold](../benchmarks/results/advice/cold)" in text
 
 
 def test_claims_that_other_benchmarks_decide(tmp_path, monkeypatch):
@@ -156,7 +141,7 @@ def test_claims_that_other_benchmarks_decide(tmp_path, monkeypatch):
         Claim("No file", "B7", "other", "one", "success", runs="hinted"),
     ]
     try:
-        made = table(RESULTS, claims=claims)
+        made = table(RESULTS, claims)
     finally:
         elsewhere._saved.cache_clear()
     assert made["seeds"].tolist() == [2, 2, 2, 0, 0], "the seeds that both have"
@@ -169,75 +154,116 @@ def test_a_withdrawn_claim_gets_no_verdict_and_makes_no_other_surer(tmp_path):
     runs = tmp_path / "runs"
     lab_runs.compare(runs)
     claims = [Claim("Cold helps", "A1", "cold", "control"), Claim("Again", "B1", "again", "control")]
-    before = table(runs, claims=claims)
+    before = table(runs, claims)
     claims[0] = replace(claims[0], withdrawn="the arms differ in more")
-    made = table(runs, claims=claims)
+    made = table(runs, claims)
     assert made["verdict"].tolist() == ["withdrawn", before.loc[1, "verdict"]]
     assert made.loc[0, "effect"] == before.loc[0, "effect"], "what was measured is still shown"
     assert made[["p", "p_holm"]].isna().values.tolist() == [[True, True], [False, False]]
     assert made.loc[1, "p_holm"] == before.loc[1, "p_holm"]
-    first = markdown(made).splitlines()[2]
-    assert first.endswith("|  | **withdrawn**: the arms differ in more |")
-    counts = {"holds": "hold", "does not": "do not", "cannot tell": "cannot be told"}
+    assert "| **withdrawn**: the arms differ in more |" in markdown(made)
     said = counts_text(made)
-    assert "Of 2 rows" in said and "1 are withdrawn" in said
-    assert sum(int(re.search(rf"(\d+) {word}", said)[1]) for word in counts.values()) == 1
-    far = draw_table(made.assign(effect=9.0, low=8.5, high=9.5, matters=1.0, says="more")).axes[0]
-    assert all(abs(x) <= 6 for line in far.lines[: 2 * len(made)] for x in line.get_xdata()), (
-        "an arrow, no stub"
-    )
-    label = draw_table(made).axes[0].texts[0]
-    assert label.get_text() == "withdrawn" and label.get_style() == "italic"
-
-
-def test_the_two_withdrawn_rows_say_so_in_the_committed_table():
-    text = RESULTS.with_suffix(".md").read_text()
-    rows = [line for line in text.splitlines() if "**withdrawn**" in line]
-    assert [line.split("]")[0] for line in rows] == [
-        "| [A prefill speeds the start",
-        "| [Rewards of at least 0 train better than rewards around 0",
-    ]
-    assert all(
-        "different questions; to be measured again" in line and "**holds**" not in line for line in rows
-    )
-    assert "corrected for 35 looks: the 33 rows that have one and the 2 that are withdrawn" in text
-    assert "10 hold, 7 do not, 16 cannot be told, 2 are withdrawn" in text
+    assert "Of 2 rows" in said and "1 withdrawn" in said
 
 
 @pytest.mark.parametrize(
-    "says, matters, expected, why",
+    "says, margin, expected, why",
     [
-        ("more", 0.05, (2.0, -2.0, 8.0), "in units of what matters"),
+        ("more", 0.05, (2.0, -2.0, 8.0), "in margins"),
         ("less", 0.05, (-2.0, -8.0, 2.0), "mirrored, low and high change places"),
+        ("no more", 0.05, (-2.0, -8.0, 2.0), "mirrored"),
         ("no less", 0.1, (1.0, -1.0, 4.0), "as more"),
     ],
 )
-def test_effects_on_one_scale(says, matters, expected, why):
-    row = pd.Series({"effect": 0.1, "low": -0.1, "high": 0.4, "matters": matters, "says": says})
+def test_effects_on_one_scale(says, margin, expected, why):
+    row = pd.Series({"effect": 0.1, "low": -0.1, "high": 0.4, "margin": margin, "says": says})
     assert scaled(row) == pytest.approx(expected), why
 
 
-def test_picture_has_a_line_for_every_claim_that_was_run():
-    made = table(RESULTS)
-    run = made[made["seeds"] > 0]
-    axes = draw_table(made).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == run["claim"].tolist()
-    assert [text.get_text() for text in axes.texts] == run["verdict"].tolist()
+def test_picture_has_a_line_for_every_row_with_an_effect(committed):
+    run = committed[committed["seeds"] > 0]
+    axes = draw_table(committed).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert [label.split(" · ")[0].removesuffix(" *") for label in labels] == run["name"].tolist()
+    assert [text.get_text() for text in axes.texts] == [effect_text(row) for _, row in run.iterrows()]
+    judged = [STYLES[word] for word in STYLES if word not in ("withdrawn", "conditions not met")]
+    assert len(set(judged)) == len(judged) and len({style[1:] for style in judged}) == len(judged)
     with pytest.raises(ValueError, match="no row with an effect"):
-        draw_table(made[made["seeds"] == 0])
+        draw_table(committed[committed["seeds"] == 0])
 
 
-def test_committed_table_is_what_the_committed_runs_say(tmp_path):
-    write(RESULTS, tmp_path / "advice.md")
-    assert (tmp_path / "advice.md").read_text() == RESULTS.with_suffix(".md").read_text()
+def test_what_does_not_fit_ends_in_an_arrow(committed):
+    far = committed[committed["name"] == "no-kl"].assign(
+        effect=9.0, low=8.5, high=9.5, margin=1.0, says="more"
+    )
+    axes = draw_table(far).axes[0]
+    drawn = [line for line in axes.lines if len(line.get_xdata()) and line.get_label().startswith("_")]
+    assert all(abs(x) <= 5 for line in drawn for x in line.get_xdata())
+    assert sum(line.get_marker() == ">" for line in drawn) == 1
+
+
+def test_curves_are_drawn_beside_what_they_are_compared_with(committed):
+    """One panel for each control: arms of other comparisons are another question."""
+    rows = committed[committed["name"].isin(["no-kl", "8-bit", "staleness", "hint-imitated"])]
+    labs = labs_of(rows)
+    assert [(outcome, found.arms) for outcome, found in labs] == [
+        ("accuracy", ["beta 0.04", "control"]),
+        ("accuracy", ["control", "8-bit AdamW"]),
+        ("accuracy", ["oldest first", "newest first"]),
+    ]
+    panels = draw_curves(labs).axes
+    assert len(panels) == 3
+    for axes, (_, found) in zip(panels, labs, strict=True):
+        assert [line.get_label() for line in axes.lines] == [f"{arm} (5)" for arm in found.arms]
+        assert axes.lines[0].get_color() == display.BASE != axes.lines[1].get_color()
+        own = found.curves[found.curves["arm"] == found.against]
+        assert axes.lines[0].get_ydata()[0] == pytest.approx(own[own["step"] == 1]["reward"].mean())
+    with pytest.raises(ValueError, match="labs is empty"):
+        draw_curves([])
+
+
+# ---- what is committed
+
+
+def test_one_family_over_all_rows_that_are_run(committed):
+    run = committed[committed["run"].astype(bool)]
+    judged = run[run["verdict"] != "withdrawn"]
+    assert judged["p_holm"].notna().all() and committed[~committed["run"].astype(bool)]["p_holm"].isna().all()
+    first = judged.loc[judged["p"].astype(float).idxmin()]
+    assert float(first["p_holm"]) == pytest.approx(len(run) * float(first["p"])), (
+        "all looks, withdrawn ones too"
+    )
+    of_13 = {"Annealing by a cosine helps", "A group of 4 is enough (equal completions)"}
+    assert of_13 <= {claim.text for claim in CLAIMS}, "notebook 13's looks are rows"
+
+
+def test_every_arm_of_the_first_campaign_is_compared_or_named():
+    used = {arm for claim in CLAIMS if not claim.runs for arm in (claim.arm, claim.against)}
+    there = {path.name for path in RESULTS.iterdir()}
+    named = not_asked_text(RESULTS).splitlines()[0]
+    assert there - used == {"longer, DAPO", "sync 20"} and all(arm in named for arm in there - used)
+
+
+def test_committed_table_is_what_the_committed_runs_say(tmp_path, committed):
+    write(committed, RESULTS, tmp_path / "advice.md")
+    assert (tmp_path / "advice.md").read_text() == RESULTS.with_suffix(".md").read_text(), (
+        "python -m benchmarks.advice --table"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_say_the_tables_counts(page, committed):
+    text, counts = page.read_text(), counts_text(committed)
+    assert text.count(counts) == 1 and say_counts(text, counts) == text
+    assert "Of 2 rows" in say_counts(text, "Of 2 rows") and counts not in say_counts(text, "Of 2 rows")
 
 
 def test_every_claim_has_its_cell_in_the_notebook():
     cells = "".join(
         c.source for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "markdown"
     )
-    missing = [c.text for c in CLAIMS if f'<a id="{anchor(c.text)}"></a>' not in cells]
-    assert not missing
+    names = [c.text for c in CLAIMS] + [e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)]
+    assert not [name for name in names if f'<a id="{anchor(name)}"></a>' not in cells]
 
 
 def test_committed_runs_name_no_place_on_a_machine():

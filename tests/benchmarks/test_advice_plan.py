@@ -95,17 +95,53 @@ def test_the_prefills_outcome_is_not_paid():
 
 
 def test_answered_rows_have_a_verdict_in_the_committed_data():
-    made = table(RESULTS, claims=[c for c in CLAIMS if c.text in {a.claim for a in ANSWERED}])
-    found = made.set_index("claim")["verdict"]
+    found = table(RESULTS, asked=[], elsewhere=[], claims=[]).set_index("name")["verdict"]
     for entry in ANSWERED:
         if entry.claim:
-            assert found[entry.claim] in ("holds", "does not"), entry.name
+            assert found[entry.name] in ("holds", "does not"), entry.name
         else:
             assert entry.said
         paths = re.findall(r"(?:benchmarks|notebooks)/[\w./-]+", entry.data)
         assert paths and all((ROOT / path).exists() for path in paths)
     for entry in ELSEWHERE:
         assert not entry.claim or entry.claim in {c.text for c in CLAIMS}
+
+
+def test_a_row_that_is_replaced_is_one_of_the_first_table():
+    replaced = [entry.replaces for entry in campaign.ASKED if entry.replaces]
+    assert set(replaced) <= {claim.text for claim in CLAIMS} and len(set(replaced)) == len(replaced)
+    withdrawn = {claim.text for claim in CLAIMS if claim.withdrawn}
+    assert withdrawn <= set(replaced), "what was withdrawn is asked again"
+
+
+@pytest.mark.parametrize("entry", [e for e in campaign.ASKED if e.counts_if], ids=lambda e: e.name)
+def test_a_condition_can_be_read_and_says_what_it_reads(entry):
+    condition = entry.counts_if
+    assert set(condition.arms) <= set(ARMS)
+    for arm in condition.arms:
+        rewards = {f"reward/{r.__name__}" for r in resolved(arm).task.rewards}
+        assert condition.column in rewards
+    number = {0.05: "below 5 %", 0.005: "1 in 200", -0.1: "10 points below"}[condition.bound]
+    assert number in str(condition) and condition.sign == ("<" if "below 5 %" in number else "<=")
+    steps = {5: "first 5 steps", 1: "first step", 0: "last quarter"}[condition.first]
+    assert steps in str(condition)
+
+
+def curves(*values):
+    return {seed: pd.DataFrame({"reward/exact_answer": each}) for seed, each in enumerate(values)}
+
+
+def test_conditions_by_hand():
+    conditions = {e.name: e.counts_if for e in campaign.ASKED if e.counts_if}
+    rare, never, beta = (conditions[n] for n in ("resampled", "never-right", "beta-rescues"))
+    low = curves([0, 0, 0.1, 0, 0.1, 1, 1], [0.04, None, 0.04, 0.04, 0.04, 0.04, 1])
+    assert rare.measured({"rare": low}) == pytest.approx(0.04) and rare.holds(0.0499) and not rare.holds(0.05)
+    assert never.measured({"never right": curves([0, 1], [1 / 32, 1])}) == pytest.approx(1 / 64)
+    assert never.holds(1 / 200) and not never.holds(1 / 64)
+    too_fast, fast = curves([1, 1, 1, 1, 1, 1, 0.2, 0.4]), curves([0] * 6 + [0.5, 0.7], [9] * 8)
+    assert beta.measured({"too fast": too_fast, "fast": fast}) == pytest.approx(-0.3), "seeds that both have"
+    assert beta.holds(-0.1) and not beta.holds(-0.09)
+    assert beta.measured({"too fast": too_fast}) is None
 
 
 def test_the_committed_plan_is_this_one():

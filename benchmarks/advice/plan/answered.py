@@ -123,6 +123,7 @@ ELSEWHERE = [
         HELD_OUT,
         2,
         0.4,
+        8,
         "A mock trains as well as the slow environment",
     ),
     Elsewhere(
@@ -137,6 +138,7 @@ ELSEWHERE = [
         HELD_OUT,
         3,
         1.5,
+        8,
     ),
 ]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from benchmarks.advice.plan import runs, tuned
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
-from benchmarks.advice.plan.entry import Asked, verdict
+from benchmarks.advice.plan.entry import Asked
 from benchmarks.advice.plan.exploration import EXPLORATION
 from benchmarks.advice.plan.reward import REWARD
 from benchmarks.advice.plan.rule import next_seeds
@@ -101,28 +101,6 @@ def _first(priorities: Iterable[int], but: set[Run]) -> Run | None:
         if todo:
             return min(todo, key=lambda run: run[1] % tuned.SEEDS[0])
     return None
-
-
-def reading(entry: Asked) -> str:
-    """The row as its runs have it now."""
-    ready = tuned.settled(entry)
-    found = lab_of(ready) if ready else None
-    if found is None or not found.seeds(ready.arm, ready.against):
-        return f"{entry.name}: not run yet"
-    try:
-        d = found.difference(ready.arm, ready.against, outcome=ready.outcome, null=ready.null)
-    except ValueError as none:
-        return f"{entry.name}: cannot tell: {none}"
-    word = (
-        verdict(ready.says, ready.margin, d["low"], d["high"]) if d["seeds"] > 1 else "one seed: cannot tell"
-    )
-    also = found.unlike(ready.arm, ready.against)
-    more = f"; also unlike: {'; '.join(also)}" if also else ""
-    open_ = " (more seeds by the rule)" if wanted(entry) else ""
-    return (
-        f"{entry.name}: {ready.arm} less {ready.against}, {ready.outcome}: {d['mean']:+.3f} "
-        f"[{d['low']:.3f}, {d['high']:.3f}], {d['seeds']} seeds, margin {ready.margin}: {word}{open_}{more}"
-    )
 
 
 def of_priority(priority: int) -> list[Asked]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from benchmarks.advice.plan.condition import Condition
+
 SAYS = ("more", "less", "no less", "no more")
 FIRST = 5
 MOST = {1: 10, 2: 8, 3: 6, 4: 6}  # seeds at most, by priority: what the hours allow
@@ -21,7 +23,8 @@ class Asked:
     against's. says: what the hypothesis says of that difference; margin: the smallest that matters, in its unit.
     priority: 1 is run first. first, most: how many seeds, see rule.py; 0: as MOST says. unlike: what the arms differ in
     on purpose besides the setting, words of arms.unlike. counts_if: what must be so of the runs, or the row has no
-    verdict. redone: what was wrong with the row of the first table, and what is done about it.
+    verdict. redone: what was wrong with the row of the first table, and what is done about it. replaces: that row, a
+    text of claims.CLAIMS; it stands until this entry's first seeds are run.
     tuned: (arms to choose from for arm, for against): see tuned.py; arm and against are then names for the winners.
     """
 
@@ -37,8 +40,9 @@ class Asked:
     first: int = FIRST
     most: int = 0
     unlike: tuple[str, ...] = ()
-    counts_if: str = ""
+    counts_if: Condition | None = None
     redone: str = ""
+    replaces: str = ""
     tuned: tuple[tuple[str, ...], tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -68,7 +72,7 @@ class Answered:
 class Elsewhere:
     """A hypothesis that another benchmark or a notebook asks; command adds the seeds that are missing.
 
-    hours: of one core, estimated from the seconds that its earlier runs took.
+    hours: of one core, estimated from the seconds that its earlier runs took. seeds: how many the command makes in all.
     """
 
     name: str
@@ -81,6 +85,7 @@ class Elsewhere:
     margin: float
     priority: int
     hours: float
+    seeds: int
     claim: str = ""
 
 

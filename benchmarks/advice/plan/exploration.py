@@ -16,8 +16,13 @@ EXPLORATION = [
             "accuracy",
             priority=priority,
             redone=_ANNEALED,
+            replaces=old,
         )
-        for name, priority in (("linear", 1), ("cosine", 1), ("exponential", 2))
+        for name, priority, old in (
+            ("linear", 1, "Annealing the temperature helps"),
+            ("cosine", 1, "Annealing by a cosine helps"),
+            ("exponential", 2, "Annealing exponentially helps"),
+        )
     ),
     Asked(
         "hotter",
@@ -27,6 +32,7 @@ EXPLORATION = [
         "settled",
         "accuracy",
         priority=2,
+        replaces="Sampling at 1.3 helps",
     ),
     Asked(
         "nucleus",
@@ -37,6 +43,7 @@ EXPLORATION = [
         "accuracy",
         "no less",
         priority=2,
+        replaces="Sampling from the nucleus does no harm",
     ),
     Asked(
         "not-below-0.7",
@@ -56,6 +63,7 @@ EXPLORATION = [
         "temperature 0.7",
         "sampled_1.0",
         priority=2,
+        replaces="Sampling at 0.7 in training and 1 in evaluation costs",
     ),
     Asked(
         "evaluated-colder",
@@ -65,6 +73,7 @@ EXPLORATION = [
         "temperature 1.3",
         "sampled_1.0",
         priority=2,
+        replaces="Sampling at 1.3 in training and 1 in evaluation costs",
     ),
     Asked(
         "group-of-2",
@@ -75,6 +84,7 @@ EXPLORATION = [
         EXACT,
         "no less",
         priority=1,
+        replaces="A group of 2 is enough (equal completions)",
     ),
     Asked(
         "group-of-16",
@@ -85,6 +95,7 @@ EXPLORATION = [
         EXACT,
         "no less",
         priority=3,
+        replaces="A group of 16 does no harm (equal completions)",
     ),
     Asked(
         "more-generations",
@@ -95,6 +106,7 @@ EXPLORATION = [
         EXACT,
         priority=2,
         unlike=("completions",),
+        replaces="More generations help (twice the completions)",
     ),
     Asked(
         "more-generations-steadier",
@@ -107,6 +119,7 @@ EXPLORATION = [
         0.02,
         priority=3,
         unlike=("completions",),
+        replaces="More generations are steadier",
     ),
     Asked(
         "iterations-cheaper",
@@ -118,6 +131,7 @@ EXPLORATION = [
         "no less",
         priority=2,
         unlike=("completions",),
+        replaces="num_iterations = 2 saves half the rollouts at no loss",
     ),
     Asked(
         "iterations-equal-rollouts",
@@ -138,6 +152,7 @@ EXPLORATION = [
         "accuracy",
         "no less",
         priority=2,
+        replaces="Rollouts up to 5 steps old do no harm",
     ),
     Asked(
         "importance-weights",
@@ -147,6 +162,7 @@ EXPLORATION = [
         "sync 10, no weights",
         "accuracy",
         priority=3,
+        replaces="Importance weights help with old rollouts",
     ),
     Asked(
         "newer-first",
@@ -158,6 +174,7 @@ EXPLORATION = [
         priority=1,
         redone="what was served oldest first was also 4 to 5 steps old, against less than one: that row is now called "
         "staleness; here mean ages are 0.9 and 1.0 steps over 30",
+        replaces="A buffer that serves newer data first helps",
     ),
     Asked(
         "sampler-recomputed",

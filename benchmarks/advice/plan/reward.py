@@ -1,9 +1,17 @@
 """Claims about rewards, and about learning where nearly all is wrong."""
 
+from benchmarks.advice.plan.condition import Condition
 from benchmarks.advice.plan.entry import Asked
 from benchmarks.advice.plan.when import EXACT
 
-_LOW = "the mean exact reward of the control's first 5 steps is below 5 %"
+_LOW = Condition(
+    "the mean exact reward of the control's first 5 steps is below 5 %",
+    "rare",
+    "reward/exact_answer",
+    5,
+    "<",
+    0.05,
+)
 _SUCCESS = "the success rate began at 3 % and was 28 % over the run; now it begins at 1.6 % (256 samples)"
 
 REWARD = [
@@ -15,6 +23,7 @@ REWARD = [
         "binary",
         EXACT,
         priority=1,
+        replaces="Soft rewards beat binary ones",
     ),
     Asked(
         "smooth-rewards",
@@ -34,6 +43,7 @@ REWARD = [
         EXACT,
         priority=1,
         redone="the arms trained on other rows; now the rows are equal, and both are read by a reward of [0, 1]",
+        replaces="Rewards of at least 0 train better than rewards around 0",
     ),
     Asked(
         "lax-rewards",
@@ -76,6 +86,7 @@ REWARD = [
         priority=2,
         counts_if=_LOW,
         redone=_SUCCESS,
+        replaces="Positives upweighted help at low success",
     ),
     Asked(
         "negatives-filtered",
@@ -88,6 +99,7 @@ REWARD = [
         priority=2,
         counts_if=_LOW,
         redone=_SUCCESS,
+        replaces="Negatives filtered help at low success",
     ),
     Asked(
         "resampled",
@@ -101,5 +113,6 @@ REWARD = [
         priority=3,
         counts_if=_LOW,
         redone=_SUCCESS,
+        replaces="Groups without a signal resampled help at low success",
     ),
 ]

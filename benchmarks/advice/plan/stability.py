@@ -1,5 +1,6 @@
 """Claims about the objective, optimizers, and what keeps a run steady."""
 
+from benchmarks.advice.plan.condition import Condition
 from benchmarks.advice.plan.entry import Asked
 from benchmarks.advice.plan.when import EXACT
 
@@ -22,6 +23,7 @@ STABILITY = [
             ("LoRA, 0.0001", "LoRA, 0.0002", "LoRA, 0.0004"),
         ),
         redone="one rate each, and LoRA's was the main job's; now a sweep of three for both, on two seeds of its own",
+        replaces="Full fine-tuning rather than LoRA",
     ),
     Asked(
         "kl-keeps-near",
@@ -42,7 +44,15 @@ STABILITY = [
         "too fast",
         EXACT,
         priority=2,
-        counts_if="the arm without beta ends (last quarter) at least 10 points below its control `fast`",
+        counts_if=Condition(
+            "the arm without beta ends (last quarter) at least 10 points below its control `fast`",
+            "too fast",
+            "reward/exact_answer",
+            0,
+            "<=",
+            -0.1,
+            than="fast",
+        ),
     ),
     Asked(
         "warmup",
@@ -55,6 +65,7 @@ STABILITY = [
         0.5,
         priority=2,
         redone="the outcome was the largest norm of the whole run, which one step decides",
+        replaces="Warmup tames early gradients",
     ),
     Asked(
         "warmup-learns",
@@ -77,6 +88,7 @@ STABILITY = [
         8.0,
         priority=4,
         redone="all wrong answers had nine tokens: no length to choose; now programs of up to 128 tokens",
+        replaces="Dr. GRPO keeps wrong answers short",
     ),
     Asked(
         "sequence-level-slower",
@@ -88,6 +100,7 @@ STABILITY = [
         "less",
         priority=4,
         redone=_ONE_CHANGE,
+        replaces="A sequence-level loss is slower",
     ),
     Asked(
         "sequence-level-steadier",
@@ -100,5 +113,6 @@ STABILITY = [
         0.02,
         priority=4,
         redone=_ONE_CHANGE,
+        replaces="A sequence-level loss is steadier",
     ),
 ]

@@ -1,5 +1,6 @@
 """Claims about when GRPO helps, what to start from, and the prompt."""
 
+from benchmarks.advice.plan.condition import Condition
 from benchmarks.advice.plan.entry import Asked
 
 EXACT = "reward/exact_answer_mean"
@@ -16,6 +17,7 @@ WHEN = [
         priority=1,
         redone="the outcome was the reward, of which the prefill itself pays the format, and the arms trained on other "
         "rows; now the last number written is read, a reward of weight 0 in both, on equal rows and token limits",
+        replaces="A prefill speeds the start",
     ),
     Asked(
         "sft-first-seconds",
@@ -27,6 +29,7 @@ WHEN = [
         priority=1,
         unlike=("steps", "completions", "prepared"),
         redone=f"{_SFT}; now it has 8 steps fewer, the most that its cold start was measured to take",
+        replaces="SFT first helps",
     ),
     Asked(
         "sft-first-tokens",
@@ -72,7 +75,14 @@ WHEN = [
         "no more",
         priority=2,
         unlike=("steps", "completions"),
-        counts_if="at most 1 in 200 of the first step's samples is right",
+        counts_if=Condition(
+            "at most 1 in 200 of the first step's samples is right",
+            "never right",
+            "reward/exact_answer",
+            1,
+            "<=",
+            1 / 200,
+        ),
     ),
     Asked(
         "plainer-tag",
