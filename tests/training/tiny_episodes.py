@@ -4,13 +4,12 @@ import itertools
 
 import torch
 import transformers
-from tiny_run import letters, settings
+from tiny_run import letters, settings, tiny
 from transformers.trainer_callback import TrainerState
 
 import grpo_kit.training.update as update
 from grpo_kit.episodes.task import EpisodeTask
 from grpo_kit.episodes.view import View
-from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_completions
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.rollout.layers import PlainLayers
@@ -40,7 +39,7 @@ def task(rows=8, *, view=None, turns=3, max_turns=3, environment=Letters, tokens
 
 
 def make(folder, *, of=None, credit="episode", kit=None, **overrides):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = tiny()
     torch.manual_seed(0)
     args = settings(folder, **{"max_steps": 3, **overrides})
     options = {"warmup": 0, "live": None, **(kit or {})}
