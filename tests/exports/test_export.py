@@ -4,12 +4,21 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 import grpo_kit.exports as exporting
 from grpo_kit import load_policy, tasks
@@ -97,19 +106,39 @@ def test_a_base_in_bfloat16_is_added_up_in_float32():
     assert rounded < 0.5 < share_moved(model, whole, torch.float32), "what bfloat16 would leave of it"
 
 
+@pytest.fixture(scope="module")
+def few_words():
+    """SmolLM2's tokenizer up to its 1,000th token: a GGUF holds every token and merge, one by one, which is slow."""
+    whole = load_policy("tiny-random", quiet=True)[1]
+    made = json.loads(whole.backend_tokenizer.to_str())
+    model = made["model"]
+    model["vocab"] = {text: number for text, number in model["vocab"].items() if number < 1000}
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    model["merges"] = [pair for pair in pairs if {*pair, "".join(pair)} <= model["vocab"].keys()]
+    special = {name: getattr(whole, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(made)), chat_template=whole.chat_template, **special
+    )
+
+
+def of_few_words(kind, tokenizer):
+    sizes = dict(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, eos_token_id=2,
+        tie_word_embeddings=kind != "qwen3",
+    )  # fmt: skip
+    # transformers reads no head size of Qwen3's out of a GGUF: it takes 128, which all of Qwen's own have.
+    config = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": partial(Qwen3Config, head_dim=128)}[kind]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config(**sizes))
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_gguf_is_read_by_transformers(kind, tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
-    if kind != "llama":
-        sizes = dict(
-            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, eos_token_id=2,
-            tie_word_embeddings=kind == "qwen2",
-        )  # fmt: skip
-        # transformers reads no head size of Qwen3's out of a GGUF: it takes 128, which all of Qwen's own have.
-        config = Qwen2Config(**sizes) if kind == "qwen2" else Qwen3Config(head_dim=128, **sizes)
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
+def test_gguf_is_read_by_transformers(kind, tmp_path, few_words):
+    if kind == "llama":
+        model, tokenizer = load_policy("tiny-random", quiet=True)
+    else:
+        model, tokenizer = of_few_words(kind, few_words), few_words
         for parameter in model.parameters():  # biases and norms that say something
             if parameter.ndim == 1:
                 parameter.data += 0.3 * torch.randn_like(parameter)
@@ -125,10 +154,10 @@ def test_gguf_is_read_by_transformers(kind, tmp_path):
         assert again.chat_template == tokenizer.chat_template and again.eos_token == tokenizer.eos_token
 
 
-def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path):
+def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path, few_words):
     import gguf
 
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = of_few_words("llama", few_words), few_words
     expected = model.model.layers[1].mlp.down_proj.weight.detach()
     for quant, kind, apart in (("f16", "F16", 2**-11), ("bf16", "BF16", 2**-8), ("q8_0", "Q8_0", 1 / 127)):
         write_gguf(tmp_path / f"{quant}.gguf", model, tokenizer, quant, name="m")
@@ -256,7 +285,7 @@ def test_what_is_not_merged_right_is_refused(lora, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path, monkeypatch):
+def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path, monkeypatch, read_here):
     """A first answer longer than all positions that are compared would else leave nothing to compare."""
     monkeypatch.setattr(exporting.proof, "_POSITIONS", 20)
     made = export(*adapted(), tmp_path / "out", quant="f32", max_completion_tokens=30)
@@ -288,7 +317,7 @@ def test_a_trainer_brings_its_temperature_and_its_prompts(tmp_path):
             export(trainer, tokenizer, tmp_path / "new", task=task, proof=False)
 
 
-def test_a_task_of_several_turns(tmp_path):
+def test_a_task_of_several_turns(tmp_path, read_here):
     """The chat template takes the first turn's message, as its trainer's prompts hold it."""
     from grpo_kit import episodes
 
@@ -304,7 +333,7 @@ def test_a_task_of_several_turns(tmp_path):
     assert text == task.dataset(tokenizer)["prompt"][0]
 
 
-def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch):
+def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch, read_here):
     model, tokenizer = adapted()
     real = write.whole_model
 
@@ -372,8 +401,8 @@ def test_reader_needs_nothing_of_the_kit_for_merged_and_gguf():
     assert text.count("from grpo_kit") == 1 and 'request["format"] == "adapter"' in text
 
 
-def test_a_base_says_its_licence(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+def test_a_base_says_its_licence(tmp_path, few_words):
+    model, tokenizer = of_few_words("llama", few_words), few_words
     write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m", license="mit", temperature=0.7)
     (tmp_path / "README.md").write_text("---\nlicense: gpl-3.0\n---\n# a model\n")
     assert license_of(str(tmp_path / "m.gguf")) == "mit" and license_of(str(tmp_path)) == "gpl-3.0"
@@ -385,7 +414,7 @@ def test_a_base_says_its_licence(tmp_path):
     ).contents() == pytest.approx(0.7)
 
 
-def test_card_of_a_run_and_its_way_to_the_hub(tmp_path):
+def test_card_of_a_run_and_its_way_to_the_hub(tmp_path, read_here):
     from tiny_run import make
 
     trainer = make("kit", tmp_path / "run", max_steps=1)

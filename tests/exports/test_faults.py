@@ -1,5 +1,6 @@
 """Full disks, kills, wrong folders, changed bytes: nothing is lost, and nothing half-written looks whole."""
 
+import contextlib
 import json
 import os
 import random
@@ -26,30 +27,46 @@ def tiny():
 
 
 EXPORT = """
-import resource, sys
+import json, os, resource, sys
 from grpo_kit import load_policy
 from grpo_kit.exports import export
 model, tokenizer = load_policy("tiny-random", quiet=True)
-print("begin", flush=True)
-for asked in sys.argv[2:]:
-    format, quant, room = asked.split(":")
-    if room:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(room), resource.RLIM_INFINITY))
-    try:
-        export(model, tokenizer, sys.argv[1], format=format, quant=quant, proof=False)
-    except ValueError as error:
-        print(error, flush=True)
-print("done", flush=True)
+for line in sys.stdin:
+    folder, *exports = json.loads(line)
+    if child := os.fork():  # a process for each line, which loads nothing again
+        os.waitpid(child, 0)
+        print("ended", flush=True)
+        continue
+    print(os.getpid(), flush=True)
+    for asked in exports:
+        format, quant, room = asked.split(":")
+        if room:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(room), resource.RLIM_INFINITY))
+        try:
+            export(model, tokenizer, folder, format=format, quant=quant, proof=False)
+        except ValueError as error:
+            print(error, flush=True)
+    print("done", flush=True)
+    os._exit(0)
 """
 
 
-def started(*arguments):
+@pytest.fixture(scope="module")
+def exporter():
+    """f(folder, *exports): begins them in a process of their own, whose id is returned; f.said(): what it printed."""
     process = subprocess.Popen(
-        [sys.executable, "-c", EXPORT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", EXPORT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert process.stdout.readline() == "begin\n"
-    return process
+
+    def begin(folder, *exports):
+        process.stdin.write(json.dumps([str(folder), *exports]) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    begin.said = lambda: [line.rstrip() for line in iter(process.stdout.readline, "ended\n")]
+    yield begin
+    process.communicate()
 
 
 def test_no_room(tiny, tmp_path, monkeypatch):
@@ -59,7 +76,7 @@ def test_no_room(tiny, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_is_full_on_the_way(tmp_path):
+def test_a_disk_that_is_full_on_the_way(exporter, tmp_path):
     """What finds no room first: the weights at once, their end, the tokenizer's file, a GGUF's words, its weights."""
     asked = (
         "merged:f32:100000",
@@ -68,26 +85,28 @@ def test_a_disk_that_is_full_on_the_way(tmp_path):
         "gguf:f32:1000000",
         "gguf:f32:5000000",
     )
-    said, _ = started(tmp_path / "out", *asked).communicate()
-    *failed, done = said.splitlines()
+    exporter(tmp_path / "out", *asked)
+    *failed, done = exporter.said()
     assert len(failed) == len(asked) and done == "done"
     assert all("was not written" in s and "nothing is left of it" in s for s in failed)
     assert not list(tmp_path.iterdir())
 
 
-def test_killed_at_any_moment_it_is_whole_or_not_there(tiny, tmp_path):
+def test_killed_at_any_moment_it_is_whole_or_not_there(exporter, tiny, tmp_path):
     draw, seen = random.Random(3), set()
-    for number in range(3):
+    for number in range(7):
         target = tmp_path / f"out{number}"
-        process = started(target, "merged:f32:")
+        child, moment = exporter(target, "merged:f32:"), draw.random() * 0.6
         if number:
-            time.sleep(draw.random() * 0.6)
-            process.send_signal(signal.SIGKILL)
-        process.communicate()
-        seen.add(target.exists())
+            time.sleep(moment)
+            with contextlib.suppress(ProcessLookupError):  # it was quicker
+                os.kill(child, signal.SIGKILL)
+        whole = exporter.said() == ["done"]
+        seen.add(whole)
+        assert target.exists() or not whole
         if target.exists():
             model = AutoModelForCausalLM.from_pretrained(target)
-            assert torch.equal(model.lm_head.weight, tiny[0].lm_head.weight)
+            assert torch.equal(model.lm_head.weight, tiny[0].lm_head.weight), moment
             assert json.loads((target / "export.json").read_text())["stored"] == "f32"
     assert True in seen
 
@@ -161,7 +180,7 @@ def test_a_reader_that_dies_leaves_the_export_unproved(dies, tiny, tmp_path, mon
         kit.chat(refused)
 
 
-def test_a_changed_byte_is_seen(tiny, tmp_path):
+def test_a_changed_byte_is_seen(tiny, tmp_path, read_here):
     made = export(*tiny, tmp_path / "out", task=TASK, rows=2)
     (made.folder / "README.md").write_text("my own words")
     assert "README.md" in push_to_hub(made.folder, "me/mine", dry_run=True), "the card is the reader's"

@@ -1,0 +1,21 @@
+"""Proofs without a process around each, which loads torch anew and takes seconds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_kit.exports import proof, reader
+
+
+@pytest.fixture
+def read_here(monkeypatch):
+    """The same reader, on the same folder, in this process; a list of what it was asked."""
+    asked = []
+
+    def ask(request, path):
+        asked.append(json.loads(json.dumps(request)))
+        Path(request["answer"]).write_text(json.dumps(reader.read(asked[-1])), encoding="utf-8")
+
+    monkeypatch.setattr(proof, "_ask", ask)
+    return asked
