@@ -1,10 +1,9 @@
 """Measurements without a process around each."""
 
-import json
-
 import lab_runs
 import plan_runs
 import pytest
+from answered_here import answered_here
 
 from benchmarks.advice.plan import arms, campaign, runs
 from benchmarks.advice.plan.entry import Asked
@@ -21,10 +20,8 @@ def children(monkeypatch):
     asked = []
 
     def here(request, kit=ROOT):
-        request = json.loads(json.dumps(request))
         asked.append(request.get("arm", request["do"]))
-        answer = {"prepare": child.prepare, "measure": child.measure_once}[request.pop("do")](**request)
-        return json.loads(json.dumps(answer))
+        return answered_here(request)
 
     monkeypatch.setattr("benchmarks.step.run.in_a_child", here)
     monkeypatch.setattr("benchmarks.step.__main__.in_a_child", here)

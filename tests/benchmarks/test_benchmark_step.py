@@ -5,11 +5,13 @@ import shutil
 
 import pytest
 import torch
+from answered_here import answered_here
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from benchmarks.result import ROOT, result_path
 from benchmarks.step.__main__ import main
 from benchmarks.step.arms import ARMS, Setup, kit, measure, trl_hf
+from benchmarks.step.processes import in_a_child
 from benchmarks.step.run import check_same_work
 from benchmarks.step.sizes import SIZES
 from benchmarks.step.workload import make_workload
@@ -46,9 +48,18 @@ def before(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(before, tmp_path_factory):
+    """trl-hf and the other checkout's kit in processes of their own; the rest here, as starting one takes seconds."""
     out = tmp_path_factory.mktemp("results")
     arms = ["--arms", "trl-hf,trl-hf-tuned,kit,unsloth", "--skip", "off", "--before", str(before)]
-    path = main(["--size", "smoke", *arms, "--out", str(out)])
+
+    def here_or_there(request, kit=ROOT):
+        own = request.get("arm") == "trl-hf" or kit != ROOT
+        return in_a_child(request, kit) if own else answered_here(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.step.run.in_a_child", here_or_there)
+        patch.setattr("benchmarks.step.__main__.in_a_child", here_or_there)
+        path = main(["--size", "smoke", *arms, "--out", str(out)])
     assert [p.name for p in out.iterdir()] == ["step_smoke_realistic.json"], "nothing unfinished is left"
     return json.loads(path.read_text())
 
@@ -215,8 +226,13 @@ def test_a_tampered_arm_stops_the_run(tampered, message, setup, plain, monkeypat
         check_same_work({"kit": step, "trl-hf": plain}, setup.workload, 1e-3)
 
 
-def test_an_honest_arm_passes(setup, plain):
-    check_same_work({"kit": measure("kit", setup), "trl-hf": plain}, setup.workload, 1e-3)
+@pytest.mark.parametrize("arm, rollouts", [("kit", "kit"), ("kit-rollout", "kit"), ("kit-update", "trl")])
+def test_an_honest_arm_passes(arm, rollouts, setup, plain):
+    """Those with one half of the kit too: whose rollouts they are is seen by the tokens that were computed."""
+    measured = measure(arm, setup)
+    check_same_work({arm: measured, "trl-hf": plain}, setup.workload, 1e-3)
+    assert measured.tokens["prefill"] == {"kit": 12 + 20, "trl": plain.tokens["prefill"]}[rollouts]
+    assert measured.tokens["update"] == (8 * 28 if arm == "kit-rollout" else 12 - 1 + 20 - 1 + 40)
 
 
 def test_the_second_step_is_measured_after_a_warmup(setup, plain):
