@@ -36,9 +36,10 @@ def slow(completions, **columns):  # so that a kill finds the run under way
     return [sum(map(ord, text)) % 7 / 7 for text in completions]
 
 
-trainer = make("kit", folder / sys.argv[2], rewards=slow, **how)
-trainer.train(resume_from_checkpoint=sys.argv[3] == "resume" or None)
-torch.save(state_of(trainer), folder / f"{sys.argv[2]} {trainer._ranks.index}.pt")
+for name in sys.argv[3:]:
+    trainer = make("kit", folder / name, rewards=slow, **how)
+    trainer.train(resume_from_checkpoint=sys.argv[2] == "resume" or None)
+    torch.save(state_of(trainer), folder / f"{name} {trainer._ranks.index}.pt")
 """
 
 
@@ -46,7 +47,7 @@ def killed_after(folder, checkpoint, seconds, rank):
     """Kill -9 one of the processes, so many seconds after the checkpoint is there."""
 
     def watch(run):
-        until = time.monotonic() + 120
+        until = time.monotonic() + 150
         while not (folder / checkpoint).is_dir():
             assert run.poll() is None and time.monotonic() < until, run.communicate()[0][-3000:]
             time.sleep(0.01)
@@ -63,13 +64,13 @@ def test_killed_and_resumed(tmp_path):
     """The other process does not wait, torchrun says who was killed; the last whole checkpoint goes on bit for bit."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    launch(script, tmp_path, "whole", "new")
-    code, out = launch(
-        script, tmp_path, "run", "new", check=False, seconds=90,
+    code, out = launch(  # two runs, one after the other; the second is killed
+        script, tmp_path, "new", "whole", "run", check=False, seconds=180,
         started=killed_after(tmp_path / "run", "checkpoint-3", 0.1, rank=1),
     )  # fmt: skip
     assert code != 0 and "SIGKILL" in out, out[-4000:]
-    launch(script, tmp_path, "run", "resume")
+    assert not list(tmp_path.glob("run *.pt")), "killed before its end"
+    launch(script, tmp_path, "resume", "run")
     whole = [torch.load(tmp_path / f"whole {rank}.pt") for rank in (0, 1)]
     for rank in (0, 1):
         weights = torch.load(tmp_path / f"run {rank}.pt")
