@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import jupyter_client
 import pytest
+
+from grpo_kit.record.files import read_metrics
 
 TRAIN = """
 import sys; sys.path.insert(0, {tests!r})
@@ -38,18 +39,18 @@ def kernel():
     manager.shutdown_kernel(now=True)
 
 
-def run(manager, client, code, press_after=None, queued=None):
-    """Execute, and press stop some seconds after "ready" was printed; returns (status, text).
+def run(manager, client, code, press_when=None, queued=None):
+    """Execute, and press stop once press_when() holds; returns (status, text).
 
     queued: (code, list) of a cell that "Run all" has sent behind it.
     """
-    request, text, due = client.execute(code), "", None
+    request, text = client.execute(code), ""
     if queued:
         queued[1].append(client.execute(queued[0]))
     while True:
-        if due is not None and time.monotonic() > due:
+        if press_when is not None and press_when():
             manager.interrupt_kernel()
-            due = None
+            press_when = None
         try:
             message = client.get_iopub_msg(timeout=0.5)
         except Exception as error:
@@ -60,8 +61,6 @@ def run(manager, client, code, press_after=None, queued=None):
             continue
         if message["msg_type"] == "stream":
             text += message["content"]["text"]
-            if press_after is not None and "ready" in text:
-                due, press_after = time.monotonic() + press_after, None
         elif message["msg_type"] == "error":
             return "error", "\n".join(message["content"]["traceback"])
         elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
@@ -80,7 +79,8 @@ def test_stop_button_ends_run_all_in_one_line_and_the_next_cell_goes_on(kernel, 
     tests = str(request.path.parents[1])
     code = TRAIN.format(tests=tests, folder=str(tmp_path / "run"))
     below = []
-    status, text = run(*kernel, code, press_after=6, queued=(BELOW, below))
+    under_way = lambda: (tmp_path / "run").is_dir() and len(read_metrics(tmp_path / "run")) >= 2  # noqa: E731
+    status, text = run(*kernel, code, press_when=under_way, queued=(BELOW, below))
     assert status == "error", text
     assert len(text.splitlines()) == 1 and text.startswith("Stopped after step "), text
     assert "run this cell again" in text and "Traceback" not in text
