@@ -22,6 +22,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "P
 ENVIRONMENT.pop("KIT_PROFILE", None)
 
 
+STEPS = 24
+
+
 def begun(*words, cwd):
     """The command, running; a process group of its own, as a terminal gives it."""
     return subprocess.Popen(
@@ -51,11 +54,11 @@ def weights(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The file's run, 40 steps without a stop."""
+    """The file's run, without a stop."""
     folder = tmp_path_factory.mktemp("whole")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    Recipe.of(written(folder), steps=40).run(folder / "run", live=None)
+    Recipe.of(written(folder), steps=STEPS).run(folder / "run", live=None)
     torch.set_num_threads(threads)
     return weights(folder / "run")
 
@@ -63,7 +66,7 @@ def whole(tmp_path_factory):
 def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path, whole):
     written(tmp_path)
     run = tmp_path / "runs" / "mine"
-    options = ("--steps", 40, "--run", "runs/mine", "--save-every", 3)
+    options = ("--steps", STEPS, "--run", "runs/mine", "--save-every", 3)
     process = begun("train", "my_recipe.py", *options, cwd=tmp_path)
     until_step(run, 4, process)
     os.killpg(process.pid, signal.SIGINT)
@@ -85,7 +88,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path, w
     assert "The model is in runs/mine/model" in out and "grpo-kit chat runs/mine" in out and "-> " in out
     found = weights(run)
     assert all(torch.equal(whole[name], found[name]) for name in whole)
-    assert read_metrics(run)["step"].tolist() == list(range(41))
+    assert read_metrics(run)["step"].tolist() == list(range(STEPS + 1))
 
 
 def test_a_command_says_what_it_does_with_an_example_and_loads_nothing_for_it():
