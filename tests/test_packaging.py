@@ -37,7 +37,8 @@ def _pins(text):
 PINS = _pins((ROOT / "requirements.txt").read_text())
 # What `make` and conda install.
 WANTED = _ranges(
-    PROJECT["dependencies"] + sum((EXTRAS[e] for e in ("notebooks", "rewards", "cuda", "trackers", "test")), [])
+    PROJECT["dependencies"]
+    + sum((EXTRAS[e] for e in ("notebooks", "rewards", "cuda", "trackers", "test")), [])
 )
 
 

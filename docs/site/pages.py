@@ -31,7 +31,9 @@ def lay(root: Path, into: Path) -> None:
     shutil.rmtree(into, ignore_errors=True)
     tree = Tree(root, into)
     docs = [f"docs/{path.name}" for path in sorted((root / "docs").glob("*.md"), key=_place)]
-    notebooks = [f"notebooks/{path.name}" for path in sorted((root / "notebooks").glob("[0-9][0-9]*_*.ipynb"))]
+    notebooks = [
+        f"notebooks/{path.name}" for path in sorted((root / "notebooks").glob("[0-9][0-9]*_*.ipynb"))
+    ]
     tree.known = {"README.md", *docs, *notebooks, *PROJECT}
     for page in sorted(tree.known):
         tree.add(page)
