@@ -222,7 +222,7 @@ def test_links_lead_somewhere(page):
             assert re.fullmatch(r"https?://[\w.-]+(/[^\s<>]*)?", target), target
             continue
         path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
+        file = (page.parent / unquote(path)).resolve() if path else page
         assert file.exists(), f"{target} is not there"
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import reference
 
@@ -102,7 +103,7 @@ class Tree:
 
     def _target(self, file: str, link: str, anchor: str) -> str:
         here = Path(file).parent
-        target = os.path.normpath(here / link)
+        target = os.path.normpath(here / unquote(link))
         if target.startswith("..") or not (self.root / target).exists():
             raise ValueError(f"{file}: the link {link} leads to no file of the repository")
         self.add(target)
@@ -110,7 +111,7 @@ class Tree:
             return f"#mark-{anchor[1:]}"  # a label, of which there is one in the whole site
         page = f"{target}/index.md" if (self.root / target).is_dir() else target
         page = "index.md" if page == "README.md" else page
-        return os.path.relpath(page, here) + anchor
+        return quote(os.path.relpath(page, here)) + anchor
 
     def _listing(self, folder: str) -> str:
         """A page in place of a folder: its files, each to read."""
