@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import reference
 
@@ -111,7 +111,7 @@ class Tree:
             return f"#mark-{anchor[1:]}"  # a label, of which there is one in the whole site
         page = f"{target}/index.md" if (self.root / target).is_dir() else target
         page = "index.md" if page == "README.md" else page
-        return quote(os.path.relpath(page, here)) + anchor
+        return os.path.relpath(page, here).replace(" ", "%20") + anchor
 
     def _listing(self, folder: str) -> str:
         """A page in place of a folder: its files, each to read."""
