@@ -20,8 +20,9 @@ from grpo_kit.training.agreement import relative
 from grpo_kit.training.contact_findings import CHECKS
 from grpo_kit.training.interrupts import Stopped
 
-# Bit for bit, but what is trained on is put off in the middle of a run there, where packing has moved a weight already.
-ALMOST = {("update", "exception at step 2"): 1e-5}
+# Bit for bit, but what is trained on is put off in the middle of a run there, where packing has moved a weight already:
+# by rounding, which Adam makes larger (1.0e-5 on one machine), and which is far less than a step of the rate, 1e-2.
+ALMOST = {("update", "exception at step 2"): 1e-4}
 
 
 @pytest.fixture
