@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.advice.plan.entry import null_of
+
 # As the table names them, and in full.
 SHORT = {
     "A": "9 Lessons",
@@ -50,8 +52,8 @@ class Claim:
 
     @property
     def null(self) -> float:
-        """The difference that the row's p is against: 0, or minus the margin of "no less"."""
-        return -self.margin if self.says == "no less" else 0.0
+        """The difference that the row's p is against."""
+        return null_of(self.says, self.margin)
 
 
 # A task given as a Task and one made by the profile had other train rows: theirs began where the held-out rows ended,

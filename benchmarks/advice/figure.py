@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from benchmarks.advice.row import SO_FAR, UNMET, WITHDRAWN
 from benchmarks.advice.table import effect_text
 from grpo_kit.display import BASE, COLOURS, GREY, colours_of, new_figure
 
@@ -23,9 +24,9 @@ STYLES = {
     "does not": (_VERMILION, "X", True),
     "no difference larger than the margin": (_BLUE, "D", True),
     "cannot tell": (GREY, "o", False),
-    "so far": (GREY, "|", True),
-    "conditions not met": (GREY, "x", True),
-    "withdrawn": (GREY, "x", True),
+    SO_FAR: (GREY, "|", True),
+    UNMET: (GREY, "x", True),
+    WITHDRAWN: (GREY, "x", True),
 }
 _PANELS = 4  # beside one another
 _WIDEST = 5.0  # margins; what is longer ends in an arrow
@@ -106,7 +107,7 @@ def _draw(axes: Axes, place: int, row: pd.Series) -> None:
     colour = STYLES[row["verdict"]][0]
     value, low, high = scaled(row)
     seen = [min(max(end, -_WIDEST), _WIDEST) for end in (low, high)]
-    dotted = row["verdict"] in ("withdrawn", "so far", "conditions not met")
+    dotted = row["verdict"] in (WITHDRAWN, SO_FAR, UNMET)
     axes.plot(
         seen, [place, place], ":" if dotted else "-", color=colour, linewidth=1.8, solid_capstyle="butt"
     )

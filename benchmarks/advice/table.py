@@ -13,15 +13,13 @@ import pandas as pd
 
 from benchmarks.advice.claims import CLAIMS, SHORT, SOURCES, Claim
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE, NOT_ASKED
+from benchmarks.advice.plan.campaign import BY_THEME
 from benchmarks.advice.plan.entry import Answered, Asked, Elsewhere
-from benchmarks.advice.plan.exploration import EXPLORATION
-from benchmarks.advice.plan.reward import REWARD
-from benchmarks.advice.plan.stability import STABILITY
-from benchmarks.advice.plan.when import WHEN
 from benchmarks.advice.row import (
     CLAIM_OF,
     IN_WORDS,
     NOT_YET,
+    UNMET,
     WITHDRAWN,
     Row,
     of_answered,
@@ -33,7 +31,6 @@ from grpo_kit import lab
 from grpo_kit.guide.which_method import anchor
 from grpo_kit.lab.statistics import holm
 
-ASKED = [*WHEN, *REWARD, *EXPLORATION, *STABILITY]  # by theme, as notebook 15 has them
 NOTEBOOK = "../../notebooks/15_the_advice_measured.ipynb"
 SURE = 0.05  # p after Holm below which a verdict is more than a hint
 _VERDICTS = {
@@ -41,14 +38,14 @@ _VERDICTS = {
     "does not": "do not",
     "no difference larger than the margin": "with no difference larger than the margin",
     "cannot tell": "cannot be told",
-    "withdrawn": "withdrawn",
+    WITHDRAWN: "withdrawn",
 }
 
 
 def table(
     folder: str | Path,
     *,
-    asked: Sequence[Asked] = ASKED,
+    asked: Sequence[Asked] = BY_THEME,
     answered: Sequence[Answered] = ANSWERED,
     elsewhere: Sequence[Elsewhere] = ELSEWHERE,
     claims: Sequence[Claim] = CLAIMS,
@@ -84,14 +81,14 @@ def table(
 
 def section(made: pd.DataFrame, *names: str) -> pd.DataFrame:
     """The rows of these names, and those of the first table that stand in their place."""
-    old = [entry.replaces for entry in ASKED if entry.name in names]
+    old = [entry.replaces for entry in BY_THEME if entry.name in names]
     old += [entry.claim for entry in ELSEWHERE if entry.name in names]
     return made[made["name"].isin([*names, *old])]
 
 
 def _settles(row: Row) -> bool:
     """Whether the row takes the place of the first table's: run by its first seeds, with a verdict or without."""
-    return bool(row["run"]) or row["verdict"] == "conditions not met"
+    return bool(row["run"]) or row["verdict"] == UNMET
 
 
 def _why_again(old: Claim, entry: Asked) -> str:
@@ -162,7 +159,7 @@ def counts_text(made: pd.DataFrame) -> str:
     )
 
 
-def asked_again(made: pd.DataFrame, folder: str | Path, *, asked: Sequence[Asked] = ASKED) -> pd.DataFrame:
+def asked_again(made: pd.DataFrame, folder: str | Path, *, asked: Sequence[Asked] = BY_THEME) -> pd.DataFrame:
     """Rows that did not stand up to review: what the first version said of them, and what their new runs say.
 
     changed: "yes", "no", or "" while the new row has no verdict.

@@ -35,17 +35,17 @@ def _of_curve(metrics: pd.DataFrame) -> dict[str, float]:
     parts = {name: metrics[name].astype(float).dropna() for name in metrics if name.startswith("reward/")}
     return {
         "reward_mean": float(reward.mean()),
-        "reward_last": _last_quarter(reward),
+        "reward_last": last_quarter(reward),
         "reward_roughness": float(bent.abs().mean()),
         "grad_norm_max": float(norm.max()),
         "grad_norm_early": float(norm.head(_EARLY).mean()),
-        "entropy_last": _last_quarter(metrics["entropy"].astype(float)),
+        "entropy_last": last_quarter(metrics["entropy"].astype(float)),
         "equal_groups": float(metrics["frac_reward_zero_std"].astype(float).mean()),
         "length_mean": float(length.mean()),
-        "length_last": _last_quarter(length),
-        "kl_last": _last_quarter(kl),
+        "length_last": last_quarter(length),
+        "kl_last": last_quarter(kl),
         **{f"{name}_mean": float(values.mean()) for name, values in parts.items()},
-        **{f"{name}_last": _last_quarter(values) for name, values in parts.items()},
+        **{f"{name}_last": last_quarter(values) for name, values in parts.items()},
     }
 
 
@@ -54,5 +54,6 @@ def _column(metrics: pd.DataFrame, name: str) -> pd.Series:
     return metrics[name].astype(float).dropna() if name in metrics else pd.Series(dtype=float)
 
 
-def _last_quarter(values: pd.Series) -> float:
+def last_quarter(values: pd.Series) -> float:
+    """Their mean there; of a run, what it had come to."""
     return float(values.tail(max(1, len(values) // 4)).mean())

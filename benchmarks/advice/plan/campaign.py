@@ -15,7 +15,8 @@ from benchmarks.advice.plan.stability import STABILITY
 from benchmarks.advice.plan.when import WHEN
 from grpo_kit.lab import Lab
 
-ASKED: list[Asked] = sorted([*WHEN, *REWARD, *EXPLORATION, *STABILITY], key=lambda entry: entry.priority)
+BY_THEME: list[Asked] = [*WHEN, *REWARD, *EXPLORATION, *STABILITY]
+ASKED = sorted(BY_THEME, key=lambda entry: entry.priority)
 Run = tuple[str, int]
 
 

@@ -9,6 +9,8 @@ from statistics import fmean
 
 import pandas as pd
 
+from grpo_kit.lab.outcomes import last_quarter
+
 _SIGNS = {"<": operator.lt, "<=": operator.le}
 
 
@@ -54,5 +56,4 @@ class Condition:
 
     def _mean(self, curve: pd.DataFrame) -> float:
         values = curve[self.column].astype(float).dropna()  # empty where a step used a rollout again
-        chosen = values.head(self.first) if self.first else values.tail(max(1, len(values) // 4))
-        return float(chosen.mean())
+        return float(values.head(self.first).mean()) if self.first else last_quarter(values)

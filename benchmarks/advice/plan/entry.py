@@ -53,7 +53,7 @@ class Asked:
     @property
     def null(self) -> float:
         """The difference that the row's p is against."""
-        return {"no less": -self.margin, "no more": self.margin}.get(self.says, 0.0)
+        return null_of(self.says, self.margin)
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ class NotAsked:
 
     by: str
     why: str
+
+
+def null_of(says: str, margin: float) -> float:
+    """The difference that a p is against: 0, or the end of the margin that "no less" or "no more" stays within."""
+    return {"no less": -margin, "no more": margin}.get(says, 0.0)
 
 
 def verdict(says: str, margin: float, low: float, high: float) -> str:
