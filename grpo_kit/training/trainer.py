@@ -436,7 +436,9 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
-        if self.optimizer is None and not self._first_contact.keeps_optimizer_off():
+        lacks_one = self.optimizer is None
+        # A stop in this very moment leaves one process with an optimizer and another without: they ask together.
+        if self._ranks.any(lacks_one) and not self._first_contact.keeps_optimizer_off() and lacks_one:
             how = {"asked": self._optimizer_asked, "say": self._recorder.say}
             self.optimizer = own_optimizer(self, self._optimizer_name, **how)
         return super().create_optimizer(*args, **kwargs)

@@ -116,6 +116,28 @@ def case_stops_in_a_buffer():
     assert drawn_stops("buffer", 3, seed=2, num_iterations=2) >= 1
 
 
+def case_stop_at_the_optimizer():
+    """Of one process, as it makes its optimizer: the other has one already when both begin again."""
+    for who in (0, 1):
+        trainer = small(f"optimizer {who}")
+        make_one, stops = trainer._first_contact.keeps_optimizer_off, [RANK == who]
+
+        def keeps_off(make_one=make_one, stops=stops):
+            off = make_one()
+            if stops.pop():
+                raise KeyboardInterrupt
+            stops.append(False)
+            return off
+
+        trainer._first_contact.keeps_optimizer_off = keeps_off
+        with pytest.raises(Stopped):
+            trainer.train()
+        assert (trainer.optimizer is None) == (RANK == who)
+        stops[:] = [False]
+        trainer.train()
+        assert equal(state_of(trainer), untouched()[0])
+
+
 def case_reward_that_raises():
     whole, _ = untouched()
     broken = [True]

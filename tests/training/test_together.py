@@ -80,7 +80,7 @@ def test_killed_and_resumed(tmp_path):
 @pytest.mark.parametrize(
     "cases",
     [
-        ["stops", "stops_in_a_buffer"],
+        ["stops", "stops_in_a_buffer", "stop_at_the_optimizer"],
         ["reward_that_raises", "out_of_memory", "disk", "half_a_step"],
         ["changes", "pause_and_stop", "held_out", "first_contact"],
         pytest.param(["many_stops"], marks=slow),
