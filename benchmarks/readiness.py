@@ -3,6 +3,7 @@
     python -m benchmarks.readiness                                              # SmolLM2-135M-Instruct, short tasks
     python -m benchmarks.readiness --model FOLDER --weights "what they are" --name qwen2.5-coder-0.5b-instruct
     python -m benchmarks.readiness --task "gsm8k, zero-shot" --gsm8k test.jsonl --samples 8 --prompts 16
+    python -m benchmarks.readiness --task "countdown, thinking" --samples 16    # words of reflection, room to reflect
     python -m benchmarks.readiness --model smoke                                # a tiny random model, seconds
 
 Each task is sampled at temperature 1 with the task's own maximum, then 4 times a prompt with 8 times that maximum, to
@@ -39,11 +40,12 @@ MADE: dict[str, Callable[[argparse.Namespace], tasks.Task]] = {
     "largest, zero-shot": lambda o: zero_shot(tasks.largest()),
     "arithmetic": lambda o: tasks.arithmetic(),
     "countdown, 2 numbers": lambda o: tasks.countdown(numbers=(2, 2)),
+    "countdown, thinking": lambda o: zero_shot(tasks.countdown(numbers=(3, 3), think=True)),
     "gsm8k, zero-shot": lambda o: zero_shot(
         tasks.gsm8k(train="test", held_out=o.gsm8k, max_completion_tokens=REASONING_TOKENS)
     ),
 }
-SHORT = [name for name in MADE if not name.startswith("gsm8k")]
+SHORT = [name for name in MADE if not name.startswith(("gsm8k", "countdown, thinking"))]
 
 
 def measure(model, tokenizer, task: tasks.Task, options: argparse.Namespace) -> dict:

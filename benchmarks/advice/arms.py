@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from grpo_kit import cosine, exponential, linear, tasks
+from grpo_kit import GRPOTrainer, cosine, exponential, linear, tasks
 from grpo_kit.prompts import build_prompt
 from grpo_kit.rewards import ExactAnswer
 from grpo_kit.tasks import Task
@@ -31,22 +31,34 @@ BINARY = replace(NO_PREFILL, rewards=[ExactAnswer()], reward_weights=[1.0])
 LONGER = replace(NO_PREFILL, max_completion_tokens=32)
 
 
-class Rescaled:
-    """A reward in [0, 1] as one in [-1, 1]: what is right still earns as much more than what is wrong, doubled."""
-
-    def __init__(self, reward: Any) -> None:
-        self.reward, self.columns = reward, tuple(getattr(reward, "columns", ()))
-        self.__name__ = f"{reward.__name__}_rescaled"
-
-    def __repr__(self) -> str:
-        return f"Rescaled({self.reward!r})"
-
-    def __call__(self, completions: list, **columns: Any) -> list[float | None]:
-        """2 r - 1 of each reward; None stays None."""
-        return [None if r is None else 2 * r - 1 for r in self.reward(completions=completions, **columns)]
+def one(completions: list, **columns: Any) -> list[float]:
+    """1.0 for each completion: with a weight of -1 what is taken off every reward."""
+    return [1.0] * len(completions)
 
 
-NEGATIVE = replace(_TASK, rewards=[Rescaled(r) for r in _TASK.rewards])
+class NegativeRewards(GRPOTrainer):
+    """Trains on 2 r - 1 in place of r: in [-1, 1], where tasks and rewards of the kit are in [0, 1].
+
+    The task's last reward has to be `one`, of weight 0; it counts -1 while rewards are added up, and only then, since
+    the trainer refuses a weight below 0.
+    """
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        own = self.reward_weights
+        self.reward_weights = 2 * own
+        self.reward_weights[-1] = -1.0
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self.reward_weights = own
+
+
+def with_one(task: Task) -> Task:
+    """The task for NegativeRewards."""
+    return replace(task, rewards=[*task.rewards, one], reward_weights=[*task.reward_weights, 0.0])
+
+
+NEGATIVE = with_one(_TASK)
 
 
 def cold_start(model: Any, tokenizer: Any, task: Task, seed: int, *, rows: int = 32, batch: int = 4) -> None:
@@ -87,7 +99,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "beta 0.04": {"beta": 0.04},
         "no warmup": {"lr_scheduler_type": "constant", "warmup_steps": 0, "warmup": 0.0},
         "8-bit AdamW": {"optimizer": "adamw-8bit"},
-        "rewards -1 to 1": {"task": NEGATIVE},
+        "rewards -1 to 1": {"task": NEGATIVE, "trainer": NegativeRewards},
         "LoRA": {"tuning": "lora"},
         "GSPO, 2 iterations": {
             "importance_sampling_level": "sequence",

@@ -259,4 +259,23 @@ CLAIMS = [
         "control",
         says="no less",
     ),
+    Claim(
+        "The smaller model keeps the format less often (of two families)",
+        "C1",
+        "smollm2-135m-instruct",
+        "qwen2.5-coder-0.5b-instruct",
+        "formatted",
+        "less",
+        margin=0.1,
+        runs="readiness",
+    ),
+    Claim(
+        "Words of reflection are there before training",
+        "D4",
+        "smollm2-135m-instruct",
+        "nothing",
+        "reflecting",
+        margin=0.01,
+        runs="readiness",
+    ),
 ]

@@ -56,6 +56,7 @@ def of_asked(entry: Asked) -> Row:
 def of_claim(claim: Claim, found: lab.Lab) -> Row:
     """Of a claim of the first campaign, found: its runs; or of another benchmark, which the claim names."""
     row = _row(claim.text, claim.text, claim, "first") | {"data": _data_of(claim)}
+    row["counted"] = elsewhere.counted(claim)
     d = _difference(claim, found)
     if d is None:
         return row
@@ -111,7 +112,15 @@ def _row(name: str, claim: str, entry: Any, kind: str) -> Row:
     """A row that is not run yet."""
     same = ("by", "arm", "against", "outcome", "says", "margin")
     row = {key: getattr(entry, key, "") for key in same} | {"name": name, "claim": claim, "kind": kind}
-    row |= {"seeds": 0, "planned": 0, "effect": None, "low": None, "high": None, "p": None}
+    row |= {
+        "counted": "seeds",
+        "seeds": 0,
+        "planned": 0,
+        "effect": None,
+        "low": None,
+        "high": None,
+        "p": None,
+    }
     row |= {"verdict": NOT_YET, "why": "", "run": False, "unlike": "", "redone": "", "hours": 0.0}
     return row | {"estimated": True, "data": [], "model": "", "hardware": ""}
 
@@ -185,8 +194,8 @@ def _origin(entry: Claim | Asked, found: lab.Lab) -> Row:
     table = _both(found, entry.arm, entry.against).reindex(columns=["model", "hardware"]).dropna()
     names = {key: sorted(set(table[key])) for key in table}
     return {
-        "model": ", ".join(WEIGHTS.get(m, m) for m in names["model"]),
-        "hardware": ", ".join(names["hardware"]),
+        "model": "; ".join(WEIGHTS.get(m, m) for m in names["model"]),
+        "hardware": "; ".join(names["hardware"]),
     }
 
 
@@ -204,7 +213,7 @@ def _hours_of_asked(entry: Asked, found: lab.Lab) -> float:
 
 def _data_of(claim: Claim) -> list[tuple[str, str]]:
     if claim.runs:
-        return [(f"benchmarks/results/{elsewhere.FILES[claim.runs][0]}",) * 2]
+        return [(f"benchmarks/results/{name}",) * 2 for name in elsewhere.files(claim)]
     return [(arm, f"{_FIRSTS}{quote(arm)}") for arm in (claim.arm, claim.against)]
 
 

@@ -103,14 +103,17 @@ def markdown(made: pd.DataFrame, *, notebook: str = "", root: str = "..") -> str
     root: the repository, from where this is read.
     """
     lines = [
-        "| claim | who says it | what was done (raw data) | effect, 95 % interval | p | p (Holm) | verdict | seeds | "
-        "also unlike | hours |",
-        "|---" * 10 + "|",
+        "| claim, and who says it | what was done (raw data) | effect, 95 % interval | verdict | p; Holm's | seeds; "
+        "hours |",
+        "|---" * 6 + "|",
     ]
     for _, row in made.iterrows():
-        cells = [claim_text(row, notebook), who_text(row["by"]), _done_text(row, root), effect_text(row)]
-        cells += [_p_text(row["p"]), _p_text(row["p_holm"]), verdict_text(row), _seeds_text(row)]
-        cells += [row["unlike"], _hours_text(row)]
+        cells = [
+            f"{claim_text(row, notebook)} ({who_text(row['by'])})",
+            _done_text(row, root),
+            effect_text(row),
+        ]
+        cells += [verdict_text(row), _p_text(row), _cost_text(row)]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines)
 
@@ -141,8 +144,10 @@ def effect_text(row: pd.Series | Row) -> str:
 
 
 def verdict_text(row: pd.Series | Row) -> str:
-    """The verdict and, where there is something to say, why."""
-    return f"**{row['verdict']}**" + (f": {row['why']}" if row["why"] else "")
+    """The verdict and, where there is something to say, why, and what else the arms differ in."""
+    also = f"also unlike: {row['unlike']}" if row["unlike"] else ""
+    more = "; ".join(filter(None, [row["why"], also]))
+    return f"**{row['verdict']}**" + (f": {more}" if more else "")
 
 
 def counts_text(made: pd.DataFrame) -> str:
@@ -210,12 +215,15 @@ def sources_text() -> str:
 def write(made: pd.DataFrame, folder: Path, target: Path) -> None:
     """The whole table of `folder` as one markdown file, with how it was made."""
     run = made[made["run"].astype(bool)]
-    hardware = sorted({each for both in run["hardware"] for each in re.split(r", (?=[A-Z])", both) if each})
+    weights, hardware = (
+        sorted({each for both in run[column] for each in both.split("; ") if each})
+        for column in ("model", "hardware")
+    )
     text = [
         "# The advice, measured",
         "",
         "Written by `python -m benchmarks.advice --table` from the committed runs. Weights: "
-        f"{', '.join(sorted({m for m in run['model'] if m}))}; hardware: {'; '.join(hardware)}. Each name links to its "
+        f"{'; '.join(weights)}. Hardware: {'; '.join(hardware)}. Each name links to its "
         "cell in notebook 15, and arms to their runs.",
         "",
         counts_text(made),
@@ -224,8 +232,8 @@ def write(made: pd.DataFrame, folder: Path, target: Path) -> None:
         "",
         "An effect is the first arm's outcome less the second's. Its verdict goes by its own 95 % interval and margin "
         "([PLAN.md](../advice/plan/PLAN.md)): of twenty rows without any effect one is expected to leave 0 out. p is "
-        "of the row's own hypothesis; p (Holm) is corrected for all rows that are run, notebook 13's looks and the "
-        "withdrawn among them; a row that holds with a p (Holm) above 0.05 is a hint, not a finding. Accuracy is held "
+        "of the row's own hypothesis; Holm's is corrected for all rows that are run, notebook 13's looks and the "
+        "withdrawn among them; a row that holds with one above 0.05 is a hint, not a finding. Accuracy is held "
         "out and greedy, and its interval counts seeds and rows; that of other outcomes counts seeds alone. Hours are "
         "of one core, and both arms'; those of rows that are not run are estimates. (first table): from the first "
         "campaign, 10 steps; where the plan asks it again it stands until that is run.",
@@ -247,28 +255,29 @@ def write(made: pd.DataFrame, folder: Path, target: Path) -> None:
 def _done_text(row: pd.Series, root: str) -> str:
     if not row["outcome"]:
         return ", ".join(f"[data]({root}/{path})" for _, path in row["data"])
+    arms = f"{row['arm']} / {row['against']}"
     links = [f"[{label}]({root}/{path})" if path else label for label, path in row["data"]]
-    if len(links) == 1:
-        links = [
-            f"{row['arm']} / {row['against']} ([data]({root}/{row['data'][0][1]}))"
-            if row["arm"]
-            else links[0]
-        ]
-    return f"{' / '.join(links or [row['arm'], row['against']])}; {row['outcome']}, {row['says']}"
+    if row["data"] and all(label == path for label, path in row["data"]):  # files, not arms
+        data = ", ".join(f"[data]({root}/{path})" for _, path in row["data"])
+        links = [f"{arms} ({data})" if row["arm"] else ", ".join(links)]
+    return f"{' / '.join(links) or arms}; {row['outcome']}, {row['says']}"
 
 
-def _seeds_text(row: pd.Series) -> str:
-    if row["verdict"] in (NOT_YET, IN_WORDS):
-        return f"0 of {row['planned']}" if row["planned"] else ""
-    return f"{row['seeds']} of {row['planned']}" if row["seeds"] < row["planned"] else f"{row['seeds']}"
+def _cost_text(row: pd.Series) -> str:
+    """'5; 0.9 h', '2 of 5; 0.4 h', '16 questions'."""
+    none_yet = row["verdict"] in (NOT_YET, IN_WORDS)
+    seeds = "0" if none_yet else f"{row['seeds']}"
+    of = f" of {row['planned']}" if none_yet or row["seeds"] < row["planned"] else ""
+    counted = "" if row["counted"] == "seeds" else f" {row['counted']}"
+    hours = f"{'about ' if row['estimated'] else ''}{row['hours']:.1f} h" if row["hours"] else ""
+    there = "" if none_yet and not row["planned"] else f"{seeds}{of}{counted}"
+    return "; ".join(filter(None, [there, hours]))
 
 
-def _hours_text(row: pd.Series) -> str:
-    return f"{'about ' if row['estimated'] else ''}{row['hours']:.1f}" if row["hours"] else ""
-
-
-def _p_text(p: float | None) -> str:
-    return "" if p is None or pd.isna(p) else format(float(p), ".2g")
+def _p_text(row: pd.Series) -> str:
+    return "; ".join(
+        format(float(p), ".2g") for p in (row["p"], row["p_holm"]) if not (p is None or pd.isna(p))
+    )
 
 
 def _unit(outcome: str) -> tuple[str, float]:

@@ -12,7 +12,7 @@ import pytest
 import grpo_kit as kit
 from benchmarks.advice import elsewhere
 from benchmarks.advice.__main__ import PAGES, RESULTS, groups, say_counts
-from benchmarks.advice.arms import BASE, FAMILIES, NEGATIVE, cold_start
+from benchmarks.advice.arms import BASE, FAMILIES, NegativeRewards, cold_start, with_one
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
 from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
 from benchmarks.advice.plan import campaign
@@ -42,8 +42,11 @@ def test_every_claim_has_arms_that_exist_and_a_source():
     arms = {arm for family in FAMILIES.values() for arm in family}
     assert len(arms) == sum(map(len, FAMILIES.values())), "an arm's name is its folder: none twice"
     for claim in CLAIMS:
-        there = set(elsewhere.arms_of(claim.runs)) if claim.runs else arms
-        assert {claim.arm, claim.against} <= there, claim.text
+        if claim.runs == elsewhere.READINESS:
+            assert all((elsewhere.RESULTS / name).exists() for name in elsewhere.files(claim)), claim.text
+        else:
+            there = set(elsewhere.arms_of(claim.runs)) if claim.runs else arms
+            assert {claim.arm, claim.against} <= there, claim.text
         assert claim.by[0] in SOURCES and claim.says in ("more", "less", "no less")
     names = [c.text for c in CLAIMS] + [e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)]
     assert len({anchor(name) for name in names}) == len(names)
@@ -58,15 +61,18 @@ def test_every_arm_is_one_that_the_trainer_takes(arm):
         assert s.profile.completions_per_step == 32  # equal completions, or it says so
 
 
-def test_rescaled_rewards_have_the_same_advantages():
-    """(r - mean) / std does not see 2 r - 1: on equal questions the arm would test rounding alone."""
-    row = NEGATIVE.train[0]
-    texts = [f"{row['answer']}</answer>", "1</answer>", "nothing", f"{row['answer']}</answer>"]
-    columns = {"answer": [row["answer"]] * 4, "prefill": ["<answer>"] * 4}
-    plain = resolve({**BASE}).task.rewards
-    for new, old in zip(NEGATIVE.rewards, plain, strict=True):
-        pairs = zip(new(completions=texts, **columns), old(completions=texts, **columns), strict=True)
-        assert [a == 2 * b - 1 for a, b in pairs] == [True] * 4
+def test_rewards_between_minus_one_and_one(tmp_path):
+    """What is trained on is 2 r - 1 of the same questions' r, and a reward read beside it stays in [0, 1]."""
+    plain = lab_runs.base() | {"steps": 1}
+    task = resolve(plain).task
+    two = {"plain": {}, "negative": {"task": with_one(task), "trainer": NegativeRewards}}
+    found = lab.compare(two, [0], plain, folder=tmp_path, quiet=True)
+    curves = found.curves.set_index("arm")
+    assert curves.loc["negative", "reward"] == pytest.approx(2 * curves.loc["plain", "reward"] - 1)
+    names = [name for name in curves if name.startswith("reward/") and name != "reward/one"]
+    assert names and curves.loc["negative", names].tolist() == pytest.approx(
+        curves.loc["plain", names].tolist()
+    )
 
 
 def test_cold_start_teaches_the_format():
@@ -270,3 +276,40 @@ def test_committed_runs_name_no_place_on_a_machine():
     for path in RESULTS.rglob("*.json"):
         text = path.read_text()
         assert "/tmp" not in text and "/home" not in text and "/work" not in text, path
+
+
+def test_claims_about_untrained_models(tmp_path, monkeypatch):
+    """Questions are paired by their text, whatever their order; samples with a word of reflection are counted."""
+    zero_shot = {"samples": 4, "words": {"any": 0}}
+    small = zero_shot | {"questions": ["a", "b", "c"], "formatted": [0, 1, 4]}
+    large = zero_shot | {"questions": ["c", "a", "d"], "formatted": [4, 4, 0]}
+    thinking = {"samples": 4, "questions": ["a", "b"], "words": {"any": 2}}
+    for name, readiness in (("small", small), ("large", large)):
+        made = {
+            "largest, zero-shot": {"readiness": readiness},
+            "countdown, thinking": {"readiness": thinking},
+        }
+        saved = {
+            "weights": name,
+            "hardware": "h",
+            "tasks": made if name == "small" else dict([*made.items()][:1]),
+        }
+        (tmp_path / f"readiness_{name}.json").write_text(json.dumps(saved))
+    monkeypatch.setattr(elsewhere, "RESULTS", tmp_path)
+    elsewhere._saved.cache_clear()
+    claims = [
+        Claim("Format", "C1", "small", "large", "formatted", "less", 0.1, runs="readiness"),
+        Claim("Words", "D4", "small", "nothing", "reflecting", margin=0.01, runs="readiness"),
+        Claim("Not counted", "D4", "large", "nothing", "reflecting", margin=0.01, runs="readiness"),
+        Claim("No file", "C1", "small", "none", "formatted", "less", 0.1, runs="readiness"),
+    ]
+    try:
+        made = table(RESULTS, claims)
+    finally:
+        elsewhere._saved.cache_clear()
+    assert made["seeds"].tolist() == [2, 8, 0, 0] and made["counted"].tolist()[:2] == ["questions", "samples"]
+    assert made["effect"].tolist()[:2] == [-0.5, 0.25] and made.loc[1, "low"] == pytest.approx(
+        0.0715, abs=1e-4
+    )
+    assert made["verdict"].tolist() == ["cannot tell", "holds", "not run yet", "not run yet"]
+    assert made.loc[0, "model"] == "large; small" and "| 2 questions |" in markdown(made)

@@ -5,6 +5,7 @@ from benchmarks.advice.plan.entry import HELD_OUT, Answered, Elsewhere, NotAsked
 _FIRST = "benchmarks/results/advice"
 _AGENTS = "benchmarks/results/agents_smollm2-135m-instruct.json"
 _THINKING = "benchmarks/results/thinking_smollm2-135m-instruct.json"
+_READINESS = "benchmarks/results/readiness_"
 _HINTED = "benchmarks/results/hinted_smollm2-135m-instruct.json"
 
 ANSWERED = [
@@ -98,16 +99,16 @@ ANSWERED = [
         "aha-before-training",
         "D4",
         "Words of reflection stand in samples of the untrained model.",
-        "notebooks/12_is_the_base_model_ready.ipynb",
-        said="1 of 96 samples holds one (0.2 % to 5.7 %), and read in full it checks nothing: words are there, no more",
+        f"{_READINESS}smollm2-135m-instruct.json",
+        "Words of reflection are there before training",
+        said="written down with notebook 12's 96 samples, of which 1 held one; counted in more since",
     ),
     Answered(
         "small-models-and-format",
         "C1",
         "Without a worked example the smaller of two models keeps the format less often.",
-        "benchmarks/results/readiness_smollm2-135m-instruct.json and "
-        "benchmarks/results/readiness_qwen2.5-coder-0.5b-instruct.json",
-        said="before training; the models are of two families, so their size is not all they differ in",
+        f"{_READINESS}smollm2-135m-instruct.json and {_READINESS}qwen2.5-coder-0.5b-instruct.json",
+        "The smaller model keeps the format less often (of two families)",
     ),
 ]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.advice.arms import cold_start
+from benchmarks.advice.arms import NegativeRewards, cold_start
 from benchmarks.advice.plan import tasks
 from grpo_kit import GRPOTrainer, cosine, exponential, linear
 from grpo_kit.lab.settings import Settings, digest, resolve
@@ -85,7 +85,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "beta 0.001": FAST | {"beta": 0.001},
     "too fast": FAST | {"learning_rate": 1e-4},
     "too fast, beta 0.1": FAST | {"learning_rate": 1e-4, "beta": 0.1},
-    "rewards -1 to 1": FAST | {"task": tasks.NEGATIVE},
+    "rewards -1 to 1": FAST | {"task": tasks.NEGATIVE, "trainer": NegativeRewards},
     "threshold": FAST | {"task": tasks.THRESHOLD},
     "smooth": FAST | {"task": tasks.SMOOTH},
     "prefill": FAST | {"task": tasks.PREFILLED_READ},
