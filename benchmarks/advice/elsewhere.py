@@ -1,4 +1,4 @@
-"""Claims that runs of another benchmark decide: agents over several turns, thoughts, hints."""
+"""Claims that runs of another benchmark decide: agents over several turns, thoughts, hints, PPO."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from grpo_kit.lab.statistics import difference_over_seeds, paired_scalars
 FILES = {
     "agents": ("agents_smollm2-135m-instruct.json", "runs"),
     "hinted": ("hinted_smollm2-135m-instruct.json", "runs"),
+    "ppo": ("ppo_smollm2-135m-instruct.json", "runs"),
     "thinking": ("thinking_smollm2-135m-instruct.json", "runs"),
     "tokens": ("thinking_smollm2-135m-instruct.json", "drift"),
 }
@@ -41,8 +42,8 @@ def _saved(file: str) -> dict[str, Any]:
 def difference(claim: Claim) -> dict[str, Any] | None:
     """seeds, mean, low, high and p of arm less against, over the seeds that both have; None where there is none.
 
-    Outcomes: "success", of held-out rows, whose interval counts seeds and rows; "success_mean", over the steps of
-    training; "step_seconds_mean"; "differ", a share. Those are one number a seed.
+    Outcomes: "success" and "accuracy", of held-out rows, whose interval counts seeds and rows; "success_mean", over the
+    steps of training; "step_seconds_mean"; "differ", a share. Those are one number a seed.
     """
     arms = arms_of(claim.runs)
     one, other = arms.get(claim.against, {}), arms.get(claim.arm, {})
@@ -50,7 +51,7 @@ def difference(claim: Claim) -> dict[str, Any] | None:
     if not seeds:
         return None
     pairs = [[_value(runs[seed], claim.outcome) for seed in seeds] for runs in (one, other)]
-    if claim.outcome == "success":
+    if claim.outcome in ("success", "accuracy"):
         e, p = difference_over_seeds(*pairs, null=claim.null)
         return {"seeds": len(seeds), "mean": e.value, "low": e.low, "high": e.high, "p": p}
     mean, low, high, p = paired_scalars(*pairs, null=claim.null)
@@ -71,6 +72,8 @@ def origin(claim: Claim) -> dict[str, str]:
 
 
 def _value(run: dict[str, Any], outcome: str) -> Any:
+    if outcome == "accuracy":
+        return run["right"]
     if outcome == "success":
         after = run["after"]
         counts = after if isinstance(after, list) else next(after[name] for name in _SERVED if name in after)

@@ -85,13 +85,23 @@ def of_elsewhere(entry: Elsewhere, found: lab.Lab) -> Row:
         "why": f"asked by `{entry.command}`",
     }
     row["data"] = [(entry.data, entry.data)]
-    if not entry.claim:
+    if not entry.claim and not entry.runs:
         return row
-    own = of_claim(replace(CLAIM_OF[entry.claim], says=entry.says, margin=entry.margin), found)
+    own = of_claim(_claim_of(entry), found)
+    if not own["seeds"]:
+        return row
     own |= {key: row[key] for key in ("name", "claim", "by", "kind", "planned", "why")}
     if own["seeds"] >= entry.seeds:
         return own | {"why": ""}
-    return own | {"verdict": SO_FAR if own["seeds"] else NOT_YET, "run": False, "p": None}
+    return own | {"verdict": SO_FAR, "run": False, "p": None}
+
+
+def _claim_of(entry: Elsewhere) -> Claim:
+    """What decides the entry: the first table's claim, by the entry's own measure, or the runs that it names."""
+    if entry.claim:
+        return replace(CLAIM_OF[entry.claim], says=entry.says, margin=entry.margin)
+    same = ("by", "arm", "against", "outcome", "says", "margin", "runs")
+    return Claim(entry.hypothesis, **{key: getattr(entry, key) for key in same})
 
 
 def say(row: Row) -> str:

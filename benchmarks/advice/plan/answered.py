@@ -132,13 +132,16 @@ ELSEWHERE = [
         "GRPO ends no lower than PPO on the same exact reward and as many completions.",
         "notebooks/11_ppo_and_reward_models.ipynb",
         "KIT_PROFILE=cpu python -m papermill notebooks/11_ppo_and_reward_models.ipynb 11.ipynb --cwd notebooks "
-        "-y 'SEEDS: [0, 1, 2, 3, 4, 5, 6, 7]'",
+        "-y 'SEEDS: [0, 1, 2, 3, 4, 5, 6, 7]' && python -m benchmarks.ppo runs/11_ppo_cpu_*",
         "accuracy",
         "no less",
         HELD_OUT,
         3,
         1.5,
         8,
+        runs="ppo",
+        arm="GRPO",
+        against="PPO",
     ),
 ]
 
