@@ -1,4 +1,4 @@
-"""Claims that another benchmark's results decide: agents over several turns, thoughts, hints, untrained models."""
+"""Claims that other results decide: agents over several turns, thoughts, hints, PPO and DPO, untrained models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from grpo_kit.lab.statistics import difference_over_seeds, paired_scalars
 # What Claim.runs names: a file of results, and where in it the runs stand.
 FILES = {
     "agents": ("agents_smollm2-135m-instruct.json", "runs"),
+    "dpo": ("dpo_smollm2-135m-instruct.json", "runs"),
     "hinted": ("hinted_smollm2-135m-instruct.json", "runs"),
+    "ppo": ("ppo_smollm2-135m-instruct.json", "runs"),
     "thinking": ("thinking_smollm2-135m-instruct.json", "runs"),
     "tokens": ("thinking_smollm2-135m-instruct.json", "drift"),
 }
@@ -62,8 +64,8 @@ def _saved(file: str) -> dict[str, Any]:
 def difference(claim: Claim) -> dict[str, Any] | None:
     """seeds, mean, low, high and p of arm less against, over the seeds that both have; None where there is none.
 
-    Outcomes: "success", of held-out rows, whose interval counts seeds and rows; "success_mean", over the steps of
-    training; "step_seconds_mean"; "differ", a share. Those are one number a seed. Of untrained models: _READ_IN.
+    Outcomes: "success" and "accuracy", of held-out rows, whose interval counts seeds and rows; "success_mean", over the
+    steps of training; "step_seconds_mean"; "differ", a share. Those are one number a seed. Untrained models: _READ_IN.
     """
     if claim.runs == READINESS:
         return _of_untrained(claim)
@@ -73,7 +75,7 @@ def difference(claim: Claim) -> dict[str, Any] | None:
     if not seeds:
         return None
     pairs = [[_value(runs[seed], claim.outcome) for seed in seeds] for runs in (one, other)]
-    if claim.outcome == "success":
+    if claim.outcome in ("success", "accuracy"):
         e, p = difference_over_seeds(*pairs, null=claim.null)
         return {"seeds": len(seeds), "mean": e.value, "low": e.low, "high": e.high, "p": p}
     mean, low, high, p = paired_scalars(*pairs, null=claim.null)
@@ -99,7 +101,13 @@ def _of_untrained(claim: Claim) -> dict[str, Any] | None:
     both = [question for question in arm if question in against]
     pairs = [[side[question] for question in both] for side in (against, arm)]
     mean, low, high, p = paired_scalars(*pairs, null=claim.null)
-    return {"seeds": len(both), "mean": mean, "low": low, "high": high, "p": p}
+    return {
+        "seeds": len(both),
+        "mean": mean,
+        "low": max(low, -1.0),
+        "high": min(high, 1.0),
+        "p": p,
+    }  # of shares
 
 
 def hours(claim: Claim) -> float:
@@ -118,6 +126,8 @@ def origin(claim: Claim) -> dict[str, str]:
 
 
 def _value(run: dict[str, Any], outcome: str) -> Any:
+    if outcome == "accuracy":
+        return run["right"]
     if outcome == "success":
         after = run["after"]
         counts = after if isinstance(after, list) else next(after[name] for name in _SERVED if name in after)

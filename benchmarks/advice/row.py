@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,6 @@ from benchmarks.result import RESULTS, WEIGHTS
 from grpo_kit import lab
 
 NOT_YET, SO_FAR, UNMET, WITHDRAWN = "not run yet", "so far", "conditions not met", "withdrawn"
-IN_WORDS = "said in words"
 CLAIM_OF = {claim.text: claim for claim in CLAIMS}
 _PLANS, _FIRSTS = "benchmarks/results/advice_plan/", "benchmarks/results/advice/"
 _SECONDS = ["prepare_seconds", "train_seconds", "evaluate_seconds"]
@@ -68,10 +66,7 @@ def of_claim(claim: Claim, found: lab.Lab) -> Row:
 
 
 def of_answered(entry: Answered, found: lab.Lab) -> Row:
-    """Of a claim that committed data decide: the numbers of the first table's row, or what is said in words."""
-    if not entry.claim:
-        row = _row(entry.name, entry.hypothesis, entry, "answered") | {"verdict": IN_WORDS, "why": entry.said}
-        return row | {"data": [(path, path) for path in re.findall(r"\S+/\S+\.(?:json|ipynb)", entry.data)]}
+    """Of a claim that committed data decide: the numbers of the row that it names."""
     row = of_claim(CLAIM_OF[entry.claim], found)
     return row | {"name": entry.name, "claim": entry.hypothesis, "by": entry.by, "kind": "answered"}
 
@@ -86,13 +81,21 @@ def of_elsewhere(entry: Elsewhere, found: lab.Lab) -> Row:
         "why": f"asked by `{entry.command}`",
     }
     row["data"] = [(entry.data, entry.data)]
-    if not entry.claim:
+    own = of_claim(_claim_of(entry), found)
+    if not own["seeds"]:
         return row
-    own = of_claim(replace(CLAIM_OF[entry.claim], says=entry.says, margin=entry.margin), found)
     own |= {key: row[key] for key in ("name", "claim", "by", "kind", "planned", "why")}
     if own["seeds"] >= entry.seeds:
         return own | {"why": ""}
-    return own | {"verdict": SO_FAR if own["seeds"] else NOT_YET, "run": False, "p": None}
+    return own | {"verdict": SO_FAR, "run": False, "p": None}
+
+
+def _claim_of(entry: Elsewhere) -> Claim:
+    """What decides the entry: the first table's claim, by the entry's own measure, or the runs that it names."""
+    if entry.claim:
+        return replace(CLAIM_OF[entry.claim], says=entry.says, margin=entry.margin)
+    same = ("by", "arm", "against", "outcome", "says", "margin", "runs")
+    return Claim(entry.hypothesis, **{key: getattr(entry, key) for key in same})
 
 
 def say(row: Row) -> str:

@@ -17,7 +17,6 @@ from benchmarks.advice.plan.campaign import BY_THEME
 from benchmarks.advice.plan.entry import Answered, Asked, Elsewhere
 from benchmarks.advice.row import (
     CLAIM_OF,
-    IN_WORDS,
     NOT_YET,
     UNMET,
     WITHDRAWN,
@@ -253,19 +252,17 @@ def write(made: pd.DataFrame, folder: Path, target: Path) -> None:
 
 
 def _done_text(row: pd.Series, root: str) -> str:
-    if not row["outcome"]:
-        return ", ".join(f"[data]({root}/{path})" for _, path in row["data"])
     arms = f"{row['arm']} / {row['against']}"
     links = [f"[{label}]({root}/{path})" if path else label for label, path in row["data"]]
     if row["data"] and all(label == path for label, path in row["data"]):  # files, not arms
         data = ", ".join(f"[data]({root}/{path})" for _, path in row["data"])
-        links = [f"{arms} ({data})" if row["arm"] else ", ".join(links)]
+        links = [f"{arms} ({data})" if row["arm"] else data]
     return f"{' / '.join(links) or arms}; {row['outcome']}, {row['says']}"
 
 
 def _cost_text(row: pd.Series) -> str:
     """'5; 0.9 h', '2 of 5; 0.4 h', '16 questions'."""
-    none_yet = row["verdict"] in (NOT_YET, IN_WORDS)
+    none_yet = row["verdict"] == NOT_YET
     seeds = "0" if none_yet else f"{row['seeds']}"
     of = f" of {row['planned']}" if none_yet or row["seeds"] < row["planned"] else ""
     counted = "" if row["counted"] == "seeds" else f" {row['counted']}"
@@ -275,9 +272,8 @@ def _cost_text(row: pd.Series) -> str:
 
 
 def _p_text(row: pd.Series) -> str:
-    return "; ".join(
-        format(float(p), ".2g") for p in (row["p"], row["p_holm"]) if not (p is None or pd.isna(p))
-    )
+    there = [float(p) for p in (row["p"], row["p_holm"]) if not (p is None or pd.isna(p))]
+    return "; ".join(format(p, ".2g") if p >= 1e-4 else "< 0.0001" for p in there)
 
 
 def _unit(outcome: str) -> tuple[str, float]:

@@ -1,6 +1,7 @@
 """The table: every claim with arms and a cell, one family of looks, the committed table as the runs have it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 import grpo_kit as kit
+from benchmarks import notebook_runs
 from benchmarks.advice import elsewhere
 from benchmarks.advice.__main__ import PAGES, RESULTS, groups, say_counts
 from benchmarks.advice.arms import BASE, FAMILIES, NegativeRewards, cold_start, with_one
@@ -17,7 +19,7 @@ from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
 from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
 from benchmarks.advice.plan import campaign
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
-from benchmarks.advice.row import labs_of
+from benchmarks.advice.row import labs_of, of_elsewhere
 from benchmarks.advice.table import counts_text, effect_text, markdown, not_asked_text, write
 from benchmarks.advice.table import table as whole_table
 from grpo_kit import display, lab
@@ -154,6 +156,36 @@ def test_claims_that_other_benchmarks_decide(tmp_path, monkeypatch):
     assert made["effect"].tolist()[:3] == pytest.approx([1 / 3, 0.275, -2.0])
     assert made["verdict"].tolist()[2:] == ["holds", "not run yet", "not run yet"]
     assert made.loc[0, "model"] == "w" and "points over the run" in effect_text(made.loc[1])
+
+
+def test_what_notebook_11_leaves_is_read(tmp_path, monkeypatch):
+    """Its folder becomes one result, and that the plan's row: so far, for fewer seeds than are asked."""
+    for seed in (0, 1):
+        shutil.copytree(RESULTS / "control" / f"seed-{seed}", tmp_path / "grpo" / "GRPO" / f"seed-{seed}")
+    for seed in (0, 1, 2):
+        made = {"right": [0, 1] * 64, "seconds": 60.0, "history": []}
+        (tmp_path / f"PPO seed {seed}.json").write_text(json.dumps(made))
+    found = notebook_runs.runs_of(tmp_path)
+    assert [(run["arm"], run["seed"]) for run in found] == [
+        ("GRPO", 0),
+        ("GRPO", 1),
+        *[("PPO", s) for s in range(3)],
+    ]
+    (tmp_path / elsewhere.FILES["ppo"][0]).write_text(
+        json.dumps({"weights": "w", "hardware": "h", "runs": found})
+    )
+    monkeypatch.setattr(elsewhere, "RESULTS", tmp_path)
+    elsewhere._saved.cache_clear()
+    (entry,) = (e for e in ELSEWHERE if e.name == "ppo-or-grpo")
+    try:
+        row = of_elsewhere(entry, lab.load(RESULTS))
+        both = of_elsewhere(replace(entry, seeds=2), lab.load(RESULTS))
+    finally:
+        elsewhere._saved.cache_clear()
+    grpo = [sum(run["right"]) / 128 for run in found if run["arm"] == "GRPO"]
+    assert row["effect"] == pytest.approx(sum(grpo) / 2 - 0.5), "GRPO less PPO, over the seeds that both have"
+    assert (row["verdict"], row["seeds"], row["planned"], row["p"]) == ("so far", 2, 8, None)
+    assert both["run"] and both["margin"] == 0.1 and both["data"][0][1].endswith(elsewhere.FILES["ppo"][0])
 
 
 def test_a_withdrawn_claim_gets_no_verdict_and_makes_no_other_surer(tmp_path):

@@ -58,13 +58,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answered:
-    """A hypothesis that committed runs decide; data: where they are. claim: its row in claims.CLAIMS, "": none."""
+    """A hypothesis that committed runs decide; data: where they are. claim: its row in claims.CLAIMS. said: a note."""
 
     name: str
     by: str
     hypothesis: str
     data: str
-    claim: str = ""
+    claim: str
     said: str = ""
 
 
@@ -73,6 +73,8 @@ class Elsewhere:
     """A hypothesis that another benchmark or a notebook asks; command adds the seeds that are missing.
 
     hours: of one core, estimated from the seconds that its earlier runs took. seeds: how many the command makes in all.
+    claim: its row in claims.CLAIMS, "": none. runs, arm, against: where its runs are, if no claim says so: a key of
+    elsewhere.FILES, and the two arms there.
     """
 
     name: str
@@ -87,6 +89,9 @@ class Elsewhere:
     hours: float
     seeds: int
     claim: str = ""
+    runs: str = ""
+    arm: str = ""
+    against: str = ""
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ def plan_text(*, state: bool = True) -> str:
     ]
     lines += ["", "## Answered from committed data", ""]
     for a in ANSWERED:
-        row = f", row '{a.claim}'" if a.claim else ""
         said = f" {a.said[0].upper()}{a.said[1:]}." if a.said else ""
-        lines.append(f"- **{a.name}** ({a.by}) {a.hypothesis} Data: {a.data}{row}.{said}")
+        lines.append(f"- **{a.name}** ({a.by}) {a.hypothesis} Data: {a.data}, row '{a.claim}'.{said}")
     lines += ["", "## Not asked", ""]
     lines += [f"- **{n.by}** {n.why}." for n in NOT_ASKED]
     return "\n".join(lines) + "\n"
