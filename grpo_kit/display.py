@@ -70,9 +70,8 @@ def to_png(figure: Figure) -> bytes:
 
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this: Lab, VS Code, Colab, nbclient, papermill; not terminal IPython."""
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module else None
-    return getattr(shell, "kernel", None) is not None
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None too while another thread imports it
+    return ask is not None and getattr(ask(), "kernel", None) is not None
 
 
 def widget_bundle(widget: Any, **options: Any) -> dict[str, Any]:

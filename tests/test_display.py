@@ -2,6 +2,7 @@
 
 import io
 import sys
+import types
 
 import nbclient
 import nbformat
@@ -94,6 +95,12 @@ def test_a_printed_line_does_not_run_into_it(monkeypatch, capsys):
         progress.print("run 1: 90 %")
         assert screen.getvalue().endswith(" \r")  # nothing is left of the line when the text comes
     assert capsys.readouterr().out == "run 1: 90 %\n"
+
+
+def test_no_notebook_while_another_thread_imports_ipython(monkeypatch):
+    """A line that begins late comes from a thread, and meets the module before it is whole."""
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    assert not display.in_notebook()
 
 
 def test_nothing_where_it_is_quick_or_goes_to_a_file(monkeypatch):
