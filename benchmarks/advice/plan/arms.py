@@ -78,6 +78,7 @@ def rounded(model: Any) -> Iterator[None]:
 ARMS: dict[str, dict[str, Any]] = {
     "fast": FAST,
     "group of 2": FAST | {"prompts_per_step": 16, "group_size": 2},
+    "group of 4": FAST | {"prompts_per_step": 8, "group_size": 4},
     "group of 16": FAST | {"prompts_per_step": 2, "group_size": 16},
     "4 x 16": FAST | {"group_size": 16},
     "no warmup": FAST | {"lr_scheduler_type": "constant", "warmup_steps": 0, "warmup": 0.0},

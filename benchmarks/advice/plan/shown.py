@@ -17,7 +17,10 @@ effect is the arm's outcome less that of what it is compared with. A verdict goe
 hold where all of it lies beyond 0, "no less" and "no more" where all of it lies on the right side of the margin; where
 it lies within the margin on both sides, "more" and "less" are "no difference larger than the margin". Rows of accuracy
 pair held-out rows too; the interval of other outcomes counts seeds alone. All rows are one family for Holm.
-Margins: ten points of what is right of held-out rows in the end, five of a mean over the run, others by the row."""
+Margins: ten points of what is right of held-out rows in the end, five of a mean over the run, others by the row.
+Added on 2026-11-25, before any run of sampling at 0.7, of groups of 4 and of rollouts used twice: sampling-at-0.7,
+group-of-4 and iterations-smoother, since the first table cannot tell those and its rows would have stayed. The arm
+with rewards in [-1, 1] was made in another way, before it had run: the trainer refuses such rewards now."""
 
 
 @cache
