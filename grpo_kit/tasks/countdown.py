@@ -177,7 +177,7 @@ class CountdownAnswer(AnswerReward):
         return steps[_tiers(answer, numbers, target)]
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Ways to name the target without making it. The first was found by training (notebook 02b)."""
+        """Ways to name the target without making it. The first was found by training (notebook 14 shows that run)."""
         numbers, target = honest.columns["numbers"], honest.columns["target"]
         added = " + ".join(map(str, numbers))
         made = {
