@@ -278,12 +278,4 @@ CLAIMS = [
         margin=0.01,
         runs="readiness",
     ),
-    Claim(
-        "DPO and then GRPO ends higher than GRPO of the same seconds",
-        "E1",
-        "DPO, then GRPO",
-        "GRPO, same seconds",
-        margin=0.1,
-        runs="dpo",
-    ),
 ]

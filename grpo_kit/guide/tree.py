@@ -229,7 +229,7 @@ METHODS = {
     "KTO": Method(
         "Needs no pairs: good answers are pulled up, bad ones pushed down, against a frozen copy.",
         1, 1, "single answers with a label, good or bad", "no", _10, ("trl.KTOTrainer", "grpo_kit.objectives.kto"),
-        "The balance of the labels, and the form: in notebook 10 one run of three unlearned its closing tag.",
+        "The balance of the labels, and the form: in notebook 10 one run of three lost part of its closing tags.",
         "arXiv:2402.01306",
     ),
     "SFT": Method(

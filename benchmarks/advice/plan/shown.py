@@ -20,7 +20,9 @@ pair held-out rows too; the interval of other outcomes counts seeds alone. All r
 Margins: ten points of what is right of held-out rows in the end, five of a mean over the run, others by the row.
 Added on 2026-11-25, before any run of sampling at 0.7, of groups of 4 and of rollouts used twice: sampling-at-0.7,
 group-of-4 and iterations-smoother, since the first table cannot tell those and its rows would have stayed. The arm
-with rewards in [-1, 1] was made in another way, before it had run: the trainer refuses such rewards now."""
+with rewards in [-1, 1] was made in another way, before it had run: the trainer refuses such rewards now.
+dpo-first was answered from notebook 10's three seeds at first; run again on today's rows these cannot tell, so it is
+asked of eight."""
 
 
 @cache
