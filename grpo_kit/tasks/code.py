@@ -1,9 +1,9 @@
 """code: write a Python function (or a program) that passes hidden tests, run in the sandbox.
 
 The shipped problems (data/code_problems.json) are the kit's own, under the kit's licence.
-Base rate: SmolLM2-135M-Instruct without example and prefill, 28 held-out problems of levels 1 and 2 x 8 samples of at
-most 64 tokens at temperature 1 (notebook 08, CPU, seed 0, 2026-11-21): solved 7.6 % (level 1 10 %, level 2 4 %), tests
-passed 12 %, `code_runs` 0.31.
+Base rate: SmolLM2-135M-Instruct with the example and without prefill, 28 held-out problems of level 1 x 8 samples of at
+most 96 tokens at temperature 1 (notebook 08, CPU, seed 0, 2026-11-25): solved 21.9 %, tests passed 31.5 %,
+`code_runs` 0.68; without the example 10.3 %, 16.2 % and 0.34.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ TAGGED_THINK = replace(
     system="Answer in <think> tags.",
     examples=tuple((q, a.replace("answer>", "think>")) for q, a in LARGEST.examples),
 )
-# Notebook 08's: no example, no prefill, free to ramble; 28 problems are held out.
+# Notebook 08 with EXAMPLE = False: no example, no prefill, free to ramble; 28 problems are held out.
 CODE = replace(
     tasks.code(levels=(1, 2), n_held_out=28, max_completion_tokens=128),
     system="Answer with one ```python block and nothing else.",
