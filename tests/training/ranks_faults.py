@@ -37,6 +37,7 @@ HERE = Path(sys.argv[1])
 signal.signal(signal.SIGINT, lambda *_: None)  # what is pressed a moment too late hits nobody
 EVALUATES = dict(eval_dataset=data(4), eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=4)
 WHOLE = {}
+A_HUNDREDTH = 1e-5  # of a step at this rate: other chunks add up in another order, each machine in its own
 SAVES = dict(save_strategy="steps", save_steps=2)
 
 
@@ -175,7 +176,7 @@ def case_out_of_memory():
         trainer.update._forward = full
         trainer.train()
         assert len(failed) == 2 * (RANK == 1)
-        assert max((state_of(trainer)[n] - whole[n]).abs().max() for n in whole) < 1e-6
+        assert max((state_of(trainer)[n] - whole[n]).abs().max() for n in whole) < A_HUNDREDTH
     trainer = small("memory for good")
 
     def never(*args):
@@ -322,7 +323,7 @@ def case_first_contact():
     finally:
         first_contact.card.may_fail = own
     for trainer in (clean, broken):
-        assert max((state_of(trainer)[n] - w).abs().max() for n, w in untouched()[0].items()) < 1e-6
+        assert max((state_of(trainer)[n] - w).abs().max() for n, w in untouched()[0].items()) < A_HUNDREDTH
     weights = broken._ranks.gather(state_of(broken))
     assert equal(weights[0], weights[1])
 
