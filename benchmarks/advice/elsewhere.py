@@ -77,9 +77,8 @@ def difference(claim: Claim) -> dict[str, Any] | None:
     pairs = [[_value(runs[seed], claim.outcome) for seed in seeds] for runs in (one, other)]
     if claim.outcome in ("success", "accuracy"):
         e, p = difference_over_seeds(*pairs, null=claim.null)
-        return {"seeds": len(seeds), "mean": e.value, "low": e.low, "high": e.high, "p": p}
-    mean, low, high, p = paired_scalars(*pairs, null=claim.null)
-    return {"seeds": len(seeds), "mean": mean, "low": low, "high": high, "p": p}
+        return _numbers(len(seeds), e.value, e.low, e.high, p)
+    return _numbers(len(seeds), *paired_scalars(*pairs, null=claim.null))
 
 
 def _of_untrained(claim: Claim) -> dict[str, Any] | None:
@@ -92,8 +91,7 @@ def _of_untrained(claim: Claim) -> dict[str, Any] | None:
     if claim.outcome == "reflecting":
         n = len(found[0]["questions"]) * found[0]["samples"]
         holds = found[0]["words"]["any"]
-        low, high = wilson_interval(holds, n)
-        return {"seeds": n, "mean": holds / n, "low": low, "high": high, "p": None}
+        return _numbers(n, holds / n, *wilson_interval(holds, n), None)
     arm, against = (
         {q: n / model["samples"] for q, n in zip(model["questions"], model[claim.outcome], strict=True)}
         for model in found
@@ -101,13 +99,11 @@ def _of_untrained(claim: Claim) -> dict[str, Any] | None:
     both = [question for question in arm if question in against]
     pairs = [[side[question] for question in both] for side in (against, arm)]
     mean, low, high, p = paired_scalars(*pairs, null=claim.null)
-    return {
-        "seeds": len(both),
-        "mean": mean,
-        "low": max(low, -1.0),
-        "high": min(high, 1.0),
-        "p": p,
-    }  # of shares
+    return _numbers(len(both), mean, max(low, -1.0), min(high, 1.0), p)  # of shares
+
+
+def _numbers(seeds: int, mean: float, low: float, high: float, p: float | None) -> dict[str, Any]:
+    return {"seeds": seeds, "mean": mean, "low": low, "high": high, "p": p}
 
 
 def hours(claim: Claim) -> float:
