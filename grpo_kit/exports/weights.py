@@ -171,6 +171,8 @@ def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
         if getattr(weight, "quant_state", None) is not None:
             from bitsandbytes.functional import dequantize_4bit
 
+            if weight.quant_state.absmax.dim() == 2:  # bitsandbytes' state_dict(), after an answer on a CPU
+                weight.quant_state.absmax = weight.quant_state.absmax.T.float().flatten()
             numbers = dequantize_4bit(weight.data, weight.quant_state)
             state[f"{name.removesuffix('.base_layer')}.weight"] = numbers.detach()
     return state

@@ -136,7 +136,7 @@ def test_advice_has_a_source_and_measured_claims_are_rows_of_the_table(name):
     for claim in method.measured:
         rows = [line for line in TABLE.splitlines() if line.startswith(f"| [{claim}]")]
         assert len(rows) == 1, claim
-        link, by = re.search(r"\]\(\.\./\.\./notebooks/([^)]*)\)[^|]*\| ([^|]*) \|", rows[0]).groups()
+        link, by = re.search(r"\]\(\.\./\.\./notebooks/([^)]*)\)([^|]*) \|", rows[0]).groups()
         assert f'href="{link}"' in method_html(name)
         assert set(re.findall(r"[A-E]\d+", by)) & set(marks), "measured is what its advisers claim"
 
