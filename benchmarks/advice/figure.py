@@ -74,7 +74,7 @@ def draw_curves(labs: Sequence[tuple[str, Lab]]) -> Figure:
         raise ValueError("labs is empty; give what row.labs_of finds, if it finds any")
     wide = min(len(labs), _PANELS)
     high = -(-len(labs) // wide)
-    figure = new_figure(3.2 * max(wide, 2), 2.7 * high)
+    figure = new_figure(3.2 * max(wide, 2), 2.8 * high)
     panels = figure.subplots(high, wide, squeeze=False).flat
     for (outcome, found), axes in zip(labs, panels, strict=False):
         own = outcome.removesuffix("_mean")
@@ -85,6 +85,8 @@ def draw_curves(labs: Sequence[tuple[str, Lab]]) -> Figure:
             axes.plot(by_step.mean(), color=colour, linewidth=1.6, label=f"{arm} ({curve['seed'].nunique()})")
             axes.fill_between(by_step.mean().index, by_step.min(), by_step.max(), color=colour, alpha=0.12)
         axes.set_title(column, loc="left", fontsize=8.5)
+        axes.set_xlabel("step", fontsize=8)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(labelsize=8)
         axes.legend(fontsize=7.5, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
