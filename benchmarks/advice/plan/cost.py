@@ -10,7 +10,8 @@ from __future__ import annotations
 from grpo_kit.lab.settings import Settings
 
 MEASURED = (
-    "30 steps of largest, 4 x 8: 196 s; an evaluation of 256 rows: 40 s; one AVX2 core, the rest is scaled"
+    "30 steps of largest, 4 x 8: 196 s; an evaluation of 256 rows: 40 s; one AVX2 core, the rest is scaled "
+    "(on AVX-512 cores a third of it)"
 )
 STEP, ROW = 196 / 30, 40 / 256  # seconds
 _FIXED = 0.2  # of a step: what does not grow with its tokens

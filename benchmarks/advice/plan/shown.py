@@ -22,7 +22,10 @@ Added on 2026-11-25, before any run of sampling at 0.7, of groups of 4 and of ro
 group-of-4 and iterations-smoother, since the first table cannot tell those and its rows would have stayed. The arm
 with rewards in [-1, 1] was made in another way, before it had run: the trainer refuses such rewards now.
 dpo-first was answered from notebook 10's three seeds at first; run again on today's rows these cannot tell, so it is
-asked of eight."""
+asked of eight. The largest numbers of priorities 1 and 2 were 10 and 8; once priority 1 had its 10, six of its nine
+intervals were still wider than the margin, and such an interval need not decide. Before any row of priority 2 had its
+first seeds both were made 20. Looking more often has a price: under this rule 95 % intervals hold the truth in at least
+92 % of simulated cases, where it was 93 % to 10 seeds."""
 
 
 @cache
