@@ -73,7 +73,8 @@ REWARD = [
         "code, format only",
         "sampled_1.0",
         priority=3,
-        redone="one seed and 64 tokens, which cut most programs off (notebook 08); now five seeds and more, and 128",
+        redone="one seed and 64 tokens, which cut most programs off (notebook 08 as it was then); now five seeds and "
+        "more, and 128",
     ),
     Asked(
         "positives-upweighted",
