@@ -265,9 +265,11 @@ def test_4_bit_weights_are_added_up_as_what_they_stand_for(double, tmp_path):
     made = whole_model(model)
     assert not hasattr(made.config, "quantization_config") and made.dtype == torch.float32
     assert torch.allclose(scores(made, tokenizer, "Which number is the largest?"), trained, atol=1e-5)
-    # Where a CPU has bfloat16, an answer makes bitsandbytes lay its weights out anew, with rounder scales.
     answered = scores(model, tokenizer)
-    assert torch.allclose(scores(whole_model(model), tokenizer), answered, atol=0.05)
+    states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+    # Where a CPU has bfloat16, an answer makes bitsandbytes lay its weights out anew, with rounder scales.
+    rounder = any(getattr(state, "packing_format_for_cpu", False) for state in states)
+    assert torch.allclose(scores(whole_model(model), tokenizer), answered, atol=0.05 if rounder else 1e-5)
     with model.disable_adapter():
         assert (scores(model, tokenizer) - scores(whole, tokenizer)).abs().max() > 0.05, "rounded to 4 bits"
 
