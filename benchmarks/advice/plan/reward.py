@@ -72,7 +72,7 @@ REWARD = [
         "code",
         "code, format only",
         "sampled_1.0",
-        priority=3,
+        priority=4,
         redone="one seed and 64 tokens, which cut most programs off (notebook 08 as it was then); now five seeds and "
         "more, and 128",
     ),

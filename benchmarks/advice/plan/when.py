@@ -49,7 +49,7 @@ WHEN = [
         "code",
         "code, untrained",
         "sampled_1.0",
-        priority=3,
+        priority=4,
         unlike=("steps", "completions"),
     ),
     Asked(
@@ -61,7 +61,7 @@ WHEN = [
         "code, untrained",
         "pass@8_1.0",
         "no more",
-        priority=3,
+        priority=4,
         unlike=("steps", "completions"),
         redone="'elicited, not new' was read off `largest`, where a blind pick is right in 28 %",
     ),
