@@ -139,7 +139,9 @@ def effect_text(row: pd.Series | Row) -> str:
         return ""
     unit, scale = _unit(row["outcome"])
     value, low, high, margin = (scale * float(row[name]) for name in ("effect", "low", "high", "margin"))
-    return f"{value:+.1f} [{low:.1f}, {high:.1f}] {unit}".rstrip() + f" (margin {margin:g})"
+    digits = 1 if margin >= 1 else 2
+    effect = f"{value:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] {unit}"
+    return f"{effect.rstrip()} (margin {margin:g})"
 
 
 def verdict_text(row: pd.Series | Row) -> str:

@@ -158,6 +158,12 @@ def test_claims_that_other_benchmarks_decide(tmp_path, monkeypatch):
     assert made.loc[0, "model"] == "w" and "points over the run" in effect_text(made.loc[1])
 
 
+def test_an_effect_has_the_digits_of_its_margin():
+    row = {"seeds": 5, "effect": -0.034, "low": -0.095, "high": 0.028, "margin": 0.05}
+    assert effect_text(row | {"outcome": "kl_last"}) == "-0.03 [-0.10, 0.03] nats (margin 0.05)"
+    assert effect_text(row | {"outcome": "accuracy"}) == "-3.4 [-9.5, 2.8] points (margin 5)"
+
+
 def test_what_notebook_11_leaves_is_read(tmp_path, monkeypatch):
     """Its folder becomes one result, and that the plan's row: so far, for fewer seeds than are asked."""
     for seed in (0, 1):
