@@ -140,8 +140,9 @@ def effect_text(row: pd.Series | Row) -> str:
     unit, scale = _unit(row["outcome"])
     value, low, high, margin = (scale * float(row[name]) for name in ("effect", "low", "high", "margin"))
     digits = 1 if margin >= 1 else 2
-    effect = f"{value:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] {unit}"
-    return f"{effect.rstrip()} (margin {margin:g})"
+    interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if high < float("inf") else ""
+    none = "" if interval else ", one seed, so no interval"
+    return f"{value:+.{digits}f}{interval} {unit}".rstrip() + f"{none} (margin {margin:g})"
 
 
 def verdict_text(row: pd.Series | Row) -> str:

@@ -162,6 +162,8 @@ def test_an_effect_has_the_digits_of_its_margin():
     row = {"seeds": 5, "effect": -0.034, "low": -0.095, "high": 0.028, "margin": 0.05}
     assert effect_text(row | {"outcome": "kl_last"}) == "-0.03 [-0.10, 0.03] nats (margin 0.05)"
     assert effect_text(row | {"outcome": "accuracy"}) == "-3.4 [-9.5, 2.8] points (margin 5)"
+    one = row | {"seeds": 1, "low": -float("inf"), "high": float("inf"), "outcome": "accuracy"}
+    assert effect_text(one) == "-3.4 points, one seed, so no interval (margin 5)"
 
 
 def test_what_notebook_11_leaves_is_read(tmp_path, monkeypatch):
