@@ -125,7 +125,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         ),
         "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
         "group_size": (8, "common in published runs of this size"),
-        "steps": (100, "5.3 s each at the peaks of a T4, 26 minutes at a third of them: planned, not measured"),
+        "steps": (100, "5 s each at the peaks of a T4, 23 minutes at a third of them: planned, not measured"),
         "max_completion_tokens": (
             128,
             "64 for each number: 97 % of Coder-0.5B's answers end within; 64 x 384 tokens keep 0.2 GiB",
@@ -169,8 +169,8 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "group_size": (8, "common in published runs of this size"),
         "steps": (
             100,
-            "2.1 s each at the peaks of an RTX 4090, 4.5 of an L4; at a third of them 10 to 23 minutes in all: "
-            "planned, not measured",
+            "2 s each at the peaks of an RTX 4090, 4 of an A10G, 4 of an L4; at a third of them 9 to 21 minutes in "
+            "all: planned, not measured",
         ),
         "max_completion_tokens": (
             256,
