@@ -94,7 +94,10 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "steps": (32, "reward is flat by then; minutes on 2 cores"),
         "max_completion_tokens": (12, "an answer and its closing tag take 6"),
         "learning_rate": (1e-5, "full fine-tuning of a small model in float32"),
-        "lora_learning_rate": (2e-4, "measured: 10 % to above 75 % right with two seeds"),
+        "lora_learning_rate": (
+            2e-4,
+            "measured in notebook 06: from 20 % right to 67, 77 and 74 %, three seeds",
+        ),
         "temperature": (1.0, "the model's own distribution; below 1 explores less, and entropy falls anyway"),
         "beta": (0.0, "no reference model: less memory and time, and nothing to drift from in 32 steps"),
         "dtype": (

@@ -157,7 +157,7 @@ class Readiness:
         in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
         groups = f"{_share(mixed, SIGNAL)} of groups of {self.group_size} would hold right and wrong"
         name, share = self.constant or ("", 0.0)
-        guess = f"{name!r} is right for {share:.0%} without reading the question"
+        guess = f"{name!r} is right for {share:.0%} of these prompts without reading the question"
         why = {
             "format first": f"{shown} of an episode's actions are valid, below {FORMATTED:.0%}"
             if guessed is None

@@ -139,9 +139,12 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
             low = min(standards)
             if score > low + _PAYS or (score > low - _PAYS and not may_tie):
                 verb = "outranks" if score > low + _PAYS else "ties with"
+                response = repr(case.prefill + case.completion)
+                if len(response) > 90:
+                    response = response[:89] + "…"
                 faults.append(
                     f"- {name}: {case.name!r} ({score:.3g}) {verb} the honest answer ({low:.3g}); "
-                    f"response {case.prefill + case.completion!r:.90}"
+                    f"response {response}"
                 )
     return faults
 

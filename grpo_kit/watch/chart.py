@@ -24,6 +24,7 @@ from grpo_kit.watch.curves import (
     part_names,
     part_word,
     parts_title,
+    reward_title,
     window_of,
 )
 from grpo_kit.watch.flags import Flag
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 _STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _SHARES = ("completion_cut_off", "frac_reward_zero_std")
 _WORDS = {
-    "reward": "reward (band: ± reward_std)",
     "completion_length": "completion length, tokens",
     "completion_cut_off": "share cut off",
     "frac_reward_zero_std": "groups without a signal",
@@ -227,6 +227,8 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
         rows = [[_key("held-out accuracy", "#000000" if alone else GREY, "", **look)]]
     parts = parts_title(names)
     title = parts or _WORDS.get(names[0], names[0])
+    if names[:1] == ("reward",):
+        title = reward_title(t["reward"].dropna().to_numpy(float) for t in runs.values() if "reward" in t)
     if len(names) < 2 or parts:  # two shares: their legend is the title
         axes.set_title(title, loc="left", fontsize=9.5, color="#111111", pad=5 + 13.5 * header)
     for n, row in enumerate(rows):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.display import COLOURS, escape
+from grpo_kit.display import COLOURS, colours_of, escape
 
 _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 # A notebook's own: widgets have lines of 28 px, and break words anywhere; outputs align tables to the right.
@@ -90,7 +90,8 @@ def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]
     """One question with its answer, and several responses to it beside each other, by whose they are."""
     row = {"prompt": question, "answer": answer}
     cards = [
-        card_html(f"<b>{escape(who)}</b>", folded([text]) if text else _EMPTY) for who, text in texts.items()
+        card_html(f"<b>{escape(who)}</b>", folded([text]) if text else _EMPTY, colour=colour)
+        for (who, text), colour in zip(texts.items(), colours_of(list(texts)).values(), strict=True)
     ]
     return in_page(question_html(row, name) + cards_html(cards), legend=False)
 
@@ -131,9 +132,9 @@ def _label(row: dict) -> str:
     return "<br>".join(map(escape, words))
 
 
-def card_html(head: str, body: str) -> str:
-    """One of several texts that lie beside each other, under its scores."""
-    look = f"flex:1 1 240px;max-width:420px;border-top:3px solid {COLOURS[0]};padding:4px 0 4px 18px"
+def card_html(head: str, body: str, *, colour: str = COLOURS[0]) -> str:
+    """One of several texts that lie beside each other, under its scores; colour: of the line above."""
+    look = f"flex:1 1 240px;max-width:420px;border-top:3px solid {colour};padding:4px 0 4px 18px"
     return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
 
 

@@ -28,6 +28,17 @@ def window_of(values: np.ndarray) -> int:
     return 1 if rough else max(5, len(values) // 12) | 1
 
 
+def reward_title(runs: Iterable[np.ndarray]) -> str:
+    """The reward panel's title: what its band is, and its lines where they are no single steps'.
+
+    >>> reward_title([np.arange(20)]), reward_title([np.arange(30)])
+    ('reward (band: ± reward_std)', 'reward (band: ± reward_std; lines: means of 5 steps)')
+    """
+    window = max(map(window_of, runs), default=1)
+    lines = f"; lines: means of {window} steps" * (window > 1)
+    return f"reward (band: ± reward_std{lines})"
+
+
 def part_names(columns: Iterable[str]) -> list[str]:
     """What the second panel shows: the parts of the reward; of episodes, whose reward has one, what came of them.
 

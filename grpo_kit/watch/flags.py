@@ -129,7 +129,7 @@ def length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
         (length > 4 * start) | (length > 2 * start) & (grown > 0.3),
         lambda at: (
             f"completions of {length[at]:.0f} tokens where {start:.0f} were usual, {cut[at]:.0%} cut off; "
-            f"{_that_would_do(table, at)}"
+            f"{_longest_that_ended(table, at)}"
         ),
     )
 
@@ -147,18 +147,18 @@ def cut_off(table: pd.DataFrame, setup: Setup) -> Sign:
         share > 0.5,
         lambda at: (
             f"{share[at]:.0%} of completions were cut off at {setup.max_tokens or 'the most'} tokens; "
-            f"{_that_would_do(table, at)}"
+            f"{_longest_that_ended(table, at)}"
         ),
     )
 
 
-def _that_would_do(table: pd.DataFrame, at: int) -> str:
-    """The measured length that would do, where enough completions ended by themselves."""
+def _longest_that_ended(table: pd.DataFrame, at: int) -> str:
+    """What is known of the length that would do: the longest completion that was not cut off, of the last 8 steps."""
     ended = 1 - trailing(column(table, "completion_cut_off"), 3)[at]
     longest = column(table, "completions/max_terminated_length")[: at + 1]
     if not ended > 0.05 or not np.nansum(longest[-8:]):
         return "hardly one ended by itself, so the length that would do is not known"
-    return f"the longest that ended by itself took {np.nanmax(longest[-8:]):.0f} tokens, so that many would do for it"
+    return f"the longest that ended by itself took {np.nanmax(longest[-8:]):.0f} tokens"
 
 
 @red_flag(

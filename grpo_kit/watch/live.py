@@ -130,7 +130,7 @@ class LiveChart:
         """Show the last state, whatever it costs: the whole chart in place of the two panels."""
         self._status, self._over = "", True
         self._panel.end()
-        self._draw(self._show_line, self._show_flags, self._show_whole_chart)
+        self._draw(self._show_line, self._show_flags, self._show_completions, self._show_whole_chart)
 
     def line(self, *, done: bool = False) -> str:
         """The last step in one line.
@@ -228,7 +228,7 @@ class LiveChart:
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
 
     def _show_completions(self) -> None:
-        plain, page = completions_page(self._completions)
+        plain, page = completions_page(self._completions, scrolls=not self._over)
         self._show("completions", {"text/plain": plain, "text/html": page})
 
     def _show_whole_chart(self) -> None:

@@ -57,16 +57,20 @@ def line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str
 
 def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
     """Two lines, in which more scroll with the newest on top; or as many as it takes, in their order."""
-    told = [f"<div>{badge(f'red flag {n}')}{escape(flag)}</div>" for n, flag in enumerate(flags, 1)]
+    told = [f"<div>{badge(f'red flag {n}')}{escape(flag, 600)}</div>" for n, flag in enumerate(flags, 1)]
     room = "overflow:auto;height" if scrolls else "min-height"
     told = told[::-1] if scrolls else told
     return f'<div style="line-height:1.4;{room}:2.9em">{"".join(told) or "No red flag."}</div>'
 
 
-def completions_page(table: pd.DataFrame | None) -> tuple[str, str]:
-    """Best, median and worst of the last step, as text and as HTML; where there are episodes, whole episodes."""
+def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
+    """Best, median and worst of the last step, as text and as HTML; where there are episodes, whole episodes.
+
+    scrolls: in a room of fifteen lines, so that what follows stays where it is; else as many as it takes.
+    """
     if table is None or not len(table):
         plain = page = "The best, the median and the worst completion of the last step come here."
     else:
         plain, page = picks_of(table)
-    return plain, f'<div style="height:15em;overflow:auto">{page}</div>'
+    room = "overflow:auto;height" if scrolls else "min-height"
+    return plain, f'<div style="{room}:15em">{page}</div>'

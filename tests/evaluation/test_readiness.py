@@ -105,11 +105,12 @@ def test_numbers_by_hand():
         (
             {"right": [1, 0, 0], "constant": 0.67},
             "shortcut pays",
-            "pass@1 is 8%, and 'always number 1' is right for 67% without reading the question, so not ready",
+            "pass@1 is 8%, and 'always number 1' is right for 67% of these prompts without reading the question, "
+            "so not ready",
             "one constant answer is far ahead",
         ),
-        ({"right": [2, 2, 1], "constant": 0.83}, "ready", "right for 83% without", "half as good: only said"),
-        ({"right": [2, 0, 0], "constant": 0.49}, "ready", "right for 49% without", "no constant is mostly right"),
+        ({"right": [2, 2, 1], "constant": 0.83}, "ready", "right for 83% of these prompts without", "half as good: only said"),
+        ({"right": [2, 0, 0], "constant": 0.49}, "ready", "right for 49% of these prompts without", "no constant is mostly right"),
         ({"right": [2, 2, 1], "constant": None}, "ready", "42% of samples", "a task without strategies"),
     ],
 )  # fmt: skip

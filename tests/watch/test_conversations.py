@@ -232,7 +232,7 @@ def test_a_saved_notebook_and_the_live_page_keep_three_episodes(run):
         assert words in said and words.replace(" reward", ", reward") in bundle["text/plain"]
     assert "episode 2" not in said and said.count("a needle") == 2
     assert ">>> right  (cut off)" in bundle["text/plain"]
-    plain, page = completions_page(browser.table)
+    plain, page = completions_page(browser.table, scrolls=True)
     assert (plain, text_of(page)) == (bundle["text/plain"], said)
 
 
