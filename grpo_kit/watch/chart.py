@@ -210,8 +210,7 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
     """Lines of these measures. header: of the two main panels, rows of legend between title and panel."""
     from matplotlib.ticker import MaxNLocator
 
-    alone = len(runs) == 1
-    lowest, highest = 0.0, 1.0
+    alone, lowest, highest = len(runs) == 1, 0.0, 1.0
     for r, table in enumerate(runs.values()):
         for n, name in enumerate(names):
             if name in table and table[name].notna().any():
@@ -226,9 +225,8 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
         look = {"marker": "o", "markersize": 3.5}
         rows = [[_key("held-out accuracy", "#000000" if alone else GREY, "", **look)]]
     parts = parts_title(names)
-    title = parts or _WORDS.get(names[0], names[0])
-    if names[:1] == ("reward",):
-        title = reward_title(t["reward"].dropna().to_numpy(float) for t in runs.values() if "reward" in t)
+    rewards = [table["reward"].dropna().to_numpy(float) for table in runs.values() if "reward" in table]
+    title = parts or (reward_title(rewards) if names[0] == "reward" else _WORDS.get(names[0], names[0]))
     if len(names) < 2 or parts:  # two shares: their legend is the title
         axes.set_title(title, loc="left", fontsize=9.5, color="#111111", pad=5 + 13.5 * header)
     for n, row in enumerate(rows):

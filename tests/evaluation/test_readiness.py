@@ -109,8 +109,8 @@ def test_numbers_by_hand():
             "so not ready",
             "one constant answer is far ahead",
         ),
-        ({"right": [2, 2, 1], "constant": 0.83}, "ready", "right for 83% of these prompts without", "half as good: only said"),
-        ({"right": [2, 0, 0], "constant": 0.49}, "ready", "right for 49% of these prompts without", "no constant is mostly right"),
+        ({"right": [2, 2, 1], "constant": 0.83}, "ready", "right for 83% of these prompts", "half as good: only said"),
+        ({"right": [2, 0, 0], "constant": 0.49}, "ready", "right for 49% of these prompts", "none is mostly right"),
         ({"right": [2, 2, 1], "constant": None}, "ready", "42% of samples", "a task without strategies"),
     ],
 )  # fmt: skip
