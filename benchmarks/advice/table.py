@@ -159,7 +159,8 @@ def counts_text(made: pd.DataFrame) -> str:
     said = ", ".join(f"{counts[word]} {plural}" for word, plural in _VERDICTS.items() if word in counts)
     sure = run[(run["p_holm"].astype(float) < SURE) & (run["verdict"] == "holds")]
     waiting = ((made["kind"] == "asked") & ~made["run"].astype(bool)).sum()
-    more = f" {waiting} hypotheses of the plan have no verdict yet." if waiting else ""
+    hypotheses = "1 hypothesis of the plan has" if waiting == 1 else f"{waiting} hypotheses of the plan have"
+    more = f" {hypotheses} no verdict yet." if waiting else ""
     return (
         f"Of {len(run)} rows that are run: {said}. {len(sure)} of those that hold do so after Holm's correction for "
         f"all {len(run)}.{more}"

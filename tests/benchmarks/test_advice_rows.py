@@ -109,7 +109,7 @@ def test_the_first_tables_row_stands_until_the_new_one_is_run(entry, first):
     assert made["run"].tolist() == [False, True]
     assert "[cold](#cold): h" in markdown(
         made
-    ) and "1 hypotheses of the plan have no verdict yet" in counts_text(made)
+    ) and "1 hypothesis of the plan has no verdict yet" in counts_text(made)
     add([0.2, 0.4])
     assert len(whole(first, entry)) == 2, "2 of 3 seeds"
     add([0.2], start=2)
