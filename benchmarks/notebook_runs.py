@@ -1,9 +1,9 @@
 """Runs of notebooks 10 and 11, as the results that the advice's table reads.
 
     KIT_PROFILE=cpu python -m papermill notebooks/10_preferences_then_grpo.ipynb 10.ipynb --cwd notebooks
-    python -m benchmarks.notebook_runs runs/10_preferences_cpu_3c7a05    # the folder that its config cell names
+    python -m benchmarks.notebook_runs runs/10_preferences_cpu_a2ca89    # the folder that its config cell names
     KIT_PROFILE=cpu python -m papermill notebooks/11_ppo_and_reward_models.ipynb 11.ipynb --cwd notebooks
-    python -m benchmarks.notebook_runs runs/11_ppo_cpu_a91964
+    python -m benchmarks.notebook_runs runs/11_ppo_cpu_b5de35
 
 Trains nothing. Writes benchmarks/results/dpo_smollm2-135m-instruct.json or ppo_smollm2-135m-instruct.json: one row an
 arm and seed with the held-out questions that it answers right (greedy), in their order, and the seconds that it took.
