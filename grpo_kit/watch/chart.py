@@ -225,7 +225,7 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
         look = {"marker": "o", "markersize": 3.5}
         rows = [[_key("held-out accuracy", "#000000" if alone else GREY, "", **look)]]
     parts = parts_title(names)
-    rewards = [table["reward"].dropna().to_numpy(float) for table in runs.values() if "reward" in table]
+    rewards = [table["reward"].to_numpy(float) for table in runs.values() if "reward" in table]
     title = parts or (reward_title(rewards) if names[0] == "reward" else _WORDS.get(names[0], names[0]))
     if len(names) < 2 or parts:  # two shares: their legend is the title
         axes.set_title(title, loc="left", fontsize=9.5, color="#111111", pad=5 + 13.5 * header)

@@ -34,7 +34,7 @@ def reward_title(runs: Iterable[np.ndarray]) -> str:
     >>> reward_title([np.arange(20)]), reward_title([np.arange(30)])
     ('reward (band: ± reward_std)', 'reward (band: ± reward_std; lines: means of 5 steps)')
     """
-    window = max(map(window_of, runs), default=1)
+    window = max((window_of(rewards[np.isfinite(rewards)]) for rewards in runs), default=1)
     lines = f"; lines: means of {window} steps" * (window > 1)
     return f"reward (band: ± reward_std{lines})"
 

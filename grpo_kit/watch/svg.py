@@ -68,9 +68,7 @@ def draw_svg(
     left.values(reward, accuracy[0], accuracy[2])
     right.values(*parts.values())
     most = max(20, _POINTS // (4 + 2 * len(parts)))
-    drawn = [
-        left.frame(reward_title([reward[np.isfinite(reward)]]), legends[0][0], flags, changes, named=True)
-    ]
+    drawn = [left.frame(reward_title([reward]), legends[0][0], flags, changes, named=True)]
     drawn += [left.line(steps, reward, COLOURS[0], "", most, spread), left.accuracy(steps, *accuracy)]
     title = parts_title(names)
     drawn += [right.frame(title, legends[1][0], flags, changes, named=False)]
