@@ -85,6 +85,15 @@ def widget_bundle(widget: Any, **options: Any) -> dict[str, Any]:
     return {"text/plain": repr(widget), "application/vnd.jupyter.widget-view+json": view}
 
 
+def cut(text: str, most: int) -> str:
+    """At most `most` characters.
+
+    >>> cut("learning", 6)
+    'learn…'
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     """Text as harmless HTML, at most `limit` characters of its start (or its end)."""
     text = "" if text is None or text != text else str(text)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from grpo_kit.display import cut
 from grpo_kit.rewards.cases import Case, RewardCheckError
 from grpo_kit.rewards.judge import RewardError, ask_all, totals
 from grpo_kit.rewards.parts import reward_names
@@ -139,12 +140,9 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
             low = min(standards)
             if score > low + _PAYS or (score > low - _PAYS and not may_tie):
                 verb = "outranks" if score > low + _PAYS else "ties with"
-                response = repr(case.prefill + case.completion)
-                if len(response) > 90:
-                    response = response[:89] + "…"
                 faults.append(
                     f"- {name}: {case.name!r} ({score:.3g}) {verb} the honest answer ({low:.3g}); "
-                    f"response {response}"
+                    f"response {cut(repr(case.prefill + case.completion), 90)}"
                 )
     return faults
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from grpo_kit.display import COLOURS, GREY, RED, in_notebook, new_figure
+from grpo_kit.display import COLOURS, GREY, RED, cut, in_notebook, new_figure
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.curves import (
     ACCURACY,
@@ -17,7 +17,6 @@ from grpo_kit.watch.curves import (
     ROUGH,
     Change,
     changes_of,
-    cut,
     labels,
     letter,
     moving_mean,
@@ -210,7 +209,8 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
     """Lines of these measures. header: of the two main panels, rows of legend between title and panel."""
     from matplotlib.ticker import MaxNLocator
 
-    alone, lowest, highest = len(runs) == 1, 0.0, 1.0
+    alone = len(runs) == 1
+    lowest, highest = 0.0, 1.0
     for r, table in enumerate(runs.values()):
         for n, name in enumerate(names):
             if name in table and table[name].notna().any():

@@ -131,12 +131,3 @@ def change_text(change: Mapping[str, Any], was: Mapping[str, Any]) -> str:
         f"{name} {was[name]} → {new}" if name in was else f"{name} → {new}" for name, new in change.items()
     ]
     return ", ".join(words)
-
-
-def cut(text: str, most: int) -> str:
-    """At most `most` characters.
-
-    >>> cut("learning", 6)
-    'learn…'
-    """
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -14,13 +14,12 @@ from itertools import chain
 
 import numpy as np
 
-from grpo_kit.display import COLOURS, GREY, RED
+from grpo_kit.display import COLOURS, GREY, RED, cut
 from grpo_kit.watch.curves import (
     ACCURACY,
     ACCURACY_HIGH,
     ACCURACY_LOW,
     Change,
-    cut,
     labels,
     letter,
     moving_mean,
