@@ -25,7 +25,7 @@ from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.lab.alike import unlike
 from grpo_kit.lab.figure import draw_lab
 from grpo_kit.lab.outcomes import outcomes
-from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside, tell_steps
+from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside, tell_flags, tell_steps
 from grpo_kit.lab.settings import as_json, fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError, read_metrics
@@ -169,7 +169,8 @@ def compare(
     of these arms that are done there are in the result. A function or class is compared by its name alone: when you
     change its code, name the arm otherwise.
     Seeds go first to last, each through all arms, so that a table half done is fair. What another process is at is
-    left to it, and is not in the result. A line says which run and step it is at, and how long all will take.
+    left to it, and is not in the result. A line says which run and step it is at, and how long all will take; another
+    each red flag, whose remedy is given once.
     In the end it says which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
     The stop button saves and raises Stopped; calling again goes on as if it had not been pressed.
     Raises ValueError for unknown settings, no seeds, and RunFolderError where the folder holds an arm of that name with
@@ -198,6 +199,7 @@ def compare(
     done = len(todo) - len(waiting)
     if done and not quiet:
         print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
+    told: set[tuple[str, str]] = set()  # of red flags
     with progress_line(f"laboratory {folder.name}") as progress:
         for number, (seed, arm) in enumerate(todo, 1):
             path, changes = folder / arm / f"seed-{seed}", settings[arm]
@@ -215,8 +217,11 @@ def compare(
                 if (kept := set_aside(path, changes)) is not None:
                     progress.print(f"{which}: an unfinished run is now {kept.name}")
                 run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
-                on_step = tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting))
-                result = run(changes, seed, path, before=before_training(changes, folder), on_step=on_step)
+                tell = {
+                    "on_step": tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
+                    "on_flag": tell_flags(progress, which, told),
+                }
+                result = run(changes, seed, path, before=before_training(changes, folder), **tell)
                 if not quiet:
                     progress.print(f"{which}: {Estimate(**result['accuracy'])}")
     found = load(folder, list(arms))

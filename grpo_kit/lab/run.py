@@ -23,6 +23,7 @@ from grpo_kit.models import hardware, load_policy
 from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
 from grpo_kit.training.checkpoints import last_whole_checkpoint, step_of
+from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
 
 RESULT = "result.json"
@@ -47,10 +48,12 @@ def run(
     *,
     before: Evaluation,
     on_step: Callable[[int, int], None],
+    on_flag: Callable[[Flag], None],
 ) -> dict[str, Any]:
     """Train and evaluate; returns what result.json then holds. A run goes on from a whole checkpoint in the folder.
 
-    on_step: called with (steps done, steps in all) after each.
+    on_step: called with (steps done, steps in all) after each. on_flag: called with a red flag, unless the settings say
+    otherwise.
     Raises KeyboardInterrupt after the stop button, once the trainer has saved.
     """
     settings = resolve(changes)
@@ -73,7 +76,7 @@ def run(
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         live=None,
-        **settings.options,
+        **{"on_flag": on_flag, **settings.options},
     )
     trainer.add_callback(_Steps(on_step))
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -126,6 +129,18 @@ def tell_steps(progress: ProgressLine, which: str, made: int, in_all: int) -> Ca
 
     on_step(0, 1)
     return on_step
+
+
+def tell_flags(progress: ProgressLine, which: str, told: set[tuple[str, str]]) -> Callable[[Flag], None]:
+    """f(flag), which says a run's red flag: why it matters and what to try first only where `told` has it not yet."""
+
+    def on_flag(flag: Flag) -> None:
+        known = (flag.why, flag.first) in told
+        told.add((flag.why, flag.first))
+        saw = f"{flag.name} since step {flag.step}: {flag.saw} (what to try: above)"
+        progress.print(f"{which}: Red flag: {saw if known else flag}")
+
+    return on_flag
 
 
 def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:

@@ -395,6 +395,23 @@ def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
     assert judged.rows["strict"].astype(int).tolist() == result.right["cold", 1]
 
 
+def test_what_to_try_is_said_once_and_each_runs_red_flags_are(tmp_path, capsys):
+    settings = {**base(), "steps": 6, "save_steps": 100}  # a random model never ends its completions
+    lab.compare({"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], settings, folder=tmp_path, quiet=True)
+    said = capsys.readouterr().out
+    flags = {seed: kit.read_flags(tmp_path / "a" / f"seed-{seed}") for seed in SEEDS}
+    assert [flag.name for flag in flags[0]] == [flag.name for flag in flags[1]] and len(flags[0])
+    for first, again in zip(flags[0], flags[1], strict=True):
+        assert f"1/4 a, seed 0: Red flag: {first}" in said
+        assert f"3/4 a, seed 1: Red flag: {again.name} since step {again.step}: {again.saw} (what to" in said
+        assert f"3/4 a, seed 1: Red flag: {again}" not in said
+    steps = {
+        path.parent.parent.name: len(kit.read_metrics(path.parent))
+        for path in tmp_path.glob(f"*/seed-0/{RESULT}")
+    }
+    assert steps["a"] == 6 and steps["ends"] < 6, "an arm's own on_flag is obeyed"
+
+
 def test_tables_have_every_run_and_one_row_an_arm(done):
     _, result = done
     assert result.runs[["arm", "seed"]].values.tolist() == [[a, s] for a in ARMS for s in SEEDS]
