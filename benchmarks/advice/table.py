@@ -158,9 +158,10 @@ def counts_text(made: pd.DataFrame) -> str:
     counts = run["verdict"].value_counts()
     said = ", ".join(f"{counts[word]} {plural}" for word, plural in _VERDICTS.items() if word in counts)
     sure = run[(run["p_holm"].astype(float) < SURE) & (run["verdict"] == "holds")]
-    waiting = ((made["kind"] == "asked") & ~made["run"].astype(bool)).sum()
-    hypotheses = "1 hypothesis of the plan has" if waiting == 1 else f"{waiting} hypotheses of the plan have"
-    more = f" {hypotheses} no verdict yet." if waiting else ""
+    left = made[(made["kind"] == "asked") & ~made["run"].astype(bool)]["verdict"]
+    unmet = (left == UNMET).sum()
+    lacking = {"as their condition was not met": unmet, "yet": len(left) - unmet}
+    more = "".join(f" Hypotheses of the plan with no verdict {why}: {n}." for why, n in lacking.items() if n)
     return (
         f"Of {len(run)} rows that are run: {said}. {len(sure)} of those that hold do so after Holm's correction for "
         f"all {len(run)}.{more}"

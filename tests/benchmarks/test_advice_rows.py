@@ -80,11 +80,13 @@ def test_an_outcome_that_no_run_has_is_no_verdict(entry):
 
 
 @pytest.mark.parametrize("first_step, verdict", [(0.04, "holds"), (0.06, "conditions not met")])
-def test_a_row_whose_condition_fails_has_no_verdict_and_says_why(entry, first_step, verdict):
+def test_a_row_whose_condition_fails_has_no_verdict_and_says_why(entry, first, first_step, verdict):
     add([0.3, 0.31, 0.3, 0.31], curve={"step": [1, 2], "reward/exact_answer": [first_step, 0.9]})
     row = of_asked(replace(entry, counts_if=RARE))
     assert row["verdict"] == verdict and row["run"] == (verdict == "holds")
     if not row["run"]:
+        said = counts_text(whole(first, replace(entry, counts_if=RARE)))
+        assert said.endswith(" Hypotheses of the plan with no verdict as their condition was not met: 1.")
         assert row["p"] is None and row["why"] == "counts only if the control is rare; it is 6.0 %"
         assert row["effect"] > 0, "what was measured is still shown"
 
@@ -107,9 +109,7 @@ def test_the_first_tables_row_stands_until_the_new_one_is_run(entry, first):
         and made.loc[1, "why"] == "other rows; asked again: cold"
     )
     assert made["run"].tolist() == [False, True]
-    assert "[cold](#cold): h" in markdown(
-        made
-    ) and "1 hypothesis of the plan has no verdict yet" in counts_text(made)
+    assert "[cold](#cold): h" in markdown(made) and "with no verdict yet: 1" in counts_text(made)
     add([0.2, 0.4])
     assert len(whole(first, entry)) == 2, "2 of 3 seeds"
     add([0.2], start=2)
