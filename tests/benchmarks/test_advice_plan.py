@@ -225,7 +225,7 @@ def test_an_interval_narrower_than_the_margin_decides():
 
 
 def test_the_rule_keeps_its_coverage():
-    """From 5 first seeds to 20, whatever the spread is; from 3 it would not."""
+    """From 5 first seeds to 30, whatever the spread is; from 3 it would not."""
     spreads = np.array([0.1, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0, 1.5, 3.0]) * WIDTH
     made = [coverage_of_the_rule(s) for s in spreads]
     held, used = ([each[i] for each in made] for i in (0, 1))

@@ -5,7 +5,8 @@ number is reached. An interval narrower than the margin decides: it cannot hold 
 
 Looking at the width is not free. Where the spread happens to look small the runs end early, and the interval is too
 narrow for them. Simulated over spreads of 0.1 to 3 margins (coverage_of_the_rule, in the tests), 95 % intervals under
-this rule hold the truth in at least 92 % of the cases from 5 first seeds to 20 (to 10: 93 %), from 3 in 90 %: hence 5.
+this rule hold the truth in at least 92 % of the cases from 5 first seeds to 20 or 30 (to 10: 93 %), from 3 in 90 %:
+hence 5.
 """
 
 from __future__ import annotations
