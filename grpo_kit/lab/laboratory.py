@@ -217,11 +217,14 @@ def compare(
                 if (kept := set_aside(path, changes)) is not None:
                     progress.print(f"{which}: an unfinished run is now {kept.name}")
                 run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
-                tell = {
-                    "on_step": tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
-                    "on_flag": tell_flags(progress, which, told),
-                }
-                result = run(changes, seed, path, before=before_training(changes, folder), **tell)
+                result = run(
+                    changes,
+                    seed,
+                    path,
+                    before=before_training(changes, folder),
+                    on_step=tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
+                    on_flag=tell_flags(progress, which, told),
+                )
                 if not quiet:
                     progress.print(f"{which}: {Estimate(**result['accuracy'])}")
     found = load(folder, list(arms))

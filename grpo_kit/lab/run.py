@@ -137,8 +137,7 @@ def tell_flags(progress: ProgressLine, which: str, told: set[tuple[str, str]]) -
     def on_flag(flag: Flag) -> None:
         known = (flag.why, flag.first) in told
         told.add((flag.why, flag.first))
-        saw = f"{flag.name} since step {flag.step}: {flag.saw} (what to try: above)"
-        progress.print(f"{which}: Red flag: {saw if known else flag}")
+        progress.print(f"{which}: Red flag: {f'{flag.brief} (what to try: above)' if known else flag}")
 
     return on_flag
 

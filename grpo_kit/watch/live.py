@@ -204,7 +204,7 @@ class LiveChart:
         plain = [self.line(done=self._over), *([self._status] if self._status else [])]
         if self._flags:
             first, others = self._flags[0], len(self._flags) - 1
-            flag = f"{first.name} since step {first.step}: {first.saw}"
+            flag = first.brief
             flag += f" (and {others} more, below)" if others else ""
             said.append(badge("red flag") + escape(flag))
             plain.append(f"red flag: {flag}")

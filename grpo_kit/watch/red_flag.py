@@ -25,8 +25,13 @@ class Flag:
     why: str
     first: str
 
+    @property
+    def brief(self) -> str:
+        """What was seen, without why it matters and what to try."""
+        return f"{self.name} since step {self.step}: {self.saw}"
+
     def __str__(self) -> str:
-        return f"{self.name} since step {self.step}: {self.saw}. {self.why} First try: {self.first}"
+        return f"{self.brief}. {self.why} First try: {self.first}"
 
 
 @dataclass(frozen=True)
