@@ -20,6 +20,7 @@ def tables(result: dict[str, Any]) -> str:
     """All of them, a title before each but the first."""
     parts = [
         seconds_table(result),
+        "rates, memory, and times as fast\n" + rate_table(result),
         "times the floor\n" + floor_table(result),
         "tokens computed\n" + token_table(result),
     ]
@@ -37,26 +38,35 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def seconds_table(result: dict[str, Any]) -> str:
-    """One line an arm: median seconds [quartiles] of the step, then of its phases, rates, memory, ratios."""
-    head = ["arm", "step s [q1, q3]", *PHASES, "decode tok/s", "step tok/s", "peak GiB", *_SHORT.values()]
-    lines = [head]
+    """One line an arm: median seconds [quartiles] of the step, then of its phases."""
+    lines = [["arm", "step s [q1, q3]", *PHASES]]
     for arm, row in result["arms"].items():
         s = row["seconds"]
-        ratios = [row.get(f"{r} / this") for r in REFERENCES]
         lines.append(
             [
                 arm + "*" * bool(row["measured on a busy machine"]),
                 f"{s['median']:.2f} [{s['q1']:.2f}, {s['q3']:.2f}]",
+                *(f"{row['phases'][phase]['median']:.2f}" for phase in PHASES),
             ]
-            + [f"{row['phases'][phase]['median']:.2f}" for phase in PHASES]
-            + [f"{row['tokens/s decode']:.0f}", f"{row['tokens/s step']:.0f}"]
-            + [f"{max(row['peak bytes'].values()) / 2**30:.2f}"]
-            + ["-" if r is None else f"{r:.2f}" for r in ratios]
         )
     for name, key in _FLOORS.items():
         least = result["floor"][key]
         cells = [f"{least[phase]:.2f}" if phase in least else "-" for phase in PHASES]
-        lines.append([name, f"{least['step']:.2f}", *cells, *["-"] * (3 + len(_SHORT))])
+        lines.append([name, f"{least['step']:.2f}", *cells])
+    return _aligned(lines)
+
+
+def rate_table(result: dict[str, Any]) -> str:
+    """One line an arm: tokens a second, peak memory, and how many times as fast as the references that were run."""
+    run = [name for name in REFERENCES if name in result["arms"]]
+    lines = [["arm", "decode tok/s", "step tok/s", "peak GiB", *(_SHORT[name] for name in run)]]
+    for arm, row in result["arms"].items():
+        ratios = [row.get(f"{name} / this") for name in run]
+        lines.append(
+            [arm, f"{row['tokens/s decode']:.0f}", f"{row['tokens/s step']:.0f}"]
+            + [f"{max(row['peak bytes'].values()) / 2**30:.2f}"]
+            + ["-" if r is None else f"{r:.2f}" for r in ratios]
+        )
     return _aligned(lines)
 
 
