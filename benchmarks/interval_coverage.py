@@ -1,6 +1,6 @@
 """How often the intervals over seeds hold the truth, on made results whose truth is known.
 
-    python -m benchmarks.interval_coverage            # two minutes on one core
+    python -m benchmarks.interval_coverage            # a minute on one core
     python -m benchmarks.interval_coverage --draws 500
 
 A made result is right or wrong for each seed and held-out row, in two arms. A row is hard or easy for both arms; it may
@@ -19,7 +19,7 @@ from scipy.special import expit
 from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit.lab.statistics import difference_over_seeds
 
-SEEDS, ROWS = (2, 3, 5, 10), (64, 256)
+SEEDS, ROWS = (2, 3, 5, 10, 30), (64, 256)
 SEEDS_VARY, ROWS_VARY, GAPS = (0.0, 0.3, 1.0), (0.0, 1.0), (0.0, 0.8)
 _ROWS_ALIKE = 1.5  # how hard a row is for both arms, standard deviation
 _MANY = 4_000_000
