@@ -38,20 +38,26 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def seconds_table(result: dict[str, Any]) -> str:
-    """One line an arm: median seconds [quartiles] of the step, then of its phases."""
-    lines = [["arm", "step s [q1, q3]", *PHASES]]
+    """One line an arm: median seconds of the step [quartiles, of several rounds], then of its phases.
+
+    A phase that takes less than 0.005 s in every arm has no column.
+    """
+    arms = result["arms"].values()
+    phases = [phase for phase in PHASES if max(row["phases"][phase]["median"] for row in arms) >= 0.005]
+    several = any(row["seconds"]["q1"] != row["seconds"]["q3"] for row in arms)
+    lines = [["arm", "step s [q1, q3]" if several else "step s", *phases]]
     for arm, row in result["arms"].items():
         s = row["seconds"]
         lines.append(
             [
                 arm + "*" * bool(row["measured on a busy machine"]),
-                f"{s['median']:.2f} [{s['q1']:.2f}, {s['q3']:.2f}]",
-                *(f"{row['phases'][phase]['median']:.2f}" for phase in PHASES),
+                f"{s['median']:.2f}" + f" [{s['q1']:.2f}, {s['q3']:.2f}]" * several,
+                *(f"{row['phases'][phase]['median']:.2f}" for phase in phases),
             ]
         )
     for name, key in _FLOORS.items():
         least = result["floor"][key]
-        cells = [f"{least[phase]:.2f}" if phase in least else "-" for phase in PHASES]
+        cells = [f"{least[phase]:.2f}" if phase in least else "-" for phase in phases]
         lines.append([name, f"{least['step']:.2f}", *cells])
     return _aligned(lines)
 
@@ -91,23 +97,22 @@ def token_table(result: dict[str, Any]) -> str:
 
 
 def factor_table(result: dict[str, Any], reference: str) -> str:
-    """One line an arm: ratio = fewer tokens x faster tokens, by phase and of the step, and tokens' share of it."""
+    """A line an arm and phase: ratio, of it by fewer and by faster tokens; of the step, tokens' share of its ratio."""
     older = REFERENCES[: REFERENCES.index(reference) + 1]
     rows = {arm: row["against"][reference] for arm, row in result["arms"].items() if arm not in older}
-    phases = [phase for phase in result["floor"]["seconds"] if any(phase in found for found in rows.values())]
-    lines = [["arm", *phases, "tokens' share of the step's ratio"]]
+    lines = [["arm", "phase", "times as fast", "fewer tokens", "faster tokens", "tokens' share"]]
     for arm, found in rows.items():
-        cells = [
-            "{ratio:.2f} = {fewer tokens:.2f} x {faster tokens:.2f}".format(**found[phase])
-            if phase in found
-            else "-"
-            for phase in phases
-        ]
-        share = found.get("step", {}).get("share by tokens")
-        lines.append([arm, *cells, "-" if share is None else f"{share:.0%}"])
+        for phase in filter(found.__contains__, result["floor"]["seconds"]):
+            of = found[phase]
+            share = of.get("share by tokens") if phase == "step" else None
+            numbers = (f"{of[name]:.2f}" for name in ("ratio", "fewer tokens", "faster tokens"))
+            lines.append([arm, phase, *numbers, "" if share is None else f"{share:.0%}"])
+            arm = ""  # named once
     return _aligned(lines)
 
 
 def _aligned(lines: list[list[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(
+        "  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
