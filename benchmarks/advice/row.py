@@ -21,7 +21,6 @@ from grpo_kit import lab
 NOT_YET, SO_FAR, UNMET, WITHDRAWN = "not run yet", "so far", "conditions not met", "withdrawn"
 CLAIM_OF = {claim.text: claim for claim in CLAIMS}
 _PLANS, _FIRSTS = "benchmarks/results/advice_plan/", "benchmarks/results/advice/"
-_SECONDS = ["prepare_seconds", "train_seconds", "evaluate_seconds"]
 Row = dict[str, Any]
 
 
@@ -59,7 +58,9 @@ def of_claim(claim: Claim, found: lab.Lab) -> Row:
     if d is None:
         return row
     row |= _numbers(d) | _origin(claim, found) | {"estimated": False, "unlike": _unlike(claim, found)}
-    row["hours"] = elsewhere.hours(claim) if claim.runs else _hours(_both(found, claim.arm, claim.against))
+    row["hours"] = (
+        elsewhere.hours(claim) if claim.runs else runs.hours(_both(found, claim.arm, claim.against))
+    )
     if claim.withdrawn:
         return row | {"verdict": WITHDRAWN, "why": claim.withdrawn, "run": True}
     return row | _judged(claim.says, claim.margin, d)
@@ -202,16 +203,11 @@ def _origin(entry: Claim | Asked, found: lab.Lab) -> Row:
     }
 
 
-def _hours(table: pd.DataFrame) -> float:
-    """Of these runs: what was prepared, trained and evaluated."""
-    return float(table.reindex(columns=_SECONDS).astype(float).sum().sum()) / 3600
-
-
 def _hours_of_asked(entry: Asked, found: lab.Lab) -> float:
     """Of both arms' runs, and of those by which its rates were chosen."""
     swept = [runs.load(list(side), side[0]).runs for side in entry.tuned]
     of_choice = [table[table["seed"].isin(tuned.SEEDS)] for table in swept]
-    return sum(map(_hours, [found.runs, *of_choice]))
+    return sum(map(runs.hours, [found.runs, *of_choice]))
 
 
 def _data_of(claim: Claim) -> list[tuple[str, str]]:

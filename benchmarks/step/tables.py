@@ -44,7 +44,7 @@ def seconds_table(result: dict[str, Any]) -> str:
     """
     arms = result["arms"].values()
     phases = [phase for phase in PHASES if max(row["phases"][phase]["median"] for row in arms) >= 0.005]
-    several = any(row["seconds"]["q1"] != row["seconds"]["q3"] for row in arms)
+    several = result["n"] > 1
     lines = [["arm", "step s [q1, q3]" if several else "step s", *phases]]
     for arm, row in result["arms"].items():
         s = row["seconds"]
@@ -67,11 +67,10 @@ def rate_table(result: dict[str, Any]) -> str:
     run = [name for name in REFERENCES if name in result["arms"]]
     lines = [["arm", "decode tok/s", "step tok/s", "peak GiB", *(_SHORT[name] for name in run)]]
     for arm, row in result["arms"].items():
-        ratios = [row.get(f"{name} / this") for name in run]
         lines.append(
             [arm, f"{row['tokens/s decode']:.0f}", f"{row['tokens/s step']:.0f}"]
             + [f"{max(row['peak bytes'].values()) / 2**30:.2f}"]
-            + ["-" if r is None else f"{r:.2f}" for r in ratios]
+            + [f"{row[f'{name} / this']:.2f}" for name in run]
         )
     return _aligned(lines)
 
@@ -102,9 +101,9 @@ def factor_table(result: dict[str, Any], reference: str) -> str:
     rows = {arm: row["against"][reference] for arm, row in result["arms"].items() if arm not in older}
     lines = [["arm", "phase", "times as fast", "fewer tokens", "faster tokens", "tokens' share"]]
     for arm, found in rows.items():
-        for phase in filter(found.__contains__, result["floor"]["seconds"]):
+        for phase in (name for name in result["floor"]["seconds"] if name in found):
             of = found[phase]
-            share = of.get("share by tokens") if phase == "step" else None
+            share = of["share by tokens"] if phase == "step" else None
             numbers = (f"{of[name]:.2f}" for name in ("ratio", "fewer tokens", "faster tokens"))
             lines.append([arm, phase, *numbers, "" if share is None else f"{share:.0%}"])
             arm = ""  # named once

@@ -1,5 +1,6 @@
 """The plan of the advice: every claim once, arms that differ in what it says, and the rule that says how many seeds."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 import grpo_kit as kit
 from benchmarks.advice.__main__ import PLAN, RESULTS
 from benchmarks.advice.claims import CLAIMS
-from benchmarks.advice.plan import arms, campaign, cost, shown, tasks
+from benchmarks.advice.plan import arms, campaign, cost, runs, shown, tasks
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE, NOT_ASKED
 from benchmarks.advice.plan.arms import ARMS, resolved, unlike
 from benchmarks.advice.plan.entry import FIRST, MOST, Asked, verdict
@@ -305,3 +306,14 @@ def test_a_run_that_claims_share_counts_once():
 
 def test_the_whole_campaign_fits_its_hours():
     assert shown.hours_of(campaign.distinct(campaign.ASKED, most=True)) < 115
+
+
+def test_what_was_taken_is_said_of_the_runs_that_are_there():
+    """Beside the files themselves, all of them."""
+    made = [json.loads(path.read_text(encoding="utf-8")) for path in runs.FOLDER.glob("*/seed-*.json")]
+    parts = ("prepare_seconds", "train_seconds", "evaluate_seconds")
+    took = sum(run["outcomes"].get(part) or 0 for run in made for part in parts) / 3600
+    expected = sum(cost.seconds(resolved(run["arm"])) for run in made) / 3600
+    said = f"Done: {len(made)} runs. They took {took:.1f} hours; expected of these were {expected:.1f}."
+    assert said in shown.plan_text().splitlines()
+    assert "Done:" not in shown.plan_text(state=False), "what is committed is a plan"

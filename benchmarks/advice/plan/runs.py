@@ -23,6 +23,7 @@ from grpo_kit.record.files import RunFolderError, write_whole
 
 FOLDER = RESULTS / "advice_plan"
 RUNS = ROOT / "runs" / "advice_plan"
+_SECONDS = ["prepare_seconds", "train_seconds", "evaluate_seconds"]
 _CURVE = ("step", "reward", "entropy", "completion_length", "frac_reward_zero_std", "grad_norm")
 
 
@@ -78,6 +79,11 @@ def load(arms: list[str], against: str, *, below: int | None = None) -> lab.Lab 
     never = [name for name in table if table[name].isna().all()]  # a number that no run has is a number still
     table = table.astype(dict.fromkeys(never, float))
     return lab.Lab(there, table, right, pd.concat(curves, ignore_index=True), against)
+
+
+def hours(table: pd.DataFrame) -> float:
+    """That these runs took: what was prepared, trained and evaluated."""
+    return float(table.reindex(columns=_SECONDS).astype(float).sum().sum()) / 3600
 
 
 def _result(arm: str, seed: int, found: lab.Lab, name: str) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def plan_text(*, state: bool = True) -> str:
         f"Hours are of one core: {cost.MEASURED}.",
     ]
     lines += ["Each run counts once, though several claims share it.", "", *_hours()]
+    lines += ["", _taken()] if state else []
     lines += ["", "## Asked by runs of their own"]
     for entry in campaign.ASKED:
         lines += ["", *_asked(entry, state)]
@@ -93,6 +94,15 @@ def _hours() -> list[str]:
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines.append(f"| all | {len(campaign.ASKED)} | | | {len(counted)} | {hours_of(counted):.1f} |")
     return [*lines, "", f"Other commands, below: {sum(e.hours for e in ELSEWHERE):.1f} hours more."]
+
+
+def _taken() -> str:
+    """What is done of all that may be asked, and its hours as they were and as they were expected."""
+    arms = {arm for arm, _ in campaign.distinct(campaign.ASKED, most=True)}
+    there = {arm: seeds for arm in sorted(arms) if (seeds := runs.done(arm))}
+    made = [(arm, seed) for arm, seeds in there.items() for seed in seeds]
+    took = sum(runs.hours(runs.load([arm], arm).runs) for arm in there)
+    return f"Done: {len(made)} runs. They took {took:.1f} hours; expected of these were {hours_of(made):.1f}."
 
 
 def _asked(entry: Asked, state: bool) -> list[str]:
