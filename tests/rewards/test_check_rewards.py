@@ -259,7 +259,7 @@ def test_own_cases_and_the_honest_one_that_nobody_can_judge():
     with pytest.raises(ValueError, match="honest=True"):
         check_rewards(ExactAnswer(), cases[1:])
     with pytest.raises(RewardCheckError, match="numeric_answer cannot judge the honest"):
-        check_rewards(NumericAnswer(), [Case("honest", "a", honest=True, columns={"answer": "five"})])
+        check_rewards(NumericAnswer(), [Case("honest", "a", honest=True, columns={"answer": "a few"})])
 
 
 def test_a_scorer_that_takes_any_answer_is_found():

@@ -1,0 +1,138 @@
+"""Verdicts: is an answer what the gold is? Read whole, by written rules, compared exactly.
+
+`verdict` is what the answer rewards ask. spelling: one text in many ways of writing. formula, rational, value: a tree,
+and what it is worth. reading: which of the kinds an answer is, out of quantities, relations and sentences.
+compare: when two of them are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from grpo_kit.verdicts.compare import Rules, same
+from grpo_kit.verdicts.kinds import Named, Quantity
+from grpo_kit.verdicts.rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
+from grpo_kit.verdicts.reading import habit_of, read
+from grpo_kit.verdicts.spelling import letters, plain
+
+__all__ = ["Rules", "number", "verdict"]
+
+_LONGEST = 2_000  # characters that are read at all
+_OPERATOR = re.compile(r"[-+*/^!]|\\(?:frac|binom|sqrt|sum|prod|times|cdot)")
+
+
+def verdict(
+    gold: str,
+    answer: str,
+    *,
+    rules: Rules | None = None,
+    question: str | None = None,
+    timeout: float = 5.0,
+    numbers_only: bool = False,
+) -> bool | None:
+    r"""True if the answer is right, False if it is wrong, None if the gold was not understood or the time ran out.
+
+    question: what was asked; an answer that only copies an expression out of it is wrong unless rules.expressions.
+    numbers_only: whether a gold that is no number is not understood, and an answer that is none wrong.
+    timeout: seconds. Work is bounded besides: a number too large to be worked out is wrong, as a gold None.
+
+    >>> verdict(r"\frac{1}{2}", "50%"), verdict("5", "4 5"), verdict("5 kg", "5000 g"), verdict("5?", "5")
+    (True, False, True, None)
+    """
+    rules = rules or Rules()
+    if len(gold) > _LONGEST or len(answer) > _LONGEST:
+        return True if gold.strip() == answer.strip() else None if len(gold) > _LONGEST else False
+    wanted, given = plain(gold), plain(answer)
+    if not wanted:
+        return None
+    try:
+        with limited(timeout):
+            known = read(wanted)
+            if numbers_only and not _is_number(known):
+                return None
+            says_something = known is not None or re.search(r"\w", wanted)
+            if says_something and (
+                wanted == given or (known is None and _squeezed(wanted) == _squeezed(given))
+            ):
+                return True
+            if known is None:
+                return None
+            found = read(given, habit_of(wanted, known))
+            if found is None or (numbers_only and not _is_number(found)):
+                return False
+            if question and not rules.expressions and _copied(known, found, given, question):
+                return False
+            return _bounded(known, found, rules)
+    except OutOfTimeError:
+        return None
+    except TooLargeError:  # of the gold itself, where it was read
+        return None
+
+
+def number(text: str) -> Fraction | None:
+    """The value of a text that is one number, whatever its unit; None if it is none.
+
+    >>> number("1 234,5 km"), number("12 - 6")
+    (Fraction(2469, 2), None)
+    """
+    found = read(plain(text)) if len(text) <= _LONGEST else None
+    try:
+        return exact(found.tree) if isinstance(found, Quantity) and _is_number(found) else None
+    except (TooLargeError, UndefinedError):
+        return None
+
+
+def _is_number(found: object) -> bool:
+    """One number: a literal, a fraction, a mixed number, 3 x 10^8; with a sign, a unit, a name (x = 5), per cent."""
+    if isinstance(found, Named):
+        return _is_number(found.value)
+    if not isinstance(found, Quantity):
+        return False
+    tree = found.tree
+    while tree[0] in ("neg", "percent"):
+        tree = tree[1]
+    match tree:
+        case ("num", _) | ("mixed", *_) | ("div", ("num", _) | ("neg", ("num", _)), ("num", _)):
+            return True
+        case ("mul", ("num", _), ("pow", ("num", 10), ("num", _) | ("neg", ("num", _)))):
+            return True
+    return False
+
+
+def _bounded(known: object, found: object, rules: Rules) -> bool | None:
+    try:
+        return same(known, found, rules)
+    except TooLargeError:
+        try:
+            same(known, known, Rules(tolerance=0.0))
+        except TooLargeError:
+            return None
+        return False
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+@lru_cache(4096)
+def _asked(text: str) -> str:
+    """An expression, or a question full of them, in one spelling of its signs."""
+    for pattern, to in (
+        (r"\\(?:times|cdot)", "*"),
+        (r"\\div", "/"),
+        (r"\\left|\\right|[\s$]", ""),
+        (r"\*\*", "^"),
+    ):
+        text = re.sub(pattern, to, text)
+    return text
+
+
+def _copied(known: object, found: object, given: str, question: str) -> bool:
+    """Whether the answer stands in the question as it is, with an operation still to be done."""
+    expression = isinstance(found, Quantity) and _OPERATOR.search(given[1:])
+    if not expression or (isinstance(known, Quantity) and known.tree == found.tree):
+        return False
+    pattern = rf"(?<![\w.^]){re.escape(_asked(given))}(?![\w.^])"
+    return re.search(pattern, _asked(letters(question))) is not None

@@ -1,0 +1,278 @@
+"""Is the answer what the gold is? One rule a pair of kinds; another kind is wrong unless a rule says otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from grpo_kit.verdicts.formula import Tree
+from grpo_kit.verdicts.kinds import (
+    Bounds,
+    Choice,
+    Clock,
+    Congruence,
+    Date,
+    Equation,
+    Inequality,
+    Matrix,
+    Named,
+    Quantity,
+    Ratio,
+    Row,
+    Several,
+    Union,
+    Words,
+)  # fmt: skip
+from grpo_kit.verdicts.rational import UndefinedError, exact
+from grpo_kit.verdicts.reading import read
+from grpo_kit.verdicts.units import same_dimension
+from grpo_kit.verdicts.value import distance, ratio, same_value, symbols
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What else counts as the same. See grpo_kit.rewards.MathAnswer for what each one means."""
+
+    units: str = "optional"
+    tolerance: float | None = None
+    significant: int | None = None
+    case: bool = False
+    expressions: bool = False
+
+
+def same(gold: Any, answer: Any, rules: Rules) -> bool:
+    """Whether an answer that was read is the gold that was read. Raises TooLargeError, OutOfTimeError."""
+    match gold, answer:
+        case Named(), Named():
+            return _same_named(gold, answer, rules)
+        case Named(), Bounds():
+            return gold.name == answer.name and same(gold.value, answer.rows, rules)
+        case Named(), Equation() | Inequality():
+            return _same_equation(_as_equation(gold), answer)
+        case Named(), _:
+            return not _is_letter(gold.value) and same(gold.value, answer, rules)
+        case Equation(), Named():
+            return _same_equation(gold, _as_equation(answer))
+        case Bounds(), Bounds():
+            return gold.name == answer.name and same(gold.rows, answer.rows, rules)
+        case Bounds(), Named():
+            return gold.name == answer.name and same(gold.rows, answer.value, rules)
+        case Bounds(), Row() | Union():
+            return same(gold.rows, answer, rules)
+        case Row() | Union(), Bounds():
+            return same(gold, answer.rows, rules)
+        case _, Named():
+            return not _is_letter(gold) and same(gold, answer.value, rules)
+        case Quantity(), Quantity():
+            return _same_quantity(gold, answer, rules)
+        case Several(), Several():
+            if gold.ordered or answer.ordered:
+                return _in_order(gold.items, answer.items, rules)
+            return _in_any_order(gold.items, answer.items, rules)
+        case Row(), Row():
+            return gold.brackets == answer.brackets and _in_order(gold.items, answer.items, rules)
+        case Union(), Union():
+            return _in_any_order(gold.rows, answer.rows, rules)
+        case (Union(), Row()) | (Row(), Union()):
+            one, other = (gold.rows, (answer,)) if isinstance(gold, Union) else ((gold,), answer.rows)
+            return _in_any_order(one, other, rules)
+        case Matrix(), Matrix():
+            return len(gold.rows) == len(answer.rows) and all(
+                _in_order(row, other, rules) for row, other in zip(gold.rows, answer.rows, strict=True)
+            )
+        case (Equation(), Equation()) | (Inequality(), Inequality()):
+            return _same_equation(gold, answer)
+        case Ratio(), Ratio():
+            return _same_ratio(gold.parts, answer.parts)
+        case Ratio(), Quantity(tree=("div", top, bottom)):
+            return _same_ratio(gold.parts, (top, bottom))
+        case Clock(), Clock():
+            if gold.half is None and answer.half and gold.minutes <= 720:
+                return gold.minutes % 720 == answer.minutes % 720
+            return gold.minutes == answer.minutes
+        case Clock(half=None), Ratio() if gold.minutes % 60:
+            hours, minutes = divmod(gold.minutes, 60)
+            return _same_ratio((("num", hours), ("num", minutes)), answer.parts)
+        case Date(), Date():
+            return (gold.month, gold.day) == (answer.month, answer.day) and gold.year in (None, answer.year)
+        case Congruence(), Congruence():
+            return _same_congruence(gold, answer)
+        case Choice(), Choice():
+            if not gold.content or not answer.content:
+                return gold.letter == answer.letter
+            return gold.letter == answer.letter and _same_text(gold.content, answer.content, rules)
+        case Words(), Words():
+            return same_words(gold.text, answer.text, case=rules.case)
+    return False
+
+
+def _same_text(gold: str, answer: str, rules: Rules) -> bool:
+    one, other = read(gold), read(answer)
+    return gold == answer or (one is not None and other is not None and same(one, other, rules))
+
+
+def same_words(gold: str, answer: str, *, case: bool) -> bool:
+    """Whether two texts are the same words in the same order. Capitals do not matter but in a gold of capitals alone.
+
+    >>> same_words("no solution", "No solution!", case=False), same_words("ABC", "abc", case=False)
+    (True, False)
+    """
+    if not case and not (gold.isupper() and " " not in gold) and len(gold) > 1:
+        gold, answer = gold.casefold(), answer.casefold()
+    return _bare(gold) == _bare(answer)
+
+
+def _bare(text: str) -> str:
+    text = re.sub(r"[\s-]+", " ", text.strip(' .,;:!"()'))
+    return re.sub(r"^(?:the|an?) (?=\w)", "", text, flags=re.I)
+
+
+def _is_letter(value: Any) -> bool:
+    return isinstance(value, Quantity) and value.tree[0] == "sym"
+
+
+def _same_named(gold: Named, answer: Named, rules: Rules) -> bool:
+    if gold.name == answer.name or _without_argument(gold.name) == _without_argument(answer.name):
+        return same(gold.value, answer.value, rules)
+    both = isinstance(gold.value, Quantity) and isinstance(answer.value, Quantity)
+    if both and symbols(gold.value.tree) and len(gold.name) == 1 and len(answer.name) == 1:
+        return _same_equation(_as_equation(gold), _as_equation(answer))
+    return False
+
+
+def _without_argument(name: str) -> str:
+    return re.sub(r"(?<=\w)\(\w\)$", "", name)
+
+
+def _as_equation(named: Named) -> Equation | None:
+    """y = 2x + 3 as an equation; x = 5 is none: it is solved, and 2x = 10 is not."""
+    if not isinstance(named.value, Quantity) or not symbols(named.value.tree) or len(named.name) > 1:
+        return None
+    return Equation(("sub", ("sym", named.name), named.value.tree))
+
+
+def _same_equation(gold: Any, answer: Any) -> bool:
+    if gold is None or type(gold) is not type(answer):
+        return False
+    times = ratio(answer.difference, gold.difference)
+    if isinstance(gold, Inequality):
+        return gold.strict == answer.strict and times == 1
+    return times is not None
+
+
+def _in_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> bool:
+    return len(gold) == len(answer) and all(same(*pair, rules) for pair in zip(gold, answer, strict=True))
+
+
+def _in_any_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> bool:
+    """Whether each item has a partner of its own."""
+    if len(gold) != len(answer) or len(gold) > 40:
+        return False
+    left = list(answer)
+    for item in gold:
+        place = next((place for place, other in enumerate(left) if same(item, other, rules)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True
+
+
+def _same_ratio(gold: Sequence[Tree], answer: Sequence[Tree]) -> bool:
+    if len(gold) != len(answer):
+        return False
+    pairs = list(zip(gold, answer, strict=True))
+    zero = ("num", Fraction(0))
+    if any(same_value(part, zero) for part in [*gold, *answer]):
+        return all(same_value(*pair) for pair in pairs)
+    (a, b), rest = pairs[0], pairs[1:]
+    return all(same_value(("mul", a, d), ("mul", b, c)) for c, d in rest)
+
+
+def _same_congruence(gold: Congruence, answer: Congruence) -> bool:
+    modulus = exact(gold.modulus)
+    if modulus is None or not same_value(gold.modulus, answer.modulus) or not modulus:
+        return gold == answer
+    rests = exact(gold.rest), exact(answer.rest)
+    named = gold.name == answer.name or not gold.name or not answer.name
+    return named and None not in rests and (rests[0] - rests[1]) % modulus == 0
+
+
+def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
+    if gold.base is not None and gold.base != answer.base:
+        return False
+    if answer.is_percent and not gold.is_percent and not _is_part(gold.tree):
+        return False
+    is_number = not symbols(gold.tree)
+    if is_number and not rules.expressions and unfinished(answer.tree) and not unfinished(gold.tree):
+        return False
+    if not gold.units:
+        return _same_number(gold.tree, answer.tree, rules)
+    if not answer.units:
+        if gold.unsure or (rules.units == "required" and not symbols(answer.tree)):
+            return False
+        return _same_number(gold.tree, answer.tree, rules)
+    for one in gold.units:
+        for other in answer.units:
+            if same_dimension(one, other):
+                scaled = (
+                    answer.tree
+                    if one.factor == other.factor
+                    else ("mul", answer.tree, ("num", other.factor / one.factor))
+                )
+                return _same_number(gold.tree, scaled, rules)
+    return False
+
+
+def _is_part(tree: Tree) -> bool:
+    """A fraction or decimal that a percentage may stand for: 0.5, 1/2; no whole number."""
+    try:
+        value = exact(tree)
+    except UndefinedError:
+        return False
+    return value is not None and value.denominator != 1
+
+
+def unfinished(tree: Tree) -> bool:
+    """Whether a sum or difference of numbers was left to the reader: 100 - 94 for 6. A mixed number is none."""
+    if tree[0] in ("add", "sub"):
+        try:
+            if all(exact(part) is not None for part in tree[1:]):
+                return True
+        except UndefinedError:
+            return True
+    return any(unfinished(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+def _same_number(gold: Tree, answer: Tree, rules: Rules) -> bool:
+    if same_value(gold, answer):
+        return True
+    allowed: Any = None
+    if rules.tolerance:
+        allowed = Fraction(rules.tolerance)
+    if rules.significant:
+        size = distance(gold, ("num", Fraction(0)))
+        if size:
+            last = Fraction(10) ** (_exponent(size) - rules.significant + 1)
+            allowed = max(allowed or 0, last / 2)
+    if allowed is None:
+        return False
+    apart = distance(gold, answer)
+    if apart is None:
+        return False
+    return (
+        bool(apart <= allowed)
+        if isinstance(apart, Fraction)
+        else bool(apart * allowed.denominator <= allowed.numerator)
+    )
+
+
+def _exponent(size: Any) -> int:
+    """The place of the first digit: 0 for 1 to 9.99."""
+    text = f"{float(size):e}" if not isinstance(size, Fraction) else None
+    if text is not None:
+        return int(text.partition("e")[2])
+    digits = len(str(size.numerator)) - len(str(size.denominator))
+    return digits if size >= Fraction(10) ** digits else digits - 1

@@ -1,0 +1,144 @@
+r"""The kinds of answers; see grpo_kit.verdicts.reading.
+
+| kind | written |
+|---|---|
+| Quantity | 5, 2 1/2, 3 \times 10^8, 50%, $5, 5 km/h, 101_2, x^2 + 1 |
+| Several | 1, 2 · 1 or 2 · \{1, 2\} · \pm 2 |
+| Row | (1, 2) · [1, 2) · \langle 1, 2 \rangle: tuples and intervals; Union: rows joined by \cup |
+| Named | x = 5 · f(x) = 2x · x \in [0, 1] |
+| Bounds | x < 2 · 1 < x \le 2 · x \ne 3, as intervals of one letter |
+| Equation, Inequality | 3x - y = 0 · x + y < 2 |
+| Matrix, Ratio, Clock, Date, Congruence | \begin{pmatrix}... · 1:2 · 3:30 pm · 5 May 2020 · x \equiv 3 \pmod 5 |
+| Choice, Words | (C) 25 · no solution |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from grpo_kit.verdicts.formula import Tree
+from grpo_kit.verdicts.units import Unit
+
+INFINITY: Tree = ("const", "oo")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value, perhaps with a unit. unsure: its unit may be a letter of a formula ("5 m")."""
+
+    tree: Tree
+    units: tuple[Unit, ...] = ()
+    base: int | None = None
+    unsure: bool = False
+
+    @property
+    def is_percent(self) -> bool:
+        return self.tree[0] == "percent"
+
+
+@dataclass(frozen=True)
+class Row:
+    brackets: str
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Union:
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Several:
+    """In any order, unless one item is an ellipsis. word: "or", "and" or "," between them."""
+
+    items: tuple[Any, ...]
+    word: str = ","
+
+    @property
+    def ordered(self) -> bool:
+        return Words("\\ldots") in self.items
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Bounds:
+    name: str
+    rows: Union
+
+
+@dataclass(frozen=True)
+class Equation:
+    difference: Tree
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """difference < 0, or <= 0."""
+
+    difference: Tree
+    strict: bool
+
+
+@dataclass(frozen=True)
+class Matrix:
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    parts: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """minutes of a day; half: "am" or "pm" as written, else None."""
+
+    minutes: Fraction
+    half: str | None
+
+
+@dataclass(frozen=True)
+class Date:
+    year: int | None
+    month: int
+    day: int
+
+
+@dataclass(frozen=True)
+class Congruence:
+    name: str
+    rest: Tree
+    modulus: Tree
+
+
+@dataclass(frozen=True)
+class Choice:
+    letter: str
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Words:
+    text: str
+
+
+@dataclass(frozen=True)
+class Habit:
+    """How the gold writes, where that decides what an answer means.
+
+    comma: 1,5 is one and a half. glued: a letter behind a number may be its unit (5m). choice: a letter is a choice.
+    """
+
+    comma: bool = False
+    glued: bool = False
+    choice: bool = False
+
+
+PLAIN = Habit()

@@ -1,0 +1,175 @@
+"""Quantities: a value, and perhaps what it is of: money, a unit, counted things, per cent, a base."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+
+from grpo_kit.verdicts.formula import Tree, parse
+from grpo_kit.verdicts.formula_tokens import NotUnderstoodError, number_of
+from grpo_kit.verdicts.kinds import INFINITY, PLAIN, Habit, Quantity, Several
+from grpo_kit.verdicts.rational import TooLargeError, UndefinedError, exact
+from grpo_kit.verdicts.sentences import number_in_words
+from grpo_kit.verdicts.units import read_unit
+from grpo_kit.verdicts.value import symbols
+
+_MONEY = "$€£¥₹₩₽¢"
+_BEFORE = re.compile(rf"^([+-]?)\s*(US\$|[A-Z]{{3}}\s|[{_MONEY}])\s*([+-]?)\s*(?=[\d.\\])")
+_UNIT_BEGINS = re.compile(rf"(?<![A-Za-z\\])(?:[A-Za-z]|\\(?:mu|Omega|cent)(?![a-z]))|\^\s*\\circ|[{_MONEY}]")
+_TIMES_WORD = {"hundred": 100, "thousand": 1000, "million": 10**6, "millions": 10**6, "billion": 10**9,
+               "billions": 10**9, "trillion": 10**12, "trillions": 10**12, "dozen": 12}  # fmt: skip
+_PERCENT_WORD = re.compile(r"(?<=[\d}) ])\s*(?:percent|per cent|pct\.?)$")
+_BASE = re.compile(r"\(?([0-9A-Za-z]+)\)?\s*(?:_\s*\{?\s*(\d{1,2})\s*\}?|\(?\s*(?:in )?base[ -]?(\d{1,2}|two|eight|ten|"
+                   r"twelve|sixteen)\s*\)?)")  # fmt: skip
+_BASES = {"two": 2, "eight": 8, "ten": 10, "twelve": 12, "sixteen": 16}
+
+
+def formula(text: str, habit: Habit = PLAIN) -> Tree | None:
+    """The tree of a formula, None if it is none."""
+    try:
+        return parse(text.strip(), comma=habit.comma)
+    except NotUnderstoodError:
+        return None
+
+
+def read_based(text: str, habit: Habit) -> Quantity | None:
+    """101_2, AB_{16}, 101 (base 2), 0x1F."""
+    prefixed = re.fullmatch(r"0([xbo])([0-9A-Fa-f]+)", text)
+    found = _BASE.fullmatch(text)
+    if prefixed:
+        digits, base = prefixed[2], {"x": 16, "b": 2, "o": 8}[prefixed[1]]
+    elif found:
+        digits, base = found[1], _BASES.get(found[3] or found[2]) or int(found[3] or found[2])
+    else:
+        return None
+    if not 2 <= base <= 36 or not (re.search(r"\d", digits) or (base == 16 and digits.isupper())):
+        return None
+    try:
+        return Quantity(("num", Fraction(int(digits, base))), base=base)
+    except ValueError:
+        return None
+
+
+def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
+    made = _bare_quantity(text, habit)
+    if made is None or not _has_two(made.tree):
+        return made
+    ends = (replace(made, tree=_one_of_two(made.tree, sign)) for sign in ("pm", "mp"))
+    return Several(tuple(ends), "or")
+
+
+def _bare_quantity(text: str, habit: Habit) -> Quantity | None:
+    text = re.sub(r"(?<=\d) and (?=\d+/\d+\b|\\frac)", " ", text)
+    money = _BEFORE.match(text)
+    if money and (units := read_unit(money[2].strip())):
+        inside = _bare_quantity(f"{money[1]}{money[3]}{text[money.end() :]}", habit)
+        if (
+            inside is None
+            or (inside.units and not any(unit in inside.units for unit in units))
+            or inside.is_percent
+        ):
+            return None
+        return replace(inside, units=units) if not symbols(inside.tree) else None
+    percent = _PERCENT_WORD.search(text)
+    if percent:
+        tree = _value(text[: percent.start()], habit)
+        return None if tree is None or tree[0] == "percent" else Quantity(("percent", tree))
+    for begins in _UNIT_BEGINS.finditer(text):
+        made = _with_unit(
+            text[: begins.start()].strip(), text[begins.start() :].strip(), text, begins.start(), habit
+        )
+        if made is not None:
+            return made
+    tree = _value(text, habit)
+    if tree is None:
+        return None
+    if tree[0] == "degree":
+        return Quantity(tree[1], read_unit("^\\circ"))
+    return None if _letters_alone(text) else Quantity(tree)
+
+
+def _letters_alone(text: str) -> bool:
+    """Two or more letters and nothing else: a word, whose letters do not commute."""
+    return re.fullmatch(r"[^\W\d_]{2,}", text) is not None and formula(text) not in (
+        INFINITY,
+        ("const", "pi"),
+        ("sym", text),
+    )
+
+
+def _value(text: str, habit: Habit) -> Tree | None:
+    text = text.strip()
+    number = number_of(text, comma=habit.comma)
+    if number is not None:
+        return "num", number
+    words = number_in_words(text)
+    return ("num", Fraction(words)) if words is not None else formula(text, habit)
+
+
+def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Quantity | None:
+    """The number part and the unit part as a quantity; None where they are not both understood."""
+    word, _, rest = unit.partition(" ")
+    factor = _TIMES_WORD.get(word.lower()) if number else None
+    tree = _value(number, habit) if number else None
+    if tree is None and number_in_words(number) is None or tree is not None and symbols(tree):
+        return None if number else _in_words(text, habit)
+    if factor is not None:
+        tree = ("mul", tree, ("num", Fraction(factor))) if tree[0] != "num" else ("num", tree[1] * factor)
+        if not rest:
+            return Quantity(tree)
+        unit = rest
+    letter = re.fullmatch(r"[A-Za-z](?:\s*\^.*)?", unit) is not None
+    if letter and factor is None and text[place - 1 : place] != " " and not habit.glued:
+        return None
+    try:
+        count = exact(tree)
+    except (TooLargeError, UndefinedError):
+        return None
+    units = read_unit(unit, count=count)
+    if not units:
+        return _compound(tree, unit, habit)
+    return Quantity(tree, units, unsure=letter and not habit.glued)
+
+
+def _compound(tree: Tree, rest: str, habit: Habit) -> Quantity | None:
+    """2 hours 30 minutes, 5 feet and 3 inches: one value, in the first unit."""
+    found = re.fullmatch(r"([A-Za-z.]+),?(?: and)? (\d.*)", rest)
+    first = read_unit(found[1]) if found else ()
+    more = _bare_quantity(found[2], habit) if first else None
+    if more is None or not more.units or not isinstance(more, Quantity):
+        return None
+    for one in first:
+        for other in more.units:
+            if one.dimensions == other.dimensions and other.factor < one.factor and tree[0] == "num":
+                share = ("mul", more.tree, ("num", other.factor / one.factor))
+                value = exact(("add", tree, share))
+                return None if value is None else Quantity(("num", value), (one,))
+    return None
+
+
+def _in_words(text: str, habit: Habit) -> Quantity | None:
+    """Eighteen, twenty-five eggs."""
+    words = text.split(" ")
+    for end in range(len(words), 0, -1):
+        value = number_in_words(" ".join(words[:end]))
+        if value is not None:
+            unit = " ".join(words[end:])
+            units = read_unit(unit, count=Fraction(value)) if unit else ()
+            return Quantity(("num", Fraction(value)), units) if units or not unit else None
+    return None
+
+
+def _has_two(tree: Tree) -> bool:
+    return tree[0] in ("pm", "mp") or any(_has_two(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+def _one_of_two(tree: Tree, plus: str) -> Tree:
+    """The tree with every plus-minus a plus (plus="pm") or a minus; minus-plus the other way."""
+    parts = tuple(_one_of_two(part, plus) if isinstance(part, tuple) else part for part in tree[1:])
+    if tree[0] not in ("pm", "mp"):
+        return (tree[0], *parts)
+    left, right = parts
+    if tree[0] == plus:
+        return right if left is None else ("add", left, right)
+    return ("neg", right) if left is None else ("sub", left, right)

@@ -1,0 +1,195 @@
+"""The rational value of a formula, with work that is bounded: by the size of the numbers, and by a deadline.
+
+Each operation looks at the deadline, no signal does: so it holds in threads and in notebooks too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from grpo_kit.verdicts.formula import Tree
+
+_BITS = 60_000  # of an exact number; a larger one is not worked out
+_TERMS = 2_000  # of a sum or product
+
+
+class TooLargeError(ValueError):
+    """A number too large to be worked out, or a sum of too many terms."""
+
+
+class UndefinedError(ValueError):
+    """No value: a division by zero, infinity, or a letter."""
+
+
+class OutOfTimeError(Exception):
+    """The deadline has passed: nothing can be said."""
+
+
+class _Clock(threading.local):
+    deadline = math.inf
+
+
+_clock = _Clock()
+
+
+class limited:
+    """A block in which exact() and same_value() raise OutOfTimeError after so many seconds. Of this thread alone."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        self.before, _clock.deadline = _clock.deadline, time.monotonic() + self.seconds
+
+    def __exit__(self, *_: Any) -> None:
+        _clock.deadline = self.before
+
+
+def tick() -> None:
+    if time.monotonic() > _clock.deadline:
+        raise OutOfTimeError
+
+
+def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | None:
+    """The rational value of a tree; None where it is not worked out by fractions alone (roots, letters, pi).
+
+    Raises TooLargeError and UndefinedError (a division by zero).
+
+    >>> exact(("div", ("num", Fraction(1)), ("num", Fraction(3))))
+    Fraction(1, 3)
+    """
+    tick()
+    kind, env = tree[0], env or {}
+    if kind == "num":
+        return tree[1]
+    if kind in ("sym", "const"):
+        return env.get(tree[1])
+    if kind in ("sum", "prod"):
+        return series(tree, env, exact)
+    if kind == "call":
+        values = [exact(part, env) for part in tree[2:]]
+        return None if None in values else exact_call(tree[1], values)
+    if kind in ("pm", "mp"):
+        raise UndefinedError("two values")
+    values = [exact(part, env) for part in tree[1:]]
+    if None in values:
+        return None
+    match kind, values:
+        case "neg", [a]:
+            return -a
+        case "percent", [a]:
+            return a / 100
+        case "add" | "mixed", [a, b]:
+            return a + b
+        case "sub", [a, b]:
+            return a - b
+        case "mul", [a, b]:
+            return bounded(a * b)
+        case "div", [a, b]:
+            if b == 0:
+                raise UndefinedError("a division by zero")
+            return bounded(a / b)
+        case "pow", [a, b]:
+            return _exact_power(a, b)
+    return None
+
+
+def bounded(value: Fraction) -> Fraction:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _BITS:
+        raise TooLargeError("a number of too many digits")
+    return value
+
+
+def _exact_power(a: Fraction, b: Fraction) -> Fraction | None:
+    if b.denominator != 1:
+        return None
+    if a == 0:
+        if b <= 0:
+            raise UndefinedError("zero to that power")
+        return Fraction(0)
+    if abs(a) == 1:
+        return a ** (b.numerator % 2)
+    if max(a.numerator.bit_length(), a.denominator.bit_length()) * abs(b) > _BITS:
+        raise TooLargeError("a power of too many digits")
+    return a**b.numerator
+
+
+def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
+    whole = all(value.denominator == 1 for value in values)
+    match name, values:
+        case "abs", [a]:
+            return abs(a)
+        case "floor", [a]:
+            return Fraction(math.floor(a))
+        case "ceil", [a]:
+            return Fraction(math.ceil(a))
+        case "factorial", [a] if whole:
+            if not 0 <= a <= 3000:
+                raise TooLargeError("a factorial") if a > 0 else UndefinedError("a factorial")
+            return Fraction(math.factorial(int(a)))
+        case "binom", [n, k] if whole and 0 <= n <= 20_000:
+            return bounded(Fraction(math.comb(int(n), int(k)))) if k >= 0 else Fraction(0)
+        case "gcd", _ if whole:
+            return Fraction(math.gcd(*map(int, values)))
+        case "lcm", _ if whole:
+            return bounded(Fraction(math.lcm(*map(int, values))))
+        case "max", _:
+            return max(values)
+        case "min", _:
+            return min(values)
+        case "sqrt", [a] if a >= 0:
+            return _exact_root(a, 2)
+        case "root", [a, n] if n.denominator == 1 and 2 <= n <= 64:
+            sign = -1 if a < 0 and n % 2 else 1
+            return None if a * sign < 0 else _times(sign, _exact_root(a * sign, int(n)))
+    return None
+
+
+def _times(sign: int, value: Fraction | None) -> Fraction | None:
+    return None if value is None else sign * value
+
+
+def _exact_root(value: Fraction, index: int) -> Fraction | None:
+    """The root where it is rational."""
+    parts = []
+    for part in (value.numerator, value.denominator):
+        if part.bit_length() > 2_000:
+            return None
+        low, high = 0, 1 << (part.bit_length() // index + 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if middle**index <= part else (low, middle - 1)
+        if low**index != part:
+            return None
+        parts.append(low)
+    return Fraction(parts[0], parts[1])
+
+
+def series(tree: Tree, env: Mapping[str, Any], value_of: Any) -> Any:
+    kind, index, start, end, body = tree
+    ends = [exact(part, {k: v for k, v in env.items() if isinstance(v, Fraction)}) for part in (start, end)]
+    if None in ends:
+        return None if value_of is exact else _no_value("an end of a sum")
+    if any(part.denominator != 1 for part in ends) or ends[1] - ends[0] > _TERMS:
+        raise TooLargeError("a sum of too many terms")
+    total: Any = Fraction(kind == "prod")
+    for i in range(int(ends[0]), int(ends[1]) + 1):
+        term = value_of(body, {**env, index: Fraction(i)})
+        if term is None:
+            return None
+        if kind == "sum":
+            total = total + term
+        else:
+            total = total * term
+        if isinstance(total, Fraction):
+            bounded(total)
+    return total
+
+
+def _no_value(what: str) -> Any:
+    raise UndefinedError(what)

@@ -1,0 +1,187 @@
+"""From a text to the kind of answer that it is: read whole, or not understood. See kinds."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from grpo_kit.verdicts.kinds import (
+    PLAIN,
+    Bounds,
+    Choice,
+    Clock,
+    Congruence,
+    Date,
+    Habit,
+    Matrix,
+    Named,
+    Quantity,
+    Ratio,
+    Row,
+    Several,
+    Union,
+    Words,
+)  # fmt: skip
+from grpo_kit.verdicts.quantities import formula, read_based, read_quantity
+from grpo_kit.verdicts.relations import joined, read_relation
+from grpo_kit.verdicts.sentences import pieces, read_clock, read_date
+
+_MATRIX = re.compile(r"\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?=$|[.):]))[.):]?\s*(.*)", re.I
+)
+_WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*")
+_RATIO_WORD = re.compile(r"(?<=\d) to (?=\d)")
+
+
+@lru_cache(4096)
+def read(text: str, habit: Habit = PLAIN) -> Any:
+    """What the text, in plain()'s spelling, is: one of the kinds above; None if it is not understood as a whole."""
+    text = text.strip()
+    if not text:
+        return None
+    readers = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio)
+    for reader in (*readers, read_quantity):
+        made = reader(text, habit)
+        if made is not None:
+            return made
+    return _words(text)
+
+
+def habit_of(text: str, gold: Any) -> Habit:
+    """How a gold, with what was read of it, writes."""
+    units = gold.units if isinstance(gold, Quantity) else ()
+    return Habit(
+        comma=bool(re.fullmatch(r"[^\d]*\d{1,3}(?:[. ]\d{3})+,\d+[^\d]*", text)),
+        glued=bool(units),
+        choice=isinstance(gold, Choice),
+    )
+
+
+def _choice(text: str, habit: Habit) -> Choice | None:
+    found = _CHOICE.fullmatch(text)
+    if (
+        found is None
+        or (found[2] and found[2].islower())
+        or (found[3] and re.match(r"[-+*/^=<>_!%\\]|or\b|and\b", found[3]))
+    ):
+        return None
+    letter, content = found[1] or found[2], found[3].strip()
+    if not habit.choice and (content and not found[1] or not found[1] and text != letter):
+        return None
+    return Choice(letter, content)
+
+
+def _matrix(text: str, habit: Habit) -> Matrix | None:
+    found = _MATRIX.fullmatch(text)
+    if found is None or "\\begin" in found[2]:
+        return None
+    lines = [line.strip() for line in re.split(r"\\\\|\\cr(?![a-z])", found[2])]
+    rows = tuple(tuple(read(cell.strip(), habit) for cell in line.split("&")) for line in lines if line)
+    fits = (
+        rows
+        and len({len(row) for row in rows}) == 1
+        and all(cell is not None for row in rows for cell in row)
+    )
+    return Matrix(rows) if fits else None
+
+
+def _clock_or_date(text: str, habit: Habit) -> Clock | Date | None:
+    clock = read_clock(text)
+    if clock is not None:
+        return Clock(*clock)
+    date = read_date(text)
+    return None if date is None else Date(*date)
+
+
+def _congruence(text: str, habit: Habit) -> Congruence | None:
+    found = re.fullmatch(
+        r"(?:(.*?)(?:\\equiv|=))?(.*?)\\pmod\s*\{?(.*?)\}?|(?:(.*?)(?:\\equiv|=))?(.*?)\(?\s*\\?b?mod(?![a-z])\s*(.*?)\)?",
+        text,
+    )
+    if found is None:
+        return None
+    name, rest, modulus = found.groups()[:3] if found[3] is not None else found.groups()[3:]
+    trees = formula(rest or ""), formula(modulus or "")
+    return None if None in trees else Congruence(re.sub(r"\s", "", name or ""), *trees)
+
+
+def _several(text: str, habit: Habit) -> Any:
+    inside = None
+    if text.startswith("\\{") and text.endswith("\\}"):
+        inside = text[2:-2]
+    elif text.startswith("{") and text.endswith("}") and len(pieces(text[1:-1], brackets=True)[0]) > 1:
+        inside = text[1:-1]
+    if inside is not None:
+        if "\\{" in inside or "|" in inside or ":" in inside:
+            return None
+        parts, word = pieces(inside, comma=habit.comma, brackets=True)
+        parts = [] if parts == [""] else parts
+    else:
+        parts, word = pieces(text, comma=habit.comma)
+        if len(parts) < 2:
+            return _empty(text)
+    items = [read(part, habit) for part in parts]
+    if any(item is None for item in items):
+        return None
+    # n = 2, 3, 4: the name is that of all
+    if (
+        isinstance(items[0], Named)
+        and len(items) > 1
+        and all(isinstance(item, Quantity) for item in items[1:])
+    ):
+        items = [items[0], *(Named(items[0].name, item) for item in items[1:])]
+    if inside is None and word in ("or", "and") and all(isinstance(item, Bounds) for item in items):
+        return joined(items, word)
+    flat: list[Any] = []
+    for item in items:
+        flat += item.items if isinstance(item, Several) else [item]
+    return Several(tuple(flat), "{" if inside is not None else word)
+
+
+def _empty(text: str) -> Several | None:
+    return Several((), "{") if text == "\\emptyset" else None
+
+
+def _relation(text: str, habit: Habit) -> Any:
+    return read_relation(text, habit, read)
+
+
+def _rows(text: str, habit: Habit) -> Any:
+    """Tuples and intervals, and unions of them."""
+    parts = [part.strip() for part in re.split(r"\\cup(?![a-z])", text)]
+    rows = [_row(part, habit) for part in parts]
+    if any(row is None for row in rows):
+        return None
+    return rows[0] if len(rows) == 1 else Union(tuple(rows))
+
+
+def _row(text: str, habit: Habit) -> Row | Matrix | None:
+    text = text.replace("\\langle", "(").replace("\\rangle", ")")
+    if len(text) < 5 or text[0] not in "([]" or text[-1] not in ")][":
+        return None
+    parts = pieces(text[1:-1], comma=habit.comma, brackets=True)[0]
+    if len(parts) < 2:
+        return None
+    items = tuple(read(part, habit) for part in parts)
+    if any(item is None for item in items):
+        return None
+    if text[0] == "[" and all(isinstance(item, Row) and item.brackets == "[]" for item in items):
+        if len({len(item.items) for item in items}) == 1:
+            return Matrix(tuple(item.items for item in items))
+    # ]1, 2[ is an open interval
+    brackets = ("(" if text[0] == "]" else text[0]) + (")" if text[-1] == "[" else text[-1])
+    return Row(brackets, items)
+
+
+def _ratio(text: str, habit: Habit) -> Ratio | None:
+    parts = _RATIO_WORD.sub(":", text).split(":")
+    trees = [formula(part, habit) for part in parts] if len(parts) > 1 else [None]
+    return None if None in trees else Ratio(tuple(trees))
+
+
+def _words(text: str) -> Words | None:
+    if text == "\\ldots":
+        return Words(text)
+    return Words(text) if _WORDS.fullmatch(text) or re.fullmatch(r"[^\W\d_]", text) else None

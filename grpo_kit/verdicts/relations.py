@@ -1,0 +1,120 @@
+"""Equations, inequalities, names: what stands between an answer's relation signs, and bounds of one letter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from grpo_kit.verdicts.formula import Tree
+from grpo_kit.verdicts.kinds import INFINITY, Bounds, Equation, Habit, Inequality, Named, Quantity, Row, Union
+from grpo_kit.verdicts.quantities import formula
+from grpo_kit.verdicts.sentences import split_relations
+from grpo_kit.verdicts.value import same_value, symbols
+
+_NAME = re.compile(
+    r"\\?[A-Za-z]+(?:\s*_\s*(?:\{[\w ,]+\}|\w))?'*(?:\^\{?-1\}?)?(?:\s*\(\s*\\?[a-zA-Z]+(?:,\s*[a-zA-Z]+)*\s*\))?"
+    r"|\(\s*\\?[a-zA-Z]+(?:\s*,\s*\\?[a-zA-Z]+)+\s*\)|[A-Za-z]+(?: [A-Za-z]+){1,3}"
+)
+_DENIED = re.compile(r"\b(?:not|no|never|isn't|neither|nor|or|and|except)\b", re.I)
+
+
+def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
+    """What the relation signs of a text make of it; read: reads a side. None if it has none, or is not understood."""
+    sides, signs = split_relations(text)
+    if not signs or not all(sides):
+        return None
+    if set(signs) == {"="}:
+        return _equality(sides, habit, read)
+    if signs == ["\\in"]:
+        value = read(sides[1], habit)
+        return Named(_name(sides[0]), value) if _NAME.fullmatch(sides[0]) and value is not None else None
+    if "=" in signs or "\\in" in signs:
+        return None
+    trees = [formula(side, habit) for side in sides]
+    if None in trees:
+        return None
+    if signs == ["\\ne"]:
+        return _unequal(trees)
+    down = all(sign in (">", "\\ge") for sign in signs)
+    if "\\ne" in signs or not (down or all(sign in ("<", "\\le") for sign in signs)):
+        return None
+    if down:
+        trees, signs = trees[::-1], [{">": "<", "\\ge": "\\le"}[sign] for sign in signs[::-1]]
+    return _ordered(trees, signs)
+
+
+def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
+    named = [place for place in (0, -1) if _NAME.fullmatch(sides[place]) and not _DENIED.search(sides[place])]
+    named = [
+        place
+        for place in named
+        if formula(sides[place]) not in (("const", "pi"), ("const", "e"), ("const", "i"))
+    ]
+    if len(sides) == 2 and len(named) == 2 and not _is_letter(sides[0]) and _is_letter(sides[1]):
+        named = named[:1]
+    if named and len(sides) == 2:
+        place = named[0]
+        value = read(sides[1 + place if place else 1], habit)
+        return None if value is None else Named(_name(sides[place]), value)
+    trees = [formula(side, habit) for side in (sides[1:] if named[:1] == [0] else sides)]
+    if None in trees:
+        return None
+    if len(trees) == 2 and not named and (symbols(trees[0]) or symbols(trees[1])):
+        return Equation(("sub", trees[0], trees[1]))
+    if not all(same_value(trees[0], tree) for tree in trees[1:]):  # 2 + 3 = 5 is 5, 4 = 5 is nothing
+        return None
+    return Named(_name(sides[0]), Quantity(trees[-1])) if named[:1] == [0] else Quantity(trees[-1])
+
+
+def _is_letter(text: str) -> bool:
+    return (
+        re.fullmatch(r"\\?[A-Za-z]+|[A-Za-z]_\{?\w+\}?", text.strip()) is not None
+        and len(text.strip().lstrip("\\")) < 8
+    )
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[\s\\{}]", "", text)
+
+
+def _unequal(trees: list[Tree]) -> Bounds | None:
+    letter, bound = trees if trees[0][0] == "sym" else trees[::-1]
+    if letter[0] != "sym" or symbols(bound):
+        return None
+    ends = Quantity(("neg", INFINITY)), Quantity(bound), Quantity(INFINITY)
+    return Bounds(letter[1], Union((Row("()", ends[:2]), Row("()", ends[1:]))))
+
+
+def _ordered(trees: list[Tree], signs: list[str]) -> Any:
+    """An increasing chain: bounds of one letter, or an inequality."""
+    letters = [place for place, tree in enumerate(trees) if tree[0] == "sym"]
+    others = [tree for tree in trees if tree[0] != "sym"]
+    if len(letters) == 1 and not any(symbols(tree) for tree in others) and len(trees) <= 3:
+        place = letters[0]
+        low = (trees[0], signs[0]) if place == 1 else (("neg", INFINITY), "<")
+        high = (trees[-1], signs[-1]) if place < len(trees) - 1 else (INFINITY, "<")
+        if len(trees) == 3 and place != 1:
+            return None
+        brackets = ("(" if low[1] == "<" else "[") + (")" if high[1] == "<" else "]")
+        return Bounds(trees[place][1], Union((Row(brackets, (Quantity(low[0]), Quantity(high[0]))),)))
+    if len(trees) != 2 or not (symbols(trees[0]) or symbols(trees[1])):
+        return None
+    return Inequality(("sub", trees[0], trees[1]), signs[0] == "<")
+
+
+def joined(items: list[Bounds], word: str) -> Bounds | None:
+    """Bounds with a word between them: x < 2 or x > 3; x > 1 and x < 3."""
+    if len({item.name for item in items}) > 1:
+        return None
+    rows = [row for item in items for row in item.rows.rows]
+    if word == "or":
+        return Bounds(items[0].name, Union(tuple(rows)))
+    if len(rows) != 2:
+        return None
+    below = [row for row in rows if row.items[0] == Quantity(("neg", INFINITY))]
+    above = [row for row in rows if row.items[1] == Quantity(INFINITY)]
+    if len(below) != 1 or len(above) != 1 or below[0] is above[0]:
+        return None
+    made = Row(above[0].brackets[0] + below[0].brackets[1], (above[0].items[0], below[0].items[1]))
+    return Bounds(items[0].name, Union((made,)))

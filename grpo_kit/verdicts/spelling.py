@@ -1,0 +1,218 @@
+"""One text in the many ways people and models write it: the table of spellings that mean the same.
+
+`plain(text)` brings gold and answer alike to one spelling. It changes how a thing is written, never what it says: a
+superscript stays a power, ½ stays a half, a sign that is not in the table stays where it is and is not understood.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+# What one character is written as. Reason: keyboards, fonts and languages differ, the value does not.
+_SIGNS = {
+    "−‐‑‒–—﹣⁻": "-",  # minus and dashes
+    "＋⁺": "+",
+    "×✕✖⨯": r" \times ",
+    "·⋅∙•∗＊": r" \cdot ",
+    "÷": " / ",
+    "∕⁄／": "/",
+    "∞": r" \infty ",
+    "≤⩽≦": r" \le ",
+    "≥⩾≧": r" \ge ",
+    "≠": r" \ne ",
+    "≈≅≃": r" \approx ",
+    "≡": r" \equiv ",
+    "∈": r" \in ",
+    "∪": r" \cup ",
+    "∩": r" \cap ",
+    "∅⌀": r" \emptyset ",
+    "±": r" \pm ",
+    "∓": r" \mp ",
+    "°º˚": r"^\circ ",
+    "′’‘ʼ＇": "'",
+    "″“”„＂": '"',
+    "…⋯": r" \ldots ",
+    "ℝ": r" \mathbb{R} ",
+    "ℤ": r" \mathbb{Z} ",
+    "ℕ": r" \mathbb{N} ",
+    "ℚ": r" \mathbb{Q} ",
+    "ℂ": r" \mathbb{C} ",
+    "⟨〈": r" \langle ",
+    "⟩〉": r" \rangle ",
+    "⌊": r" \lfloor ",
+    "⌋": r" \rfloor ",
+    "⌈": r" \lceil ",
+    "⌉": r" \rceil ",
+    "∑": r" \sum ",
+    "∏": r" \prod ",
+    "∖": r" \setminus ",
+    "∣": "|",
+    "∶": ":",
+    "µμ": r" \mu ",
+    "٪﹪": "%",
+    "٫": ".",
+    "٬": ",",
+    "、，﹐": ",",
+    "；": ";",
+    "。．": ".",
+    "\r": "\n",
+}
+_CHARACTERS = {sign: to for signs, to in _SIGNS.items() for sign in signs}
+_GREEK = {
+    letter: f" \\{name} "
+    for letter, name in zip(
+        "αβγδεζηθικλνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϑ",
+        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda nu xi pi rho sigma tau upsilon phi chi psi "
+        "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi theta".split(),
+        strict=True,
+    )
+}
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+# Nothing to see, nothing to read: zero-width marks, directions of writing, soft hyphens, emoji's variants.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff]"
+)
+_KEEP_VALUE = ("<wide>", "<narrow>", "<font>", "<compat>")  # decompositions that change the font alone
+
+_UPRIGHT = {"m": "metres", "g": "grams", "h": "hours", "s": "seconds", "L": "litres", "N": "newtons", "J": "joules",
+            "W": "watts", "V": "volts", "K": "kelvin"}  # fmt: skip
+# (what is written, what it becomes, why), in this order.
+_LATEX = [
+    (r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|[bB]igg?[lrm]?)(?![A-Za-z])", "",
+     "sizes of brackets and signs"),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac", "size of a fraction"),
+    (r",\\!\s*", ",", "thousands as MATH writes them: 10,\\!000"),
+    (r"\{([,.])\}", r"\1", "thousands in LaTeX: 1{,}234"),
+    (r"(?<!\\)\\!", "", "a negative space"),
+    (r"\\(?:quad|qquad|thinspace|hspace\{[^}]*\})(?![A-Za-z])|(?<!\\)\\[,;: >]|(?<=\S)~(?=\S)", " ", "spaces"),
+    (r"(?<=[\d})])(?:\\[,; ]|[\s~])*\\(?:text|mathrm|mbox|textrm)\s*\{\s*([mghsLNJWVK])\s*\}",
+     lambda m: f" {_UPRIGHT[m[1]]} ", "an upright letter behind a number is a unit"),
+    (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname\*?|rm|bf)"
+     r"\s*\{([^{}]*)\}", r" \1 ", "words and upright letters"),
+    (r"(?<!\\)\\([$%#&])", r"\1", "signs that LaTeX escapes"),
+    (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le", "one name a relation"),
+    (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge", "one name a relation"),
+    (r"\\lt(?![A-Za-z])", "<", "one name a relation"),
+    (r"\\gt(?![A-Za-z])", ">", "one name a relation"),
+    (r"\\neq(?![A-Za-z])|\\not\s*=|!=", r"\\ne", "one name a relation"),
+    (r"<=|=<", r"\\le", "relations of programmers"),
+    (r">=", r"\\ge", "relations of programmers"),
+    (r"\\(?:dots|cdots|dotsc)(?![A-Za-z])|\.\.\.", r"\\ldots", "an ellipsis"),
+    (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset", "the empty set"),
+    (r"\\(?:lbrace|rbrace)(?![A-Za-z])", lambda m: "\\{" if "l" in m[0][:3] else "\\}", "braces by name"),
+    (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|", "bars by name"),
+    (r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}", r"^\\circ", "degrees"),
+    (r"\\div(?![A-Za-z])", "/", "division"),
+    (r"\*\*", "^", "a power in Python"),
+]  # fmt: skip
+_LATEX = [(re.compile(pattern), to) for pattern, to, _ in _LATEX]
+_WRAPPERS = [  # what stands around a whole answer and says nothing
+    ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("```", "```"), ("`", "`"),
+    ("*", "*"), ('"', '"'),
+]  # fmt: skip
+_DOLLARS = re.compile(r"(?<!\\)\$")
+_FORMULA = re.compile(r"(?<!\\)\$([^$]+?)(?<!\\)\$")
+_BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# Words before an answer that only announce it. "The answer is not 5" leaves "not 5", which is no number.
+_LEAD_IN = re.compile(
+    r"(?:so |thus,? |hence,? |therefore,? )?(?:(?:the |my )?(?:final |correct |right )?(?:answer|result|solution)\s*"
+    r"(?:is\s*:?|:|=)|it(?: is|'s)\b|=|\\therefore)\s*(?=\S)",
+    re.I,
+)
+
+
+@lru_cache(4096)
+def plain(text: str) -> str:
+    r"""The text in one spelling: signs of Unicode as LaTeX, wrappers and the sentence's end gone, spaces single.
+
+    >>> plain("**−1 234 €**"), plain(r"The answer is $\dfrac{1}{2}$."), plain("2½ cm²")
+    ('-1 234 €', '\\frac{1}{2}', '2\\frac{1}{2} cm^{2}')
+    """
+    text = _inner(letters(text).strip())
+    if len(_DOLLARS.findall(text)) % 2 == 0:  # formulas in a sentence: $5$ apples
+        text = _FORMULA.sub(r" \1 ", text)
+    for pattern, to in _LATEX:
+        text = pattern.sub(to, text)
+    return re.sub(r"\s+", " ", _inner(text)).strip()
+
+
+def letters(text: str) -> str:
+    """The text in the letters, digits and signs that the reader knows; see _SIGNS."""
+    text = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
+    if text.isascii():
+        return text.replace("\r\n", "\n")
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
+    text = re.sub(r"[√∛∜]\s*(\d+)?", lambda m: _ROOTS[m[0][0]] + (f"{{{m[1]}}}" if m[1] else ""), text)
+    return "".join(map(_letter, text.replace("\r\n", "\n")))
+
+
+@lru_cache(4096)
+def _letter(char: str) -> str:
+    if char.isascii():
+        return char
+    if char in _CHARACTERS:
+        return _CHARACTERS[char]
+    if char in _GREEK:
+        return _GREEK[char]
+    if unicodedata.category(char) == "Nd":
+        return str(unicodedata.decimal(char))
+    if unicodedata.category(char) == "Zs":
+        return " "
+    kind, _, parts = unicodedata.decomposition(char).partition(" ")
+    if kind == "<fraction>" and 0x2044 in (codes := [int(code, 16) for code in parts.split()]):
+        top, _, bottom = "".join(map(chr, codes)).partition("\u2044")
+        return rf"\frac{{{top}}}{{{bottom}}}" if bottom else char
+    return unicodedata.normalize("NFKC", char) if kind in _KEEP_VALUE else char
+
+
+def _inner(text: str) -> str:
+    """The text without what stands around it: wrappers, announcing words, the full stop."""
+    before = None
+    while text != before:
+        before, text = text, text.strip()
+        text = re.sub(r"(?<=[^.\s])\s*\.$|^\.$", "", text)  # a sentence's end, no ellipsis
+        for opening, closing in _WRAPPERS:
+            inside = text[len(opening) : -len(closing)]
+            if (
+                text.startswith(opening)
+                and text.endswith(closing)
+                and inside
+                and opening not in inside
+                and closing not in inside
+            ):
+                text = inside
+                break
+        box = _BOXES.match(text)
+        if box and _closing(text, box.end()) == len(text) - 1:
+            text = text[box.end() : -1]
+        bare = re.sub(r"^\*\*([^*]+?)\*\*", r"\1", text)
+        lead = _LEAD_IN.match(bare)
+        if lead:
+            text = bare[lead.end() :]
+    return text
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the brace that is open at start closes; -1 if it does not."""
+    depth = 1
+    for place in range(start, len(text)):
+        if text[place - 1] != "\\":
+            depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return place
+    return -1
+
+
+def exact(text: str) -> str:
+    """The same characters, in one encoding of them: NFC, LF, nothing invisible, no white space at the ends.
+
+    >>> exact("cafe\\u0301\\r\\n\\u200b") == "caf\\u00e9"
+    True
+    """
+    text = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
