@@ -93,9 +93,10 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
             if gold.half is None and answer.half and gold.minutes <= 720:
                 return gold.minutes % 720 == answer.minutes % 720
             return gold.minutes == answer.minutes
-        case Clock(half=None), Ratio() if gold.minutes % 60:
-            hours, minutes = divmod(gold.minutes, 60)
-            return _same_ratio((("num", hours), ("num", minutes)), answer.parts)
+        case Clock(half=None), Ratio():
+            return _same_ratio(_as_ratio(gold), answer.parts)
+        case Ratio(), Clock(half=None):
+            return _same_ratio(gold.parts, _as_ratio(answer))
         case Date(), Date():
             return (gold.month, gold.day) == (answer.month, answer.day) and gold.year in (None, answer.year)
         case Congruence(), Congruence():
@@ -178,6 +179,12 @@ def _in_any_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> b
             return False
         del left[place]
     return True
+
+
+def _as_ratio(clock: Clock) -> tuple[Tree, ...]:
+    """2:11 may be either."""
+    hours, minutes = divmod(clock.minutes, 60)
+    return ("num", Fraction(hours)), ("num", minutes)
 
 
 def _same_ratio(gold: Sequence[Tree], answer: Sequence[Tree]) -> bool:

@@ -29,8 +29,11 @@ from grpo_kit.verdicts.sentences import pieces, read_clock, read_date
 
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
 _CHOICE = re.compile(
-    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?=$|[.):]))[.):]?\s*(.*)", re.I
+    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*(?P<bracketed>[A-Ja-j])\s*\)|(?P<bare>[A-J])(?=$|[.):]))[.):]?\s*"
+    r"(?P<content>.*)",
+    re.I,
 )
+_GOES_ON = re.compile(r"[-+*/^=<>_!%(\\]|or\b|and\b")  # a formula or a list that begins with a letter
 _WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*")
 _RATIO_WORD = re.compile(r"(?<=\d) to (?=\d)")
 
@@ -60,15 +63,12 @@ def habit_of(text: str, gold: Any) -> Habit:
 
 
 def _choice(text: str, habit: Habit) -> Choice | None:
+    """(C), C, option C, (C) 25; where the gold is a choice, C. 25 and C: 25 too."""
     found = _CHOICE.fullmatch(text)
-    if (
-        found is None
-        or (found[2] and found[2].islower())
-        or (found[3] and re.match(r"[-+*/^=<>_!%\\]|or\b|and\b", found[3]))
-    ):
+    if found is None or _GOES_ON.match(found["content"]):
         return None
-    letter, content = found[1] or found[2], found[3].strip()
-    if not habit.choice and (content and not found[1] or not found[1] and text != letter):
+    letter, content = found["bracketed"] or found["bare"], found["content"].strip()
+    if found["bare"] and (letter.islower() or (not habit.choice and (content or text[-1:] != letter))):
         return None
     return Choice(letter, content)
 
