@@ -40,14 +40,15 @@ def every_judge() -> dict[str, Any]:
     groups: dict[str, dict[str, Any]] = {}
     for group, rewards in GROUPS.items():
         print(
-            f"\n{group}\n\n| judge | wrong ones paid | right ones refused | None | exceptions | microseconds |"
+            f"\n{group}\n\n| judge | wrong ones paid | right ones refused | None | exceptions | microseconds, of CPU |"
         )
         print("|---|---|---|---|---|---|")
         groups[group] = {}
         for name, given in verdicts.items():
             found = groups[group][name] = count([v for v in given if v.pair.reward in rewards])
             cells = [percent(found["wrong ones paid"]), percent(found["right ones refused"]), found["None"]]
-            cells += [found["exceptions"], f"{found['microseconds']['median']:,.0f}"]
+            times = [f"{found[key]['median']:,.0f}" for key in ("microseconds", "microseconds of CPU")]
+            cells += [found["exceptions"], ", ".join(times)]
             print(f"| {' | '.join(map(str, [name, *cells]))} |")
     for heading, listed in lists(verdicts[JUDGES[0].name]).items():
         print(f"\n{JUDGES[0].name}: {heading}, {len(listed)}", *listed.values(), sep="\n  ")

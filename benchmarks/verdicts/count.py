@@ -17,7 +17,10 @@ class Verdict(NamedTuple):
     pair: Pair
     score: float | None
     error: str  # "" where the judge raised nothing
-    microseconds: float
+    microseconds: float  # by the clock
+    of_cpu: (
+        float  # microseconds of this process, all threads: what others do on the machine hardly changes it
+    )
 
     @property
     def paid(self) -> bool:
@@ -29,12 +32,13 @@ def ask(judge: Callable[[Pair], float | None], pairs: Sequence[Pair]) -> list[Ve
     """The judge's verdict on each pair. An exception is a verdict: not paid, and counted apart."""
     verdicts = []
     for pair in pairs:
-        score, error, start = None, "", time.perf_counter()
+        score, error, start, cpu = None, "", time.perf_counter(), time.process_time()
         try:
             score = judge(pair)
         except (Exception, TimeoutException) as raised:  # math-verify's own is no Exception
             error = f"{type(raised).__name__}: {raised}"
-        verdicts.append(Verdict(pair, score, error, 1e6 * (time.perf_counter() - start)))
+        took = (1e6 * (time.perf_counter() - start), 1e6 * (time.process_time() - cpu))
+        verdicts.append(Verdict(pair, score, error, *took))
     return verdicts
 
 
@@ -57,6 +61,7 @@ def count(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "None": sum(v.score is None and not v.error and v.pair.right is not None for v in verdicts),
         "exceptions": sum(bool(v.error) for v in verdicts),
         "microseconds": spread([v.microseconds for v in verdicts]),
+        "microseconds of CPU": spread([v.of_cpu for v in verdicts]),
     }
 
 
