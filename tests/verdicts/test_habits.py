@@ -125,7 +125,7 @@ RATIO = [
     lambda p: f"{p[0]}:{p[1]}",
     lambda p: f"{p[0]} : {p[1]}",
     lambda p: f"{p[0]} to {p[1]}",
-    lambda p: f"{3 * p[0]}:{3 * p[1]}",
+    lambda p: f"{30 * p[0]}:{30 * p[1]}",
 ]
 CLOCK = [
     lambda t: f"{t[0]}:{t[1]:02d}",
