@@ -19,7 +19,7 @@ from grpo_kit.verdicts.spelling import letters, plain
 
 __all__ = ["Rules", "number", "verdict"]
 
-_LONGEST = 2_000  # characters that are read at all
+_LONGEST = 1_000  # characters that are read at all
 _OPERATOR = re.compile(r"[-+*/^!|]|\\(?:frac|binom|sqrt|sum|prod|times|cdot|lfloor|lceil)")
 
 
@@ -67,6 +67,8 @@ def verdict(
             return _bounded(known, found, rules)
     except OutOfTimeError:
         return None
+    except RecursionError:  # brackets in brackets in brackets
+        return False
     except TooLargeError:  # of the gold itself, where it was read
         return None
 
@@ -127,6 +129,7 @@ _WRITTEN = [  # expressions of a question and of an answer in one spelling
     (r"\*\s*\*", "^"),
     (r"\\(?:left|right)(?![a-z])|\$", ""),
 ]
+_SIGN = re.compile(r"\\?[A-Za-z]+|\d+(?:\.\d+)?|\S")
 _TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
 
 
@@ -143,15 +146,21 @@ def _copied(known: object, found: object, given: str, question: str) -> bool:
     """Whether the answer stands in the question as it is, and was to be worked out or written in another way."""
     if not isinstance(found, Quantity) or known == found:
         return False
+    if found.base and re.search(rf"(?<!\d){re.escape(re.split('[_ (]', given)[0])}(?!\d)", question):
+        return True
     if isinstance(known, Quantity) and known.tree == found.tree and not (known.units and found.units):
         return False  # a unit more or less
     if _still_to_do(found.tree, re.findall(r"\d+(?:\.\d+)?", question)):
         return True
     if not _OPERATOR.search(given.lstrip("+-")) and not _TURN.search(question):
         return False
-    signs = re.findall(r"\\?[A-Za-z]+|\d+(?:\.\d+)?|\S", _asked(given))
+    signs = _SIGN.findall(_asked(given))
     before, behind = r"(?<![\w.^)*/+-])(?<![*/+^-] )", r"(?!\w|\.\d|\s?[*/^(!])"
-    return re.search(before + r"\s*".join(map(re.escape, signs)) + behind, _asked(question)) is not None
+    if re.search(before + r"\s*".join(map(re.escape, signs)) + behind, _asked(question)):
+        return True
+    asked = _SIGN.findall(_asked(question))  # or its factors in another order
+    windows = (asked[place : place + len(signs)] for place in range(len(asked) - len(signs) + 1))
+    return len(signs) >= 7 and sorted(signs) in map(sorted, windows)
 
 
 def _still_to_do(tree: tuple, asked: list[str]) -> bool:

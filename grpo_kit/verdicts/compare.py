@@ -1,10 +1,13 @@
-"""Is the answer what the gold is? One rule a pair of kinds; another kind is wrong unless a rule says otherwise."""
+"""Is the answer what the gold is? One rule a pair of kinds; another kind is wrong unless a rule says otherwise.
+
+Longer than 300 lines because the rules of one table are read together.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -65,11 +68,18 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case Row() | Union(), Bounds():
             return same(gold, answer.rows, rules)
         case _, Named():
-            return not _is_letter(gold) and same(gold, answer.value, rules)
+            at_a_point = re.search(r"\(\d|'", answer.name) and _has_letters(answer.value)
+            return not _is_letter(gold) and not at_a_point and same(gold, answer.value, rules)
         case Quantity(), Quantity():
             return _same_quantity(gold, answer, rules)
+        case Several(), Several() if _named_apart(gold) or _named_apart(answer):
+            return _same_assignment(gold, answer, rules)
+        case (Row(brackets="()"), Several()) if _named_apart(answer):  # (3, 4) and x = 3, y = 4
+            return _in_order(gold.items, _by_name(answer), rules)
+        case (Several(), Row(brackets="()")) if _named_apart(gold):
+            return _in_order(_by_name(gold), answer.items, rules)
         case Several(), Several():
-            words = any(isinstance(item, Words | Choice) for item in gold.items)
+            words = any(isinstance(item, Words | Choice) or _is_letter(item) for item in gold.items)
             if words and (gold.word == "or") != (answer.word == "or"):
                 return False
             if gold.ordered or answer.ordered:
@@ -82,6 +92,8 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case (Union(), Row()) | (Row(), Union()):
             one, other = (gold.rows, (answer,)) if isinstance(gold, Union) else ((gold,), answer.rows)
             return _in_any_order(one, other, rules)
+        case (Matrix(), Row(brackets="()")) | (Row(brackets="()"), Matrix()):
+            return _same_vector(gold, answer, rules)
         case Matrix(), Matrix():
             return len(gold.rows) == len(answer.rows) and all(
                 _in_order(row, other, rules) for row, other in zip(gold.rows, answer.rows, strict=True)
@@ -113,6 +125,40 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
     return False
 
 
+def _named_apart(several: Several) -> bool:
+    """Whether the items are values of different letters: x = 1, y = 2. x_1 = 2, x_2 = 3 are two of one."""
+    return len({item.name.partition("_")[0] for item in several.items if isinstance(item, Named)}) > 1
+
+
+def _by_name(several: Several) -> list[Any]:
+    return [
+        getattr(item, "value", item)
+        for item in sorted(several.items, key=lambda item: getattr(item, "name", ""))
+    ]
+
+
+def _same_assignment(gold: Several, answer: Several, rules: Rules) -> bool:
+    """x = 1, y = 2 beside y = 2, x = 1; "or" is another thing."""
+    names = [[getattr(item, "name", None) for item in several.items] for several in (gold, answer)]
+    if (
+        None in names[0] + names[1]
+        or sorted(names[0]) != sorted(names[1])
+        or len(set(names[0])) < len(names[0])
+    ):
+        return False
+    return (gold.word == "or") == (answer.word == "or") and _in_order(_by_name(gold), _by_name(answer), rules)
+
+
+def _same_vector(gold: Any, answer: Any, rules: Rules) -> bool:
+    """A column beside a tuple."""
+    one, other = (
+        [row[0] for row in side.rows] if isinstance(side, Matrix) and all(len(row) == 1 for row in side.rows) else
+        getattr(side, "items", ())
+        for side in (gold, answer)
+    )  # fmt: skip
+    return bool(one) and _in_order(one, other, rules)
+
+
 def _same_text(gold: str, answer: str, rules: Rules) -> bool:
     one, other = read(gold), read(answer)
     return gold == answer or (one is not None and other is not None and same(one, other, rules))
@@ -139,16 +185,30 @@ def _is_letter(value: Any) -> bool:
 
 
 def _same_named(gold: Named, answer: Named, rules: Rules) -> bool:
-    if gold.name == answer.name or _without_argument(gold.name) == _without_argument(answer.name):
-        return same(gold.value, answer.value, rules)
+    one, other = _parts(gold.name), _parts(answer.name)
+    if one[0] == other[0] or {one[0], other[0]} == {"y", "f"}:
+        value = answer.value
+        if one[1] and other[1] and one[1] != other[1]:  # f(t) = 2t is f(x) = 2x
+            if not (one[1].isalpha() and other[1].isalpha() and isinstance(value, Quantity)):
+                return False
+            if one[1] in symbols(value.tree):
+                return False
+            value = replace(value, tree=_renamed(value.tree, other[1], one[1]))
+        return same(gold.value, value, rules)
     both = isinstance(gold.value, Quantity) and isinstance(answer.value, Quantity)
     if both and symbols(gold.value.tree) and len(gold.name) == 1 and len(answer.name) == 1:
         return _same_equation(_as_equation(gold), _as_equation(answer))
     return False
 
 
-def _without_argument(name: str) -> str:
-    return re.sub(r"(?<=\w)\(\w\)$", "", name)
+def _parts(name: str) -> tuple[str, str]:
+    """A name and what stands in its brackets."""
+    base, _, argument = name.partition("(")
+    return base, argument.removesuffix(")")
+
+
+def _has_letters(value: Any) -> bool:
+    return isinstance(value, Quantity) and bool(symbols(value.tree))
 
 
 def _as_equation(named: Named) -> Equation | None:
@@ -215,17 +275,24 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
         return False
     if answer.is_percent and not gold.is_percent and not _is_part(gold.tree):
         return False
+    if "C" in symbols(gold.tree) and "C" not in symbols(
+        answer.tree
+    ):  # a constant of integration by another letter
+        other = next(
+            (name for name in ("c", "K", "k") if name in symbols(answer.tree) - symbols(gold.tree)), None
+        )
+        answer = replace(answer, tree=_renamed(answer.tree, other, "C")) if other else answer
     is_number = not symbols(gold.tree)
     if is_number and not rules.expressions and unfinished(answer.tree) and not unfinished(gold.tree):
         return False
+    if (answer.units or rules.units == "optional") and (scales := _on_one_scale(gold, answer)):
+        return same_value(*scales)
     if not gold.units:
         return _same_number(gold.tree, answer.tree, rules)
     if not answer.units:
         if gold.unsure or (rules.units == "required" and not symbols(answer.tree)):
             return False
         return _same_number(gold.tree, answer.tree, rules)
-    if scales := _on_one_scale(gold, answer):
-        return same_value(*scales)
     for one in gold.units:
         for other in answer.units:
             if same_dimension(one, other):
@@ -248,16 +315,28 @@ _SCALES = {
 }
 
 
+def _has_pi(tree: Tree) -> bool:
+    return tree == ("const", "pi") or any(_has_pi(part) for part in tree[1:] if isinstance(part, tuple))
+
+
 def _on_one_scale(gold: Quantity, answer: Quantity) -> tuple[Tree, Tree] | None:
     """Both values on one scale where they were written on two; None if they are no temperatures or angles."""
     names = [
-        [name for unit in q.units for name, power in unit.dimensions if power == 1] for q in (gold, answer)
+        [name for unit in q.units for name, power in unit.dimensions if power == 1]
+        or ["radian"] * _has_pi(q.tree)
+        for q in (gold, answer)
     ]
     found = [next((name for name in several if name in _SCALES), None) for several in names]
     angles = [name in ("degree", "radian") for name in found]
     if None in found or found[0] == found[1] or angles[0] != angles[1]:
         return None
     return _SCALES[found[0]](gold.tree), _SCALES[found[1]](answer.tree)
+
+
+def _renamed(tree: Tree, old: str, new: str) -> Tree:
+    if tree == ("sym", old):
+        return ("sym", new)
+    return tuple(_renamed(part, old, new) if isinstance(part, tuple) else part for part in tree)
 
 
 def _is_part(tree: Tree) -> bool:

@@ -39,6 +39,9 @@ def parse(text: str, *, comma: bool = False) -> Tree:
         raise NotUnderstoodError(f"{len(text)} characters")
     parser = _Parser(tokens(text, comma=comma))
     tree = parser.sum()
+    if parser.is_command("over"):
+        parser.take()
+        tree = ("div", tree, parser.sum())
     if parser.place < len(parser.tokens):
         raise NotUnderstoodError(f"left over: {parser.tokens[parser.place].value!r}")
     return tree
@@ -82,7 +85,10 @@ class _Parser:
             token = self.next
             if token.kind in ("*", "/") or self.is_command("cdot", "times"):
                 self.take()
-                tree = ("div" if token.kind == "/" else "mul", tree, self.signed())
+                right = self.signed()
+                if _is_vector(tree) or _is_vector(right):
+                    raise NotUnderstoodError("a product of vectors")
+                tree = ("div" if token.kind == "/" else "mul", tree, right)
             elif self.begins_factor():
                 right = self.power()
                 if token.kind == "(" and token.spaced and _plain_number(tree) and _plain_number(right):
@@ -94,11 +100,21 @@ class _Parser:
     def begins_factor(self) -> bool:
         """Whether a factor may follow without a sign between; never a number."""
         token = self.next
+        if token.kind == "num":
+            return self.number_goes_on()
         if token.kind == "|":
             return not self.bars
         if token.kind == "command":
             return token.value not in _NO_FACTOR
         return token.kind in ("name", "function", "(", "{")
+
+    def number_goes_on(self) -> bool:
+        """n2^{n-1} and 3!7!: a power behind a letter, a factorial behind a factorial."""
+        before = self.tokens[self.place - 1] if self.place else None
+        after = self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else None
+        if before is None or after is None or self.next.spaced:
+            return False
+        return (before.kind, after.kind) in (("name", "^"), ("!", "!"))
 
     def signed(self) -> Tree:
         if self.next.kind in ("+", "-") or self.is_command("pm", "mp"):
@@ -239,6 +255,8 @@ class _Parser:
 
     def name(self) -> Tree:
         name = self.take().value
+        if name == "C" and self.next.kind == "(" and len(choose := self.arguments_or_none()) == 2:
+            return ("call", "binom", *choose)
         if name in ("pi", "infty"):
             tree = ("const", "pi" if name == "pi" else "oo")
         elif name in CONSTANTS:
@@ -261,7 +279,7 @@ class _Parser:
         written = []
         while self.next.kind != "}":
             token = self.take()
-            if token.kind not in ("num", "name", ",", "+", "-"):
+            if token.kind not in ("num", "name", "function", "command", ",", "+", "-"):
                 raise NotUnderstoodError("an index")
             written.append(token.value[1] if token.kind == "num" else token.value)
         self.take("}")
@@ -307,6 +325,18 @@ class _Parser:
         self.bars = bars
         return made
 
+    def arguments_or_none(self) -> list[Tree]:
+        """The arguments in brackets where there are several; else nothing is read."""
+        start = self.place
+        try:
+            made = self.arguments()
+        except NotUnderstoodError:
+            made = []
+        if len(made) < 2:
+            self.place = start
+            return []
+        return made
+
     def bare_argument(self) -> Tree:
         """sin 2x, ln x: factors side by side up to the next sign or function."""
         if self.next.kind == "-":
@@ -331,7 +361,10 @@ class _Parser:
         self.take()
         match name:
             case "frac":
-                return ("div", self.argument(), self.argument())
+                top, bottom = self.argument(), self.argument()
+                if _begins_with_d(top) and _begins_with_d(bottom):
+                    raise NotUnderstoodError("a derivative")
+                return ("div", top, bottom)
             case "binom":
                 return ("call", "binom", self.argument(), self.argument())
             case "lfloor" | "lceil":
@@ -367,6 +400,14 @@ class _Parser:
         self.take("^")
         end = self.exponent()
         return (name, index, start, end, self.product())
+
+
+def _begins_with_d(tree: Tree) -> bool:
+    return tree == ("sym", "d") or (tree[0] in ("mul", "pow") and _begins_with_d(tree[1]))
+
+
+def _is_vector(tree: Tree) -> bool:
+    return tree[0] == "sym" and tree[1].startswith(("vec ", "hat ", "widehat "))
 
 
 def _is_whole(tree: Tree) -> bool:

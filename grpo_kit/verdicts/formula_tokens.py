@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc asin acos atan sinh cosh tanh log ln lg exp abs "
-    "floor ceil ceiling sqrt cbrt gcd lcm max min sgn det".split()
+    "Abs sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc asin acos atan sinh cosh tanh log ln lg exp "
+    "abs floor ceil ceiling sqrt cbrt gcd lcm max min sgn det".split()
 )
-_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "ceiling": "ceil"}
+_ALIASES = {"Abs": "abs", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "ceiling": "ceil"}
 CONSTANTS = {
     "pi": ("const", "pi"),
     "infinity": ("const", "oo"),
@@ -128,6 +128,8 @@ def tokens(text: str, *, comma: bool) -> list[Token]:
 def _word(word: str, spaced: bool) -> list[Token]:
     if word in FUNCTIONS:
         return [Token("function", _ALIASES.get(word, word), spaced)]
+    if word[:-1] in ("sin", "cos", "tan", "ln", "log") and word[-1] in "xyztn":  # sinx
+        return [Token("function", word[:-1], spaced), Token("name", word[-1], False)]
     if word in CONSTANTS or word in LETTERS:
         return [Token("name", word, spaced)]
     if len(word) > 3 or word.lower() in _SENTENCE or not word.isascii():

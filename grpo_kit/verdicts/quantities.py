@@ -35,9 +35,12 @@ _TIMES_WORD = {"hundred": 100, "thousand": 1000, "million": 10**6, "millions": 1
                "billions": 10**9, "trillion": 10**12, "trillions": 10**12, "dozen": 12, "lakh": 10**5,
                "lakhs": 10**5, "crore": 10**7, "crores": 10**7}  # fmt: skip
 _PERCENT_WORD = re.compile(r"(?<=[\d}) ])\s*(?:percent|per cent|pct\.?)$")
-_BASE = re.compile(r"\(?([0-9A-Za-z]+)\)?\s*(?:_\s*\{?\s*(\d{1,2})\s*\}?|\(?\s*(?:in )?base[ -]?(\d{1,2}|two|eight|ten|"
-                   r"twelve|sixteen)\s*\)?)")  # fmt: skip
-_BASES = {"two": 2, "eight": 8, "ten": 10, "twelve": 12, "sixteen": 16}
+_BASE_WORDS = r"\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen"
+_BASE = re.compile(
+    rf"\(?([0-9A-Za-z]+)\)?\s*(?:_\s*\{{?\s*({_BASE_WORDS})\s*\}}?|\(?\s*(?:in )?base[ -]?({_BASE_WORDS})\s*\)?)"
+)
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+          "twelve": 12, "sixteen": 16}  # fmt: skip
 
 
 def formula(text: str, habit: Habit = PLAIN) -> Tree | None:
@@ -71,7 +74,7 @@ def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
     if made is None or not _has_two(made.tree):
         return made
     ends = (replace(made, tree=_one_of_two(made.tree, sign)) for sign in ("pm", "mp"))
-    return Several(tuple(ends), "or")
+    return Several(tuple(ends), "\\pm")
 
 
 def _bare_quantity(text: str, habit: Habit) -> Quantity | None:
@@ -116,12 +119,20 @@ def _money(found: re.Match, habit: Habit) -> Quantity | None:
     return Quantity(tree, units) if units else None
 
 
+_PRODUCT = re.compile(r"[abc]{2,3}|[xyz]{2,3}|[pqr]{2,3}|[mnk]{2}|[uvw]{2}")
+
+
 def _words_alone(text: str, tree: Tree) -> bool:
     """Words and nothing else, whose letters are no product: "dog", "a dog"; no formula such as sin x or x y."""
-    if not re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text) or tree in (
-        INFINITY,
-        ("const", "pi"),
-        ("sym", text),
+    if (
+        _PRODUCT.fullmatch(text)
+        or not re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text)
+        or tree
+        in (
+            INFINITY,
+            ("const", "pi"),
+            ("sym", text),
+        )
     ):
         return False
     return tree[0] != "call" and any(len(word) > 1 for word in text.split())
@@ -141,6 +152,8 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
     word, _, rest = unit.partition(" ")
     factor = _TIMES_WORD.get(word.lower()) if number else None
     tree = _value(number, habit) if number else None
+    if tree is not None and unit.startswith("^") and tree[0] != "num" and _has_function(tree):
+        return None  # the sine of 30 degrees
     if tree is None or symbols(tree):
         return None if number else _in_words(text, habit)
     if factor is not None:
@@ -167,7 +180,7 @@ def _compound(tree: Tree, rest: str, habit: Habit) -> Quantity | None:
     """2 hours 30 minutes, 5 feet and 3 inches: one value, in the first unit."""
     found = re.fullmatch(r"([A-Za-z.]+),?(?: and)? (\d.*)", rest)
     first = read_unit(found[1]) if found else ()
-    more = _bare_quantity(found[2], habit) if first else None
+    more = _bare_quantity(found[2], habit) if first and len(rest) < 60 else None
     return put_together(Quantity(tree, first), more) if isinstance(more, Quantity) else None
 
 
@@ -194,6 +207,11 @@ def _in_words(text: str, habit: Habit) -> Quantity | None:
             units = read_unit(unit, count=value) if unit else ()
             return Quantity(("num", value), units) if units or not unit else None
     return None
+
+
+def _has_function(tree: Tree) -> bool:
+    trigonometric = tree[0] == "call" and tree[1] not in ("sqrt", "root", "abs")
+    return trigonometric or any(_has_function(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 def _has_two(tree: Tree) -> bool:

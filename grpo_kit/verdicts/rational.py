@@ -14,8 +14,9 @@ from typing import Any
 
 from grpo_kit.verdicts.formula import Tree
 
-_BITS = 60_000  # of an exact number; a larger one is not worked out
-_TERMS = 2_000  # of a sum or product
+_BITS = 20_000  # of an exact number; a larger one is not worked out
+_TERMS = 1_000  # of a sum or product
+_OPERATIONS = 12_000  # of one verdict
 
 
 class TooLargeError(ValueError):
@@ -30,28 +31,37 @@ class OutOfTimeError(Exception):
     """The deadline has passed: nothing can be said."""
 
 
-class _Clock(threading.local):
+class _Budget(threading.local):
     deadline = math.inf
+    left = math.inf
 
 
-_clock = _Clock()
+_budget = _Budget()
 
 
 class limited:
-    """A block in which exact() and same_value() raise OutOfTimeError after so many seconds. Of this thread alone."""
+    """A block in which work ends: OutOfTimeError after so many seconds, TooLargeError after 12,000 operations.
+
+    Of this thread alone.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def __enter__(self) -> None:
-        self.before, _clock.deadline = _clock.deadline, time.monotonic() + self.seconds
+        self.before = _budget.deadline, _budget.left
+        _budget.deadline, _budget.left = time.monotonic() + self.seconds, _OPERATIONS
 
     def __exit__(self, *_: Any) -> None:
-        _clock.deadline = self.before
+        _budget.deadline, _budget.left = self.before
 
 
-def tick() -> None:
-    if time.monotonic() > _clock.deadline:
+def tick(cost: int = 1) -> None:
+    """Count an operation. Raises OutOfTimeError, TooLargeError."""
+    _budget.left -= cost
+    if _budget.left < 0:
+        raise TooLargeError("too many operations")
+    if time.monotonic() > _budget.deadline:
         raise OutOfTimeError
 
 
@@ -129,10 +139,10 @@ def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
         case "ceil", [a]:
             return Fraction(math.ceil(a))
         case "factorial", [a] if whole:
-            if not 0 <= a <= 3000:
+            if not 0 <= a <= 1500:
                 raise TooLargeError("a factorial") if a > 0 else UndefinedError("a factorial")
             return Fraction(math.factorial(int(a)))
-        case "binom", [n, k] if whole and 0 <= n <= 20_000:
+        case "binom", [n, k] if whole and 0 <= n <= 2_000:
             return bounded(Fraction(math.comb(int(n), int(k)))) if k >= 0 else Fraction(0)
         case "gcd", _ if whole:
             return Fraction(math.gcd(*map(int, values)))
@@ -175,7 +185,9 @@ def series(tree: Tree, env: Mapping[str, Any], value_of: Any) -> Any:
     ends = [exact(part, {k: v for k, v in env.items() if isinstance(v, Fraction)}) for part in (start, end)]
     if None in ends:
         return None if value_of is exact else _no_value("an end of a sum")
-    if any(part.denominator != 1 for part in ends) or ends[1] - ends[0] > _TERMS:
+    if any(part.denominator != 1 for part in ends):
+        raise UndefinedError("a sum to what is no whole number")
+    if ends[1] - ends[0] > _TERMS:
         raise TooLargeError("a sum of too many terms")
     total: Any = Fraction(kind == "prod")
     for i in range(int(ends[0]), int(ends[1]) + 1):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from grpo_kit.verdicts.kinds import (
+    INFINITY,
     PLAIN,
     Bounds,
     Choice,
@@ -25,11 +27,11 @@ from grpo_kit.verdicts.kinds import (
     Words,
 )  # fmt: skip
 from grpo_kit.verdicts.quantities import formula, put_together, read_based, read_quantity
-from grpo_kit.verdicts.relations import joined, read_relation
+from grpo_kit.verdicts.relations import joined, read_relation, unequal, without
 from grpo_kit.verdicts.sentences import number_in_words, pieces, read_clock, read_date
 from grpo_kit.verdicts.units import says_more
 
-_MATRIX = re.compile(r"\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
+_MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)\s*)?(?:\(\s*(?P<bracketed>[A-Ja-j])\s*\)|(?P<bare>[A-J])(?=$|[.):]))[.):]?\s*"
     r"(?P<content>.*)",
@@ -97,7 +99,22 @@ def _matrix(text: str, habit: Habit) -> Matrix | None:
         and len({len(row) for row in rows}) == 1
         and all(cell is not None for row in rows for cell in row)
     )
+    if fits and found[1] == "vmatrix":
+        return _determinant([[getattr(cell, "tree", None) for cell in row] for row in rows])
     return Matrix(rows) if fits else None
+
+
+def _determinant(rows: list[list[Any]]) -> Quantity | None:
+    """Of two or three rows."""
+    if len(rows) != len(rows[0]) or len(rows) > 3 or any(cell is None for row in rows for cell in row):
+        return None
+    if len(rows) == 1:
+        return Quantity(rows[0][0])
+    tree: Any = ("num", Fraction(0))
+    for place, cell in enumerate(rows[0]):
+        part = _determinant([row[:place] + row[place + 1 :] for row in rows[1:]])
+        tree = ("sub" if place % 2 else "add", tree, ("mul", cell, part.tree))
+    return Quantity(tree)
 
 
 def _clock_or_date(text: str, habit: Habit) -> Clock | Date | None:
@@ -131,10 +148,13 @@ def _several(text: str, habit: Habit) -> Any:
     elif text.startswith("{") and text.endswith("}") and len(pieces(text[1:-1], brackets=True)[0]) > 1:
         inside = text[1:-1]
     if inside is not None:
-        if "\\{" in inside or "|" in inside or ":" in inside:
-            return None
+        if re.search(r"\||:|\\\{", inside):
+            return _set_of(inside, habit)
         parts, word = pieces(inside, comma=habit.comma, brackets=True)
-        parts = [] if parts == [""] else parts
+        if word != ",":  # a set of this or that
+            return None
+        if parts == [""]:
+            return Several((), "{")
     else:
         parts, word = pieces(text, comma=habit.comma)
         if len(parts) < 2:
@@ -158,16 +178,32 @@ def _several(text: str, habit: Habit) -> Any:
         together = put_together(*items)
         if together is not None:
             return together
-    if inside is None and word in ("or", "and") and all(isinstance(item, Bounds) for item in items):
+    if (
+        isinstance(items[0], Bounds)
+        and len(items[0].rows.rows) == 2
+        and all(isinstance(i, Quantity) for i in items[1:])
+    ):
+        items = [items[0], *(unequal(items[0].name, item) for item in items[1:])]  # x is not 1, 2
+    if inside is None and all(isinstance(item, Bounds) for item in items):
         return joined(items, word)
+    if inside is None and word == "or" and all(isinstance(item, Row) for item in items):
+        return Union(tuple(items))
     flat: list[Any] = []
     for item in items:
-        flat += item.items if isinstance(item, Several) else [item]
+        flat += item.items if isinstance(item, Several) and item.word == "\\pm" else [item]
     return Several(tuple(flat), "{" if inside is not None else word)
 
 
+def _set_of(inside: str, habit: Habit) -> Bounds | None:
+    """{x | x > 3}, {x in R : 1 < x < 2}: the bounds that stand behind the bar."""
+    found = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", inside)
+    bounds = read(found[2].strip(), habit) if found else None
+    return bounds if isinstance(bounds, Bounds) and bounds.name == found[1] else None
+
+
 def _empty(text: str) -> Several | None:
-    names = ("\\emptyset", "empty set", "the empty set", "no solution", "no solutions")
+    names = ("\\emptyset", "empty set", "the empty set", "no solution", "no solutions", "there is no solution",
+             "there are no solutions", "no solution exists", "no solutions exist")  # fmt: skip
     return Several((), "{") if text.lower() in names else None
 
 
@@ -177,6 +213,13 @@ def _relation(text: str, habit: Habit) -> Any:
 
 def _rows(text: str, habit: Habit) -> Any:
     """Tuples and intervals, and unions of them."""
+    if text == "\\mathbb{R}":
+        return Row("()", (Quantity(("neg", INFINITY)), Quantity(INFINITY)))
+    reals = re.fullmatch(r"\\mathbb\{R\}\s*(?:\\setminus|-)\s*(\\\{.*\\\})|\\mathbb\{R\} except (.*)", text)
+    if reals:
+        left_out = read(reals[1] or reals[2], habit)
+        points = list(left_out.items) if isinstance(left_out, Several) else [left_out]
+        return without(points) if all(isinstance(point, Quantity) for point in points) else None
     parts = [part.strip() for part in re.split(r"\\cup(?![a-z])", text)]
     rows = [_row(part, habit) for part in parts]
     if any(row is None for row in rows):
@@ -186,6 +229,7 @@ def _rows(text: str, habit: Habit) -> Any:
 
 def _row(text: str, habit: Habit) -> Row | Matrix | None:
     text = text.replace("\\langle", "(").replace("\\rangle", ")")
+    text = re.sub(r"^<(.*,.*)>$", r"(\1)", re.sub(r"^[ABD-Z]\s?(?=\(.*,)", "", text))  # <1, 2>, P(1, 2)
     if len(text) < 3 or text[0] not in "([]" or text[-1] not in ")][":
         return None
     parts = pieces(text[1:-1], comma=habit.comma, brackets=True)[0]

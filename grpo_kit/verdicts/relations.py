@@ -7,15 +7,31 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_kit.verdicts.formula import Tree
-from grpo_kit.verdicts.kinds import INFINITY, Bounds, Equation, Habit, Inequality, Named, Quantity, Row, Union
+from grpo_kit.verdicts.kinds import (
+    INFINITY,
+    Bounds,
+    Equation,
+    Habit,
+    Inequality,
+    Named,
+    Quantity,
+    Row,
+    Several,
+    Union,
+)  # fmt: skip
 from grpo_kit.verdicts.quantities import formula
+from grpo_kit.verdicts.rational import exact
 from grpo_kit.verdicts.sentences import split_relations
 from grpo_kit.verdicts.value import same_value, symbols
 
 _NAME = re.compile(
-    r"\\?[A-Za-z]+(?:\s*_\s*(?:\{[\w ,]+\}|\w))?'*(?:\^\{?-1\}?)?(?:\s*\(\s*\\?[a-zA-Z]+(?:,\s*[a-zA-Z]+)*\s*\))?"
+    r"\\(?:vec|overrightarrow)\s*\{\s*\w+\s*\}|"
+    r"\\?[A-Za-z]+(?:\s*_\s*(?:\{[\w ,]+\}|\w))?'*(?:\^\{?-1\}?)?"
+    r"(?:\s*\(\s*(?:\d+|\\?[a-zA-Z]+(?:,\s*[a-zA-Z]+)*)\s*\))?"
     r"|\(\s*\\?[a-zA-Z]+(?:\s*,\s*\\?[a-zA-Z]+)+\s*\)|[A-Za-z]+(?: [A-Za-z]+){1,3}"
 )
+_SHORT_WORDS = frozenset("sum max min age ans avg mean mode".split())
+_DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*(\w)\s*\}\s*\{\s*d\s*(\w)\s*\}|d(\w)\s*/\s*d(\w)")
 _DENIED = re.compile(r"\b(?:not|no|never|isn't|neither|nor|or|and|except)\b", re.I)
 
 
@@ -25,7 +41,7 @@ def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
     if not signs or not all(sides):
         return None
     if set(signs) == {"="}:
-        return _equality(sides, habit, read)
+        return _equality([_DERIVATIVE.sub(lambda m: f"{m[1] or m[3]}'", side) for side in sides], habit, read)
     if signs == ["\\in"]:
         side = re.sub(r"^\{(.*)\}$", r"\\{\1\\}", sides[1])
         value = read(side, habit)
@@ -46,7 +62,7 @@ def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
 
 
 def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
-    named = [place for place in (0, -1) if _NAME.fullmatch(sides[place]) and not _DENIED.search(sides[place])]
+    named = [place for place in (0, -1) if _is_name(sides[place])]
     named = [
         place
         for place in named
@@ -57,7 +73,14 @@ def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
     if named and len(sides) == 2:
         place = named[0]
         value = read(sides[1 + place if place else 1], habit)
-        return None if value is None else Named(_name(sides[place]), value)
+        name = _name(sides[place])
+        if isinstance(value, Quantity) and name in symbols(value.tree):  # x = 2x: no name of a value
+            return Equation(("sub", ("sym", name), value.tree))
+        if name.startswith("(") and isinstance(value, Row):
+            names = name.strip("()").split(",")
+            fits = len(names) == len(value.items) and value.brackets == "()"
+            return Several(tuple(map(Named, names, value.items)), "and") if fits else None
+        return None if value is None else Named(name, value)
     trees = [formula(side, habit) for side in (sides[1:] if named[:1] == [0] else sides)]
     if None in trees:
         return None
@@ -66,6 +89,13 @@ def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
     if not all(same_value(trees[0], tree) for tree in trees[1:]):  # 2 + 3 = 5 is 5, 4 = 5 is nothing
         return None
     return Named(_name(sides[0]), Quantity(trees[-1])) if named[:1] == [0] else Quantity(trees[-1])
+
+
+def _is_name(text: str) -> bool:
+    """x, f(x), x_1, y', total cost; no product of letters (xy), and nothing that takes back."""
+    if not _NAME.fullmatch(text) or _DENIED.search(text):
+        return False
+    return not re.fullmatch(r"[a-z]{2,3}", text) or text in _SHORT_WORDS
 
 
 def _is_letter(text: str) -> bool:
@@ -83,8 +113,16 @@ def _unequal(trees: list[Tree]) -> Bounds | None:
     letter, bound = trees if trees[0][0] == "sym" else trees[::-1]
     if letter[0] != "sym" or symbols(bound):
         return None
-    ends = Quantity(("neg", INFINITY)), Quantity(bound), Quantity(INFINITY)
-    return Bounds(letter[1], Union((Row("()", ends[:2]), Row("()", ends[1:]))))
+    if bound[0] in ("pm", "mp"):
+        made = without([Quantity(bound[2]), Quantity(("neg", bound[2]))]) if bound[1] is None else None
+        return None if made is None else Bounds(letter[1], made)
+    return unequal(letter[1], Quantity(bound))
+
+
+def unequal(name: str, point: Quantity) -> Bounds:
+    """x is not 3: all below, and all above."""
+    ends = Quantity(("neg", INFINITY)), point, Quantity(INFINITY)
+    return Bounds(name, Union((Row("()", ends[:2]), Row("()", ends[1:]))))
 
 
 def _ordered(trees: list[Tree], signs: list[str]) -> Any:
@@ -104,11 +142,29 @@ def _ordered(trees: list[Tree], signs: list[str]) -> Any:
     return Inequality(("sub", trees[0], trees[1]), signs[0] == "<")
 
 
+def without(points: list[Quantity]) -> Union | None:
+    """All real numbers but these, as intervals; None where they cannot be put in order."""
+    values = [exact(point.tree) for point in points]
+    if None in values or len(set(values)) < len(values):
+        return None
+    inside = [point for _, point in sorted(zip(values, points, strict=True), key=lambda pair: pair[0])]
+    ends = [Quantity(("neg", INFINITY)), *inside, Quantity(INFINITY)]
+    return Union(tuple(Row("()", pair) for pair in zip(ends, ends[1:], strict=False)))
+
+
 def joined(items: list[Bounds], word: str) -> Bounds | None:
     """Bounds with a word between them: x < 2 or x > 3; x > 1 and x < 3."""
     if len({item.name for item in items}) > 1:
         return None
     rows = [row for item in items for row in item.rows.rows]
+    if word != "or" and all(len(item.rows.rows) == 2 for item in items):  # x is not 2, x is not 3
+        left_out = [
+            item.rows.rows[0].items[1]
+            for item in items
+            if item.rows.rows[0].items[1] == item.rows.rows[1].items[0]
+        ]
+        made = without(left_out) if len(left_out) == len(items) else None
+        return None if made is None else Bounds(items[0].name, made)
     if word == "or":
         return Bounds(items[0].name, Union(tuple(rows)))
     if len(rows) != 2:

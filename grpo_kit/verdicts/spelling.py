@@ -2,6 +2,8 @@
 
 `plain(text)` brings gold and answer alike to one spelling. It changes how a thing is written, never what it says: a
 superscript stays a power, ½ stays a half, a sign that is not in the table stays where it is and is not understood.
+
+Longer than 300 lines because it is one table.
 """
 
 from __future__ import annotations
@@ -22,7 +24,21 @@ _SIGNS = {
     "≤⩽≦": r" \le ",
     "≥⩾≧": r" \ge ",
     "≠": r" \ne ",
-    "≈≅≃": r" \approx ",
+    "≈≃": r" \approx ",
+    "≅": r" \cong ",
+    "∼": r" \sim ",
+    "→": r" \to ",
+    "⇒": r" \Rightarrow ",
+    "¬": r" \neg ",
+    "∀": r" \forall ",
+    "∃": r" \exists ",
+    "∠": r" \angle ",
+    "△": r" \triangle ",
+    "∥": r" \parallel ",
+    "⊥": r" \perp ",
+    "⊂": r" \subset ",
+    "⊆": r" \subseteq ",
+    "∧": r" \land ",
     "≡": r" \equiv ",
     "∈": r" \in ",
     "∪": r" \cup ",
@@ -48,6 +64,7 @@ _SIGNS = {
     "∑": r" \sum ",
     "∏": r" \prod ",
     "∖": r" \setminus ",
+    "∨": r" \lor ",
     "∣": "|",
     "∶": ":",
     "µμ": r" \mu ",
@@ -63,6 +80,7 @@ _SIGNS = {
     "\r": "\n",
 }
 _CHARACTERS = {sign: to for signs, to in _SIGNS.items() for sign in signs}
+_HIGH_ROOT = re.compile("([²³⁴⁵⁶⁷⁸⁹])√")
 _GREEK = {
     letter: f" \\{name} "
     for letter, name in zip(
@@ -120,6 +138,29 @@ _LATEX = [
     (r"^(?:in )?(?:the year|in) (?=\d{4}$)", "", "a year"),
     (r"^(-?\d+) squared$", r"\1^2", "a power in words"),
     (r"^(-?\d+) cubed$", r"\1^3", "a power in words"),
+    (r"\^\{?\s*\\prime\s*\}?", "'", "a derivative"),
+    (r"\\(?:nicefrac|sfrac)(?![A-Za-z])", r"\\frac", "a fraction"),
+    (r"\{\\(?:bf|rm|it|cal|sf)\s+([^{}]*)\}", r" \1 ", "letters of another face"),
+    (r"\\(?:ensuremath|underline|boldsymbol|mathnormal)\s*\{([^{}]*)\}", r" \1 ", "faces and lines"),
+    (r"&gt;", ">", "a page's signs"),
+    (r"&lt;", "<", "a page's signs"),
+    (r"\b(?:math|np|numpy|sympy|sp)\.(?=[a-z])", "", "Python's modules"),
+    (r"\b(?:Fraction|Rational)\((-?\d+), ?(\d+)\)", r"\1/\2", "Python's fractions"),
+    (r"\b(?:Matrix|np\.array|array)\((\[\[.*\]\])\)", r"\1", "Python's matrices"),
+    (r"\\(?:lor|vee)(?![A-Za-z])", " or ", "logic"),
+    (r"\\(?:land|wedge)(?![A-Za-z])", " and ", "logic"),
+    (r"(?<=[\])])\s*U\s*(?=[\[(])", r" \\cup ", "a union on a keyboard"),
+    (r"\\(?:backslash|smallsetminus)(?![A-Za-z])", r"\\setminus", "a set without another"),
+    (r"\\(?:mathbb|Bbb)\s*\{?\s*([RZNQC])\s*\}?", r"\\mathbb{\1}", "sets of numbers"),
+    (r"(?i)^(?:all real numbers|all reals|the set of (?:all )?real numbers)$", r"\\mathbb{R}", "sets in words"),
+    (r"(?<=\S),?\s+(?:for )?[a-z]\s*\\in\s*\\mathbb\{R\}$|,\s*[a-z]\s*\\in\s*\\mathbb\{R\}$", "", "a real letter"),
+    (r"(\\\\)\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\1", "room between rows"),
+    (r"^[\[(]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[\])]$", r"\1", "brackets of a matrix"),
+    (r"\\var(phi|epsilon|theta|rho)(?![A-Za-z])", r"\\\1", "letters of another shape"),
+    (r"\\bar(?![A-Za-z])", r"\\overline", "a line above"),
+    (r"\\rightarrow(?![A-Za-z])", r"\\to", "logic"),
+    (r"\\lnot(?![A-Za-z])", r"\\neg", "logic"),
+    (r"(?i)^all (?:real numbers|reals) (?=except )", r"\\mathbb{R} ", "sets in words"),
     (r"\\colon(?![A-Za-z])", ":", "a ratio's colon"),
     (r"(?<!\\)\bper ?mill?e?\b", r" \\permille ", "in a thousand"),
     (r"^(?:minus|negative) (?=[\d\\])", "-", "a sign in words"),
@@ -134,6 +175,10 @@ _WRAPPERS = [  # what stands around a whole answer and says nothing
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _FORMULA = re.compile(r"(?<!\\)\$([^$]+?)(?<!\\)\$")
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_SYSTEM = re.compile(
+    r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\{cases\}(.*=.*)\\end\{cases\}(?:\s*\\right\s*\.)?", re.S
+)
+_LINES = re.compile(r"\\begin\{(aligned|align\*?|equation\*?|gather\*?|split)\}(.*)\\end\{\1\}", re.S)
 # Words before an answer that only announce it. "The answer is not 5" leaves "not 5", which is no number.
 _WHAT = (
     r"(?:(?:final |correct |right |total )?(?:answer|result|solution|value|total|sum|difference|product|quotient|ratio|"
@@ -182,6 +227,7 @@ def letters(text: str) -> str:
     text = _SMALL_FRACTION.sub(
         lambda m: rf"\frac{{{m[1].translate(_SUPERSCRIPTS)}}}{{{m[2].translate(_SUBSCRIPTS)}}}", text
     )
+    text = _HIGH_ROOT.sub(lambda m: rf"\sqrt[{m[1].translate(_SUPERSCRIPTS)}]", text)
     text = re.sub("((?:\\d\u0305)+)", lambda m: rf"\overline{{{m[0].replace(chr(0x305), '')}}}", text)
     text = re.sub(r"(\d{4})年(\d{1,2})月(\d{1,2})日", r"\1-\2-\3", text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
@@ -227,9 +273,15 @@ def _inner(text: str) -> str:
             ):
                 text = inside
                 break
-        box = _BOXES.match(text)
-        if box and _closing(text, box.end()) == len(text) - 1:
-            text = text[box.end() : -1]
+        box = _BOXES.search(text)
+        if box and len(_BOXES.findall(text)) == 1 and (end := _closing(text, box.end())) > 0:
+            text = f"{text[: box.start()]} {text[box.end() : end]} {text[end + 1 :]}"
+        system = _SYSTEM.fullmatch(text)
+        if system:
+            text = re.sub(r"\\\\", ", ", system[1].replace("&", "")).strip(" ,")
+        lines = _LINES.fullmatch(text)
+        if lines:
+            text = re.sub(r"\\\\\s*(?==)", " ", re.sub(r"(?<!\\)&", "", lines[2]))
         bare = re.sub(r"^\*\*([^*]+?)\*\*", r"\1", text)
         lead = _LEAD_IN.match(bare) or _ANNOUNCES.match(bare) or _LABEL.match(bare)
         if lead and not _TAKES_BACK.search(lead[0]):

@@ -19,9 +19,8 @@ from grpo_kit.verdicts.formula import Tree
 from grpo_kit.verdicts.rational import TooLargeError, UndefinedError, bounded, exact, exact_call, series, tick
 
 _DIGITS = 40  # that agreeing values share beyond what their numbers have
-_MOST_DIGITS = 3_000
-_POINTS = 4
-_WHOLE = frozenset(("binom", "factorial", "floor", "ceil", "gcd", "lcm", "sum", "prod"))
+_MOST_DIGITS = 1_500
+_POINTS = 6
 
 
 @lru_cache(4096)
@@ -33,10 +32,8 @@ def symbols(tree: Tree) -> frozenset[str]:
     return inside - {tree[1]} if tree[0] in ("sum", "prod") else inside
 
 
-def _has(tree: Tree, names: frozenset[str]) -> bool:
-    if tree[0] in names or (tree[0] == "call" and tree[1] in names):
-        return True
-    return any(_has(part, names) for part in tree[1:] if isinstance(part, tuple))
+def _is_complex(tree: Tree) -> bool:
+    return tree == ("const", "i") or any(_is_complex(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 class _Numbers(threading.local):
@@ -48,24 +45,25 @@ _numbers = _Numbers()
 
 
 class _Evaluator:
-    """Values at one point with one precision; remembers the largest and smallest size it met, in decimal digits."""
+    """Values at one point with one precision; remembers how many digits stand before and behind the point at most."""
 
-    def __init__(self, digits: int) -> None:
-        self.mp = _numbers.mp
-        self.mp.dps = digits
-        self.size = 0
+    def __init__(self, digits: int, *, real: bool, most: int) -> None:
+        self.mp, self.cost = _numbers.mp, 1 + digits // 64
+        self.mp.dps, self.digits, self.real, self.most = digits, digits, real, most
+        self.before = self.behind = 0
 
     def value(self, tree: Tree, env: Mapping[str, Any]) -> Any:
-        tick()
+        tick(self.cost)
         made = self.work_out(tree, env)
         if isinstance(made, Fraction):
             bounded(made)
             made = self.mp.mpf(made.numerator) / made.denominator
-        if not self.mp.isfinite(made):
-            raise UndefinedError("no finite value")
+        if not self.mp.isfinite(made) or (self.real and self.mp.im(made) != 0):
+            raise UndefinedError("no finite value, or no real one")
         if made != 0:
-            self.size = max(self.size, abs(int(self.mp.mag(made))) * 3 // 10)
-        if self.size > _MOST_DIGITS:
+            size = int(self.mp.mag(made)) * 3 // 10
+            self.before, self.behind = max(self.before, size), max(self.behind, -size)
+        if max(self.before, self.behind) > self.most:
             raise TooLargeError("a number of too many digits")
         return made
 
@@ -144,7 +142,12 @@ class _Evaluator:
                     )
                     return -self.power(-first, 1 / values[1]) if real else self.power(first, 1 / values[1])
                 case "floor" | "ceil":
-                    return getattr(mp, name)(first)
+                    near = mp.nint(first)  # a whole number that was not worked out exactly
+                    return (
+                        near
+                        if abs(first - near) < mp.mpf(10) ** -(self.digits // 2)
+                        else getattr(mp, name)(first)
+                    )
                 case "max" | "min":
                     return (max if name == "max" else min)(values)
                 case "sgn":
@@ -166,51 +169,73 @@ class _Evaluator:
         return made
 
 
-def _points(names: frozenset[str], whole: bool, count: int) -> list[dict[str, Fraction]]:
-    """Values for the letters, the same for everyone: positive at the even points, of both signs at the odd ones."""
+def _largest(tree: Tree) -> Fraction:
+    """The largest number written in a tree, up to a billion."""
+    if tree[0] == "num":
+        return min(abs(tree[1]), Fraction(10**9))
+    return max((_largest(part) for part in tree[1:] if isinstance(part, tuple)), default=Fraction(0))
+
+
+def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
+    """Values for the letters, the same for everyone: small and beyond every number written, positive and of both signs.
+
+    Then whole ones, where factorials and the like have no other value.
+    """
+    names = sorted(symbols(one) | symbols(other))
+    if not names:
+        return [{}]
+    beyond = 3 * max(_largest(one), _largest(other)) + 1000
     points = []
-    for k in range(count):
+    for k in range(_POINTS):
         point = {}
         for name in names:
             digest = int.from_bytes(hashlib.sha256(f"{name} {k}".encode()).digest()[:8], "big")
-            if whole:
-                point[name] = Fraction(digest % 9 + 2 + 3 * k)
-            else:
-                value = Fraction(digest % 100_003, 40_009) + Fraction(3, 7)
-                point[name] = -value if k % 2 and digest >> 40 & 1 else value
+            value = Fraction(digest % 100_003, 40_009) + Fraction(3, 7)
+            sign = -1 if k % 2 and (digest >> 40 & 1 or name == names[0]) else 1
+            point[name] = sign * (value if k < 2 else value * beyond)
+            if k >= 4:
+                point[name] = Fraction(digest % 9 + 2 + 3 * (k - 4))
         points.append(point)
-    if not whole and count > 1 and names:
-        points[1][min(names)] = -abs(points[1][min(names)])
     return points
 
 
 def pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int]]:
-    """(value, value, digits to trust) of both trees at points where both have one; at one point without letters.
+    """(value, value, digits behind the point to trust) of both trees at points where both have one.
 
-    Raises TooLargeError. Empty where nothing can be worked out.
+    Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
+    TooLargeError, UndefinedError where nothing can be worked out.
     """
-    names = symbols(one) | symbols(other)
-    whole = _has(one, _WHOLE) or _has(other, _WHOLE)
-    found = []
-    for point in _points(names, whole, _POINTS if names else 1):
+    real = bool(symbols(one) | symbols(other)) and not (_is_complex(one) or _is_complex(other))
+    found: list[tuple[Any, Any, int]] = []
+    for k, point in enumerate(_points(one, other)):
+        if k == 4 and len(found) >= 2:
+            break
         try:
-            digits = _DIGITS + 10
-            evaluator = _Evaluator(digits)
-            values = evaluator.value(one, point), evaluator.value(other, point)
-            if 2 * evaluator.size > 10:  # its numbers may cancel: with as many digits more
-                digits = _DIGITS + 10 + 3 * evaluator.size
-                evaluator = _Evaluator(digits)
-                values = evaluator.value(one, point), evaluator.value(other, point)
+            found.append(_pair(one, other, point, real, _MOST_DIGITS if k < 2 else 400))
         except UndefinedError:
             continue
-        found.append((*values, digits - 2 * evaluator.size))
-    return found
+        except TooLargeError:
+            if k < 2:
+                raise
+    return found if len(found) >= min(2, len(point) + 1) else []
 
 
-def _near(a: Any, b: Any, digits: int) -> bool:
-    return abs(a - b) <= _numbers.mp.mpf(10) ** (-digits + 8) * max(
-        abs(a), abs(b), _numbers.mp.mpf(10) ** -digits
-    )
+def _pair(one: Tree, other: Tree, point: dict, real: bool, most: int) -> tuple[Any, Any, int]:
+    """Twice: to see how large and how small its numbers are, then with as many digits as these need."""
+    first = _Evaluator(_DIGITS + 10, real=real, most=most)
+    a, b = first.value(one, point), first.value(other, point)
+    if first.before <= 12 and abs(a - b) > 1e-20:  # no doubt
+        return a, b, 20
+    trusted = first.behind + _DIGITS
+    second = _Evaluator(trusted + 2 * first.before + 30, real=real, most=2 * most + _DIGITS)
+    a, b = second.value(one, point), second.value(other, point)
+    if second.before > first.before + 5:  # a division by what is zero, worked out to ever more digits
+        raise UndefinedError("a division by zero")
+    return a, b, trusted
+
+
+def _near(a: Any, b: Any, trusted: int) -> bool:
+    return abs(a - b) <= _numbers.mp.mpf(10) ** -trusted
 
 
 def same_value(one: Tree, other: Tree) -> bool:
@@ -250,13 +275,13 @@ def ratio(one: Tree, other: Tree) -> int | None:
     """1 or -1 where the one is a positive or negative constant times the other, at all points; else None."""
     if symbols(one) != symbols(other):
         return None
-    pairs = [pair for pair in pairs_of_values(one, other)]
-    if len(pairs) < 2 or any(b == 0 for _, b, _ in pairs):
+    pairs = pairs_of_values(one, other)
+    quotients = [a / b for a, b, trusted in pairs if not _near(b, 0, trusted)]
+    if len(quotients) < 2 or len(quotients) < len(pairs):
         return None
-    quotients = [(a / b, digits) for a, b, digits in pairs]
-    first = quotients[0][0]
-    if first == 0 or _numbers.mp.im(first) != 0:
+    first, *rest = quotients
+    if _near(first, 0, 25) or _numbers.mp.im(first) != 0:
         return None
-    if not all(_near(first, q, digits - 4) for q, digits in quotients[1:]):
+    if any(abs(first - quotient) > abs(first) * _numbers.mp.mpf(10) ** -20 for quotient in rest):
         return None
     return 1 if _numbers.mp.re(first) > 0 else -1
