@@ -161,6 +161,12 @@ CALLS = st.lists(
 )
 
 
+def test_json_values_keep_their_kinds():
+    texts = ["1", "-1", "0", '"1"', '""', "true", "false", "null", "[1]", "[]", "{}", '{"1": 1}', '{"1": true}']  # fmt: skip
+    read = [parse_calls(f'{{"name": "f", "arguments": {{"a": {text}}}}}') for text in texts]
+    assert None not in read and all(read.count(calls) == 1 for calls in read)
+
+
 def plain(value):
     """What is compared, written apart from the library: numbers by value, truth values by kind, dicts without order."""
     if isinstance(value, dict):
@@ -173,7 +179,7 @@ def plain(value):
 def habits(calls):
     """The same calls, each as Python, as JSON and in tags."""
     objects = [{"name": name, "arguments": given} for name, given in calls]
-    texts = [
+    texts = [  # fmt: skip
         f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls
     ]
     turned = [
