@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from grpo_kit.rewards.code_blocks import parse_quietly, read_blocks, without_end_tokens
@@ -37,7 +38,7 @@ def parse_calls(text: str) -> list[Call] | None:
     """The calls of a text, in the habits of people and models; None if it holds anything else.
 
     - Python, one a line or with ; between, or a list: `math.sqrt(2); lamp("hall", on=True)`, `[f(a=1), g(b=2)]`;
-    - JSON, one call, a list, or several in a row: `{"name": "f", "arguments": {"a": 1}}`, or with "parameters";
+    - JSON or Python's dicts, one, a list or several in a row: `{"name": "f", "arguments": {"a": 1}}`, or "parameters";
     - in tags (Qwen, Hermes, Llama): `<tool_call>...</tool_call>`, `<function=f>{"a": 1}</function>`;
     - behind a mark (Llama, Mistral): `<|python_tag|>...`, `[TOOL_CALLS][{...}]`, `[TOOL_CALLS]f{"a": 1}`;
     - any of these in one code fence, alone. Comments of Python and tokens that end a turn are skipped.
@@ -55,8 +56,7 @@ def parse_calls(text: str) -> list[Call] | None:
         return None
     try:
         return _read(_bare(text))
-    # ValueError: NUL, lone surrogates, no call
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (ValueError, TypeError, RecursionError, MemoryError):  # TypeError: a dict with a list as its key
         return None
 
 
@@ -142,15 +142,22 @@ def _read(text: str) -> list[Call]:
         inner = [[_named(one)] if one["name"] else _read(one["inside"].strip()) for one in wrapped]
         return [call for calls in inner for call in calls]
     if re.match(r"\{|\[\s*\{", text):
-        return _json_text(text)
+        with suppress(ValueError):  # else it is Python's, {'name': 'f', ...}, or nothing
+            return _json_text(text)
     tree = parse_quietly("\n".join(line.strip() for line in text.split("\n")))
     if tree is None:
         raise ValueError("no Python")
     calls: list[Call] = []
     for statement in tree.body:
         node = statement.value if isinstance(statement, ast.Expr) else None
-        calls += map(_call, node.elts if isinstance(node, ast.List) else [node])
+        for one in node.elts if isinstance(node, ast.List) else [node]:
+            calls += _from_dict(one) if isinstance(one, ast.Dict) else [_call(one)]
     return calls
+
+
+def _from_dict(node: ast.Dict) -> list[Call]:
+    _value(node)  # no key twice
+    return _json_calls(ast.literal_eval(node))
 
 
 def _json_text(text: str) -> list[Call]:

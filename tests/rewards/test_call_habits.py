@@ -35,6 +35,8 @@ def tagged(inside, tag="tool_call"):
         (json.dumps({"type": "function", "name": "f", "parameters": CALL["arguments"]}), ONE, "with its type"),
         (json.dumps({"name": "f", "arguments": json.dumps(CALL["arguments"])}), ONE, "arguments as JSON text"),
         (json.dumps({"id": "c1", "type": "function", "function": CALL}), ONE, "OpenAI's"),
+        (repr(CALL), ONE, "a dict of Python (early Hermes)"),
+        (f"[{CALL!r}, g()]", TWO, "also in a list"),
         (f"<|python_tag|>{TEXT}<|eom_id|>", ONE, "Llama 3's mark"),
         ("<|python_tag|>f(a=1, b='x')", ONE, "the mark before Python"),
         ('<function=f>{"a": 1, "b": "x"}</function>', ONE, "Llama 3.1's own functions"),
@@ -81,7 +83,11 @@ def test_each_habit_is_read_as_the_same_calls(text, calls, reason):
         (f"{TEXT}</tool_call>", "never opened"),
         (f"<tool_call>{TEXT}</tool_calls>", "closed by another tag"),
         (TEXT[:-1], "cut off"),
-        ("{'name': 'f', 'arguments': {}}", "no JSON"),
+        ("{'name': 'f', 'arguments': {'a': true}}", "neither JSON nor Python"),
+        ("{'name': 'f', 'arguments': {'a': g()}}", "a call in a dict"),
+        ("{'name': 'f', 'name': 'g', 'arguments': {}}", "a name twice, in Python"),
+        ("{'name': 'f'}", "no arguments, in Python"),
+        ("{'name': 'f', 'arguments': {[1]: 2}}", "a list as a key"),
         ('{"name": "f"}', "no arguments: data, not a call"),
         ('{"name": "f", "arguments": {}, "parameters": {}}', "arguments twice"),
         ('{"name": "f", "arguments": {"a": 1, "a": 2}}', "a key twice"),
@@ -162,7 +168,7 @@ CALLS = st.lists(
 
 
 def test_json_values_keep_their_kinds():
-    texts = ["1", "-1", "0", '"1"', '""', "true", "false", "null", "[1]", "[]", "{}", '{"1": 1}', '{"1": true}']  # fmt: skip
+    texts = ["1", "-1", "0", '"1"', '""', "true", "false", "null", "[1]", "[]", "{}", '{"1": true}']
     read = [parse_calls(f'{{"name": "f", "arguments": {{"a": {text}}}}}') for text in texts]
     assert None not in read and all(read.count(calls) == 1 for calls in read)
 
