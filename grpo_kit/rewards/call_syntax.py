@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from grpo_kit.rewards.code_blocks import parse_quietly, read_blocks, without_end_tokens
+from grpo_kit.rewards.code_values import keys_once
+from grpo_kit.rewards.response import is_blank
+
 _MAX_TEXT = 4000  # characters; no answer needs more, and comparing takes calls x gold calls steps
-# What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
-_WARNS = re.compile(r"\\|(?:[0-9.jJ]|(?<!\w)0\w*)(?:and|else|for|if|in|is|not|or)")
+_MARK = "[TOOL_CALLS]"  # Mistral's
+_WRAPPED = re.compile(
+    r"<(?P<tag>tool_?calls?|function_?calls?|tools?)>(?P<inside>.*?)</(?P=tag)>"  # Qwen, Hermes
+    r"|<function=(?P<name>[^<>\s]+)>(?P<arguments>.*?)</function>",  # Llama, and Qwen's coders inside tool_call
+    re.DOTALL | re.IGNORECASE,
+)
+_NAMED = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_BETWEEN = re.compile(r"[\s;]*")
+_BESIDE_A_CALL = {"id", "type", "index"}  # keys of a call in JSON that say nothing about it
 
 
 class Call(NamedTuple):
@@ -22,22 +35,63 @@ class Call(NamedTuple):
 
 
 def parse_calls(text: str) -> list[Call] | None:
-    """The calls of a text, one a line or with ; between them; None if it is anything else. Comments are skipped.
+    """The calls of a text, in the habits of people and models; None if it holds anything else.
 
-    Arguments are numbers, texts, True, False, None, plain names, and lists or tuples of these; 2 and 2.0 are the
-    same, "x" and x are not. No calls in calls, attributes, assignments or operators; at most 4,000 characters.
+    - Python, one a line or with ; between, or a list: `math.sqrt(2); lamp("hall", on=True)`, `[f(a=1), g(b=2)]`;
+    - JSON or Python's dicts, one, a list or several in a row: `{"name": "f", "arguments": {"a": 1}}`, or "parameters";
+    - in tags (Qwen, Hermes, Llama): `<tool_call>...</tool_call>`, `<function=f>{"a": 1}</function>`;
+    - behind a mark (Llama, Mistral): `<|python_tag|>...`, `[TOOL_CALLS][{...}]`, `[TOOL_CALLS]f{"a": 1}`;
+    - any of these in one code fence, alone. Comments of Python and tokens that end a turn are skipped.
+
+    Arguments are numbers, texts, True, False, None, plain names (Python's alone), and lists, tuples and dicts of these:
+    2 and 2.0 are the same, 1 and True, "x" and x are not; dicts and keywords have no order. Nothing is run: no calls in
+    calls, operators, stars or assignments. At most 4,000 characters.
 
     >>> parse_calls("add(2, 3)\\nlamp('hall', on=True)")[1]
     Call(name='lamp', arguments=(('text', 'hall'),), keywords=(('on', ('constant', True)),))
+    >>> parse_calls('{"name": "add", "arguments": {"b": 3, "a": 2.0}}') == parse_calls("[add(a=2, b=3)]")
+    True
     """
     if len(text) > _MAX_TEXT:
         return None
     try:
-        body = _parse("\n".join(line.strip() for line in text.split("\n")))
-        return [_call(statement) for statement in body]
-    # ValueError: NUL, lone surrogates, no call
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _read(_bare(text))
+    except (ValueError, TypeError, RecursionError, MemoryError):  # TypeError: a dict with a list as its key
         return None
+
+
+def gold_calls(gold: Any) -> list[Call] | None:
+    """The calls of a gold: text (see parse_calls), a dict as JSON has it, or a list of these; None if it holds none.
+
+    Arguments may be a dict or JSON text, as in xLAM and ToolACE. BFCL's {"f": {"a": [1]}} is read where it allows one
+    value for each argument. Give JSON text where a table would fill the keys that a call has not with None.
+
+    >>> gold_calls({"name": "f", "arguments": '{"a": 1}'}) == gold_calls([{"f": {"a": [1]}}]) == parse_calls("f(a=1)")
+    True
+    """
+    calls: list[Call] = []
+    for item in [gold] if isinstance(gold, str | Mapping) else gold if isinstance(gold, Iterable) else []:
+        try:
+            read = parse_calls(item) if isinstance(item, str) else _bfcl(item) or _json_calls(item)
+        except (ValueError, RecursionError):
+            read = None
+        if read is None:
+            return None
+        calls += read
+    return calls or None
+
+
+def call_text(call: Call) -> str:
+    """The call as Python text that parse_calls reads as the same call.
+
+    >>> call_text(parse_calls("f( 2,b = {'k':[x]} )")[0])
+    "f(2, b={'k': [x]})"
+    """
+    given = [
+        *map(_value_text, call.arguments),
+        *(f"{key}={_value_text(value)}" for key, value in call.keywords),
+    ]
+    return f"{call.name}({', '.join(given)})"
 
 
 def call_distance(calls: Sequence[Call], wanted: Sequence[Call]) -> float:
@@ -68,22 +122,149 @@ def _difference(a: Call, b: Call) -> float:
     return sum(given.get(place, missing) != gold.get(place, missing) for place in places) / len(places) / 2
 
 
-def _parse(text: str) -> list[ast.stmt]:
-    if not _WARNS.search(text):
-        return ast.parse(text).body
-    with warnings.catch_warnings():  # what a model writes is no reason to warn
-        warnings.simplefilter("ignore")
-        return ast.parse(text).body
+def _bare(text: str) -> str:
+    """The text without tokens that end a turn, and without its fence if it is one block alone."""
+    text = without_end_tokens(text).strip(" \t\r\n\ufeff\u200b")
+    blocks = read_blocks(text)
+    if len(blocks) == 1 and blocks[0].closed and is_blank(text[: blocks[0].opened] + text[blocks[0].after :]):
+        return blocks[0].code.strip()
+    return text
 
 
-def _call(statement: ast.stmt) -> Call:
-    node = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError("no call of a plain name")
+def _read(text: str) -> list[Call]:
+    if text.startswith(_MARK):
+        pieces = [piece.strip() for piece in text.removesuffix("[/TOOL_CALLS]").split(_MARK)[1:]]
+        found = [(piece, _NAMED.fullmatch(piece)) for piece in pieces]
+        return [call for piece, named in found for call in ([_named(named)] if named else _read(piece))]
+    text = text.removeprefix("<|python_tag|>").strip()
+    wrapped = list(_WRAPPED.finditer(text))
+    if wrapped and is_blank(_WRAPPED.sub("", text)):
+        inner = [[_named(one)] if one["name"] else _read(one["inside"].strip()) for one in wrapped]
+        return [call for calls in inner for call in calls]
+    if re.match(r"\{|\[\s*\{", text):
+        with suppress(ValueError):  # else it is Python's, {'name': 'f', ...}, or nothing
+            return _json_text(text)
+    tree = parse_quietly("\n".join(line.strip() for line in text.split("\n")))
+    if tree is None:
+        raise ValueError("no Python")
+    calls: list[Call] = []
+    for statement in tree.body:
+        node = statement.value if isinstance(statement, ast.Expr) else None
+        for one in node.elts if isinstance(node, ast.List) else [node]:
+            calls += _from_dict(one) if isinstance(one, ast.Dict) else [_call(one)]
+    return calls
+
+
+def _from_dict(node: ast.Dict) -> list[Call]:
+    _value(node)  # no key twice
+    return _json_calls(ast.literal_eval(node))
+
+
+def _json_text(text: str) -> list[Call]:
+    """JSON values after one another, white space or ; between them."""
+    calls, at = [], 0
+    while at < len(text):
+        value, at = _JSON.raw_decode(text, at)
+        calls += _json_calls(value)
+        at = _BETWEEN.match(text, at).end()
+    return calls
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=keys_once, parse_constant=_refuse)
+
+
+def _json_calls(data: Any) -> list[Call]:
+    if isinstance(data, list | tuple):
+        return [call for item in data for call in _json_calls(item)]
+    if not isinstance(data, Mapping):
+        raise ValueError("no call")
+    said = {key: value for key, value in data.items() if key not in _BESIDE_A_CALL}
+    if set(said) == {"function"}:  # OpenAI's
+        return _json_calls(said["function"])
+    name, arguments = said.get("name"), [said[key] for key in ("arguments", "parameters") if key in said]
+    if not isinstance(name, str) or not name.strip() or not len(arguments) == 1 == len(said) - 1:
+        raise ValueError("a call is its name and its arguments, nothing else")
+    return [_made(name, arguments[0])]
+
+
+def _made(name: str, given: Any) -> Call:
+    given = {} if given is None or given == "" else given
+    given = _JSON.decode(given) if isinstance(given, str) else given
+    if isinstance(given, list | tuple):
+        return Call(name, tuple(map(_plain, given)))
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise ValueError("arguments that are no object")
+    return Call(name, (), tuple(sorted((key, _plain(value)) for key, value in given.items())))
+
+
+def _named(found: re.Match[str]) -> Call:
+    """A call whose name stands before its arguments: JSON, or a <parameter=...> each."""
+    inside = found["arguments"]
+    parameters = _PARAMETER.findall(inside)
+    if not parameters or not is_blank(_PARAMETER.sub("", inside)):
+        return _made(found["name"], inside.strip())
+    return _made(found["name"], keys_once([(key, _json_or_text(value)) for key, value in parameters]))
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return _JSON.decode(text)
+    except ValueError:
+        return text
+
+
+def _bfcl(data: Any) -> list[Call]:
+    """The call of {"f": {"a": [1]}}; none if the object is of another kind, or leaves a choice."""
+    if not isinstance(data, Mapping) or len(data) != 1:
+        return []
+    ((name, given),) = data.items()
+    one_each = isinstance(given, Mapping) and all(isinstance(v, list) and len(v) == 1 for v in given.values())
+    if not one_each or any(isinstance(value, Mapping) for (value,) in given.values()):
+        return []
+    return [_made(name, {key: value for key, (value,) in given.items()})]
+
+
+def _plain(value: Any) -> tuple[str, Any]:
+    match value:
+        case bool() | None:
+            return "constant", value
+        case int() | float() if value == value:
+            return "number", value
+        case str():
+            return "text", value
+        case list() | tuple():
+            return "list", tuple(map(_plain, value))
+        case Mapping():
+            return _dict([(_plain(key), _plain(item)) for key, item in value.items()])
+    raise ValueError("no plain value")
+
+
+def _dict(pairs: list[tuple[Any, Any]]) -> tuple[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is given twice")
+    return "dict", frozenset(pairs)
+
+
+def _call(node: ast.expr | None) -> Call:
+    if not isinstance(node, ast.Call):
+        raise ValueError("no call")
     keywords = {keyword.arg: _value(keyword.value) for keyword in node.keywords}
     if None in keywords or len(keywords) < len(node.keywords):
         raise ValueError("** or a keyword twice")
-    return Call(node.func.id, tuple(map(_value, node.args)), tuple(sorted(keywords.items())))
+    return Call(_name(node.func), tuple(map(_value, node.args)), tuple(sorted(keywords.items())))
+
+
+def _name(node: ast.expr) -> str:
+    match node:
+        case ast.Name():
+            return node.id
+        case ast.Attribute():
+            return f"{_name(node.value)}.{node.attr}"
+    raise ValueError("no plain name")
 
 
 def _value(node: ast.expr) -> tuple[str, Any]:
@@ -93,14 +274,23 @@ def _value(node: ast.expr) -> tuple[str, Any]:
         if not isinstance(node, ast.Constant) or type(node.value) not in (int, float):
             raise ValueError("a sign before something that is no number")
     match node:
-        case ast.Constant(value=bool() | None):
-            return "constant", node.value
+        case ast.Constant(value=bool() | None | str()):
+            return _plain(node.value)
         case ast.Constant(value=int() | float()):
             return "number", sign * node.value
-        case ast.Constant(value=str()):
-            return "text", node.value
         case ast.Name():
             return "name", node.id
         case ast.List() | ast.Tuple():
             return "list", tuple(map(_value, node.elts))
+        case ast.Dict() if None not in node.keys:
+            return _dict(list(zip(map(_value, node.keys), map(_value, node.values), strict=True)))
     raise ValueError("no plain value")
+
+
+def _value_text(value: tuple[str, Any]) -> str:
+    kind, inside = value
+    if kind == "list":
+        return f"[{', '.join(map(_value_text, inside))}]"
+    if kind == "dict":
+        return f"{{{', '.join(sorted(f'{_value_text(key)}: {_value_text(item)}' for key, item in inside))}}}"
+    return inside if kind == "name" else repr(inside)

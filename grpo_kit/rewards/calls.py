@@ -1,7 +1,8 @@
 """Structure rewards: is the answer a sequence of calls, of known operations, the right ones, and not too many?
 
-A sequence is one call a line, or several with ; between them: `add(2, 3); mul(x, 4)`. It is read by ast and never
-run. Each reward here judges one aspect; `call_reward` combines them.
+A sequence is one call a line, or several with ; between them, `add(2, 3); mul(x, 4)`, or what a model's own habit makes
+of it: a list, JSON, tags (all in call_syntax.parse_calls). It is read and never run. Each reward here judges one
+aspect; `call_reward` combines them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.call_syntax import Call, call_distance, parse_calls
+from grpo_kit.rewards.call_syntax import Call, call_distance, call_text, gold_calls, parse_calls
 from grpo_kit.rewards.cases import Case, answer_cases
 from grpo_kit.rewards.combine import WeightedSum
 
@@ -22,7 +23,7 @@ class _CallReward(AnswerReward):
 
     def score(self, answer: str | None, gold: Any = None) -> float | None:
         """In [0, 1]; None where a gold column is asked for and its value is no sequence of calls."""
-        wanted = _gold_calls(gold) if self.columns else []
+        wanted = gold_calls(gold) if self.columns else []
         if wanted is None:
             return None
         calls = None if answer is None else parse_calls(answer)
@@ -35,7 +36,8 @@ class _CallReward(AnswerReward):
 class CallValidity(_CallReward):
     """1.0 if the answer is a sequence of calls of known operations, with as many arguments as they take, else 0.0.
 
-    operations: {name: number of arguments}; None for any number. Keyword arguments count. Never None.
+    operations: {name: number of arguments}; None for any number. A name may be dotted. Keyword arguments count. Never
+    None.
     Raises ValueError if operations is empty, has a name that no call can have, or a negative number.
 
     >>> valid = CallValidity({"add": 2, "neg": 1})
@@ -89,7 +91,8 @@ class CallAccuracy(_CallReward):
     """exp(-alpha * distance) to the gold calls, in [exp(-alpha), 1]; 0.0 if the answer is no sequence of calls.
 
     distance: call_distance, in [0, 1]; at alpha = 2 calls that have nothing in common still earn 0.135.
-    column: the gold calls, a list of texts or one text. None if it is None, empty, or no sequence of calls.
+    column: the gold calls: text, JSON text, a dict {"name": ..., "arguments": {...}}, or a list of these (see
+    call_syntax.gold_calls). None if it is None, empty, or no sequence of calls.
     Raises ValueError if alpha is not positive and finite.
 
     >>> reward, gold = CallAccuracy(), ["add(2, 3)", "mul(x, 4)"]
@@ -106,18 +109,20 @@ class CallAccuracy(_CallReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Sequences that are near the gold but wrong; no cases if there is no gold."""
-        gold = _gold_texts(honest.columns[self.column])
-        wanted = _gold_calls(gold)
+        wanted = gold_calls(honest.columns[self.column])
         if wanted is None:
             return []
+        gold = list(map(call_text, wanted))
         texts = {
             "all calls twice": "; ".join(gold * 2),
             "every call twice": "; ".join(text for text in gold for _ in range(2)),
             "one call, many times": "; ".join(gold[:1] * (len(gold) + 20)),
             "arguments dropped": "; ".join(f"{text.partition('(')[0]}()" for text in gold),
             "names alone": "; ".join(text.partition("(")[0] for text in gold),
-            "calls as one list": f"[{', '.join(gold)}]",
             "calls as one text": repr("; ".join(gold)),
+            "calls as a list of texts": f"[{', '.join(map(repr, gold))}]",
+            "a call in a call": f"print({gold[0]})",
+            "two sequences in tags": "".join(f"<tool_call>{text}</tool_call>" for text in gold * 2),
             "calls after words": f"The calls are {'; '.join(gold)}",
             "calls commented out": "\n".join(f"# {text}" for text in gold),
             "two sequences with or": f"{'; '.join(gold)} or {gold[0]}",
@@ -210,11 +215,3 @@ def call_reward(
         raise ValueError(f"weights={weights!r}: give three, of validity, accuracy and efficiency")
     parts = [CallValidity(operations, tag=tag), CallAccuracy(column=column, tag=tag), CallEfficiency(tag=tag)]
     return WeightedSum(list(zip(parts, weights, strict=True)))
-
-
-def _gold_texts(gold: Any) -> list[str]:
-    return [] if gold is None else [gold] if isinstance(gold, str) else [str(text) for text in gold]
-
-
-def _gold_calls(gold: Any) -> list[Call] | None:
-    return parse_calls("\n".join(_gold_texts(gold))) or None

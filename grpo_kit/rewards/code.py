@@ -19,57 +19,30 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_kit.rewards.cases import Case
+from grpo_kit.rewards.code_answer import answer_block, extract_code, own_code
+from grpo_kit.rewards.code_blocks import read_blocks, without_end_tokens
 from grpo_kit.rewards.code_cheats import cheating_programs
 from grpo_kit.rewards.code_runner import CodeRunner
-from grpo_kit.rewards.code_tests import CallTest, Job, Outcome, Test, passes, read_tests
+from grpo_kit.rewards.code_tests import CallTest, Job, Outcome, Test, function_name, passes, read_tests
 from grpo_kit.rewards.response import column as get_column
-from grpo_kit.rewards.response import pair_prefill
+from grpo_kit.rewards.response import is_blank, pair_prefill
 
-_FENCE = "```"
-_OPENING = ("```python", "```py", "```python3")
-
-
-def extract_code(response: str) -> str | None:
-    """The text of the one ```python block, without its fences; None if there is not exactly one.
-
-    A fence is a line that begins with ```; there must be two, ```python (py, python3) and ```. Two blocks
-    (hedging), a block that is never closed, one without its language, and an empty one give None. Text before
-    and after the block is fine here.
-
-    >>> extract_code("So:\\n```python\\nx = 1\\n```\\nDone.")
-    'x = 1\\n'
-    >>> extract_code("```python\\nx = 1\\n```\\n```python\\nx = 2\\n```") is None
-    True
-    """
-    span = _code_span(response)
-    code = response[slice(*span)] if span else ""
-    return code if code.strip() else None
-
-
-def own_code(completion: str, prefill: str) -> str | None:
-    """extract_code(prefill + completion), but None where the model wrote none of the code.
-
-    >>> own_code("x = 1\\n```", "```python\\n"), own_code("```", "```python\\nx = 1\\n")
-    ('x = 1\\n', None)
-    """
-    response = prefill + completion
-    span = _code_span(response)
-    if span is None or not response[max(span[0], len(prefill)) : span[1]].strip():
-        return None
-    return response[slice(*span)]
+__all__ = ["CodeFormat", "CodeRuns", "CodeTests", "extract_code", "own_code"]
 
 
 class CodeFormat:
     """How much of "one ```python block, nothing after it" the response keeps, in [0, 1]; 1/4 for each piece.
 
-    | piece                                                                     |     |
+    | piece                                                                       |     |
     |---|---|
-    | exactly one opening fence: a line ```python (py, python3)                  | 1/4 |
-    | exactly one closing fence: a line ```                                      | 1/4 |
-    | the one after the other, no third, with text of the model's between them   | 1/4 |
-    | nothing but white space after the closing fence                            | 1/4 |
+    | exactly one fence opens a Python block: ```python, ~~~Py, {python}           | 1/4 |
+    | exactly one Python block is closed, and no fence is left without its pair    | 1/4 |
+    | there is one program (see extract_code), some of it the model's; all paired  | 1/4 |
+    | nothing is seen behind the closing fence; tokens that end a turn do not count | 1/4 |
 
-    The code itself is not judged: format alone teaches blocks that do not run. Never None.
+    Blocks are read as extract_code reads them: those in thoughts do not count, and a block of another language before
+    the program is text. One without its language loses the first quarter. The code itself is not judged: format alone
+    teaches blocks that do not run. Never None.
 
     >>> CodeFormat()(["x = 1\\n```", "x = 1", "x = 1\\n```\\nHope this helps!"], prefill="```python\\n")
     [1.0, 0.25, 0.75]
@@ -91,29 +64,34 @@ class CodeFormat:
     def cheats(self, honest: Case) -> list[Case]:
         """Completions that keep less of the format than the honest one."""
         code = own_code(honest.completion, honest.prefill) or "pass\n"
-        opening, body = ("", honest.completion) if _opens(honest.prefill) else ("```python\n", code + _FENCE)
+        opening, body = ("", honest.completion) if _opens(honest.prefill) else ("```python\n", f"{code}```")
+        other = "print('another answer')\n"
         return [
             _case(honest, "empty", ""),
             _case(honest, "no code block", "The function doubles its argument.", tie="never"),
-            _case(honest, "unclosed fence", opening + body.replace(f"\n{_FENCE}", "\n")),
-            _case(honest, "empty block", f"{opening}{_FENCE}"),
-            _case(honest, "two blocks, right first", f"{opening}{body}\n```python\npass\n```"),
-            _case(honest, "two blocks, right last", f"{opening}pass\n```\n```python\n{code}```"),
-            _case(honest, "fence spam", f"{opening}{'```python' + chr(10)}" * 4 + f"{_FENCE}\n" * 4),
+            _case(honest, "unclosed fence", opening + body.replace("\n```", "\n")),
+            _case(honest, "empty block", f"{opening}```"),
+            _case(honest, "two blocks, right first", f"{opening}{body}\n```python\n{other}```"),
+            _case(honest, "two blocks, right last", f"{opening}{other}```\n```python\n{code}```"),
+            _case(honest, "fence spam", f"{opening}{'```python' + chr(10)}" * 4 + "```\n" * 4),
             _case(honest, "block in the prefill", "", prefill=f"```python\n{code}```"),
+            _case(honest, "block in thoughts alone", f"<think>\n```python\n{code}```\n</think>", prefill=""),
             _case(honest, "text after the block", f"{opening}{body}\nI hope this helps!", tie="always"),
-            _case(honest, "prose in the block", f"{opening}Add n to itself.\n{_FENCE}", tie="format"),
+            _case(honest, "prose in the block", f"{opening}Add n to itself.\n```", tie="format"),
         ]
 
     def _score(self, completion: str, prefill: str) -> float:
         response = prefill + completion
-        fences = _fences(response)
-        openings = [end for _, end, text in fences if text in _OPENING]
-        closings = [end for _, end, text in fences if text == _FENCE]
-        score = (len(openings) == 1) / 4 + (len(closings) == 1) / 4
-        if own_code(completion, prefill) is not None:
+        blocks = read_blocks(response)
+        named = [block for block in blocks if block.is_python]
+        answer = answer_block(blocks)
+        meant = named or ([answer] if answer else [])
+        paired = all(block.closed for block in blocks)
+        closed = [block for block in meant if block.closed]
+        score = (len(named) == 1) / 4 + (len(meant) == 1 and paired) / 4
+        if paired and own_code(completion, prefill) is not None:
             score += 1 / 4
-        if closings and not response[closings[0] :].strip():  # a second fence counts as text, too
+        if closed and is_blank(without_end_tokens(response[closed[0].after :])):
             score += 1 / 4
         return score
 
@@ -186,6 +164,7 @@ class _RunsPrograms:
         for row, (cell, entry) in enumerate(zip(cells, entries, strict=True)):
             try:
                 tests = read_tests(cell)
+                function_name(entry or "f")
             except ValueError as error:
                 raise ValueError(f"reward {self.__name__!r}, row {row}: {error}") from error
             if tests and isinstance(tests[0], CallTest) != bool(entry):
@@ -200,10 +179,11 @@ class _RunsPrograms:
 class CodeRuns(_RunsPrograms):
     """1.0 if the block runs without an error, 0.5 if it is Python but does not, 0.0 for no Python or no block.
 
-    A block runs if it ends without an exception and within the limits. Where the row has them, it must also define
-    `entry_point`, return from every call in `tests` and end well on every stdin of `tests`. The values it returns
-    do not matter. A call that calls sys.exit does not return. Needs no column; uses `tests` and `entry_point`
-    if they are there. runner: how programs are run; shared with CodeTests, each program runs once. Never None.
+    A block runs if it ends without an exception and within the limits; exit() and sys.exit(0) end it well. Where the
+    row has them, it must also define `entry_point`, return from every call in `tests` and end well on every stdin of
+    `tests`. The values it returns do not matter. A call that calls sys.exit does not return. Needs no column; uses
+    `tests` and `entry_point` if they are there. runner: how programs are run; shared with CodeTests, each program runs
+    once. Never None.
     Raises SandboxUnavailableError where programs cannot be isolated.
 
     >>> CodeRuns()(["```python\\nx = 1\\n```", "```python\\nx = y\\n```", "```python\\nx =\\n```"])  # doctest: +SKIP
@@ -228,8 +208,9 @@ class CodeRuns(_RunsPrograms):
 class CodeTests(_RunsPrograms):
     """The share of the hidden tests that the block passes, in [0, 1]; None if the row has no tests.
 
-    Columns: `tests` (JSON text or a list, see read_tests) and, for tests of calls, `entry_point`. Two styles:
-    calls of a function, and texts on stdin with the text it should print. Values compare as Python's ==
+    Columns: `tests` (JSON text or a list, see read_tests) and, for tests of calls, `entry_point`: "f", or a method of
+    LeetCode's class, "Solution().f" ("f" finds it, too). Two styles: calls of a function, and texts on stdin with the
+    text it should print, where numbers may be off by the test's own tolerance. Values compare as Python's ==
     on plain types does (code_values.same): True == 1, a tuple is no list, a subclass counts as its plain type.
     All calls of a block share one process: a call that raises fails its own test, one that exits or hits a
     limit fails all later tests too. Each call gets fresh arguments. What a function prints is ignored.
@@ -260,25 +241,8 @@ class CodeTests(_RunsPrograms):
         return sum(passes(*pair) for pair in zip(outcome.answers, tests, strict=True)) / len(tests)
 
 
-def _fences(response: str) -> list[tuple[int, int, str]]:
-    """(start, end, text) of every line that begins with ```; start is its line's, end is behind its newline."""
-    found, at = [], 0
-    for line in response.split("\n"):
-        if line.startswith(_FENCE):
-            found.append((at, min(at + len(line) + 1, len(response)), line.rstrip()))
-        at += len(line) + 1
-    return found
-
-
-def _code_span(response: str) -> tuple[int, int] | None:
-    fences = _fences(response)
-    if len(fences) != 2 or fences[0][2] not in _OPENING or fences[1][2] != _FENCE:
-        return None
-    return fences[0][1], fences[1][0]
-
-
 def _opens(prefill: str) -> bool:
-    return any(text in _OPENING for _, _, text in _fences(prefill))
+    return any(block.is_python for block in read_blocks(prefill))
 
 
 def _block(honest: Case, name: str, code: str, tie: str = "never") -> Case:

@@ -31,6 +31,18 @@ except Exception:
 """
 
 
+def definition(entry_point: str, arguments: str = "*args") -> tuple[str, str]:
+    """The lines above the body of a function that an entry point names, and the body's indentation.
+
+    >>> definition("f"), definition("Solution().f", "n")
+    (('def f(*args):\\n', '    '), ('class Solution:\\n    def f(self, n):\\n', '        '))
+    """
+    owner, _, name = entry_point.replace("()", "").rpartition(".")
+    if owner:
+        return f"class {owner}:\n    def {name}(self, {arguments}):\n", "        "
+    return f"def {name}({arguments}):\n", "    "
+
+
 def cheating_programs(tests: Sequence[Test], entry_point: str | None) -> dict[str, str]:
     """{name: program}: they exit, patch, forge results, or answer one thing always. entry_point: None for stdin tests.
 
@@ -39,7 +51,7 @@ def cheating_programs(tests: Sequence[Test], entry_point: str | None) -> dict[st
         return 6
     <BLANKLINE>
     """
-    head, frame = (f"def {entry_point}(*args):\n", "    ") if entry_point else ("", "")
+    head, frame = definition(entry_point) if entry_point else ("", "")
 
     def body(*lines: str) -> str:
         return head + "".join(f"{frame}{line}\n" for line in lines)

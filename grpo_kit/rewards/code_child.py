@@ -4,6 +4,7 @@ It knows the program and the arguments, but no expected answer: a program that t
 and gains nothing. Whatever is written is data for the parent to judge.
 """
 
+import builtins
 import os
 import sys
 
@@ -83,15 +84,32 @@ def compiled(source):
 
 def run_script(source):
     """Run the program as a script: its own stdin, stdout and exit code."""
+    builtins.exit = builtins.quit = (
+        sys.exit
+    )  # which Python's site gives to scripts; there is none in the sandbox
     exec(compiled(source), {"__name__": "__main__"})
+
+
+def find(module, entry_point):
+    """The function that an entry point names: "f", "Solution.f" or "Solution().f"; f may be in a class Solution.
+
+    A method is called on an object of its own each time, as LeetCode does.
+    """
+    owner, _, name = entry_point.replace("()", "").rpartition(".")
+    if not owner and not hasattr(module, name) and hasattr(module, "Solution"):
+        owner = "Solution"
+    function = getattr(getattr(module, owner)() if owner else module, name)
+    if not callable(function):
+        raise TypeError(f"{entry_point} is not callable")
+    return (lambda *args: getattr(getattr(module, owner)(), name)(*args)) if owner else function
 
 
 def call_all(source, entry_point, calls, mark):
     """Run the program as a module, call the function with each text of arguments, write one line a call.
 
     A line is: mark, number of the call, JSON: {"value": ...}, {"other": why it is no plain value} or
-    {"error": exception}. Number -1 says that the program ran and has the function. What the program itself
-    prints is thrown away. Every call has its own copy of the arguments.
+    {"error": exception}. Number -1 says that the program ran and has the function; one that ends in exit() ran. What
+    the program itself prints is thrown away. Every call has its own copy of the arguments.
     """
     code = compiled(source)
     out = os.dup(1)
@@ -117,13 +135,18 @@ def call_all(source, entry_point, calls, mark):
         except Exception:
             return {"error": "an exception without a text"}
 
+    builtins.exit = builtins.quit = sys.exit
     module = type(sys)("solution")
     sys.modules["solution"] = module
     try:
-        exec(code, module.__dict__)
-        function = getattr(module, entry_point)
-        if not callable(function):
-            raise TypeError(f"{entry_point} is not callable")
+        if "class Solution" in source:  # the head that LeetCode hands out names List and Optional
+            exec("from typing import *", module.__dict__)
+        try:
+            exec(code, module.__dict__)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise ValueError(f"exit code {error.code}") from None
+        function = find(module, entry_point)
     except Exception as error:
         tell(-1, failed(error))
         os._exit(1)

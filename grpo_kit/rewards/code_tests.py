@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 _PLACE = re.compile(r"-?[0-9]{1,6}")
+_ENTRY_POINT = re.compile(r"(?:[^\W\d]\w*(?:\(\))?\.)?([^\W\d]\w*)")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,14 @@ class CallTest:
 
 @dataclass(frozen=True)
 class StdinTest:
-    """What the program reads, and what it should print (white space at line ends and empty last lines aside)."""
+    """What the program reads, and what it should print (white space at line ends and empty last lines aside).
+
+    tolerance: how far printed numbers may be off; lines are then compared word by word. None: all as it is written.
+    """
 
     stdin: str
     stdout: str
+    tolerance: float | None = None
 
 
 Test = CallTest | StdinTest
@@ -58,7 +66,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """A program and what to ask it: calls of `entry_point` (argument texts), or texts to read from stdin."""
+    """A program and what to ask it: calls of `entry_point` (argument texts), or texts to read from stdin.
+
+    entry_point: "f", or a method "Solution().f" or "Solution.f"; "f" is looked for in a class Solution, too.
+    """
 
     source: str
     entry_point: str | None
@@ -88,7 +99,8 @@ def read_tests(column: Any) -> tuple[Test, ...]:
     """The tests in a `tests` cell: JSON text, or the list itself; () for None, "" and [].
 
     A test is [args, expected], {"args": ..., "expected": ...} with an optional "tolerance" and "as" ("tuple",
-    "list", "set" or "sorted"), or {"stdin": ..., "stdout": ...}. Values are JSON or tagged (code_values.decode).
+    "list", "set" or "sorted"), or {"stdin": ..., "stdout": ...} with an optional "tolerance". Values are JSON or tagged
+    (code_values.decode).
     Raises ValueError naming the test that does not fit.
 
     >>> read_tests('[[[3], 6]]')
@@ -103,6 +115,18 @@ def read_tests(column: Any) -> tuple[Test, ...]:
     return tests
 
 
+def function_name(entry_point: str) -> str:
+    """The function's own name in an entry point; ValueError for a text that can be none.
+
+    >>> function_name("Solution().two_sum")
+    'two_sum'
+    """
+    found = _ENTRY_POINT.fullmatch(entry_point)
+    if not found:
+        raise ValueError(f"entry_point={entry_point!r}: use 'f', 'Solution().f' or 'Solution.f'")
+    return found[1]
+
+
 def passes(answer: Answer, test: Test) -> bool:
     """Whether the answer is what the test expects; judged here, where the program cannot interfere.
 
@@ -112,7 +136,9 @@ def passes(answer: Answer, test: Test) -> bool:
     if answer.kind != "value":
         return False
     if isinstance(test, StdinTest):
-        return _lines(answer.value) == _lines(test.stdout)
+        given, expected = _lines(answer.value), _lines(test.stdout)
+        near = test.tolerance is not None and len(given) == len(expected)
+        return given == expected or (near and all(map(_near, given, expected, [test.tolerance] * len(given))))
     given, expected = answer.value, test.expected
     if test.read_as is not None:
         try:
@@ -132,7 +158,7 @@ def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
     if job.entry_point is not None:
         call = f"call_all({ascii(job.source)}, {ascii(job.entry_point)}, {ascii(job.inputs)}, {mark!r})"
         return [(f"{_child()}\n{call}\n", "")]
-    return [(f"{_child()}\nrun_script({ascii(job.source)})\n", stdin) for stdin in job.inputs or ("",)]
+    return [(f"{_child()}\nrun_script({ascii(job.source)})\n", _unix(stdin)) for stdin in job.inputs or ("",)]
 
 
 def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
@@ -197,14 +223,39 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
+def _unix(text: str) -> str:
+    return text.replace("\r\n", "\n")  # else input() leaves the \r to the program
+
+
+def _near(given: str, expected: str, tolerance: float) -> bool:
+    """Whether two lines have the same words, numbers within the tolerance."""
+    return all(
+        a == b
+        or bool(_NUMBER.fullmatch(a) and _NUMBER.fullmatch(b))
+        and same(_number(a), _number(b), tolerance=tolerance)
+        for a, b in zip_longest(given.split(), expected.split(), fillvalue="")
+    )
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("+-").isdigit() and len(text) <= 40 else float(text)
+
+
+def _tolerance(test: dict, place: int, default: float | None) -> float | None:
+    tolerance = test.get("tolerance", default)
+    if tolerance is not default and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
+        raise ValueError(f"test {place} has tolerance={tolerance!r}; use a number >= 0, such as 1e-6")
+    return tolerance
+
+
 def _read(test: Any, place: int) -> Test:
-    if isinstance(test, dict) and set(test) == {"stdin", "stdout"}:
+    if isinstance(test, dict) and {"stdin", "stdout"} <= set(test) <= {"stdin", "stdout", "tolerance"}:
         if isinstance(test["stdin"], str) and isinstance(test["stdout"], str):
             if len(test["stdout"]) > LONGEST:
                 raise ValueError(
                     f"test {place} has a stdout of {len(test['stdout'])} characters; use {LONGEST} at most"
                 )
-            return StdinTest(test["stdin"], test["stdout"])
+            return StdinTest(test["stdin"], test["stdout"], _tolerance(test, place, None))
     elif isinstance(test, list | tuple) and len(test) == 2:
         test = {"args": test[0], "expected": test[1]}
     keys = set(test) if isinstance(test, dict) else set()
@@ -214,11 +265,9 @@ def _read(test: Any, place: int) -> Test:
         )
     if not isinstance(test["args"], list | tuple):
         raise ValueError(f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)")
-    tolerance, read_as = test.get("tolerance", 1e-9), test.get("as")
-    if not isinstance(tolerance, int | float) or not tolerance >= 0 or read_as not in (None, *_READ_AS):
-        raise ValueError(
-            f"test {place} has tolerance={tolerance!r}, as={read_as!r}; use a number >= 0, one of {sorted(_READ_AS)}"
-        )
+    tolerance, read_as = _tolerance(test, place, 1e-9), test.get("as")
+    if read_as not in (None, *_READ_AS):
+        raise ValueError(f"test {place} has as={read_as!r}; use one of {sorted(_READ_AS)}")
     try:
         args, expected = decode(list(test["args"])), decode(test["expected"])
     except (TypeError, ValueError, OverflowError) as error:

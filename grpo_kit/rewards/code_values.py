@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_kit.rewards.code_child import encode
 
-__all__ = ["decode", "encode", "read_json", "same"]
+__all__ = ["decode", "encode", "keys_once", "read_json", "same"]
 _DEEP = 40
 
 
@@ -60,7 +60,7 @@ def read_json(text: str) -> Any:
     {'value': [1, 2]}
     """
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=keys_once)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
@@ -92,7 +92,8 @@ def same(given: Any, expected: Any, *, tolerance: float = 1e-9) -> bool:
     return bool(given == expected)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The dict of these pairs; ValueError if a key is given twice."""
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key is given twice")
     return dict(pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_kit.rewards.response import own_answer, pair_prefill
+from grpo_kit.rewards.response import is_blank, own_answer, pair_prefill
 
 
 class SoftFormat:
@@ -14,11 +14,12 @@ class SoftFormat:
     | piece                                                        | with think | think=None |
     |---|---|---|
     | each tag, if it appears exactly once                         | 1/8 (x 4)  | 1/4 (x 2)  |
-    | order: all tags once, in order, some answer between its tags | 1/4        | 1/4        |
-    | nothing but white space after the closing answer tag         | 1/4        | 1/4        |
+    | order: all tags once, in order, an answer and a thought      | 1/4        | 1/4        |
+    | nothing that is seen after the closing answer tag            | 1/4        | 1/4        |
 
-    A repeated tag earns nothing, so spam does not pay; the answer must not come from the prefill alone. All
-    steps are exact in binary. Never None. Needs no column but the optional `prefill`.
+    A repeated tag earns nothing, so spam does not pay. Blank text (white space, zero-width characters, &nbsp;: see
+    response.is_blank) is no answer and no thought, nor is what the prefill holds alone; punctuation is an answer but no
+    thought. All steps are exact in binary. Never None. Needs no column but the optional `prefill`.
 
     >>> SoftFormat()(["<think>a</think><answer>1</answer>", "<answer>1</answer>", ""])
     [1.0, 0.5, 0.0]
@@ -50,8 +51,10 @@ class SoftFormat:
         score = sum(once) / (2 * len(self._tags))
         places = [response.find(tag) for tag in self._tags]
         in_order = all(once) and places == sorted(places)
-        if in_order and own_answer(completion, prefill, self.answer) is not None:
+        thought = None if self.think is None else own_answer(completion, prefill, self.think) or ""
+        answered = own_answer(completion, prefill, self.answer) is not None
+        if in_order and answered and not (thought is not None and is_blank(thought, words=True)):
             score += 0.25
-        if once[-1] and not response.rpartition(self._tags[-1])[2].strip():
+        if once[-1] and is_blank(response.rpartition(self._tags[-1])[2]):
             score += 0.25
         return score

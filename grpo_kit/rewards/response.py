@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -12,6 +13,31 @@ Reward = Callable[..., list[float | None]]
 
 # A minus belongs to the number unless something it could be subtracted from stands before it.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+
+# What a reader does not see, each a piece of a character class.
+_UNSEEN = {
+    r"\s\x00-\x1f\x7f-\x9f": "white space of every width (no-break, thin, ideographic), control characters",
+    r"\u200b-\u200f\u2060-\u2064\ufeff\u180e": "zero width: spaces, joiners, marks of direction, a byte order mark",
+    r"\u061c\u202a-\u202e\u2066-\u206f": "direction of the text around",
+    r"\xad\u034f\u17b4\u17b5\u180b-\u180d\u180f": "soft hyphen, grapheme joiner, vowels and selectors without a shape",
+    r"\u115f\u1160\u3164\uffa0\u2800": "letters that are blank: Hangul fillers, the Braille cell without dots",
+    r"\ufe00-\ufe0f\ufff0-\ufffb\U0001d159\U0001d173-\U0001d17a": "variation selectors, annotation, blank notes",
+    r"\U0001bca0-\U0001bca3\U000e0000-\U000e0fff": "shorthand format controls, tags and the other selectors",
+}
+_SEEN = re.compile(f"[^{''.join(_UNSEEN)}]")
+_BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
+
+
+def is_blank(text: str, *, words: bool = False) -> bool:
+    """Whether a reader sees nothing: white space, zero-width and blank characters, also as HTML (&nbsp;, <br>).
+
+    words: punctuation and signs alone ("...", "---") are nothing, too: no letter and no digit of any script.
+
+    >>> is_blank(" \u200b&nbsp;"), is_blank("?"), is_blank("...", words=True), is_blank("水", words=True)
+    (True, False, True, False)
+    """
+    seen = _SEEN.finditer(_BREAK.sub("", html.unescape(text)))
+    return not any(not words or char[0].isalnum() for char in seen)
 
 
 def on_response(fn: Callable[..., list[float | None]]) -> Reward:
@@ -75,15 +101,14 @@ def pair_prefill(
 def extract_answer(response: str, tag: str = "answer") -> str | None:
     """The text of the one <tag>...</tag> block, stripped; None if there is not exactly one.
 
-    Two blocks (hedging), a repeated or missing tag, the wrong order and an empty block all give None.
+    Two blocks (hedging), a repeated or missing tag, the wrong order and a blank block (see is_blank) all give None.
 
     >>> extract_answer("so <answer> 82 </answer>")
     '82'
     >>> extract_answer("<answer>82</answer><answer>47</answer>") is None
     True
     """
-    span = answer_span(response, tag)
-    return response[slice(*span)].strip() or None if span else None
+    return own_answer(response, "", tag)
 
 
 def answer_span(response: str, tag: str = "answer") -> tuple[int, int] | None:
@@ -105,7 +130,7 @@ def own_answer(completion: str, prefill: str, tag: str = "answer") -> str | None
     """
     response = prefill + completion
     span = answer_span(response, tag)
-    if span is None or not response[max(span[0], len(prefill)) : span[1]].strip():
+    if span is None or is_blank(response[max(span[0], len(prefill)) : span[1]]):
         return None
     return response[slice(*span)].strip()
 

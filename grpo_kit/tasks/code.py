@@ -16,6 +16,7 @@ from pathlib import Path
 
 from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, own_code
+from grpo_kit.rewards.code_cheats import definition
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import CallTest, Job, StdinTest, passes, read_tests
 from grpo_kit.tasks.code_files import load_problems, to_text
@@ -163,10 +164,12 @@ def _strategies(rows: list[dict]) -> dict[str, Strategy]:
 
 
 def _first_argument(row: dict) -> str:
-    name = row["entry_point"]
-    return f"def {name}(first=None, *rest):\n    return first\n" if name else "print(input())\n"
+    if not row["entry_point"]:
+        return "print(input())\n"
+    return "{}{}return first\n".format(*definition(row["entry_point"], "first=None, *rest"))
 
 
 def _constant(row: dict, value: str) -> str:
-    name = row["entry_point"]
-    return f"def {name}(*args):\n    return {value}\n" if name else f"print({value})\n"
+    if not row["entry_point"]:
+        return f"print({value})\n"
+    return "{}{}return {}\n".format(*definition(row["entry_point"]), value)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.rewards.code_runner import CodeRunner
-from grpo_kit.rewards.code_tests import CallTest, Job, StdinTest, passes, read_tests
+from grpo_kit.rewards.code_tests import CallTest, Job, StdinTest, function_name, passes, read_tests
 from grpo_kit.tasks.code_assertions import AssertionNotReadError, read_assertions
 from grpo_kit.tasks.gsm8k import DataNotFoundError
 
@@ -217,7 +217,7 @@ def _checked(problem: dict) -> dict:
     entry_point = problem["entry_point"]
     if any(isinstance(test, CallTest) != bool(entry_point) for test in tests):
         raise _LeftOutError(f"entry_point={entry_point!r} does not fit its tests")
-    if entry_point and entry_point not in problem["question"]:
+    if entry_point and function_name(entry_point) not in problem["question"]:
         raise _LeftOutError(f"the question does not name the function {entry_point!r}")
     if _n_expected(problem) < 2:
         raise _LeftOutError(f"{len(tests)} hidden tests that expect one value: a constant would pass")
@@ -242,7 +242,10 @@ def _bare_assertion(text: str) -> str:
 def _calls(problem: dict) -> list[str]:
     tests = read_tests(problem["tests"])
     made = [ast.unparse(ast.parse(f"f{t.args}")) if isinstance(t, CallTest) else t.stdin for t in tests]
-    return [f"{problem['entry_point']}{text[1:]}" if problem["entry_point"] else text for text in made]
+    return [
+        f"{function_name(problem['entry_point'])}{text[1:]}" if problem["entry_point"] else text
+        for text in made
+    ]
 
 
 def _is_shown(call: str, question: str) -> bool:

@@ -16,6 +16,7 @@ from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code,
 from grpo_kit.rewards.code_child import as_json, encode
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import (
+    Answer,
     CallTest,
     Job,
     StdinTest,
@@ -69,12 +70,13 @@ def share(code, tests, entry_point="f", reward=None):
         ("```python\r\nx = 1\r\n```", "x = 1\r\n", "Windows line ends"),
         ("```python\nx = 1\n", None, "never closed"),
         ("x = 1\n```", None, "never opened"),
-        ("```\nx = 1\n```", None, "without its language it is output or anything"),
+        ("```\nx = 1\n```", "x = 1\n", "without its language, but Python and alone"),
+        ("```\nx: 1\n```", None, "without its language and no program: output or anything"),
         ("```js\nx = 1\n```", None, "another language"),
         ("```python\n```", None, "empty"),
         ("```python\n \n```", None, "white space is empty"),
         ("```python\nx = 1\n```\n```python\nx = 2\n```", None, "two blocks are hedging"),
-        ("```python\nx = 1\n```\n```\n1\n```", None, "another block behind it"),
+        ("```python\nx = 1\n```\n```\n1\n```", "x = 1\n", "its output behind it"),
         ("```python\n```python\nx = 1\n```", None, "opened twice"),
         ("```python\nx = 1\n``` done", None, "a closing fence stands alone in its line"),
         ("```\nx = 1\n```python\n", None, "wrong order"),
@@ -129,7 +131,7 @@ def test_format_of_any_text_lies_in_the_range_and_full_marks_mean_a_block(pieces
     assert 0 <= score <= 1
     if score == 1.0:
         assert extract_code(prefill + text) is not None
-        assert (prefill + text).rstrip().endswith("```")
+        assert (prefill + text).rstrip().rpartition("\n")[2].strip(" \t>").startswith(("```", "~~~"))
     if own_code(text, prefill) is None:
         assert score < 1
 
@@ -315,6 +317,10 @@ def test_read_tests():
         ('[{"args": [3], "expected": 6, "as": "len"}]', "as='len'"),
         ('[{"args": [3], "expected": 6, "tolerance": -1}]', "tolerance=-1"),
         ('[{"args": [3], "expected": 6, "tolerence": 1}]', "test 0 is"),
+        ('[{"args": [3], "expected": 6, "tolerance": null}]', "tolerance=None"),
+        ('[{"stdin": "", "stdout": "1", "tolerance": "1e-6"}]', "tolerance='1e-6'; use a number >= 0"),
+        ('[{"stdin": "", "stdout": "1", "tolerance": Infinity}]', "tolerance=inf"),
+        ('[{"stdin": "", "stdout": "1", "as": "set"}]', "test 0 is"),
         ('[[[{"$evil": [1]}], 6]]', r"\$evil is no tag"),
         ('[{"args": [3], "expected": 6, "as": ["set"]}]', r"as=\['set'\]"),
         (f'[[[3], {{"$complex": [1{"0" * 400}, 0]}}]]', "test 0 holds a value that cannot be read"),
@@ -358,6 +364,23 @@ DOUBLE = [[[3], 6], [[0], 0], [[-2], -4], [["ab"], "abab"]]
         ("def f(n):\n    return 0", 0.25, "a constant earns what it gets right"),
         ("def f(n):\n    pass", 0.0, "nothing"),
         ("def f(n):\n    if n == 0:\n        raise KeyError\n    return n * 2", 0.75, "a raise loses its own test"),
+        ("class Solution:\n    def f(self, n: List[int]) -> Optional[int]:\n        return n * 2", 1.0,
+         "LeetCode's class"),
+        ("def f(n):\n    return n * 2\nclass Solution:\n    def f(self, n):\n        return n", 1.0,
+         "the function first"),
+        ("class Solution:\n    def __init__(self):\n        self.seen = 0\n    def f(self, n):\n"
+         "        self.seen += 1\n        return n * 2 * self.seen", 1.0, "an object a call"),
+        ("class Solution:\n    f = 6", 0.0, "a class without the method"),
+        ("class Other:\n    def f(self, n):\n        return n * 2", 0.0, "another class"),
+        ("def f(n):\n    return n * 2\nexit()", 1.0, "ends well"),
+        ("def f(n):\n    return n * 2\nquit()", 1.0, "ends well"),
+        ("import sys\ndef f(n):\n    return n * 2\ndef main():\n    print(f(1))\nsys.exit(main())", 1.0, "ends well"),
+        ("import sys\ndef f(n):\n    return n * 2\nsys.exit(0)", 1.0, "ends well"),
+        ("def f(n):\n    return n * 2\nexit(1)", 0.0, "ends with an error code"),
+        ("def f(n):\n    return n * 2\nexit('done')", 0.0, "a text is an error code, too"),
+        ("exit()\ndef f(n):\n    return n * 2", 0.0, "ends before it has the function"),
+        ("def f(n):\r\n    return n * 2\r\n", 1.0, "Windows line ends"),
+        ("def f(n):   \n    return n * 2\t \n  \n", 1.0, "white space at line ends"),
         ("class E(Exception):\n    def __str__(self):\n        return 6\ndef f(n):\n    if n == 0:\n        raise E\n"
          "    return n * 2", 0.75, "so does one that has no text"),
         ("import sys\ndef f(n):\n    if n == -2:\n        sys.exit(0)\n    return n * 2", 0.5, "an exit loses more"),
@@ -400,6 +423,13 @@ def test_arguments_are_fresh_for_each_call():
 
 def test_tolerance_and_another_type():
     assert share("def f():\n    return 0.1 + 0.2", [[[], 0.3]]) == 1.0
+    assert (
+        share(
+            "def f():\n    return [{'a': 0.30001}]",
+            [{"args": [], "expected": [{"a": 0.3}], "tolerance": 1e-3}],
+        )
+        == 1.0
+    )
     near = "def f():\n    return 0.3001"
     assert share(near, [[[], 0.3]]) == 0.0
     assert share(near, [{"args": [], "expected": 0.3, "tolerance": 0.01}]) == 1.0
@@ -419,6 +449,12 @@ ADD = [{"stdin": "3 4\n", "stdout": "7\n"}, {"stdin": "1 1\n", "stdout": "2\n"}]
         ("import sys\nsys.stdout.write(str(sum(map(int, sys.stdin.read().split()))))", 1.0, "no newline"),
         ("print(sum(map(int, input().split())), '  \\n\\n')", 1.0, "white space at line ends"),
         ("def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()", 1.0, "main"),
+        ("def solve():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    solve()\n    exit()",
+         1.0, "solve(), guarded, and exit()"),
+        ("print(sum(map(int, input().split())))\nexit(0)", 1.0, "exits well"),
+        ("print(sum(map(int, input().split())))\nquit()", 1.0, "exits well"),
+        ("print(sum(map(int, input().split())))\nexit(1)", 0.0, "exits with an error code"),
+        ("a, b = map(int, input().split())\r\nprint(a + b, end='\\r\\n')\r\n", 1.0, "Windows line ends"),
         ("print(7)", 0.5, "a constant"),
         ("print(sum(map(int, input().split())))\nimport sys\nsys.exit(0)", 1.0, "exits well"),
         ("print(sum(map(int, input().split())))\n1 / 0", 0.0, "printed, then raised"),
@@ -436,9 +472,61 @@ def test_stdin_and_stdout(code, expected, reason):
 
 
 @pytest.mark.parametrize(
+    ("printed", "tolerance", "expected", "reason"),
+    [
+        ("0.3 ok\n12345678901", None, 1.0, "the text itself"),
+        ("0.3  \n12345678901", None, 0.0, "a word is missing"),
+        ("0.30 ok\n12345678901", None, 0.0, "without a tolerance numbers are text"),
+        ("0.30 ok\n12345678901.0", 1e-6, 1.0, "numbers, however they are written"),
+        ("3e-1   ok \n+12345678901\n", 0, 1.0, "and however they are spaced"),
+        ("0.3000009 ok\n12345678901", 1e-6, 1.0, "within the tolerance"),
+        ("0.3000011 ok\n12345678901", 1e-6, 0.0, "beyond it"),
+        ("0.3 ok\n12345678902", 1e-6, 0.0, "whole numbers are exact, large ones too"),
+        ("0.3 OK\n12345678901", 1e-6, 0.0, "words are compared as words"),
+        ("0.3 ok 12345678901", 1e-6, 0.0, "lines stay lines"),
+        ("0.3 ok\n12345678901\n1", 1e-6, 0.0, "a line too many"),
+        ("0.3 ok 1\n12345678901", 1e-6, 0.0, "a word too many"),
+        ("nan ok\n12345678901", 1e-6, 0.0, "no number"),
+        ("1e999 ok\n12345678901", 1e-6, 0.0, "not finite"),
+    ],
+)
+def test_what_a_program_prints_may_be_off_by_the_tests_own_tolerance(printed, tolerance, expected, reason):
+    test = {"stdin": "", "stdout": "0.3 ok\r\n12345678901\r\n"}
+    test |= {} if tolerance is None else {"tolerance": tolerance}
+    assert passes(Answer("value", printed), *read_tests([test])) == expected, reason
+
+
+def test_stdin_of_a_windows_file_reaches_the_program_without_its_carriage_returns():
+    tests = [{"stdin": "yes\r\nno\r\n", "stdout": "True\r\n"}, {"stdin": "no\r\n", "stdout": "False"}]
+    assert share("print(input() == 'yes')", tests, entry_point=None) == 1.0
+
+
+@pytest.mark.parametrize("entry_point", ["f", "Solution.f", "Solution().f"])
+def test_a_method_of_leetcodes_class_is_found_by_each_of_its_names(entry_point):
+    right = "class Solution:\n    def f(self, n):\n        return n * 2\nif __name__ == '__main__':\n    print(1 / 0)"
+    assert share(right, DOUBLE, entry_point) == 1.0
+    assert share(right.replace("2", "3"), DOUBLE, entry_point) == 0.25
+    assert share("class Solution:\n    def g(self, n):\n        return n * 2", DOUBLE, entry_point) == 0.0
+    assert (
+        share("class Solution:\n    @staticmethod\n    def f(n):\n        return n * 2", DOUBLE, entry_point)
+        == 1.0
+    )
+    assert share("def f(n):\n    return n * 2", DOUBLE, entry_point) == (entry_point == "f")
+
+
+@pytest.mark.parametrize("entry_point", ["f g", "f(", "a.b.c", "1f", ".f", "Solution(1).f"])
+def test_an_entry_point_that_can_be_none_is_named(entry_point):
+    with pytest.raises(ValueError, match="row 0: entry_point=.*use 'f', 'Solution.*f'"):
+        CodeTests(SHARED)(["x"], tests=[DOUBLE], entry_point=[entry_point])
+
+
+@pytest.mark.parametrize(
     ("code", "tests", "entry_point", "expected", "reason"),
     [
         ("x = 1", None, None, 1.0, "runs"),
+        ("x = 1\nexit()", None, None, 1.0, "ends well"),
+        ("def f(n): return n\nexit()", DOUBLE, "f", 1.0, "ends well"),
+        ("def f(n): return n\nexit(2)", DOUBLE, "f", 0.5, "ends with an error code"),
         ("x = y", None, None, 0.5, "Python, but raises"),
         ("x =", None, None, 0.0, "no Python"),
         ("A sentence of prose.", None, None, 0.0, "prose"),
@@ -481,6 +569,11 @@ ATTACKS = {
     "exits with success": "import os\nos._exit(0)",
     "raises SystemExit": "raise SystemExit(0)",
     "exits at the call": "import os\ndef f(n): os._exit(0)",
+    "ends well without a function": "exit()",
+    "ends well as often as one likes": "def f(n): exit(0)\nexit(0)",
+    "a class that has everything": "class Solution:\n    def __getattr__(self, name): return lambda *args: True",
+    "an exit code that equals all": "class A(int):\n    def __eq__(self, other): return True\n    __hash__ = None\n"
+    "def f(n): return A()\nraise SystemExit(A())",
     "replaces the harness": "import __main__, sys\n__main__.encode = lambda *a: {'$any': 1}\n"
     "__main__.call_all = print\ndef f(n): return 1",
     "searches the frames": "import sys\ndef f(n):\n    frame, seen = sys._getframe(), []\n    while frame:\n"
@@ -647,9 +740,10 @@ def test_a_sandbox_that_is_not_there_is_no_score(monkeypatch):
     ("code", "tests", "entry_point"),
     [
         ("def f(n):\n    return n * 2", DOUBLE, "f"),
+        ("class Solution:\n    def f(self, n):\n        return n * 2", DOUBLE, "Solution().f"),
         ("a, b = map(int, input().split())\nprint(a + b)", ADD, None),
     ],
-    ids=["calls", "stdin"],
+    ids=["calls", "method", "stdin"],
 )
 def test_no_cheat_pays(code, tests, entry_point, prefill):
     columns = {"tests": json.dumps(tests), "entry_point": entry_point}

@@ -21,6 +21,7 @@ from grpo_kit.rewards import (
     last_number,
     on_response,
 )
+from grpo_kit.rewards.response import is_blank
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
 
 # --- extract_answer, last_number -------------------------------------------------------------------------
@@ -99,6 +100,8 @@ def test_last_number(text, expected, reason):
         ),
         ("<think>a<answer>1</answer></think>", 0.5, "answer inside the thinking"),
         ("<think>a</think><answer></answer>", 0.75, "an empty answer is no answer"),
+        ("<think> \u200b\n</think><answer>1</answer>", 0.75, "nor is a thought that nobody sees one"),
+        ("<think>...</think><answer>1</answer>", 0.75, "nor one without a word"),
         ("<think><think>a</think><answer>1</answer>", 0.625, "a tag twice earns nothing, and no order"),
         ("<think></think><answer></answer>" * 3, 0.0, "tag spam earns nothing"),
         (
@@ -399,9 +402,10 @@ def test_math_answer_survives_any_text(answer, gold):
 @given(TEXT)
 @settings(max_examples=100, deadline=None)
 def test_only_a_complete_format_is_worth_one(response):
-    plain = re.fullmatch(r"(?s).*?<think>.*?</think>.*?<answer>(.*?)</answer>\s*", response)
+    plain = re.fullmatch(r"(?s).*?<think>(.*?)</think>.*?<answer>(.*?)</answer>(.*)", response)
     counts = all(response.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
-    whole = bool(plain and counts and plain.group(1).strip())
+    whole = bool(plain and counts and not is_blank(plain[1], words=True) and not is_blank(plain[2]))
+    whole = whole and is_blank(plain[3])
     assert (SoftFormat()([response]) == [1.0]) == whole
 
 

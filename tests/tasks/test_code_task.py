@@ -4,6 +4,7 @@ import ast
 import gzip
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -345,6 +346,23 @@ def test_constants_are_programs_and_do_not_pass(task):
     assert "always nothing" in task.strategies
     easy = {"question": "?", "entry_point": "f", "tests": "[[[1], 1], [[5], 5]]"}
     assert task.constant_accuracies([easy])["always its first argument"] == 1.0
+
+
+def test_a_problem_may_ask_for_a_method_of_leetcodes_class(write):
+    method = OWN[0] | {
+        "name": "method",
+        "question": "Write a class Solution with a method twice(self, n) that returns n times 2 plus 1.",
+        "entry_point": "Solution().twice",
+        "solution": "class Solution:\n    def twice(self, n):\n        return n * 2 + 1",
+    }
+    task = code(source=write([*OWN, method]), n_held_out=3, runner=RUNNER)
+    row = next(row for row in task.train + task.held_out if row["entry_point"] == "Solution().twice")
+    assert task.is_correct(row["answer"], row)
+    assert set(task.constant_accuracies([row]).values()) == {0.0}
+    alone = replace(task, held_out=[row], train=[other for other in task.train if other is not row])
+    assert (check_rewards(task.rewards, alone)["total"].iloc[1:] < 1.0).all()
+    with pytest.raises(ValueError, match=r"shows the hidden test twice\(3\)"):
+        load_problems(write([method | {"question": "twice(3) is 7: write Solution with twice."}]))
 
 
 def test_bad_arguments(write):

@@ -76,6 +76,7 @@ def test_the_gold_earns_full_accuracy_in_any_spelling_and_the_example_is_right()
     for row in task.held_out:
         spelled = row["answer"].replace('"', "'").replace("; ", "\n")
         assert task.is_correct(spelled, row)
+        assert task.is_correct(f"[{', '.join(row['calls'])}]", row)
         assert not task.is_correct("no idea", row)
         assert not task.is_correct(row["answer"] + "; timer(1)", row)
         batch = {name: [value] for name, value in row.items()}
@@ -104,7 +105,7 @@ def test_tools_strategies_earn_what_the_docstring_says():
 
 def test_no_cheat_pays_in_tools():
     table = check_rewards((task := tools(n_train=8, n_held_out=40)).rewards, task, rows=40)
-    assert {"all calls twice", "unknown operation", "calls as one list", "nothing, commented"} <= set(
+    assert {"all calls twice", "unknown operation", "calls as a list of texts", "nothing, commented"} <= set(
         table["case"]
     )
 

@@ -1,0 +1,182 @@
+"""Fenced blocks of a response, outside its thoughts: the one reader of fences, for programs and for calls."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import warnings
+from dataclasses import dataclass
+
+from grpo_kit.rewards.response import is_blank
+
+# Behind white space, quote signs and list signs, perhaps an <answer> tag: three ticks or tildes, and the language.
+_OPENS = re.compile(
+    r"(?P<lead>(?:[ \t>]|[-*+][ \t]|[0-9]{1,9}[.)][ \t])*)(?:<\w{1,20}>[ \t]*)?(?P<fence>`{3,}|~{3,})(?P<info>.*)"
+)
+_CLOSES = re.compile(r"(?P<lead>[ \t>]*)(?P<fence>`{3,}|~{3,})(?P<glued>.*)")
+_GLUED = re.compile(
+    r"<[^<>]{1,40}>|\[/?[A-Z_]{2,20}\]"
+)  # tokens and tags: <|im_end|>, </s>, </answer>, [/INST]
+_END_TOKENS = re.compile(
+    r"(?:(?:<[|｜][^<>]{1,40}[|｜]>|</s>|<(?:eos|eot|pad|end_of_turn|end_of_text)>)\s*)+\Z"
+)
+_LANGUAGE = re.compile(
+    r"[{\s.]*([A-Za-z_+#-]*)"
+)  # {python}, .python, python3, python:file.py, python title=x
+_THOUGHT = "think|thinking|thoughts?|reasoning|reflection|scratchpad"
+_THINKS = re.compile(rf"^[ \t]*(?:<(?:{_THOUGHT})>|\[THINK\])", re.IGNORECASE | re.MULTILINE)
+_THOUGHT_ENDS = re.compile(rf"</(?:{_THOUGHT})>|\[/THINK\]", re.IGNORECASE)
+# The prompt may have opened the thoughts. Behind a closing tag in a program's text stands a quote, none of these.
+_OPEN_BEFORE = re.compile(rf"(?:{_THOUGHT_ENDS.pattern})(?=\s|```|~~~|<|\Z)", re.IGNORECASE)
+_FURTHER_IN = 3  # columns that a closing fence may stand further in than its opening one, as in CommonMark
+_TRIED = 8  # closing fences, where the first ones may stand in a text of the program
+# What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
+_WARNS = re.compile(r"\\|(?:[0-9.jJ]|(?<!\w)0\w*)(?:and|else|for|if|in|is|not|or)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: the language it names ("" for none), its text without quote signs and common indentation.
+
+    opened, start, end, after: places in the response: of the opening fence's line, of the text between the fences,
+    and behind the closing fence. closed: False where there is none; it then ends where the next fence opens.
+    """
+
+    language: str
+    code: str
+    opened: int
+    start: int
+    end: int
+    after: int
+    closed: bool
+
+    @property
+    def is_python(self) -> bool:
+        """Whether its fence says so."""
+        return self.language in ("python", "py", "ipython")
+
+
+def read_blocks(response: str) -> list[Block]:
+    """All fenced blocks outside thoughts, in order.
+
+    A fence is a line of three or more ` or ~, indented, quoted or in a list. A block ends at a line of as many of the
+    same sign, alone but for tokens and tags glued to it (<|im_end|>, </answer>), and not inside a text of its program.
+
+    >>> [(block.language, block.code) for block in read_blocks("1. ~~~Python\\n   x = 1\\n   ~~~\\n```\\n1\\n```")]
+    [('python', 'x = 1\\n'), ('', '1\\n')]
+    """
+    blocks: list[Block] = []
+    at = 0
+    ends = _OPEN_BEFORE.search(response)
+    if ends and not _THINKS.search(response, 0, ends.start()):
+        at = ends.end()
+    while at < len(response):
+        end = _line_end(response, at)
+        line = response[at:end].rstrip()
+        if thinks := _THINKS.match(line):
+            ends = _THOUGHT_ENDS.search(response, at + thinks.end())
+            at = ends.end() if ends else len(response)
+        elif opening := _opening(line):
+            blocks.append(_block(response, at, end, opening))
+            at = blocks[-1].after
+        else:
+            at = end
+    return blocks
+
+
+def without_end_tokens(text: str) -> str:
+    """The text without the tokens that end a turn.
+
+    >>> without_end_tokens("f(1)<|im_end|></s>")
+    'f(1)'
+    """
+    return _END_TOKENS.sub("", text)
+
+
+def parse_quietly(text: str) -> ast.Module | None:
+    """What ast.parse makes of the text, without its warnings: a model wrote it. None if it is not Python.
+
+    >>> parse_quietly("x =") is None
+    True
+    """
+    try:
+        return _parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: NUL, lone surrogates
+        return None
+
+
+def _parse(text: str) -> ast.Module:
+    if not _WARNS.search(text):
+        return ast.parse(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+def _line_end(text: str, at: int) -> int:
+    return text.find("\n", at) + 1 or len(text)
+
+
+def _opening(line: str) -> re.Match[str] | None:
+    found = _OPENS.match(line)
+    return found if found and not (found["fence"][0] == "`" and "`" in found["info"]) else None
+
+
+def _block(response: str, opened: int, start: int, opening: re.Match[str]) -> Block:
+    language = _LANGUAGE.match(opening["info"])[1].lower()
+    quotes, lead = opening["lead"].count(">"), opening["lead"].rpartition(">")[2]
+    spaced = bool(quotes) and lead.startswith(" ")  # that space belongs to the quote sign
+    indent = len(lead) - spaced
+
+    def made(end: int, after: int, closed: bool = True) -> Block:
+        return Block(language, _code(response[start:end], quotes, spaced), opened, start, end, after, closed)
+
+    first = None  # where it ends unless that is in a text of the program
+    at, tried, in_text = start, 0, False
+    while at < len(response) and tried < _TRIED:
+        end = _line_end(response, at)
+        line = response[at:end].rstrip()
+        if after := _closed_by(line, opening, quotes, indent):
+            block = made(at, at + after)
+            done = parse_quietly(block.code) is not None if first else not _in_text(block.code)
+            if done:
+                return block
+            first, tried = first or block, tried + 1
+        elif not in_text and (inner := _opening(line)) and len(inner["lead"]) <= indent + _FURTHER_IN:
+            if _LANGUAGE.match(inner["info"])[1]:  # the next block begins before this one is closed
+                block = made(at, at, closed=False)
+                in_text = _in_text(block.code)
+                if not in_text:
+                    return first or block
+        at = end
+    return first or made(len(response), len(response), closed=False)
+
+
+def _closed_by(line: str, opening: re.Match[str], quotes: int, indent: int) -> int:
+    """Where in the line the closing fence ends; 0 if it closes nothing."""
+    found = _CLOSES.match(line)
+    if not found or not found["fence"].startswith(opening["fence"]) or (">" in found["lead"] and not quotes):
+        return 0
+    near = len(found["lead"].rpartition(">")[2]) <= indent + _FURTHER_IN
+    return found.end("fence") if near and is_blank(_GLUED.sub("", found["glued"])) else 0
+
+
+def _code(text: str, quotes: int, spaced: bool) -> str:
+    if quotes:
+        signs = rf"^(?:[ \t]*>){{1,{quotes}}}{' ?' if spaced else ''}"
+        text = re.sub(signs, "", text, flags=re.MULTILINE)
+    return textwrap.dedent(text) if text.lstrip("\r\n")[:1] in (" ", "\t") else text
+
+
+def _in_text(code: str) -> bool:
+    """Whether the code ends in the middle of a text in triple quotes."""
+    if '"""' not in code and "'''" not in code:
+        return False
+    try:
+        _parse(code)
+    except SyntaxError as error:
+        return "unterminated triple-quoted" in str(error.msg)
+    except (ValueError, RecursionError, MemoryError):
+        pass
+    return False
