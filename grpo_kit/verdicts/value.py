@@ -20,7 +20,7 @@ from grpo_kit.verdicts.rational import TooLargeError, UndefinedError, bounded, e
 
 _DIGITS = 40  # that agreeing values share beyond what their numbers have
 _MOST_DIGITS = 1_500
-_POINTS = 6
+_POINTS = 7
 
 
 @lru_cache(4096)
@@ -188,13 +188,13 @@ def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
     points = []
     for k in range(_POINTS):
         point = {}
-        for name in names:
+        for rank, name in enumerate(names):
             digest = int.from_bytes(hashlib.sha256(f"{name} {k}".encode()).digest()[:8], "big")
             value = Fraction(digest % 100_003, 40_009) + Fraction(3, 7)
             sign = -1 if k % 2 and (digest >> 40 & 1 or name == names[0]) else 1
             point[name] = sign * (value if k < 2 else value * beyond)
             if k >= 4:
-                point[name] = Fraction(digest % 9 + 2 + 3 * (k - 4))
+                point[name] = Fraction(5 + digest % 11 + 13 * (rank if k % 2 else len(names) - 1 - rank))
         points.append(point)
     return points
 
