@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+
 Reward = Callable[..., list[float | None]]
 
 # A minus belongs to the number unless something it could be subtracted from stands before it.
@@ -148,13 +150,17 @@ def last_number(text: str) -> str | None:
 def gold_text(value: Any) -> str | None:
     """A right answer as text, stripped; None where there is none (None, NaN, blank text).
 
-    A table turns whole numbers into floats where one is missing, so 2.0 is "2".
+    A table turns whole numbers into floats where one is missing, so 2.0 is "2". A number of less precision than Python's
+    (float32) is the shortest decimal that it holds: 0.1.
     Raises ValueError for a list, a dict and the like, which have no one text.
 
     >>> gold_text(2.0), gold_text(" 82 "), gold_text(float("nan"))
     ('2', '82', None)
     """
+    kind = str(getattr(value, "dtype", "")).rpartition(".")[2]
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(value, float) and kind in ("float16", "float32"):
+        value = float(str(getattr(np, kind)(value)))
     if isinstance(value, str):
         return value.strip() or None
     if isinstance(value, bytes | Mapping | Set) or hasattr(value, "__len__"):
