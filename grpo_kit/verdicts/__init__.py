@@ -8,6 +8,7 @@ compare: when two of them are the same.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -64,7 +65,8 @@ def verdict(
                 return False
             if question and not rules.expressions and _copied(known, found, given, question):
                 return False
-            return _bounded(known, found, rules)
+            # a number may be a quotient, so there is no sum to be worked out
+            return _bounded(known, found, replace(rules, expressions=True) if numbers_only else rules)
     except OutOfTimeError:
         return None
     except RecursionError:  # brackets in brackets in brackets

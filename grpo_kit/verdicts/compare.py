@@ -349,13 +349,18 @@ def _is_part(tree: Tree) -> bool:
 
 
 def unfinished(tree: Tree) -> bool:
-    """Whether a sum or difference of numbers was left to the reader: 100 - 94 for 6. A mixed number is none."""
-    if tree[0] in ("add", "sub"):
-        try:
+    """Whether a sum, a difference or a division of numbers was left to the reader: 100 - 94 or 12/2 for 6.
+
+    A mixed number is none, nor is a fraction that is no whole number.
+    """
+    try:
+        if tree[0] in ("add", "sub"):
             if all(exact(part) is not None for part in tree[1:]):
                 return True
-        except UndefinedError:
-            return True
+        elif tree[0] == "div" and all(part[0] == "num" for part in tree[1:]) and tree[2][1] not in (0, 1):
+            return (tree[1][1] / tree[2][1]).denominator == 1 and tree[1][1] != 0
+    except UndefinedError:
+        return True
     return any(unfinished(part) for part in tree[1:] if isinstance(part, tuple))
 
 

@@ -173,7 +173,7 @@ _WRAPPERS = [  # what stands around a whole answer and says nothing
     ("*", "*"), ('"', '"'),
 ]  # fmt: skip
 _DOLLARS = re.compile(r"(?<!\\)\$")
-_FORMULA = re.compile(r"(?<!\\)\$([^$]+?)(?<!\\)\$")
+_FORMULA = re.compile(r"(?<!\\)\$((?:\\\$|[^$])+?)(?<!\\)\$")
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SYSTEM = re.compile(
     r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\{cases\}(.*=.*)\\end\{cases\}(?:\s*\\right\s*\.)?", re.S

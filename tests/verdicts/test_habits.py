@@ -47,8 +47,6 @@ NUMBER = [
     lambda n: f"The answer is {n}.",
     lambda n: f"**Answer:** {n}",
     lambda n: f"{n}e0",
-    lambda n: f"{n * 10}/10",
-    lambda n: rf"\frac{{{n * 2}}}{{2}}",
 ]
 FRACTION = [
     lambda f: f"{f.numerator}/{f.denominator}",
