@@ -150,8 +150,8 @@ def last_number(text: str) -> str | None:
 def gold_text(value: Any) -> str | None:
     """A right answer as text, stripped; None where there is none (None, NaN, blank text).
 
-    A table turns whole numbers into floats where one is missing, so 2.0 is "2". A number of less precision than Python's
-    (float32) is the shortest decimal that it holds: 0.1.
+    A table turns whole numbers into floats where one is missing, so 2.0 is "2". A float32 is the shortest decimal
+    that it holds: 0.1.
     Raises ValueError for a list, a dict and the like, which have no one text.
 
     >>> gold_text(2.0), gold_text(" 82 "), gold_text(float("nan"))

@@ -144,7 +144,7 @@ TUPLE = [
     lambda v: f"({','.join(map(str, v))})",
     lambda v: rf"\left( {' , '.join(map(str, v))} \right)",
     lambda v: rf"\langle {', '.join(map(str, v))} \rangle",
-    lambda v: f"({', '.join(f'{2 * n}/2' for n in v)})",
+    lambda v: f"({', '.join(f'{n}.0' for n in v)})",
 ]
 SET = [
     lambda v: rf"\{{{', '.join(map(str, v))}\}}",

@@ -51,5 +51,5 @@ def test_what_readers_decided(kind):
 def test_what_readers_decided_in_all():
     found = collections.Counter((row["right"], judged(row)) for row in rows(READERS))
     right = sum(count for (wanted, _), count in found.items() if wanted == 1)
-    assert found[1, 1.0] >= 0.94 * right
+    assert found[1, 1.0] >= 0.93 * right
     assert found[None, None] == sum(count for (wanted, _), count in found.items() if wanted is None)
