@@ -68,7 +68,7 @@ class Answers:
         """Is the answer right (see Task.is_right)? None where no reward can judge it."""
         if judges := self.task.answer_rewards:
             return all_in_full([verdicts for _, verdicts in self._asked(judges)])
-        found: Verdicts = []
+        found = []
         with progress_line(f"{self.task.name}, answers judged") as progress:
             for row, text in zip(self.asked, self.texts, strict=True):
                 progress(len(found), len(self.texts))
@@ -83,11 +83,7 @@ class Answers:
     @cached_property
     def lenient(self) -> list[bool]:
         """Right, or as Task.is_leniently_right reads it."""
-        wrong = [place for place, right in enumerate(self.right) if not right]
-        more = {name: [values[place] for place in wrong] for name, values in self._given.items()}
-        rows, texts = ([values[place] for place in wrong] for values in (self.asked, self.texts))
-        found = dict(zip(wrong, leniently_right(self.task, rows, texts, more), strict=True))
-        return [found.get(place, True) for place in range(len(self.texts))]
+        return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
 
     @cached_property
     def formatted(self) -> list[bool]:
@@ -97,26 +93,23 @@ class Answers:
     @cached_property
     def parts(self) -> dict[str, Scores]:
         """Each reward's scores by its name, asked as in training. Raises RewardError."""
-        asked = self._asked(self.task.rewards)
-        return {
-            name: scores for name, (scores, _) in zip(reward_names(self.task.rewards), asked, strict=True)
-        }
+        scores = [scores for scores, _ in self._asked(self.task.rewards)]
+        return dict(zip(reward_names(self.task.rewards), scores, strict=True))
 
     @property
     def _given(self) -> dict[str, list[Any]]:
-        """What a reward gets of each completion besides its row's columns."""
+        """What a reward gets besides the completions."""
         prompts = [prompt for prompt in self.prompts for _ in range(self.samples)]
-        return {"prompts": prompts, "completion_ids": [list(made.ids) for made in self.completions]}
+        ids, prefill = [list(made.ids) for made in self.completions], [self.task.prefill] * len(self.texts)
+        return {**columns_of(self.asked), "prompts": prompts, "completion_ids": ids, "prefill": prefill}
 
     def _asked(self, rewards: Sequence[Reward]) -> list[tuple[Scores, Verdicts]]:
         """Scores and verdicts of these of the task's rewards; each is asked once, whoever reads them."""
         known = self.__dict__.setdefault("_known", {})
-        columns = columns_of(self.asked) | self._given | {"prefill": [self.task.prefill] * len(self.texts)}
         names = dict(zip(map(id, self.task.rewards), reward_names(self.task.rewards), strict=True))
         with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
-            for one in rewards:
-                if id(one) not in known:
-                    known[id(one)] = ask_in_full(one, self.texts, columns, name=names[id(one)])
+            for one in (one for one in rewards if id(one) not in known):
+                known[id(one)] = ask_in_full(one, self.texts, self._given, name=names[id(one)])
         return [known[id(one)] for one in rewards]
 
     @cached_property
@@ -140,10 +133,7 @@ class Answers:
         return {"strict": self.right, "lenient": self.lenient, "formatted": self.formatted}
 
     def table(self) -> pd.DataFrame:
-        """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards.
-
-        unjudged besides, where the answer of any could not be judged.
-        """
+        """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards, any unjudged."""
         columns = {
             "question": [row["question"] for row in self.asked],
             "answer": [row.get("answer", "") for row in self.asked],
@@ -152,9 +142,8 @@ class Answers:
             "tokens": [made.tokens for made in self.completions],
             "cut_off": [made.cut_off for made in self.completions],
         }
-        if None in self.verdicts:
-            columns["unjudged"] = [verdict is None for verdict in self.verdicts]
-        return pd.DataFrame(columns | self.reward_columns())
+        unjudged = {"unjudged": [one is None for one in self.verdicts]} if None in self.verdicts else {}
+        return pd.DataFrame(columns | self.reward_columns() | unjudged)
 
     def reward_columns(self) -> dict[str, pd.Series]:
         """reward, the total, and reward/<name> of each reward, NaN where it cannot judge."""
@@ -256,9 +245,8 @@ def answer(
 def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
     sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
     free = free_bytes(next(model.parameters()).device)
-    if unsupported(
-        model, GenerationConfig()
-    ):  # transformers decodes then: samples share nothing, too many rows end it
+    # transformers decodes then: samples share nothing, too many rows end it
+    if unsupported(model, GenerationConfig()):
         return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
     return rows_at_once(model, free, samples=max(1, samples), **sizes)
 
@@ -308,7 +296,5 @@ def conversation(episode: Episode) -> str:
     >>> conversation(Episode({}, []))
     ''
     """
-    lines: list[str] = []
-    for turn in episode.turns:
-        lines += [turn.observation, f"> {turn.completion.strip()}"]
+    lines = [line for turn in episode.turns for line in (turn.observation, f"> {turn.completion.strip()}")]
     return "\n".join([*lines, *[turn.result for turn in episode.turns[-1:]]])

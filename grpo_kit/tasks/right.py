@@ -82,25 +82,29 @@ def verdicts(
 
 
 def leniently_right(
-    task: Judged, rows: Sequence[dict], completions: Sequence[str], columns: Mapping[str, list] = _NONE
+    task: Judged,
+    rows: Sequence[dict],
+    completions: Sequence[str],
+    strict: Sequence[bool],
+    columns: Mapping[str, list] = _NONE,
 ) -> list[bool]:
-    """Is the last number written right, or the text from the last opening tag to a closing one or the line's end?
+    """Right strictly, as the last number, or as the text from the last opening tag to a closing one or the line's end.
 
     columns: as for are_correct, one entry a completion. A task that reads its answers in its own way, or that no reward
-    and no answer of its rows can judge, has no lenient reading: all False.
+    and no answer of its rows can judge, has no lenient reading.
     """
     judges = answer_rewards(task)
     if task.read_answer is not None or (judges and not any(map(judges_answer, judges))):
-        return [False] * len(completions)
+        return list(strict)
     read = [
-        [(id(row), text) for text in _read(task, completion)]
-        for row, completion in zip(rows, completions, strict=True)
+        [] if right else [(id(row), text) for text in _read(task, completion)]
+        for row, completion, right in zip(rows, completions, strict, strict=True)
     ]
     first = {key: place for place in reversed(range(len(read))) for key in read[place]}  # each is asked once
     more = {name: [values[place] for place in first.values()] for name, values in columns.items()}
     found = are_correct(task, [text for _, text in first], [rows[place] for place in first.values()], more)
-    right = {key for key, correct in zip(first, found, strict=True) if correct}
-    return [not right.isdisjoint(keys) for keys in read]
+    meant = {key for key, correct in zip(first, found, strict=True) if correct}
+    return [right or not meant.isdisjoint(keys) for right, keys in zip(strict, read, strict=True)]
 
 
 def _read(task: Judged, completion: str) -> list[str]:
@@ -109,12 +113,8 @@ def _read(task: Judged, completion: str) -> list[str]:
     start = response.rfind(opening)
     # A prefill that goes on after the tag would lend its own words to the answer.
     own = start >= 0 and start + len(opening) >= len(task.prefill)
-    open_block = response[start + len(opening) :] if own else ""
-    return [
-        text
-        for text in (open_block.split(closing)[0].strip().split("\n")[0].strip(), last_number(completion))
-        if text
-    ]
+    open_block = response[start + len(opening) :].split(closing)[0].strip() if own else ""
+    return [text for text in (open_block.split("\n")[0].strip(), last_number(completion)) if text]
 
 
 def giving(task: Judged, texts: Sequence[str]) -> list[str]:

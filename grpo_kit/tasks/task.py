@@ -154,7 +154,7 @@ class Task:
 
         A task that reads its answers in its own way has no lenient reading.
         """
-        return leniently_right(self, [row], [completion])[0]
+        return leniently_right(self, [row], [completion], [False])[0]
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         """What check_rewards tries on a row: the honest completion and the cheats, no two alike.
