@@ -77,9 +77,7 @@ class Task:
     cheats: Callable[[dict, Case], list[Case]] | None = None
 
     def __post_init__(self) -> None:
-        if self.is_correct is None or isinstance(
-            self.is_correct, PaidInFull
-        ):  # replace() hands on another task's
+        if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
             object.__setattr__(self, "is_correct", PaidInFull(self))
         for split in ("train", "held_out"):
             _check_rows(self.name, split, getattr(self, split), self.rewards)
