@@ -28,13 +28,14 @@ _RATES = ("strict", "lenient", "formatted")
 class Evaluation:
     """What a model scored on a task's rows. Made by evaluate().
 
-    strict: right inside the answer tags. lenient: right there, behind an unclosed tag, or as the last number.
+    strict: right, what the rewards that judge the answer pay in full (Task.is_right). lenient: right so, or right if
+    what stands behind an unclosed tag, or the last number, were the answer. What cannot be judged counts as wrong.
     formatted: exactly one well-formed answer in the tags. pass_at: k -> pass@k (strict, sampled).
     Of episodes, strict: those that succeed; lenient: None; formatted: those without an invalid action.
     constant: name and accuracy of the best answer given without reading the question, None if the task has none.
     rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
-    total) and reward/<name> of each reward, and n_right of `samples` where there were samples. settings: how it was
-    decoded.
+    total) and reward/<name> of each reward, n_right of `samples` where there were samples, and unjudged where an answer
+    could not be judged. settings: how it was decoded.
     """
 
     task: str
@@ -85,6 +86,8 @@ class Evaluation:
             for name, e in named.items()
         }
         sentence = f"{percent(self.strict.value)} right, n = {self.n}"
+        if "unjudged" in self.rows:
+            sentence += f", {self.rows['unjudged'].sum()} of which could not be judged and count as wrong"
         if self.constant is not None:
             words[self.constant[0]] = {"value, 95 % interval": percent(self.constant[1]), "n": str(self.n)}
             sentence += f"; the best constant strategy has {percent(self.constant[1])}"

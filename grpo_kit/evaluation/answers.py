@@ -23,11 +23,14 @@ from grpo_kit.episodes.view import Renderer
 from grpo_kit.evaluation.chunks import sample_chunks
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.rewards.judge import Scores, ask_all, totals
-from grpo_kit.rewards.parts import check_columns
+from grpo_kit.rewards.combine import Verdicts, all_in_full, ask_in_full
+from grpo_kit.rewards.judge import Scores, totals
+from grpo_kit.rewards.parts import check_columns, reward_names
+from grpo_kit.rewards.response import Reward
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, complete, end_ids
 from grpo_kit.rollout.support import unsupported
+from grpo_kit.tasks.right import columns_of, leniently_right
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -61,8 +64,10 @@ class Answers:
         return [made.text for made in self.completions]
 
     @cached_property
-    def right(self) -> list[bool]:
-        """Is the one answer in the tags right?"""
+    def verdicts(self) -> Verdicts:
+        """Is the answer right (see Task.is_right)? None where no reward can judge it."""
+        if judges := self.task.answer_rewards:
+            return all_in_full([verdicts for _, verdicts in self._asked(judges)])
         found = []
         with progress_line(f"{self.task.name}, answers judged") as progress:
             for row, text in zip(self.asked, self.texts, strict=True):
@@ -71,10 +76,14 @@ class Answers:
         return found
 
     @cached_property
+    def right(self) -> list[bool]:
+        """Is the answer right? What cannot be judged is not."""
+        return [verdict is True for verdict in self.verdicts]
+
+    @cached_property
     def lenient(self) -> list[bool]:
-        """Right in the tags, or as Task.is_leniently_right reads it."""
-        pairs = zip(self.right, self.asked, self.texts, strict=True)
-        return [right or self.task.is_leniently_right(row, text) for right, row, text in pairs]
+        """Right, or as Task.is_leniently_right reads it."""
+        return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
 
     @cached_property
     def formatted(self) -> list[bool]:
@@ -84,17 +93,24 @@ class Answers:
     @cached_property
     def parts(self) -> dict[str, Scores]:
         """Each reward's scores by its name, asked as in training. Raises RewardError."""
-        names = dict.fromkeys(name for row in self.rows for name in row)
-        columns = {name: [row.get(name) for row in self.asked] for name in names}
+        scores = [scores for scores, _ in self._asked(self.task.rewards)]
+        return dict(zip(reward_names(self.task.rewards), scores, strict=True))
+
+    @property
+    def _given(self) -> dict[str, list[Any]]:
+        """What a reward gets besides the completions."""
+        prompts = [prompt for prompt in self.prompts for _ in range(self.samples)]
+        ids, prefill = [list(made.ids) for made in self.completions], [self.task.prefill] * len(self.texts)
+        return {**columns_of(self.asked), "prompts": prompts, "completion_ids": ids, "prefill": prefill}
+
+    def _asked(self, rewards: Sequence[Reward]) -> list[tuple[Scores, Verdicts]]:
+        """Scores and verdicts of these of the task's rewards; each is asked once, whoever reads them."""
+        known = self.__dict__.setdefault("_known", {})
+        names = dict(zip(map(id, self.task.rewards), reward_names(self.task.rewards), strict=True))
         with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
-            return ask_all(
-                self.task.rewards,
-                self.texts,
-                prompts=[prompt for prompt in self.prompts for _ in range(self.samples)],
-                completion_ids=[list(made.ids) for made in self.completions],
-                prefill=[self.task.prefill] * len(self.texts),
-                **columns,
-            )
+            for one in (one for one in rewards if id(one) not in known):
+                known[id(one)] = ask_in_full(one, self.texts, self._given, name=names[id(one)])
+        return [known[id(one)] for one in rewards]
 
     @cached_property
     def rewards(self) -> Scores:
@@ -117,7 +133,7 @@ class Answers:
         return {"strict": self.right, "lenient": self.lenient, "formatted": self.formatted}
 
     def table(self) -> pd.DataFrame:
-        """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards."""
+        """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards, any unjudged."""
         columns = {
             "question": [row["question"] for row in self.asked],
             "answer": [row.get("answer", "") for row in self.asked],
@@ -126,7 +142,8 @@ class Answers:
             "tokens": [made.tokens for made in self.completions],
             "cut_off": [made.cut_off for made in self.completions],
         }
-        return pd.DataFrame(columns | self.reward_columns())
+        unjudged = {"unjudged": [one is None for one in self.verdicts]} if None in self.verdicts else {}
+        return pd.DataFrame(columns | self.reward_columns() | unjudged)
 
     def reward_columns(self) -> dict[str, pd.Series]:
         """reward, the total, and reward/<name> of each reward, NaN where it cannot judge."""
@@ -145,7 +162,7 @@ class Played(Answers):
     episodes: list[Episode]
 
     @cached_property
-    def right(self) -> list[bool]:
+    def verdicts(self) -> Verdicts:
         return [episode.total >= self.task.success for episode in self.episodes]
 
     @cached_property
@@ -228,9 +245,8 @@ def answer(
 def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
     sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
     free = free_bytes(next(model.parameters()).device)
-    if unsupported(
-        model, GenerationConfig()
-    ):  # transformers decodes then: samples share nothing, too many rows end it
+    # transformers decodes then: samples share nothing, too many rows end it
+    if unsupported(model, GenerationConfig()):
         return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
     return rows_at_once(model, free, samples=max(1, samples), **sizes)
 
@@ -280,7 +296,5 @@ def conversation(episode: Episode) -> str:
     >>> conversation(Episode({}, []))
     ''
     """
-    lines: list[str] = []
-    for turn in episode.turns:
-        lines += [turn.observation, f"> {turn.completion.strip()}"]
+    lines = [line for turn in episode.turns for line in (turn.observation, f"> {turn.completion.strip()}")]
     return "\n".join([*lines, *[turn.result for turn in episode.turns[-1:]]])

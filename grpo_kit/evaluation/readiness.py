@@ -70,7 +70,7 @@ def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -
 class Readiness:
     """What a model does on a task before training. Made by readiness().
 
-    right, lenient, formatted: of `samples`, by prompt: right in the tags, right as evaluate's lenient reading has it,
+    right, lenient, formatted: of `samples`, by prompt: right, right as evaluate's lenient reading has it,
     with a readable answer. Of episodes: how many succeed; None; the sum of their shares of valid actions.
     rewards: by prompt, reward (the total) -> samples that earned it; those without one are left out.
     lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.

@@ -152,6 +152,8 @@ def prompt_fingerprint(settings: Settings) -> str:
 def _prompt(task: Task) -> dict[str, Any]:
     names = ("name", "is_correct", "strategies", "system", "prefill", "examples", "max_completion_tokens")
     given = {name: getattr(task, name) for name in (*names, "answer_tag", "read_answer")}
+    if judges := task.answer_rewards:
+        given["answer_rewards"] = [[reward, *all_parts(reward)] for reward in judges]
     return {**given, "held_out": digest(task.held_out)}
 
 

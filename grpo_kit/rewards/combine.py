@@ -8,9 +8,12 @@ from typing import Any
 
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.judge import ask, check_range, total
+from grpo_kit.rewards.judge import Scores, ask, check_range, total
 from grpo_kit.rewards.parts import all_parts, required_columns, reward_names
 from grpo_kit.rewards.response import Reward
+
+Verdicts = list[bool | None]  # of each completion: paid in full? None where that cannot be judged
+_ROUNDING = 1e-6
 
 
 class _Composite:
@@ -136,9 +139,62 @@ def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) 
     for reward, name in zip(rewards, names or reward_names(rewards), strict=True):
         if isinstance(reward, WeightedSum):
             found |= answer_parts(reward.parts, [reward._name_of[id(part)] for part in reward.parts])
-        elif set(required_columns(reward)) - {"prompt", "prefill"}:
+        elif judges_answer(reward):
             found[name] = reward
     return found
+
+
+def judges_answer(reward: Reward) -> bool:
+    """Does the reward, or a part of it, ask for a column of the row besides its prefill?
+
+    >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
+    >>> judges_answer(Gated(ExactAnswer(), on=SoftFormat())), judges_answer(SoftFormat())
+    (True, False)
+    """
+    return any(set(required_columns(r)) - {"prompt", "prefill"} for r in [reward, *all_parts(reward)])
+
+
+def ask_in_full(
+    reward: Reward, completions: Sequence[Any], columns: Mapping[str, Any], *, name: str | None = None
+) -> tuple[Scores, Verdicts]:
+    """The reward's scores, as `ask` gives them, and whether it pays each completion's answer in full.
+
+    Full is the top of the scale: 1.0, or `high` of a reward that states `range = (low, high)`; 1e-6 below counts. In a
+    WeightedSum the parts that judge the answer must all pay in full; a Gated reward pays behind an open gate only. None
+    where it cannot judge. A reward that judges no answer is taken whole. Raises RewardError.
+
+    >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
+    >>> ask_in_full(WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25}), ["<answer>5</answer>"], {"answer": ["5"]})
+    ([0.875], [True])
+    """
+    told: dict[str, Scores] = {}
+    if isinstance(reward, WeightedSum | Gated):  # it tells what its parts gave, so that none is asked again
+        columns = {**columns, "log_extra": told.__setitem__}
+    scores = ask(reward, completions, name=name, **columns)
+
+    def full(one: Reward, given: Scores) -> Verdicts:
+        if not isinstance(one, WeightedSum | Gated) or not judges_answer(one):
+            high = (getattr(one, "range", None) or (0.0, 1.0))[1]
+            return [None if score is None else score >= high - _ROUNDING for score in given]
+        parts = {id(part): told[f"reward/{reward._name_of[id(part)]}"] for part in one.parts}
+        inside = [full(part, parts[id(part)]) for part in one.parts if judges_answer(part)]
+        verdicts: Verdicts = [None if None in row else all(row) for row in zip(*inside, strict=True)]
+        if isinstance(one, WeightedSum):
+            return verdicts
+        open_ = [None if gate is None else gate >= one.at for gate in parts[id(one.parts[1])]]
+        return [None if None in pair else all(pair) for pair in zip(verdicts, open_, strict=True)]
+
+    return scores, full(reward, scores)
+
+
+def all_in_full(verdicts: Sequence[Verdicts]) -> Verdicts:
+    """Of several rewards: do all that can judge a completion pay it in full? None where none can judge it.
+
+    >>> all_in_full([[True, True, None], [True, False, None], [None, True, None]])
+    [True, False, None]
+    """
+    judged = [[one for one in row if one is not None] for row in zip(*verdicts, strict=True)]
+    return [all(row) if row else None for row in judged]
 
 
 class Gated(_Composite):

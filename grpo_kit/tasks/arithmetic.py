@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from grpo_kit.rewards import NumericAnswer, SoftFormat
-from grpo_kit.rewards.answers import as_number
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer, split_distinct
 
 _APPLY = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
@@ -64,7 +63,6 @@ def arithmetic(
         held_out=held_out,
         rewards=[NumericAnswer(), SoftFormat(think=None)],
         reward_weights=[0.75, 0.25],
-        is_correct=lambda text, row: as_number(text) == as_number(row["answer"]),
         strategies=strategies,
         system="Answer in <answer> tags.",
         prefill="<answer>",

@@ -18,7 +18,7 @@ from grpo_kit.rewards.cases import Case
 from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, own_code
 from grpo_kit.rewards.code_cheats import definition
 from grpo_kit.rewards.code_runner import CodeRunner
-from grpo_kit.rewards.code_tests import CallTest, Job, StdinTest, passes, read_tests
+from grpo_kit.rewards.code_tests import CallTest, StdinTest, read_tests
 from grpo_kit.tasks.code_files import load_problems, to_text
 from grpo_kit.tasks.task import Strategy, Task
 
@@ -45,10 +45,10 @@ def code(
     in proportion.
     source: None for the shipped problems; else a file, "mbpp" or "humaneval" (see code_files.load_problems),
     all of whose problems are level 1.
-    runner: how programs are run (limits); the rewards and is_correct share it, so each program runs once.
+    runner: how programs are run (limits); the rewards share it, so each program runs once.
     Row columns: question, answer (a right program), entry_point (None for stdin problems), tests (hidden,
     JSON text), level. The prefill opens the block.
-    Rewards: code format (0.125), code runs (0.125), code tests (0.75). Correct: passes every hidden test.
+    Rewards: code format (0.125), code runs (0.125), code tests (0.75). Right: passes every hidden test.
     Constant strategies: the first argument, nothing, the value most tests of the train rows expect.
     Raises ValueError for levels that no problem has, and for n_held_out that leaves no row.
 
@@ -69,24 +69,19 @@ def code(
     runner = CodeRunner() if runner is None else runner
     rows = [_row(problem) for problem in train]
 
-    def is_correct(text: str, row: dict) -> bool:
-        tests = read_tests(row["tests"])
-        (outcome,) = runner.run([Job.of(text, row["entry_point"], tests)])
-        return all(passes(answer, test) for answer, test in zip(outcome.answers, tests, strict=True))
-
     return Task(
         name="code",
         train=rows,
         held_out=[_row(problem) for problem in held_out],
         rewards=[CodeFormat(), CodeRuns(runner), CodeTests(runner)],
         reward_weights=[0.125, 0.125, 0.75],
-        is_correct=is_correct,
         strategies=_strategies(rows),
         system="Answer with one Python code block.",
         prefill=_PREFILL,
         examples=(_EXAMPLE,),
         max_completion_tokens=max_completion_tokens,
         read_answer=own_code,
+        write_answer=_block,
         cases=_cases,
         cheats=_cheats,
     )
@@ -116,6 +111,10 @@ def _stratified(problems: list[dict], count: int, seed: int) -> list[dict]:
     picked = [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
     rng.shuffle(picked)
     return picked
+
+
+def _block(program: str, prefill: str) -> str:
+    return f"{'' if prefill.endswith(_PREFILL) else _PREFILL}{program.rstrip()}\n```"
 
 
 def _cases(row: dict) -> list[Case]:

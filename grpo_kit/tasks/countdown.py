@@ -148,7 +148,6 @@ def countdown(
             SoftFormat(think="think" if think else None),
         ],
         reward_weights=[0.75, 0.25],
-        is_correct=lambda text, row: _tiers(text, row["numbers"], row["target"]) == 3,
         strategies=_strategies(high),
         system=f"Think in <think> tags, then: {system[0].lower()}{system[1:]}" if think else system,
         prefill="<think>\n" if think else "<answer>",

@@ -110,7 +110,6 @@ def events(
         held_out=held_out,
         rewards=[ScheduleShare(), SoftFormat(think=None)],
         reward_weights=[0.75, 0.25],
-        is_correct=lambda text, row: schedule_worth(text, row["events"]) == row["best"],
         strategies=_strategies(high),
         system="Answer in <answer> tags with the letters of the events, in order. "
         "Best means the most hours times priority.",

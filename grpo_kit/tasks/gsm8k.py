@@ -63,7 +63,6 @@ def gsm8k(
         held_out=_pick("n_held_out", test_rows, n_held_out, seed),
         rewards=[NumericAnswer(), SoftFormat()],
         reward_weights=[0.75, 0.25],
-        is_correct=lambda text, row: as_number(text) == as_number(row["answer"]),
         strategies=most_frequent_answer(kept),
         system="Reason step by step in <think> tags, then give the number alone in <answer> tags.",
         prefill="<think>\n",

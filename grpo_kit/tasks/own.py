@@ -23,6 +23,7 @@ def from_rows(
     reward_weights: Sequence[float] | None = None,
     question: str = "question",
     answer: str = "answer",
+    correct: Callable[[str, dict], bool] | None = None,
     is_correct: Callable[[str, dict], bool] | None = None,
     strategies: dict[str, Strategy] | None = None,
     system: str | None = None,
@@ -37,7 +38,11 @@ def from_rows(
     held_out: rows never trained on; None moves every fifth row of train there.
     question, answer: the columns that hold them; kept, and copied to "question" and "answer". The question is text,
     the answer text or a number (2.0, as a table writes a whole number beside a gap, becomes "2").
-    reward_weights: default equal. is_correct: by default the same text, ignoring white space at the ends.
+    reward_weights: default equal.
+    correct: (answer text, row) -> right? By default an answer is right where the rewards that judge it, those that ask
+    for a column of the row, pay in full: 1.0, or `high` of a reward with `range = (low, high)`. Where no reward judges
+    it, as the text of the row's answer; where no row has one either, where the whole reward is paid. is_correct: its
+    former name.
     strategies: default "always the most frequent answer". Rows that have no answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.
@@ -70,7 +75,7 @@ def from_rows(
         held_out=held,
         rewards=rewards,
         reward_weights=list(reward_weights or [1 / max(1, len(rewards))] * len(rewards)),
-        is_correct=is_correct or (lambda text, row: text.strip() == row["answer"].strip()),
+        is_correct=correct or is_correct,
         strategies=most_frequent_answer(rows) if strategies is None else dict(strategies),
         system=system,
         prefill=prefill,

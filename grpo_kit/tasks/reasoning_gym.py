@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 # Most data sets make row i from seed + i: seeds this far apart share no row.
 _APART = 10_000_000
 _MOST_ROWS = 20_000  # word_ladder refuses more
-_RIGHT = 0.99  # the score from which on an answer is right
+_RIGHT = 0.99  # the score from which on an answer is right, in one turn as in several: scorers round
 
 
 def from_reasoning_gym(

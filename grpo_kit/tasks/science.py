@@ -46,7 +46,8 @@ def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL") -> Task:
     format (0.25).
     Row columns: question, answer (the first accepted one), answers (all of them), subject ("chemistry", "biology"),
     source.
-    is_correct: `same_words` as one of the accepted answers. It is strict: it rejects a right answer in other
+    is_correct: `same_words` as one of the accepted answers, so that one accuracy stands beside either overlap, which a
+    plural or an article more costs a little. It is strict: it rejects a right answer in other
     words, which overlap gives credit for. Overlap in turn misses that one word can make an answer wrong: "an ion
     with a negative charge" for "an ion with a positive charge" has a ROUGE-L of 5/6.
     Strategies: the most frequent, the longest and the most overlapping train answer, the question's own words.

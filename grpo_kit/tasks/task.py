@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.prompts import build_dataset, build_prompt
@@ -16,8 +16,18 @@ from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cases import Case, RewardCheckError, answer_cases, crafted_cases
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import ask_all, totals
-from grpo_kit.rewards.parts import all_parts
-from grpo_kit.rewards.response import Reward, last_number, own_answer
+from grpo_kit.rewards.response import Reward, own_answer
+from grpo_kit.tasks.right import (
+    PaidInFull,
+    answer_rewards,
+    are_correct,
+    columns_of,
+    giving,
+    leniently_right,
+    same_text,
+    think_of,
+    verdicts,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,12 +46,14 @@ class Task:
     train, held_out: rows with at least "question" and "answer" (str) and the columns the rewards ask for;
     no question is in both.
     rewards: reward(completions, **columns) -> list of float in [0, 1] or None. reward_weights: sum to 1.
-    is_correct: (answer text a person would write, row) -> right?
+    is_correct: (answer text a person would write, row) -> right? None, the default: right is what the rewards that
+    judge the answer pay in full (see answer_rewards); the field then holds a function that asks them.
     strategies: answers given without reading the question ("always the first number"): row -> answer text,
     or None where it has none. What the best of them scores, a trained model must beat.
     examples: (question, full response) pairs shown in every prompt; never among the rows.
     max_completion_tokens: tokens the model may write.
     read_answer: (completion, prefill) -> answer text, None where there is none; default: the text in the answer tags.
+    write_answer: with a read_answer, (answer text, prefill) -> a completion that gives it; default: the text alone.
     cases: row -> the honest completion and the cheats that check_rewards tries; default: crafted_cases(row["answer"]).
     cheats: (row, honest case) -> more of them, such as what training on this task has found.
     Raises ValueError naming the field that does not fit.
@@ -52,7 +64,7 @@ class Task:
     held_out: list[dict]
     rewards: list[Reward]
     reward_weights: list[float]
-    is_correct: Callable[[str, dict], bool]
+    is_correct: Callable[[str, dict], bool] | None = None
     strategies: dict[str, Strategy] = field(default_factory=dict)
     system: str | None = None
     prefill: str = ""
@@ -60,10 +72,13 @@ class Task:
     max_completion_tokens: int = 16
     answer_tag: str = "answer"
     read_answer: Callable[[str, str], str | None] | None = None
+    write_answer: Callable[[str, str], str] | None = None
     cases: Callable[[dict], list[Case]] | None = None
     cheats: Callable[[dict, Case], list[Case]] | None = None
 
     def __post_init__(self) -> None:
+        if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
+            object.__setattr__(self, "is_correct", PaidInFull(self))
         for split in ("train", "held_out"):
             _check_rows(self.name, split, getattr(self, split), self.rewards)
         shared = {row["question"] for row in self.train} & {row["question"] for row in self.held_out}
@@ -120,8 +135,15 @@ class Task:
             return self.read_answer(completion, self.prefill)
         return own_answer(completion, self.prefill, self.answer_tag)
 
+    @property
+    def answer_rewards(self) -> list[Reward]:
+        """The rewards whose full pay makes an answer right, see tasks.right; [] where is_correct is your own."""
+        return answer_rewards(self)
+
     def is_right(self, row: dict, completion: str) -> bool:
-        """Is the one answer in the completion's tags right?"""
+        """Do the answer rewards pay the completion in full? With an is_correct of your own: is its one answer right?"""
+        if self.answer_rewards:
+            return verdicts(self, [row], [completion]) == [True]
         answer = self.answer_of(completion)
         return answer is not None and bool(self.is_correct(answer, row))
 
@@ -130,16 +152,7 @@ class Task:
 
         A task that reads its answers in its own way has no lenient reading.
         """
-        if self.read_answer is not None:
-            return False
-        opening, closing = f"<{self.answer_tag}>", f"</{self.answer_tag}>"
-        response = self.prefill + completion
-        start = response.rfind(opening)
-        # A prefill that goes on after the tag would lend its own words to the answer.
-        own = start >= 0 and start + len(opening) >= len(self.prefill)
-        open_block = response[start + len(opening) :] if own else ""
-        candidates = [open_block.split(closing)[0].strip().split("\n")[0].strip(), last_number(completion)]
-        return any(bool(self.is_correct(answer, row)) for answer in candidates if answer)
+        return leniently_right(self, [row], [completion], [False])[0]
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         """What check_rewards tries on a row: the honest completion and the cheats, no two alike.
@@ -167,27 +180,30 @@ class Task:
 
     def _crafted(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         right = str(row["answer"])
-        others = [str(other["answer"]) for other in self.train] + [f"{right}1", "0"]
-        wrong = next((text for text in others if not self.is_correct(text, row)), None)
-        if not right or not self.is_correct(right, row):
+        by_reward = isinstance(self.is_correct, PaidInFull)  # what it pays for the row's answer is to be seen
+        if not right or not (by_reward or self.is_correct(right, row)):
             raise ValueError(
                 f"task {self.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
             )
+        others = [str(other["answer"]) for other in self.train] + [f"{right}1", "0"]
+        wrong = next((t for t in others if not (same_text(t, row) or self.is_correct(t, row))), None)
         if wrong is None:
             raise RewardCheckError(
                 f"task {self.name!r}: is_correct takes any answer for {row['question']!r:.300}"
             )
-        parts = [part for reward in rewards for part in [reward, *all_parts(reward)]]
-        think = next((part.think for part in parts if getattr(part, "think", None)), None)
         return crafted_cases(
-            right, wrong, prefill=self.prefill, tag=self.answer_tag, think=think, columns=row
+            right, wrong, prefill=self.prefill, tag=self.answer_tag, think=think_of(rewards), columns=row
         )
 
     def constant_accuracies(self, rows: Sequence[dict] | None = None) -> dict[str, float]:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
-        return strategy_means(
-            self, rows, lambda pairs: (a is not None and self.is_correct(a, row) for a, row in pairs)
-        )
+
+        def right(pairs: list[tuple[str | None, dict]]) -> list[bool]:
+            given = [pair for pair in pairs if pair[0] is not None]
+            found = are_correct(self, [text for text, _ in given], [row for _, row in given])
+            return found + [False] * (len(pairs) - len(found))
+
+        return strategy_means(self, rows, right)
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
         """Name and accuracy, in [0, 1], of the best constant strategy on the rows (default held_out).
@@ -201,10 +217,13 @@ class Task:
     def _constant_parts(self, rows: Sequence[dict]) -> dict[str, Any] | None:
         if not self.strategies or self.read_answer is not None:
             return None
-        name, accuracy = self.best_constant(rows)
+        asked = [one for reward in self.answer_rewards for one in answer_parts([reward]).values() or [reward]]
+        cheap = all(isinstance(reward, AnswerReward) for reward in asked)
+        # Asking a reward that is not the kit's may cost anything: the text alone is compared then.
+        name, accuracy = (self if cheap else replace(self, is_correct=same_text)).best_constant(rows)
         parts = {}
         for part, reward in answer_parts(self.rewards).items():
-            parts[part] = accuracy  # of a reward that is not the kit's: asking it may cost anything
+            parts[part] = accuracy
             if isinstance(reward, AnswerReward):
                 answers = [
                     (self.strategies[name](row), *(row[column] for column in reward.columns)) for row in rows
@@ -267,8 +286,8 @@ def strategy_means(
 def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
     """Mean weighted reward, in [0, 1], of every strategy on the rows (default held_out), best first; ties by name.
 
-    The answer is put between the answer tags; where a strategy has none, they stay empty. Accuracy
-    (Task.constant_accuracies) says how often a shortcut is right; this says how much reward it earns.
+    The answer is put between the tags of a completion that keeps the format; they stay empty where there is none.
+    Accuracy (Task.constant_accuracies) says how often a shortcut is right; this says how much reward it earns.
     Rows that the rewards cannot judge are left out.
     Raises ValueError if rows is empty, and for a task whose answers do not stand in tags (code).
 
@@ -278,13 +297,12 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     """
     if task.read_answer is not None:
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
-    opening = "" if f"<{task.answer_tag}>" in task.prefill else f"<{task.answer_tag}>"
 
     def earned(pairs: list[tuple[str | None, dict]]) -> list[float | None]:
-        names = dict.fromkeys(name for _, row in pairs for name in row)
-        columns = {name: [row.get(name) for _, row in pairs] for name in names}
-        completions = [f"{opening}{answer or ''}</{task.answer_tag}>" for answer, _ in pairs]
-        parts = ask_all(task.rewards, completions, prefill=[task.prefill] * len(pairs), **columns)
+        asked = [row for _, row in pairs]
+        completions = giving(task, [text or "" for text, _ in pairs])
+        given = {**columns_of(asked), "prefill": [task.prefill] * len(pairs)}
+        parts = ask_all(task.rewards, completions, **given)
         return totals(list(parts.values()), task.reward_weights, range(len(pairs)))
 
     return strategy_means(task, rows, earned)

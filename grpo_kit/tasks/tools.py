@@ -21,7 +21,6 @@ import random
 from collections.abc import Callable, Sequence
 
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.rewards.call_syntax import parse_calls
 from grpo_kit.rewards.calls import call_reward
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer, split_distinct
 
@@ -51,7 +50,7 @@ def tools(
     what is said last has to be done first ("..., but first lock the front door").
     Row columns: question, answer (the calls, with ; between them), calls (list of them).
     Rewards: call_reward (0.75; in it validity 0.125, accuracy 0.75, efficiency 0.125), soft format (0.25).
-    is_correct: the same calls in the same order, by value: 180 and 180.0, 'on' and "on" are the same.
+    Right: the same calls in the same order, by value: 180 and 180.0, 'on' and "on" are the same.
     Strategies: the most frequent train answer, the most frequent call, the example's answer.
     Raises ValueError if `calls` is no range within 1..5.
 
@@ -84,7 +83,6 @@ def tools(
         held_out=held_out,
         rewards=[call_reward(OPERATIONS, weights=_WEIGHTS), SoftFormat(think=None)],
         reward_weights=[0.75, 0.25],
-        is_correct=lambda text, row: parse_calls(text) == parse_calls(row["answer"]),
         strategies=_strategies(train),
         system=_SYSTEM,
         prefill="<answer>",

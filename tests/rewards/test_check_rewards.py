@@ -284,7 +284,7 @@ def test_bad_arguments():
         "any",
         [{"question": str(i), "answer": "1"} for i in range(9)],
         reward=ExactAnswer(),
-        is_correct=lambda *_: True,
+        correct=lambda *_: True,
     )
     with pytest.raises(RewardCheckError, match="is_correct takes any answer"):
         check_rewards(anything.rewards, anything)

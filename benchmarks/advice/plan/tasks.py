@@ -75,9 +75,19 @@ TAGGED_THINK = replace(
     system="Answer in <think> tags.",
     examples=tuple((q, a.replace("answer>", "think>")) for q, a in LARGEST.examples),
 )
+
+
+def passes_all(program: str, row: dict) -> bool:
+    """Accuracy of every arm on CODE, whatever it pays for."""
+    return _CODE.is_correct(program, row)
+
+
+passes_all.__qualname__ = "code.<locals>.is_correct"  # the name by which the recorded runs' keys know it
+_CODE = tasks.code(levels=(1, 2), n_held_out=28, max_completion_tokens=128)
 # Notebook 08 with EXAMPLE = False: no example, no prefill, free to ramble; 28 problems are held out.
 CODE = replace(
-    tasks.code(levels=(1, 2), n_held_out=28, max_completion_tokens=128),
+    _CODE,
+    is_correct=passes_all,
     system="Answer with one ```python block and nothing else.",
     prefill="",
     examples=(),
