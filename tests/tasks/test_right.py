@@ -161,7 +161,7 @@ def test_where_no_row_has_an_answer_either_the_whole_reward_has_to_be_paid():
 
 
 def test_what_cannot_be_judged_is_not_right_and_is_counted_once():
-    rows = [{"question": f"q{i}", "answer": "18" if i % 2 else "eighteen"} for i in range(10)]
+    rows = [{"question": f"q{i}", "answer": "18" if i % 2 else "a few"} for i in range(10)]
     task = from_rows("some", rows, reward=NumericAnswer(), prefill="<answer>")  # held out: 4, 9
     made = answers(task, "18</answer>", "18.0</answer>")
     assert made.verdicts == [None, True] and made.right == [False, True]
