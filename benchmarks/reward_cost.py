@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.answer_kinds import KINDS
 from benchmarks.result import RESULTS, command_line, origin, save, spread
 from grpo_kit.rewards import ExactAnswer, MathAnswer, NumericAnswer, SoftFormat, WeightedSum
 from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
@@ -108,6 +109,7 @@ def entries() -> list[Entry]:
         Entry(ExactAnswer(), _number),
         Entry(NumericAnswer(), _number),
         Entry(MathAnswer(), _formula),
+        *(Entry(MathAnswer(), make, name=f"math_answer, {kind}") for kind, make in KINDS.items()),
         Entry(SoftFormat(), _nothing),
         Entry(Bleu(), _terms),
         Entry(Bleu(tag=None), _sentence, None, "bleu, whole completion"),

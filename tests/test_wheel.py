@@ -171,7 +171,6 @@ def test_the_command_line(core, weights, tmp_path):
 
 MISSING = {  # what is called: (the extra that it names, the distribution that is missing)
     "kit.rewards.Bleu()": ("rewards", "sacrebleu"),
-    "kit.rewards.MathAnswer()": ("rewards", "math-verify"),
     "kit.make_optimizer('adamw-8bit', model, learning_rate=1e-6)": ("cuda", "bitsandbytes"),
     "choose_optimizer(None, model.bfloat16())": ("cuda", "bitsandbytes"),
     "kit.update_survival([1e-6], steps=2)": ("cuda", "bitsandbytes"),

@@ -20,7 +20,7 @@ from grpo_kit.verdicts.spelling import letters, plain
 __all__ = ["Rules", "number", "verdict"]
 
 _LONGEST = 2_000  # characters that are read at all
-_OPERATOR = re.compile(r"[-+*/^!]|\\(?:frac|binom|sqrt|sum|prod|times|cdot)")
+_OPERATOR = re.compile(r"[-+*/^!|]|\\(?:frac|binom|sqrt|sum|prod|times|cdot|lfloor|lceil)")
 
 
 def verdict(
@@ -116,23 +116,48 @@ def _squeezed(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
+_WRITTEN = [  # expressions of a question and of an answer in one spelling
+    (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"(\1)/(\2)"),
+    (r"\((\s*[\w.]+\s*)\)", r"\1"),
+    (r"\{\s*([\w.]+)\s*\}", r"\1"),
+    (r"\\(?:times|cdot)(?![a-z])|\*(?!\*)|\b(?:times|multiplied by)\b", " * "),
+    (r"\\div(?![a-z])|\bdivided by\b", " / "),
+    (r"\bplus\b", " + "),
+    (r"\bminus\b", " - "),
+    (r"\*\s*\*", "^"),
+    (r"\\(?:left|right)(?![a-z])|\$", ""),
+]
+_TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
+
+
 @lru_cache(4096)
 def _asked(text: str) -> str:
-    """An expression, or a question full of them, in one spelling of its signs."""
-    for pattern, to in (
-        (r"\\(?:times|cdot)", "*"),
-        (r"\\div", "/"),
-        (r"\\left|\\right|[\s$]", ""),
-        (r"\*\*", "^"),
-    ):
+    """An expression, or a question full of them, in one spelling of its signs; what is in words stays."""
+    text = letters(text)
+    for pattern, to in _WRITTEN:
         text = re.sub(pattern, to, text)
-    return text
+    return re.sub(r"\s+", " ", text).strip()
 
 
 def _copied(known: object, found: object, given: str, question: str) -> bool:
-    """Whether the answer stands in the question as it is, with an operation still to be done."""
-    expression = isinstance(found, Quantity) and _OPERATOR.search(given[1:])
-    if not expression or (isinstance(known, Quantity) and known.tree == found.tree):
+    """Whether the answer stands in the question as it is, and was to be worked out or written in another way."""
+    if not isinstance(found, Quantity) or known == found:
         return False
-    pattern = rf"(?<![\w.^]){re.escape(_asked(given))}(?![\w.^])"
-    return re.search(pattern, _asked(letters(question))) is not None
+    if isinstance(known, Quantity) and known.tree == found.tree and not (known.units and found.units):
+        return False  # a unit more or less
+    if _still_to_do(found.tree, re.findall(r"\d+(?:\.\d+)?", question)):
+        return True
+    if not _OPERATOR.search(given.lstrip("+-")) and not _TURN.search(question):
+        return False
+    signs = re.findall(r"\\?[A-Za-z]+|\d+(?:\.\d+)?|\S", _asked(given))
+    before, behind = r"(?<![\w.^)*/+-])(?<![*/+^-] )", r"(?!\w|\.\d|\s?[*/^(!])"
+    return re.search(before + r"\s*".join(map(re.escape, signs)) + behind, _asked(question)) is not None
+
+
+def _still_to_do(tree: tuple, asked: list[str]) -> bool:
+    """A product of the question's own numbers, or a quotient of them that is a whole number: 3 * 4, 12/2."""
+    if tree[0] not in ("mul", "div") or any(part[0] != "num" for part in tree[1:]):
+        return False
+    value = exact(tree) if tree[2][1] else None
+    done = value is None or (tree[0] == "div" and value.denominator != 1)
+    return not done and all(str(part[1]) in asked for part in tree[1:])

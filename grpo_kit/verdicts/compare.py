@@ -69,6 +69,9 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case Quantity(), Quantity():
             return _same_quantity(gold, answer, rules)
         case Several(), Several():
+            words = any(isinstance(item, Words | Choice) for item in gold.items)
+            if words and (gold.word == "or") != (answer.word == "or"):
+                return False
             if gold.ordered or answer.ordered:
                 return _in_order(gold.items, answer.items, rules)
             return _in_any_order(gold.items, answer.items, rules)
@@ -93,9 +96,10 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
             if gold.half is None and answer.half and gold.minutes <= 720:
                 return gold.minutes % 720 == answer.minutes % 720
             return gold.minutes == answer.minutes
-        case Clock(half=None), Ratio() if gold.minutes % 60:
-            hours, minutes = divmod(gold.minutes, 60)
-            return _same_ratio((("num", hours), ("num", minutes)), answer.parts)
+        case Clock(half=None), Ratio():
+            return gold.minutes % 60 >= 10 and _as_ratio(gold) == answer.parts
+        case Ratio(), Clock(half=None):
+            return _same_ratio(gold.parts, _as_ratio(answer))
         case Date(), Date():
             return (gold.month, gold.day) == (answer.month, answer.day) and gold.year in (None, answer.year)
         case Congruence(), Congruence():
@@ -126,8 +130,8 @@ def same_words(gold: str, answer: str, *, case: bool) -> bool:
 
 
 def _bare(text: str) -> str:
-    text = re.sub(r"[\s-]+", " ", text.strip(' .,;:!"()'))
-    return re.sub(r"^(?:the|an?) (?=\w)", "", text, flags=re.I)
+    text = re.sub(r"[\s-]+", " ", text.rstrip(" .,;:!").strip(' "()'))
+    return re.sub(r"^(?:the|an?|on|in|at) (?=\w)", "", text, flags=re.I)
 
 
 def _is_letter(value: Any) -> bool:
@@ -180,6 +184,12 @@ def _in_any_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> b
     return True
 
 
+def _as_ratio(clock: Clock) -> tuple[Tree, ...]:
+    """2:11 may be either."""
+    hours, minutes = divmod(clock.minutes, 60)
+    return ("num", Fraction(hours)), ("num", minutes)
+
+
 def _same_ratio(gold: Sequence[Tree], answer: Sequence[Tree]) -> bool:
     if len(gold) != len(answer):
         return False
@@ -214,6 +224,8 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
         if gold.unsure or (rules.units == "required" and not symbols(answer.tree)):
             return False
         return _same_number(gold.tree, answer.tree, rules)
+    if scales := _on_one_scale(gold, answer):
+        return same_value(*scales)
     for one in gold.units:
         for other in answer.units:
             if same_dimension(one, other):
@@ -224,6 +236,28 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
                 )
                 return _same_number(gold.tree, scaled, rules)
     return False
+
+
+# Temperatures and angles, each as a number of kelvin or of degrees.
+_SCALES = {
+    "kelvin": lambda t: t,
+    "celsius": lambda t: ("add", t, ("num", Fraction(5463, 20))),
+    "fahrenheit": lambda t: ("mul", ("add", t, ("num", Fraction(45967, 100))), ("num", Fraction(5, 9))),
+    "degree": lambda t: t,
+    "radian": lambda t: ("div", ("mul", t, ("num", Fraction(180))), ("const", "pi")),
+}
+
+
+def _on_one_scale(gold: Quantity, answer: Quantity) -> tuple[Tree, Tree] | None:
+    """Both values on one scale where they were written on two; None if they are no temperatures or angles."""
+    names = [
+        [name for unit in q.units for name, power in unit.dimensions if power == 1] for q in (gold, answer)
+    ]
+    found = [next((name for name in several if name in _SCALES), None) for several in names]
+    angles = [name in ("degree", "radian") for name in found]
+    if None in found or found[0] == found[1] or angles[0] != angles[1]:
+        return None
+    return _SCALES[found[0]](gold.tree), _SCALES[found[1]](answer.tree)
 
 
 def _is_part(tree: Tree) -> bool:

@@ -22,6 +22,7 @@ from grpo_kit.verdicts.formula_tokens import CONSTANTS, LETTERS, NotUnderstoodEr
 Tree = tuple[Any, ...]
 _LONGEST = 400  # characters; no answer needs more
 _DEEPEST = 60
+_NO_FACTOR = frozenset("rfloor rceil cdot times pm mp choose circ rangle permille over".split())
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
 
@@ -96,27 +97,13 @@ class _Parser:
         if token.kind == "|":
             return not self.bars
         if token.kind == "command":
-            return token.value not in (
-                "rfloor",
-                "rceil",
-                "cdot",
-                "times",
-                "pm",
-                "mp",
-                "choose",
-                "circ",
-                "rangle",
-            )
+            return token.value not in _NO_FACTOR
         return token.kind in ("name", "function", "(", "{")
 
     def signed(self) -> Tree:
         if self.next.kind in ("+", "-") or self.is_command("pm", "mp"):
             sign = self.take().value
-            self.depth += 1
-            if self.depth > _DEEPEST:
-                raise NotUnderstoodError("nested too deep")
-            inside = self.signed()
-            self.depth -= 1
+            inside = self.power()  # one sign: --5 is no number
             return inside if sign == "+" else ("neg", inside) if sign == "-" else (sign, None, inside)
         return self.power()
 
@@ -133,7 +120,10 @@ class _Parser:
     def behind(self, tree: Tree) -> Tree:
         """The signs that stand behind a value: factorial, per cent, degrees."""
         while True:
-            if self.next.kind == "!":
+            if self.is_command("permille"):
+                self.take()
+                tree = ("percent", ("div", tree, ("num", Fraction(10))))
+            elif self.next.kind == "!":
                 self.take()
                 if tree[:2] == ("call", "factorial"):
                     raise NotUnderstoodError("a factorial twice, or a double factorial")
@@ -167,6 +157,9 @@ class _Parser:
         if opening == "{" and self.is_command("choose"):
             self.take()
             tree = ("call", "binom", tree, self.sum())
+        elif opening == "{" and self.is_command("over"):
+            self.take()
+            tree = ("div", tree, self.sum())
         self.take(closing)
         self.bars = bars
         return tree

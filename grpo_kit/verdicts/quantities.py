@@ -11,14 +11,29 @@ from grpo_kit.verdicts.formula_tokens import NotUnderstoodError, number_of
 from grpo_kit.verdicts.kinds import INFINITY, PLAIN, Habit, Quantity, Several
 from grpo_kit.verdicts.rational import TooLargeError, UndefinedError, exact
 from grpo_kit.verdicts.sentences import number_in_words
-from grpo_kit.verdicts.units import read_unit
+from grpo_kit.verdicts.units import AFTER, read_unit
 from grpo_kit.verdicts.value import symbols
 
 _MONEY = "$€£¥₹₩₽¢"
-_BEFORE = re.compile(rf"^([+-]?)\s*(US\$|[A-Z]{{3}}\s|[{_MONEY}])\s*([+-]?)\s*(?=[\d.\\])")
-_UNIT_BEGINS = re.compile(rf"(?<![A-Za-z\\])(?:[A-Za-z]|\\(?:mu|Omega|cent)(?![a-z]))|\^\s*\\circ|[{_MONEY}]")
+_BEFORE = re.compile(
+    rf"([+-]?)\s*(US\$|A\$|C\$|[A-Z]{{3}}(?=\s)|Rs\.?(?=\s?\d)|[{_MONEY}])\s*([+-]?)\s*"
+    r"((?:\d[\d., ']*)?\d|\.\d+|\\frac.*?)(\s?(?:k|K|m|M|bn|B)(?![A-Za-z]))?(\s*(?:[a-z/].*)?)(/-)?"
+)
+_THOUSANDS = {"k": 10**3, "K": 10**3, "m": 10**6, "M": 10**6, "bn": 10**9, "B": 10**9}
+_TOGETHER = (  # compounds in short: what it is, and as it is read
+    (re.compile(r"(\d+)\s?h(?:rs?|ours?)?\s?(\d+)\s?m(?:in|ins|inutes)?"), r"\1 hours \2 minutes"),
+    (re.compile(r"(\d+)\s?'\s?(\d+(?:\.\d+)?)\s?\""), r"\1 feet \2 inches"),
+    (re.compile(r"(\d+)\s*\^\s*\\circ\s*(\d+)\s*'"), r"\1 degrees \2 arcminutes"),
+    (re.compile(r"(?:an|one) (hour|day|week|year|mile|metre|meter) and a half"), r"3/2 \1s"),
+    (re.compile(r"half an? (hour|day|week|year|mile|metre|meter|dozen|litre|liter|pound)"), r"1/2 \1"),
+)
+_UNIT_BEGINS = re.compile(
+    rf"(?<![A-Za-z\\])(?:[A-Za-z]|\\(?:mu|Omega|cent)(?![a-z]))|\^\s*\\circ|[{_MONEY}円元]"
+    r"|\\frac\s*\{\s*[A-Za-z]{2}"
+)
 _TIMES_WORD = {"hundred": 100, "thousand": 1000, "million": 10**6, "millions": 10**6, "billion": 10**9,
-               "billions": 10**9, "trillion": 10**12, "trillions": 10**12, "dozen": 12}  # fmt: skip
+               "billions": 10**9, "trillion": 10**12, "trillions": 10**12, "dozen": 12, "lakh": 10**5,
+               "lakhs": 10**5, "crore": 10**7, "crores": 10**7}  # fmt: skip
 _PERCENT_WORD = re.compile(r"(?<=[\d}) ])\s*(?:percent|per cent|pct\.?)$")
 _BASE = re.compile(r"\(?([0-9A-Za-z]+)\)?\s*(?:_\s*\{?\s*(\d{1,2})\s*\}?|\(?\s*(?:in )?base[ -]?(\d{1,2}|two|eight|ten|"
                    r"twelve|sixteen)\s*\)?)")  # fmt: skip
@@ -60,42 +75,56 @@ def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
 
 
 def _bare_quantity(text: str, habit: Habit) -> Quantity | None:
-    text = re.sub(r"(?<=\d) and (?=\d+/\d+\b|\\frac)", " ", text)
-    money = _BEFORE.match(text)
-    if money and (units := read_unit(money[2].strip())):
-        inside = _bare_quantity(f"{money[1]}{money[3]}{text[money.end() :]}", habit)
-        if (
-            inside is None
-            or (inside.units and not any(unit in inside.units for unit in units))
-            or inside.is_percent
-        ):
-            return None
-        return replace(inside, units=units) if not symbols(inside.tree) else None
+    for short, long in _TOGETHER:
+        found = short.fullmatch(text)
+        text = found.expand(long) if found else text
+    money = _BEFORE.fullmatch(text)
+    if money and read_unit(money[2].strip()):
+        return _money(money, habit)
     percent = _PERCENT_WORD.search(text)
     if percent:
         tree = _value(text[: percent.start()], habit)
         return None if tree is None or tree[0] == "percent" else Quantity(("percent", tree))
     for begins in _UNIT_BEGINS.finditer(text):
-        made = _with_unit(
-            text[: begins.start()].strip(), text[begins.start() :].strip(), text, begins.start(), habit
-        )
+        place = begins.start()
+        made = _with_unit(text[:place].strip(), text[place:].strip(), text, place, habit)
         if made is not None:
             return made
     tree = _value(text, habit)
+    if tree is None or _words_alone(text, tree):
+        return None
+    return Quantity(tree[1], read_unit("^\\circ")) if tree[0] == "degree" else Quantity(tree)
+
+
+def _money(found: re.Match, habit: Habit) -> Quantity | None:
+    """$5, -$5, $1.2k, $5 million, $5 per hour, 5,00 in a currency with a decimal comma."""
+    sign, currency, inner, digits, short, tail, _ = found.groups()
+    if sign and inner:
+        return None
+    tree = _value(digits, habit)
     if tree is None:
         return None
-    if tree[0] == "degree":
-        return Quantity(tree[1], read_unit("^\\circ"))
-    return None if _letters_alone(text) else Quantity(tree)
+    if short:
+        tree = ("num", exact(("mul", tree, ("num", Fraction(_THOUSANDS[short.strip()])))))
+    word, _, rest = tail.strip().partition(" ")
+    if word in _TIMES_WORD:
+        tree, tail = ("num", exact(("mul", tree, ("num", Fraction(_TIMES_WORD[word]))))), rest
+    units = read_unit(f"{currency.strip()} {tail.strip()}".strip())
+    if not units and tail.strip():  # $5 USD says it twice
+        units = tuple(set(read_unit(currency.strip())) & set(read_unit(tail.strip())))
+    tree = ("neg", tree) if "-" in (sign, inner) else tree
+    return Quantity(tree, units) if units else None
 
 
-def _letters_alone(text: str) -> bool:
-    """Two or more letters and nothing else: a word, whose letters do not commute."""
-    return re.fullmatch(r"[^\W\d_]{2,}", text) is not None and formula(text) not in (
+def _words_alone(text: str, tree: Tree) -> bool:
+    """Words and nothing else, whose letters are no product: "dog", "a dog"; no formula such as sin x or x y."""
+    if not re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text) or tree in (
         INFINITY,
         ("const", "pi"),
         ("sym", text),
-    )
+    ):
+        return False
+    return tree[0] != "call" and any(len(word) > 1 for word in text.split())
 
 
 def _value(text: str, habit: Habit) -> Tree | None:
@@ -104,7 +133,7 @@ def _value(text: str, habit: Habit) -> Tree | None:
     if number is not None:
         return "num", number
     words = number_in_words(text)
-    return ("num", Fraction(words)) if words is not None else formula(text, habit)
+    return ("num", words) if words is not None else formula(text, habit)
 
 
 def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Quantity | None:
@@ -112,13 +141,15 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
     word, _, rest = unit.partition(" ")
     factor = _TIMES_WORD.get(word.lower()) if number else None
     tree = _value(number, habit) if number else None
-    if tree is None and number_in_words(number) is None or tree is not None and symbols(tree):
+    if tree is None or symbols(tree):
         return None if number else _in_words(text, habit)
     if factor is not None:
         tree = ("mul", tree, ("num", Fraction(factor))) if tree[0] != "num" else ("num", tree[1] * factor)
         if not rest:
             return Quantity(tree)
         unit = rest
+    if f" {unit}" == (AFTER.search(f" {unit}") or [None])[0]:  # 5 in total
+        return Quantity(tree)
     letter = re.fullmatch(r"[A-Za-z](?:\s*\^.*)?", unit) is not None
     if letter and factor is None and text[place - 1 : place] != " " and not habit.glued:
         return None
@@ -137,13 +168,18 @@ def _compound(tree: Tree, rest: str, habit: Habit) -> Quantity | None:
     found = re.fullmatch(r"([A-Za-z.]+),?(?: and)? (\d.*)", rest)
     first = read_unit(found[1]) if found else ()
     more = _bare_quantity(found[2], habit) if first else None
-    if more is None or not more.units or not isinstance(more, Quantity):
-        return None
-    for one in first:
-        for other in more.units:
-            if one.dimensions == other.dimensions and other.factor < one.factor and tree[0] == "num":
-                share = ("mul", more.tree, ("num", other.factor / one.factor))
-                value = exact(("add", tree, share))
+    return put_together(Quantity(tree, first), more) if isinstance(more, Quantity) else None
+
+
+def put_together(whole: Quantity, part: Quantity) -> Quantity | None:
+    """Two quantities as one, the second in a smaller unit of the same dimension; None if they are no such two."""
+    for one in whole.units:
+        for other in part.units:
+            if one.dimensions == other.dimensions and other.factor < one.factor:
+                try:
+                    value = exact(("add", whole.tree, ("mul", part.tree, ("num", other.factor / one.factor))))
+                except (TooLargeError, UndefinedError):
+                    return None
                 return None if value is None else Quantity(("num", value), (one,))
     return None
 
@@ -155,8 +191,8 @@ def _in_words(text: str, habit: Habit) -> Quantity | None:
         value = number_in_words(" ".join(words[:end]))
         if value is not None:
             unit = " ".join(words[end:])
-            units = read_unit(unit, count=Fraction(value)) if unit else ()
-            return Quantity(("num", Fraction(value)), units) if units or not unit else None
+            units = read_unit(unit, count=value) if unit else ()
+            return Quantity(("num", value), units) if units or not unit else None
     return None
 
 

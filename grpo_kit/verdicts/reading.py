@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,14 +24,18 @@ from grpo_kit.verdicts.kinds import (
     Union,
     Words,
 )  # fmt: skip
-from grpo_kit.verdicts.quantities import formula, read_based, read_quantity
+from grpo_kit.verdicts.quantities import formula, put_together, read_based, read_quantity
 from grpo_kit.verdicts.relations import joined, read_relation
-from grpo_kit.verdicts.sentences import pieces, read_clock, read_date
+from grpo_kit.verdicts.sentences import number_in_words, pieces, read_clock, read_date
+from grpo_kit.verdicts.units import says_more
 
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
 _CHOICE = re.compile(
-    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?=$|[.):]))[.):]?\s*(.*)", re.I
+    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*(?P<bracketed>[A-Ja-j])\s*\)|(?P<bare>[A-J])(?=$|[.):]))[.):]?\s*"
+    r"(?P<content>.*)",
+    re.I,
 )
+_GOES_ON = re.compile(r"[-+*/^=<>_!%(\\]|or\b|and\b")  # a formula or a list that begins with a letter
 _WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*")
 _RATIO_WORD = re.compile(r"(?<=\d) to (?=\d)")
 
@@ -41,6 +46,9 @@ def read(text: str, habit: Habit = PLAIN) -> Any:
     text = text.strip()
     if not text:
         return None
+    in_words = number_in_words(text)
+    if in_words is not None:
+        return Quantity(("num", in_words))
     readers = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio)
     for reader in (*readers, read_quantity):
         made = reader(text, habit)
@@ -60,17 +68,22 @@ def habit_of(text: str, gold: Any) -> Habit:
 
 
 def _choice(text: str, habit: Habit) -> Choice | None:
+    """(C), C, option C, (C) 25; where the gold is a choice, C. 25 and C: 25 too."""
     found = _CHOICE.fullmatch(text)
-    if (
-        found is None
-        or (found[2] and found[2].islower())
-        or (found[3] and re.match(r"[-+*/^=<>_!%\\]|or\b|and\b", found[3]))
-    ):
+    if found is None or _GOES_ON.match(found["content"]):
         return None
-    letter, content = found[1] or found[2], found[3].strip()
-    if not habit.choice and (content and not found[1] or not found[1] and text != letter):
+    letter, content = found["bracketed"] or found["bare"], found["content"].strip()
+    if found["bare"] and (letter.islower() or (not habit.choice and (content or text[-1:] != letter))):
+        return None
+    if content and not _stands_alone(content, habit):
         return None
     return Choice(letter, content)
+
+
+def _stands_alone(content: str, habit: Habit) -> bool:
+    """Whether what stands behind a choice's letter is one answer: no other choice, no list, no doubt."""
+    inside = None if re.fullmatch(r"\(?[A-J]\)?", content) else read(content, replace(habit, choice=True))
+    return inside is not None and not isinstance(inside, Choice | Several) and not says_more(content)
 
 
 def _matrix(text: str, habit: Habit) -> Matrix | None:
@@ -92,7 +105,11 @@ def _clock_or_date(text: str, habit: Habit) -> Clock | Date | None:
     if clock is not None:
         return Clock(*clock)
     date = read_date(text)
-    return None if date is None else Date(*date)
+    if date is not None:
+        return Date(*date)
+    # 2/5/2020: which is the month is not said, and it is no quotient either
+    digits = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
+    return Words("date {} {} {}".format(*map(int, digits.groups()))) if digits else None
 
 
 def _congruence(text: str, habit: Habit) -> Congruence | None:
@@ -132,6 +149,15 @@ def _several(text: str, habit: Habit) -> Any:
         and all(isinstance(item, Quantity) for item in items[1:])
     ):
         items = [items[0], *(Named(items[0].name, item) for item in items[1:])]
+    if (
+        inside is None
+        and word == "and"
+        and len(items) == 2
+        and all(isinstance(item, Quantity) for item in items)
+    ):
+        together = put_together(*items)
+        if together is not None:
+            return together
     if inside is None and word in ("or", "and") and all(isinstance(item, Bounds) for item in items):
         return joined(items, word)
     flat: list[Any] = []
@@ -141,7 +167,8 @@ def _several(text: str, habit: Habit) -> Any:
 
 
 def _empty(text: str) -> Several | None:
-    return Several((), "{") if text == "\\emptyset" else None
+    names = ("\\emptyset", "empty set", "the empty set", "no solution", "no solutions")
+    return Several((), "{") if text.lower() in names else None
 
 
 def _relation(text: str, habit: Habit) -> Any:
@@ -159,10 +186,10 @@ def _rows(text: str, habit: Habit) -> Any:
 
 def _row(text: str, habit: Habit) -> Row | Matrix | None:
     text = text.replace("\\langle", "(").replace("\\rangle", ")")
-    if len(text) < 5 or text[0] not in "([]" or text[-1] not in ")][":
+    if len(text) < 3 or text[0] not in "([]" or text[-1] not in ")][":
         return None
     parts = pieces(text[1:-1], comma=habit.comma, brackets=True)[0]
-    if len(parts) < 2:
+    if len(parts) < 2 and (text[0], text[-1]) != ("[", "]"):  # (5) is 5; [5] is a list
         return None
     items = tuple(read(part, habit) for part in parts)
     if any(item is None for item in items):

@@ -27,7 +27,8 @@ def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
     if set(signs) == {"="}:
         return _equality(sides, habit, read)
     if signs == ["\\in"]:
-        value = read(sides[1], habit)
+        side = re.sub(r"^\{(.*)\}$", r"\\{\1\\}", sides[1])
+        value = read(side, habit)
         return Named(_name(sides[0]), value) if _NAME.fullmatch(sides[0]) and value is not None else None
     if "=" in signs or "\\in" in signs:
         return None

@@ -139,15 +139,47 @@ def read_date(text: str) -> tuple[int | None, int, int] | None:
     return None
 
 
-def number_in_words(text: str) -> int | None:
-    """A whole number in English words; None if it is none.
+def number_in_words(text: str) -> Fraction | None:
+    """A number in English words, fractions too; None if it is none.
 
-    >>> number_in_words("one hundred and twenty-five"), number_in_words("five six")
-    (125, None)
+    >>> number_in_words("one hundred and twenty-five"), number_in_words("two and three quarters")
+    (Fraction(125, 1), Fraction(11, 4))
     """
     words = text.lower().replace("-", " ").replace(",", " ").split()
     negative = bool(words) and words[0] in ("minus", "negative")
-    words = [word for word in words[negative:] if word != "and"]
+    words = words[negative:]
+    if not words or len(words) > 20:
+        return None
+    value: Fraction | int | None = None
+    if words[-1].removesuffix("s") in _PARTS or words[-1] == "halves":
+        part = _PARTS["half" if words[-1] == "halves" else words[-1].removesuffix("s")]
+        top, plural = _whole_in_words(words[-2:-1]) if len(words) > 1 else 1, words[-1].endswith("s")
+        if len(words) > 1 and words[-2] in ("a", "an"):
+            top = 1
+        whole = 0 if len(words) <= 2 else _whole_in_words(words[:-3]) if words[-3] == "and" else None
+        if (
+            top is not None
+            and whole is not None
+            and 0 < top < part
+            and plural == (top > 1)
+            and (len(words) > 1 or part == 2)
+        ):
+            value = whole + Fraction(top, part)
+    else:
+        value = _whole_in_words([word for word in words if word != "and"])
+    return None if value is None else Fraction(-value if negative else value)
+
+
+_PARTS = {
+    word: part
+    for part, word in enumerate("half third quarter fifth sixth seventh eighth ninth tenth".split(), 2)
+}
+_PARTS["fourth"] = 4
+
+
+def _whole_in_words(words: list[str]) -> int | None:
+    if words[:1] in (["a"], ["an"]) and len(words) > 1 and (words[1] in _SCALES or words[1] == "hundred"):
+        words = ["one", *words[1:]]
     if not words or not all(
         word in _UNITS or word in _TENS or word in _SCALES or word == "hundred" for word in words
     ):
@@ -155,19 +187,18 @@ def number_in_words(text: str) -> int | None:
     total, group, last = 0, 0, 10**12
     state = "start"  # of the group: start, hundred, tens, units
     for word in words:
-        if (
-            word in _UNITS
-            and state in ("start", "hundred")
-            or (word in _UNITS and state == "tens" and 0 < _UNITS[word] < 10)
-        ):
+        small = word in _UNITS and (
+            state in ("start", "hundred") or (state == "tens" and 0 < _UNITS[word] < 10)
+        )
+        if small:
             group, state = group + _UNITS[word], "units"
         elif word in _TENS and state in ("start", "hundred"):
             group, state = group + _TENS[word], "tens"
-        elif word == "hundred" and state == "units" and 0 < group < 10:
+        elif word == "hundred" and state == "units" and 0 < group < 20:  # twelve hundred
             group, state = group * 100, "hundred"
         elif word in _SCALES and group and _SCALES[word] < last:
             last = _SCALES[word]
             total, group, state = total + group * last, 0, "start"
         else:
             return None
-    return -(total + group) if negative else total + group
+    return total + group

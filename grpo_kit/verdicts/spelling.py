@@ -52,6 +52,9 @@ _SIGNS = {
     "∶": ":",
     "µμ": r" \mu ",
     "٪﹪": "%",
+    "‰": r" \permille ",
+    "।": ".",
+    "：": ":",
     "٫": ".",
     "٬": ",",
     "、，﹐": ",",
@@ -69,6 +72,7 @@ _GREEK = {
         strict=True,
     )
 }
+_SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)[⁄/]([₀₁₂₃₄₅₆₇₈₉]+)")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
@@ -108,6 +112,19 @@ _LATEX = [
     (r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}", r"^\\circ", "degrees"),
     (r"\\div(?![A-Za-z])", "/", "division"),
     (r"\*\*", "^", "a power in Python"),
+    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\(?:tiny|small|large|Large|huge|Huge)(?![A-Za-z])", " ", "colours"),
+    (r"</?(?:b|i|strong|em|u|p|span|br)\s*/?>", " ", "tags of a page"),
+    (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1 \2", "siunitx"),
+    (r"(?<![\d.,])(\d+),(\d\d)(?=\s?(?:€|EUR\b|[eE]uros?\b))", r"\1.\2", "prices in euros"),
+    (r"(?<=€)\s?(\d+),(\d\d)(?!\d)", r"\1.\2", "prices in euros"),
+    (r"^(?:in )?(?:the year|in) (?=\d{4}$)", "", "a year"),
+    (r"^(-?\d+) squared$", r"\1^2", "a power in words"),
+    (r"^(-?\d+) cubed$", r"\1^3", "a power in words"),
+    (r"\\colon(?![A-Za-z])", ":", "a ratio's colon"),
+    (r"(?<!\\)\bper ?mill?e?\b", r" \\permille ", "in a thousand"),
+    (r"^(?:minus|negative) (?=[\d\\])", "-", "a sign in words"),
+    (r"(?<=\d) over (?=\d)", "/", "a fraction in words"),
+    (r"(?<=\d) and (?=\d+\s*/\s*\d+(?!\d)|\\frac)", " ", "a mixed number in words"),
 ]  # fmt: skip
 _LATEX = [(re.compile(pattern), to) for pattern, to, _ in _LATEX]
 _WRAPPERS = [  # what stands around a whole answer and says nothing
@@ -118,9 +135,26 @@ _DOLLARS = re.compile(r"(?<!\\)\$")
 _FORMULA = re.compile(r"(?<!\\)\$([^$]+?)(?<!\\)\$")
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # Words before an answer that only announce it. "The answer is not 5" leaves "not 5", which is no number.
+_WHAT = (
+    r"(?:(?:final |correct |right |total )?(?:answer|result|solution|value|total|sum|difference|product|quotient|ratio|"
+    r"area|perimeter|volume|length|width|height|distance|probability|cost|price|average|mean|median|mode|number|time|speed)"
+    r"(?: of (?:the )?[a-z]+)?)"
+)
 _LEAD_IN = re.compile(
-    r"(?:so |thus,? |hence,? |therefore,? )?(?:(?:the |my )?(?:final |correct |right )?(?:answer|result|solution)\s*"
-    r"(?:is\s*:?|:|=)|it(?: is|'s)\b|=|\\therefore)\s*(?=\S)",
+    r"(?:(?:so|thus|hence|therefore|then),? |\\therefore\s*)?"
+    rf"(?:(?:the |my |your |our )?{_WHAT}\s*(?:is|are|equals|will be|must be|:|=)(?: (?:therefore|thus|then))?"
+    r"(?: exactly| equal to)?\s*:?|"
+    r"it(?: is|'s| equals)\b|(?:we|you|i) (?:get|have|find|obtain)\b|equals\b|exactly\b|just\b|only\b|a total of\b|"
+    r"=|#{1,6}(?= )|答案(?:是|为|為|:)|答え(?:は|:)|la respuesta es:?|respuesta:|die antwort (?:ist|lautet):?|antwort:|"
+    r"la réponse est:?|réponse ?:|la risposta è:?|risposta:|a resposta é:?|resposta:|ответ:?)\s*(?=\S)",
+    re.I,
+)
+_ANNOUNCES = re.compile(r"(?:so|thus|hence|therefore),? (?=\S)|\\therefore\s*(?=\S)", re.I)
+# A word and a colon: "Length: 5 cm". One letter and a colon is a choice.
+_LABEL = re.compile(r"[a-z]{2,}(?: [a-z]+){0,3}:\s+(?=\S)", re.I)
+_TAKES_BACK = re.compile(
+    r"\b(?:not|no|never|n't|wrong|false|incorrect|invalid|opposite|negative|inverse|reciprocal|square|cube|half|double|"
+    r"twice|option|choice|either|if|except|exclud\w+|without|un\w+|less|more|than|minus|plus|times)\b",
     re.I,
 )
 
@@ -145,6 +179,11 @@ def letters(text: str) -> str:
     text = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
     if text.isascii():
         return text.replace("\r\n", "\n")
+    text = _SMALL_FRACTION.sub(
+        lambda m: rf"\frac{{{m[1].translate(_SUPERSCRIPTS)}}}{{{m[2].translate(_SUBSCRIPTS)}}}", text
+    )
+    text = re.sub("((?:\\d\u0305)+)", lambda m: rf"\overline{{{m[0].replace(chr(0x305), '')}}}", text)
+    text = re.sub(r"(\d{4})年(\d{1,2})月(\d{1,2})日", r"\1-\2-\3", text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
     text = re.sub(r"[√∛∜]\s*(\d+)?", lambda m: _ROOTS[m[0][0]] + (f"{{{m[1]}}}" if m[1] else ""), text)
@@ -167,7 +206,8 @@ def _letter(char: str) -> str:
     if kind == "<fraction>" and 0x2044 in (codes := [int(code, 16) for code in parts.split()]):
         top, _, bottom = "".join(map(chr, codes)).partition("\u2044")
         return rf"\frac{{{top}}}{{{bottom}}}" if bottom else char
-    return unicodedata.normalize("NFKC", char) if kind in _KEEP_VALUE else char
+    same = unicodedata.normalize("NFKC", char) if kind in _KEEP_VALUE else char
+    return same if same == char else "".join(map(_letter, same))
 
 
 def _inner(text: str) -> str:
@@ -191,8 +231,8 @@ def _inner(text: str) -> str:
         if box and _closing(text, box.end()) == len(text) - 1:
             text = text[box.end() : -1]
         bare = re.sub(r"^\*\*([^*]+?)\*\*", r"\1", text)
-        lead = _LEAD_IN.match(bare)
-        if lead:
+        lead = _LEAD_IN.match(bare) or _ANNOUNCES.match(bare) or _LABEL.match(bare)
+        if lead and not _TAKES_BACK.search(lead[0]):
             text = bare[lead.end() :]
     return text
 

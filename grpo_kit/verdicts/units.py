@@ -1,7 +1,8 @@
 """Units: what dimension a unit has, and how many of the base unit it is, exactly.
 
-The table is units.csv. Temperatures are no multiples of each other, so each is a dimension of its own; so are months
-beside days. A unit that is not in the table is a counted thing ("apples"): again a dimension of its own.
+The table is units.csv; its dimensions are products, such as mass*length*time^-2. Temperatures are no multiples of each
+other, so each is a dimension of its own; so are months beside days. A unit that is not in the table is a counted thing
+("apples"): again a dimension of its own.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
+from grpo_kit.verdicts.sentences import number_in_words
+
 _MADE_OF = {  # names of products of units
     "mph": "miles/hour", "kph": "km/h", "kmph": "km/h", "kmh": "km/h", "fps": "feet/second", "mpg": "miles/gallon",
     "cc": "cm^3", "acre": "4840 yd^2", "acres": "4840 yd^2", "ha": "10000 m^2", "hectare": "10000 m^2",
-    "hectares": "10000 m^2", "rpm": "revolutions/minute", "bpm": "beats/minute", "sqft": "feet^2", "sqm": "m^2",
+    "hectares": "10000 m^2", "rpm": "revolutions/minute", "bpm": "beats/minute", "Mbps": "Mb/s",
+    "Gbps": "Gb/s", "sqft": "feet^2", "sqm": "m^2",
 }  # fmt: skip
 # Words that make of a number something else, or take it back: none of them counts a thing.
 _NO_THINGS = frozenset(
@@ -27,13 +31,17 @@ _NO_THINGS = frozenset(
     "hundredth hundredths thousandth thousandths squared cubed factorial negative positive power root mod modulo base "
     "hundreds thousands millions billions tens dozens th st nd rd am pm cannot can't unknown oder und ou et o y e i x "
     "isnt nope yes ok versus vs instead except unless percent percentage digits digit zeros zeroes places "
-    "this that these those it its as so does doesn't do don't exceeds exceed equals equal".split()
+    "nots nils non anti pro millones milliards millionen milliarden tausend mil mille milliard millón "
+    "myriad pairs couples scores trios packs nickels dimes pennies quarters imaginary "
+    "this that these those it its as so does doesn't do don't exceeds "
+    "exceed equals equal".split()
 )
+_SINGLE = {"people": "person", "children": "child", "men": "man", "women": "woman", "mice": "mouse"}
 _IRREGULAR = frozenset(
     "people children men women feet teeth mice geese sheep fish deer oxen dice data series species aircraft offspring "
     "cattle money rice water sugar flour milk juice sand paint gas gasoline".split()
 )
-_AFTER = re.compile(
+AFTER = re.compile(
     r" (?:left|left over|remaining|in total|in all|total|altogether|each|apiece|old|long|tall|high|wide|deep|away|"
     r"extra|more|later|earlier|longer|taller|older|younger)$"
 )
@@ -62,9 +70,10 @@ def _table() -> dict[str, list[Unit]]:
     """The meanings of each name; most have one."""
     named: dict[str, list[Unit]] = {}
     for row in csv.DictReader(Path(__file__).with_name("units.csv").read_text(encoding="utf-8").splitlines()):
-        made = Unit(((row["dimension"], 1),), Fraction(row["factor"]))
-        if row["dimension"] == "volume":  # a litre is a cubic decimetre
-            made = Unit((("length", 3),), made.factor / 1000)
+        parts = [part.partition("^") for part in row["dimension"].split("*")]
+        made = Unit(
+            tuple(sorted((name, int(power or 1)) for name, _, power in parts)), Fraction(row["factor"])
+        )
         for name in row["names"].split(";"):
             named.setdefault(name, []).append(made)
     return named
@@ -82,8 +91,8 @@ def read_unit(text: str, *, count: Fraction | None = None) -> tuple[Unit, ...]:
     >>> read_unit("cm^2")[0].factor, read_unit("km/h")[0].dimensions, read_unit("wrong")
     (Fraction(1, 10000), (('length', 1), ('time', -1)), ())
     """
-    text = re.sub(r"\s+", " ", text).strip()
-    after = _AFTER.search(text)
+    text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", re.sub(r"\s+", " ", text)).strip()
+    after = AFTER.search(text)
     if after and text not in _NAMES:
         text = text[: after.start()]
     if text in _NAMES:
@@ -115,10 +124,10 @@ def _product(text: str, count: Fraction | None) -> tuple[Unit, ...]:
         if text.endswith(f" {word}"):
             return tuple(_NONE.times(u, power) for u in _product(text[: -len(word) - 1], count) if _known(u))
     found = _FACTOR.match(text)
-    if found and (found["power"] or found["glued"]):
-        name, power = found["name"].strip(), int(found["power"] or found["glued"])
-        return tuple(_NONE.times(unit, power) for unit in _NAMES.get(name, ()))
-    parts = re.split(r"\s*(?:\\cdot|\\times|\*|-)\s*|\s+", text)
+    if found and (found["power"] or found["glued"]) and found["name"].strip() in _NAMES:
+        power = int(found["power"] or found["glued"])
+        return tuple(_NONE.times(unit, power) for unit in _NAMES[found["name"].strip()])
+    parts = re.split(r"\s*(?:\\cdot|\\times|\*|(?<=[a-z])-(?=[a-z]))\s*|\s+", text)
     if (
         len(parts) > 1
         and all(_FACTOR.match(part) and _product(part, None) for part in parts)
@@ -141,6 +150,8 @@ def _known(unit: Unit) -> bool:
 def _thing(text: str, count: Fraction | None) -> tuple[Unit, ...]:
     """A counted thing: one to four words, none of which says more than what is counted."""
     words = re.split(r"[ -]", text.lower())
+    if any(number_in_words(word.removesuffix("es").removesuffix("s")) is not None for word in words):
+        return ()
     if not 1 <= len(words) <= 4 or not all(re.fullmatch(r"[^\W\d_]{2,}(?:'[a-z]+)?", word) for word in words):
         return ()
     if words[0] in ("more", "fewer", "extra") and len(words) > 1:
@@ -155,8 +166,17 @@ def _thing(text: str, count: Fraction | None) -> tuple[Unit, ...]:
     return (Unit(((f"of {_stem(head)}", 1),)),)
 
 
+def says_more(text: str) -> bool:
+    """Whether a word of the text takes something back or hedges; see _NO_THINGS.
+
+    >>> says_more("is wrong"), says_more("red apples")
+    (True, False)
+    """
+    return any(word in _NO_THINGS for word in re.findall(r"[\w']+", text.lower()))
+
+
 def _stem(words: list[str]) -> str:
-    last = words[-1]
+    last = _SINGLE.get(words[-1], words[-1])
     for ending, single in (
         ("ies", "y"),
         ("ches", "ch"),
