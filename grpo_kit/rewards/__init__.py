@@ -1,7 +1,7 @@
 """Rewards: completions -> list of float in [0, 1], or None for "cannot judge"."""
 
 from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
-from grpo_kit.rewards.audit import Audit, audit
+from grpo_kit.rewards.auditing import Audit, audit
 from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases

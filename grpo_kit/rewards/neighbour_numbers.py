@@ -110,7 +110,6 @@ def _bare_fields(value: Fraction, text: str) -> Fields:
     size, sign = abs(value), "-" * (value < 0)
     above, below = size.numerator, size.denominator
     fields: dict[str, str | None] = {"bare": text, "sign": sign, "above": str(above)}
-    fields |= {"twice_above": str(2 * above), "twice_below": str(2 * below)}
     fields |= {"nonzero": text} if value else {}
     fields |= {"unlike": text, "upside": f"{sign}{below}"} if size not in (0, 1) else {}
     if below == 1:
@@ -128,6 +127,7 @@ def _bare_fields(value: Fraction, text: str) -> Fields:
         }
         return fields | {"raised": str(n + 94)} | {name: text for name, fit in fits.items() if fit}
     rest, vulgar = size % 1, _VULGAR.get(size % 1)
+    fields |= {"twice_above": str(2 * above), "twice_below": str(2 * below)}
     fields |= {"below": str(below), "rest": str(rest.numerator), "ones": str(int(size)) if size > 1 else None}
     fields["vulgar"] = f"{sign}{int(size) or ''}{vulgar}" if vulgar else None
     if "/" in text:

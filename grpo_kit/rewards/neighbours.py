@@ -31,8 +31,8 @@ _ASKED = re.compile(rf"(?<![\w.^/*+-]){_TERM}(?:\s*[-+*/×÷−]\s*{_TERM})+(?![
 _BY_RULE = {  # of a reward's rules: names of texts that are right, or wrong, only without it
     "expressions": {"a sum to be done", "a difference to be done", "copied from the question"},
     "case": {"the other capital"},
-    "tolerance": {"rounded"},
-    "significant": {"rounded"},
+    "tolerance": {"rounded", "one more", "and a half"},
+    "significant": {"rounded", "one more", "and a half"},
 }
 # What check_rewards tries of the near misses; audit draws from all.
 TRIED = (

@@ -182,7 +182,8 @@ def _judged(
 ) -> Audit:
     """The texts with their scores; the honest case's, the first of its place, count as 1."""
     cases, names = [one["case"] for one in tried], reward_names(rewards)
-    columns = {key: [case.columns.get(key) for case in cases] for case in cases for key in case.columns}
+    keys = dict.fromkeys(key for case in cases for key in case.columns)
+    columns = {key: [case.columns.get(key) for case in cases] for key in keys}
     columns["prefill"] = [case.prefill for case in cases]
     by_reward = ask_all(rewards, [case.completion for case in cases], names=names, **columns)
     honest: dict[int, tuple[float | None, ...]] = {}
