@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
+
+from grpo_kit.display import wilson_interval
 
 
 @dataclass(frozen=True)
@@ -27,32 +28,6 @@ class Estimate:
         return f"{self.value:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}] (n = {self.n})".replace(
             "%", " %", 1
         )
-
-
-def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The score interval of a rate, (low, high) in [0, 1].
-
-    successes: 0 to n. Near 0 and 1, and for small n, it holds where mean +- 1.96 standard errors does not.
-    Raises ValueError for n < 1, successes outside 0..n or a confidence outside (0, 1).
-    Source: Wilson (1927); Newcombe (1998), Statistics in Medicine 17:857, method 3.
-
-    >>> tuple(round(x, 4) for x in wilson_interval(81, 263))
-    (0.2553, 0.3662)
-    """
-    if n < 1:
-        raise ValueError(f"n={n!r} must be at least 1; without rows there is no rate")
-    if not 0 <= successes <= n:
-        raise ValueError(f"successes={successes!r} must lie in 0..n={n}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95")
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    rate = successes / n
-    middle = rate + z * z / (2 * n)
-    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    low = 0.0 if successes == 0 else max((middle - half) / scale, 0.0)
-    high = 1.0 if successes == n else min((middle + half) / scale, 1.0)
-    return low, high
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -22,6 +22,7 @@ from grpo_kit.evaluation.aha import count_words, word_table
 from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
+from grpo_kit.rewards.auditing import audit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,6 +75,8 @@ class Readiness:
     with a readable answer. Of episodes: how many succeed; None; the sum of their shares of valid actions.
     rewards: by prompt, reward (the total) -> samples that earned it; those without one are left out.
     lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
+    audit: how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit), in a sentence;
+    None where that cannot be asked: code, episodes, rows without an answer.
     """
 
     task: str
@@ -88,6 +91,7 @@ class Readiness:
     words: dict[str, int]
     constant: tuple[str, float] | None
     settings: dict[str, Any]
+    audit: str | None = None
 
     @property
     def n(self) -> int:
@@ -176,7 +180,7 @@ class Readiness:
             told += (
                 f" (In {unequal:.0%} of groups rewards would differ all the same, by format or soft parts.)"
             )
-        return told
+        return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
 
     def __repr__(self) -> str:
         return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})"
@@ -266,7 +270,17 @@ def readiness(
         words=count_words(made.texts),
         constant=task.best_constant(made.rows) if task.strategies else None,
         settings=made.settings,
+        audit=_audited(task, made.rows),
     )
+
+
+def _audited(task: Task, rows: Sequence[dict]) -> str | None:
+    if not hasattr(task, "cases_for") or task.read_answer is not None:  # episodes, code
+        return None
+    try:
+        return audit(task, rows[:8], n=8).summary
+    except ValueError:  # no answers in the rows, or a reward that asks for more than them
+        return None
 
 
 def _share(value: float, threshold: float) -> str:

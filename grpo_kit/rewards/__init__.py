@@ -1,6 +1,7 @@
 """Rewards: completions -> list of float in [0, 1], or None for "cannot judge"."""
 
 from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
+from grpo_kit.rewards.auditing import Audit, audit
 from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
@@ -16,6 +17,7 @@ from grpo_kit.rewards.response import Reward, extract_answer, last_number, on_re
 from grpo_kit.rewards.text import Bleu, Rouge
 
 __all__ = [
+    "Audit",
     "Bleu",
     "CallAccuracy",
     "CallEfficiency",
@@ -40,6 +42,7 @@ __all__ = [
     "Rouge",
     "SoftFormat",
     "WeightedSum",
+    "audit",
     "call_reward",
     "cancelled_groups",
     "check_rewards",

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
+from grpo_kit.rewards.cases import Case, answer_cases
+from grpo_kit.rewards.neighbours import TRIED, excused, near_misses
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import gold_text, own_answer, pair_prefill
 from grpo_kit.verdicts import Rules, number, verdict
@@ -100,6 +102,15 @@ class _ReadAnswer(AnswerReward):
         asked = {name: value for name, value in vars(self.rules).items() if value != getattr(Rules(), name)}
         given = {"column": self.column, "tag": self.tag} | asked
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Near misses of the gold: neighbours, hedges, a denial, an earlier draft, the question's own expression."""
+        wanted, question = gold_text(honest.columns.get(self.column)), honest.columns.get("question")
+        if wanted is None:
+            return []
+        wrong = near_misses(wanted, question if isinstance(question, str) else None)
+        names = [name for name in TRIED if name in wrong and name not in excused(self.rules)]
+        return answer_cases(honest, {name: wrong[name] for name in names}, tag=self.tag)
 
     def score(self, answer: str | None, gold: Any, question: Any = None) -> float | None:
         wanted = gold_text(gold)

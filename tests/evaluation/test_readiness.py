@@ -21,8 +21,9 @@ from grpo_kit.evaluation.pass_curves import plot_pass_at_k
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.profiles import profile
+from grpo_kit.rewards import SoftFormat, audit, last_number, on_response
 from grpo_kit.rollout.complete import Completion, complete
-from grpo_kit.tasks import largest
+from grpo_kit.tasks import from_rows, largest
 
 # ---- groups with a signal ---------------------------------------------------------------------------------------
 
@@ -275,8 +276,25 @@ def test_the_tiny_model_end_to_end(tiny, tmp_path):
     r.save(tmp_path / "r.json")
     assert Readiness.load(tmp_path / "r.json") == r
     assert "text" not in json.loads((tmp_path / "r.json").read_text())
+    assert r.audit == audit(task, n=8).summary and r.reason.endswith(f" Audit of the reward: {r.audit}")
+    older = {key: value for key, value in asdict(r).items() if key != "audit"}
+    assert Readiness.from_dict(older).audit is None and "Audit" not in Readiness.from_dict(older).reason
     probe = length_probe(model, tokenizer, task, max_completion_tokens=7, samples=2)
     assert probe.n == 10 and probe.limit == 7
+
+
+def test_a_reward_that_guesses_is_told_before_training(tiny):
+    @on_response
+    def last_one(responses, answer):
+        return [float(last_number(r) == gold) for r, gold in zip(responses, answer, strict=True)]
+
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10, 40)]
+    found = readiness(*tiny, from_rows("sums", rows, reward=last_one), samples=2, group_size=2)
+    assert re.search(
+        r"last_one refuses [\d.]+ % of 48 right spellings and pays [1-9][\d.]+ % of 48", found.reason
+    )
+    blank = from_rows("blank", [{"question": row["question"]} for row in rows], reward=SoftFormat())
+    assert readiness(*tiny, blank, samples=2, group_size=2).audit is None
 
 
 def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):

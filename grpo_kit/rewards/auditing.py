@@ -1,0 +1,201 @@
+"""How often is a reward wrong? Asked about texts that are right, or wrong, by construction."""
+
+from __future__ import annotations
+
+import html
+import operator
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pandas as pd
+
+from grpo_kit.display import wilson_interval
+from grpo_kit.rewards.cases import Case, answer_cases
+from grpo_kit.rewards.combine import answer_parts
+from grpo_kit.rewards.judge import ask_all
+from grpo_kit.rewards.neighbours import equal_texts, excused, near_misses, why
+from grpo_kit.rewards.parts import all_parts, reward_names
+from grpo_kit.rewards.response import Reward, gold_text
+
+_ROWS = 64  # of a task, where none are given
+_PAYS = 1e-9
+_REFUSED, _PAID = "right spellings refused", "near misses paid in full"
+
+
+class HasAnswers(Protocol):
+    """What audit needs of a task."""
+
+    held_out: list[dict]
+    rewards: list[Reward]
+    answer_tag: str
+    read_answer: Any
+
+    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
+        """The honest completion of a row, the one with honest=True, among others."""
+        ...
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """What a reward pays for texts that are right, and for texts that are wrong. Made by audit().
+
+    reward: its name. golds: how many were tried. left_out: (gold, score) of those that were not, since the reward pays
+    nothing for their own text (0.0) or cannot judge it (None).
+    texts: a row a text: gold, text, name (what was done to the gold: neighbours.csv), right (bool) and score, where the
+    score of the gold's own text is 1; NaN where the reward cannot judge.
+    """
+
+    reward: str
+    golds: int
+    left_out: list[tuple[str, float | None]]
+    texts: pd.DataFrame
+
+    def table(self) -> pd.DataFrame:
+        """One row an error: its rate, low and high (95 %, Wilson), wrong of n texts, and how many were not judged."""
+        rows = {}
+        for name, right in ((_REFUSED, True), (_PAID, False)):
+            asked = self.texts[self.texts["right"] == right]
+            judged = asked["score"].dropna()
+            paid = int((judged >= 1 - _PAYS).sum())
+            wrong, n = (len(judged) - paid if right else paid), len(judged)
+            low, high = wilson_interval(wrong, n) if n else (None, None)
+            rate = wrong / n if n else None
+            rows[name] = (rate, low, high, wrong, n, len(asked) - n)
+        columns = ["rate", "low", "high", "wrong", "n", "not judged"]
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis(self.reward)
+        return table.astype({"rate": float, "low": float, "high": float})
+
+    @property
+    def worst(self) -> pd.DataFrame:
+        """One example of each way to be wrong: paid near misses first, then the most frequent.
+
+        Columns: gold, text, score, name, why (the text is right, or wrong), times (texts of that name that went wrong).
+        """
+        judged = self.texts.dropna(subset="score")
+        wrong = judged[(judged["score"] >= 1 - _PAYS) != judged["right"]]
+        times = wrong.groupby(["right", "name"])["text"].transform("size").astype(int)
+        found = wrong.assign(times=times, why=wrong["name"].map(why))
+        found = found.sort_values(["right", "times"], ascending=[True, False], kind="stable")
+        found = found.drop_duplicates(["right", "name"]).reset_index(drop=True)
+        return found[["gold", "text", "score", "name", "why", "times"]]
+
+    @property
+    def summary(self) -> str:
+        """Both rates in a sentence, and what was left out in another."""
+        rates = [
+            f"{row.rate:.1%} of {row.n}".replace("%", " %") if row.n else "none of 0"
+            for row in self.table().itertuples()
+        ]
+        told = f"{self.reward} refuses {rates[0]} right spellings and pays {rates[1]} near misses in full"
+        told += f" ({self.golds} golds)."
+        if self.left_out:
+            gold, score = self.left_out[0]
+            reason = "cannot judge" if score is None else "pays nothing for"
+            told += (
+                f" Left out are {len(self.left_out)} golds whose own text it {reason}, such as {gold!r:.60}."
+            )
+        return told
+
+    def __repr__(self) -> str:
+        parts = [self.summary, self.table().to_string(float_format="{:.4f}".format)]
+        return "\n".join([*parts, self.worst.head(8).to_string()] if len(self.worst) else parts)
+
+    def _repr_html_(self) -> str:
+        pages = [self.table().to_html(float_format="{:.4f}".format, na_rep="")]
+        pages += [self.worst.head(8).to_html(float_format="{:g}".format)] if len(self.worst) else []
+        return f"<p><b>{html.escape(self.summary)}</b></p>{''.join(pages)}"
+
+
+def audit(
+    task: HasAnswers | Reward,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    column: str = "answer",
+    tag: str | None = "answer",
+    n: int = 12,
+    seed: int = 0,
+) -> Audit:
+    """How often is this reward wrong? Right spellings of each gold that it refuses, near misses that it pays in full.
+
+    task: a task, whose rewards that judge the answer are asked; or a reward, the kit's or your own function.
+    rows: dicts with the gold and every column that the reward asks for; the columns are all given, `question` too.
+    None: the first 64 held-out rows of the task.
+    column: the gold's, text or number; of a task it is "answer". tag: the answer tag of a reward's completions, None
+    for completions that are the answer alone; a task has its own tag, prefill and reasoning.
+    n: texts of either list a gold gets at most; they are drawn with the seed.
+    A gold makes two lists by its kind, number, fraction, money, unit, words, tuple, interval and so on: texts that are
+    equal to it by construction, and texts that are not (neighbours.csv has them, with reasons). A text is paid in full
+    if it earns what the gold's own text earns, from every reward that judges the answer. What a reward was asked to do
+    (expressions=True, units="required", tolerance=, case=True) is not held against it.
+    The lists are those of mathematics and words. A reward with another notion of equal (a set of calls, a schedule)
+    will refuse most spellings, and rightly.
+    Raises ValueError for no rows, an n below 1, a missing column, and a task whose answers stand in no tags (code).
+
+    >>> from grpo_kit.rewards import MathAnswer
+    >>> print(audit(MathAnswer(), [{"answer": "5"}, {"answer": "1/2"}]).summary)
+    math_answer refuses 0.0 % of 24 right spellings and pays 0.0 % of 24 near misses in full (2 golds).
+    """
+    if n < 1:
+        raise ValueError(f"n={n!r} must be at least 1: the texts of either list that a gold gets")
+    rewards, honest_of = [task], None
+    if hasattr(task, "cases_for"):
+        if task.read_answer is not None:
+            raise ValueError(
+                f"{task!r} has no answer tags to put other texts in; audit a reward of its answers"
+            )
+        rows, column, tag = task.held_out[:_ROWS] if rows is None else rows, "answer", task.answer_tag
+        rewards, honest_of = list(answer_parts(task.rewards).values()), task.cases_for
+    if not rows or not rewards:
+        raise ValueError(f"rows={rows!r:.100}: give rows with a gold, and a reward that judges the answer")
+    parts = [part for reward in rewards for part in [reward, *all_parts(reward)]]
+    skipped = set().union(*(excused(getattr(part, "rules", None)) for part in parts))
+    left_out: list[tuple[str, float | None]] = []
+    tried: list[dict[str, Any]] = []
+    for place, row in enumerate(rows):
+        if column not in row:
+            raise ValueError(f"row {place} has no column {column!r}; it has {sorted(row)}")
+        if (gold := gold_text(row[column])) is None:
+            left_out.append((str(row[column]), None))
+            continue
+        honest = Case("honest", gold if tag is None else f"<{tag}>{gold}</{tag}>", honest=True, columns=row)
+        if honest_of is not None:
+            honest = next(case for case in honest_of(row, task.rewards) if case.honest)
+        if not answer_cases(honest, {"": gold}, tag=tag):
+            raise ValueError(
+                f"{honest.completion!r:.200} has no <{tag}> answer of its own to put other texts in"
+            )
+        draw = random.Random(f"{seed} {place} {gold}")
+        tried.append({"place": place, "gold": gold, "case": honest})
+        for right, texts in ((True, equal_texts(gold)), (False, near_misses(gold, row.get("question")))):
+            names = [name for name in texts if name not in skipped]
+            drawn = {name: texts[name] for name in draw.sample(names, min(n, len(names)))}
+            for case in answer_cases(honest, drawn, tag=tag):
+                what = {"text": drawn[case.name], "name": case.name, "right": right}
+                tried.append({"place": place, "gold": gold, "case": case, **what})
+    return _judged(rewards, tried, left_out)
+
+
+def _judged(
+    rewards: Sequence[Reward], tried: Sequence[dict[str, Any]], left_out: list[tuple[str, float | None]]
+) -> Audit:
+    """The texts with their scores; the honest case's, the first of its place, count as 1."""
+    cases, names = [one["case"] for one in tried], reward_names(rewards)
+    keys = dict.fromkeys(key for case in cases for key in case.columns)
+    columns = {key: [case.columns.get(key) for case in cases] for key in keys}
+    columns["prefill"] = [case.prefill for case in cases]
+    by_reward = ask_all(rewards, [case.completion for case in cases], names=names, **columns)
+    honest: dict[int, tuple[float | None, ...]] = {}
+    texts: list[dict[str, Any]] = []
+    for one, scores in zip(tried, zip(*by_reward.values(), strict=True), strict=True):
+        if one["case"].honest:
+            fits = None not in scores and min(scores) > 0
+            honest[one["place"]] = scores if fits else ()
+            left_out += [] if fits else [(one["gold"], None if None in scores else 0.0)]
+        elif standards := honest[one["place"]]:
+            share = None if None in scores else min(map(operator.truediv, scores, standards))
+            texts.append({key: one[key] for key in ("gold", "text", "name", "right")} | {"score": share})
+    table = pd.DataFrame(texts, columns=["gold", "text", "name", "right", "score"])
+    told = sum(bool(scores) for scores in honest.values())
+    return Audit(" + ".join(names), told, left_out, table.astype({"right": bool, "score": float}))
