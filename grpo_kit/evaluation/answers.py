@@ -23,8 +23,8 @@ from grpo_kit.episodes.view import Renderer
 from grpo_kit.evaluation.chunks import sample_chunks
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.rewards.judge import Scores, ask_all, totals
-from grpo_kit.rewards.parts import check_columns
+from grpo_kit.rewards.judge import Scores, ask_all, totals, warn_off_scale
+from grpo_kit.rewards.parts import check_column_names, check_columns
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, complete, end_ids
 from grpo_kit.rollout.support import unsupported
@@ -87,7 +87,7 @@ class Answers:
         names = dict.fromkeys(name for row in self.rows for name in row)
         columns = {name: [row.get(name) for row in self.asked] for name in names}
         with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
-            return ask_all(
+            parts = ask_all(
                 self.task.rewards,
                 self.texts,
                 prompts=[prompt for prompt in self.prompts for _ in range(self.samples)],
@@ -95,6 +95,8 @@ class Answers:
                 prefill=[self.task.prefill] * len(self.texts),
                 **columns,
             )
+        warn_off_scale(self.task.rewards, parts)
+        return parts
 
     @cached_property
     def rewards(self) -> Scores:
@@ -210,6 +212,7 @@ def answer(
                 f"folder={str(folder)!r}: completions of task {task.name!r} are not kept, they are turns"
             )
         return _in_turns(model, tokenizer, task, rows, how, batch_size)
+    check_column_names(dict.fromkeys(name for row in rows for name in row), "rows")
     check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
     prompts = task.render(tokenizer, rows)
     if batch_size is None:
