@@ -67,12 +67,12 @@ def range_of_rows(names: Iterable[str], *runs: Mapping[str, Any]) -> tuple[float
 
 
 def accuracy_word(low: float, high: float) -> str:
-    """What held-out accuracy is called beside a reward on the scale from low to high, from end to end of which it goes.
+    """What held-out accuracy is called beside a reward on a scale from low to high; it is drawn from end to end of it.
 
     >>> accuracy_word(0, 1), accuracy_word(-1, 2)
-    ('held-out accuracy', 'held-out accuracy (0 % at -1, 100 % at 2)')
+    ('held-out accuracy', 'accuracy, 0–100 %: -1 to 2')
     """
-    return "held-out accuracy" + f" (0 % at {low:g}, 100 % at {high:g})" * ((low, high) != (0, 1))
+    return "held-out accuracy" if (low, high) == (0, 1) else f"accuracy, 0–100 %: {low:g} to {high:g}"
 
 
 def scale_columns(measure: str) -> tuple[str, str]:
