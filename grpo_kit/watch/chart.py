@@ -212,19 +212,19 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
     from matplotlib.ticker import MaxNLocator
 
     alone = len(runs) == 1
-    lowest, highest = range_of_rows(names, *runs.values())
+    ends = lowest, highest = range_of_rows(names, *runs.values())
     for r, table in enumerate(runs.values()):
         for n, name in enumerate(names):
             if name in table and table[name].notna().any():
                 colour = COLOURS[(n if alone else r) % len(COLOURS)]
-                _line(axes, table, name, colour, _STYLES[n % len(_STYLES)], (lowest, highest))
+                _line(axes, table, name, colour, _STYLES[n % len(_STYLES)], ends)
         if tuple(names) == ("reward",) and _measured(table):
-            _accuracy(axes, table, "#000000" if alone else COLOURS[r % len(COLOURS)], (lowest, highest))
+            _accuracy(axes, table, "#000000" if alone else COLOURS[r % len(COLOURS)], ends)
     keys = _part_keys(names, alone) if len(names) > 1 or header > 0 and tuple(names) != ("reward",) else []
     rows = [[_key(*key) for key in row] for row in _key_rows(keys)]
     if tuple(names) == ("reward",) and any(map(_measured, runs.values())):
         look = {"marker": "o", "markersize": 3.5}
-        rows = [[_key(accuracy_word(lowest, highest), "#000000" if alone else GREY, "", **look)]]
+        rows = [[_key(accuracy_word(*ends), "#000000" if alone else GREY, "", **look)]]
     parts = parts_title(names)
     rewards = [table["reward"].to_numpy(float) for table in runs.values() if "reward" in table]
     title = parts or (reward_title(rewards) if names[0] == "reward" else _WORDS.get(names[0], names[0]))
@@ -239,8 +239,7 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
         if n < len(rows) - 1:
             axes.add_artist(legend)
     if not names or names[0].startswith("reward") or names[0] in (*_SHARES, *EPISODES):
-        room = 0.03 * (highest - lowest)
-        axes.set_ylim(lowest - room, highest + room)
+        axes.set_ylim(lowest - 0.03 * (highest - lowest), highest + 0.03 * (highest - lowest))
     elif axes.lines and axes.dataLim.ymin >= 0:
         axes.set_ylim(0, axes.dataLim.ymax * 1.08 or 1)
     axes.yaxis.set_major_formatter(_short)
@@ -267,13 +266,8 @@ def _short(value: float, _place: int | None = None) -> str:
     return f"{value:g}"
 
 
-def _line(
-    axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: object, ends: tuple[float, float]
-) -> None:
-    """Up to 20 steps the values themselves; from there on pale points under their centred moving mean.
-
-    ends: of the reward's scale, which its band does not leave.
-    """
+def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: object, ends: tuple) -> None:
+    """Up to 20 steps the values themselves; from there on pale points under their centred moving mean."""
     table = table[np.isfinite(table[name].astype(float))]
     if not len(table):
         return
@@ -290,7 +284,7 @@ def _line(
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str, ends: tuple[float, float]) -> None:
+def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str, ends: tuple) -> None:
     """Held-out accuracy where it was measured, with its interval; from one end of the reward's scale to the other."""
     table = table[table[ACCURACY].notna()]
     middle = table[ACCURACY].to_numpy(float)
@@ -299,9 +293,7 @@ def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str, ends: tuple[float,
         for name in (ACCURACY_LOW, ACCURACY_HIGH)
     ]
     middle, low, high = (ends[0] + (ends[1] - ends[0]) * share for share in (middle, *shares))
-    reach = np.abs([middle - low, high - middle])
-    drawn = axes.errorbar(
-        table["step"], middle, yerr=reach, fmt="o", color=colour, markersize=3.5, elinewidth=1.2, zorder=4
-    )
+    reach, look = np.abs([middle - low, high - middle]), {"markersize": 3.5, "elinewidth": 1.2, "zorder": 4}
+    drawn = axes.errorbar(table["step"], middle, yerr=reach, fmt="o", color=colour, **look)
     for part in drawn.get_children():
         part.set_clip_on(False)  # the point before step 1 lies on the axis

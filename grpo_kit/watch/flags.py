@@ -252,19 +252,14 @@ def lost_updates(table: pd.DataFrame, setup: Setup) -> Sign:
     first="check_rewards on a few rows; then an easier task, partial credit or a warm start",
 )
 def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A part that is trained on gave 0, or the lowest of its range, to every completion of 10 steps.
+    """A part that is trained on gave 0, or the low end of its range, to every completion of 10 steps.
 
-    Of a sum's parts those that judge the answer.
-
-    Others inside a sum may be penalties, where 0 is best.
+    Of a sum's parts those that judge the answer: others may be penalties, where 0 is best.
     """
     trained = [name for name in {**setup.weights, **setup.answer} if setup.weights.get(name, 1) > 0]
-    lowest = {name: scale(table, setup, name)[0] for name in trained}
-
-    def gave(names: Sequence[str], at: int) -> str:
-        return " and ".join(dict.fromkeys(f"{lowest[name][at]:g}" for name in names))
-
-    return _dead(table, trained, lambda name, mean: np.isclose(mean, lowest[name], rtol=1e-6, atol=0), gave)
+    low = {name: scale(table, setup, name)[0] for name in trained}
+    is_dead = lambda name, mean: np.isclose(mean, low[name], rtol=1e-6, atol=0)  # noqa: E731
+    return _dead(table, trained, is_dead, lambda name, at: f"{low[name][at]:g}")
 
 
 @red_flag(
@@ -279,26 +274,19 @@ def part_never_judged(table: pd.DataFrame, setup: Setup) -> Sign:
 
 
 def _dead(
-    table: pd.DataFrame,
-    parts: Sequence[str],
-    is_dead: Callable[[str, np.ndarray], np.ndarray],
-    gave: Callable[[Sequence[str], int], str],
+    table: pd.DataFrame, parts: Sequence[str], is_dead: Callable[..., np.ndarray], gave: Callable[..., str]
 ) -> Sign:
-    """Parts whose mean is_dead in NEVER rows on end; a part that has no column cannot be told.
-
-    is_dead: (part, its means) -> which rows. gave: (the dead parts, row) -> what they gave, in words.
-    """
+    """Parts whose means is_dead(part, means) in NEVER rows on end; a part that has no column cannot be told."""
     names = [name for name in parts if f"reward/{name}" in table]
     if not names:
         return None
-    dead = np.stack(
-        [is_dead(name, column(table, f"reward/{name}")) for name in names], axis=1
-    )  # (steps, parts)
-    lasted = pd.DataFrame(dead, dtype=float).rolling(NEVER).sum().to_numpy() == NEVER
+    dead = np.stack([is_dead(name, column(table, f"reward/{name}")) for name in names], axis=1)
+    lasted = pd.DataFrame(dead, dtype=float).rolling(NEVER).sum().to_numpy() == NEVER  # (steps, parts)
 
     def saw(at: int) -> str:
         which = [name for name, there in zip(names, lasted[at], strict=True) if there]
-        return f"{' and '.join(which)} gave {gave(which, at)} to every completion of {NEVER} steps"
+        what = " and ".join(dict.fromkeys(gave(name, at) for name in which))
+        return f"{' and '.join(which)} gave {what} to every completion of {NEVER} steps"
 
     return lasted.any(axis=1), saw
 

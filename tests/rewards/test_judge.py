@@ -143,7 +143,7 @@ def test_on_response_states_a_range_and_keeps_the_one_of_its_function():
     assert range_of(ExactAnswer()) is None
 
 
-def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys):
+def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys, tiny):
     """By the run's own channel in training, by a warning elsewhere; not where the range is stated."""
 
     def points(completions, **columns):
@@ -162,7 +162,11 @@ def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kit.rewards.check_rewards([points, letters, stated], [cases[0], cases[0]])
-    assert [str(w.message)[:40] for w in caught] == ["reward 'points' gave -0.5 (row 0; so far"]
+        rows = [{"question": f"Say {i}:", "answer": str(i)} for i in range(4)]
+        own = from_rows("own", rows[:2], rows[2:], reward=[points, letters, stated], max_completion_tokens=4)
+        kit.evaluate(*tiny, own)
+    said = [str(w.message)[:40] for w in caught if "any finite scale" in str(w.message)]
+    assert said == ["reward 'points' gave -0.5 (row 0; so far"] * 2, "check_rewards, evaluate"
 
 
 def sorts(completions, **columns):
