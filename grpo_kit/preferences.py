@@ -50,7 +50,7 @@ class Samples:
         """Best against worst of each prompt, where their scores differ by more than the margin.
 
         For DPOTrainer, ORPOTrainer and CPOTrainer: prompt, chosen, rejected, score_chosen, score_rejected.
-        margin: at least 0; 0 takes any difference.
+        margin: at least 0, in the unit of the scores (0.1 is for scores in [0, 1]); 0 takes any difference.
         cut_off: may a completion cut off at the length limit be the rejected one? TRL writes an end behind it that was
         not sampled, so the model is also trained not to end there.
         Raises ValueError for a margin below 0 and fewer than 2 samples a prompt.
@@ -72,6 +72,7 @@ class Samples:
         """Every distinct completion with its label: is its score at least the threshold?
 
         For KTOTrainer: prompt, completion, label, score. Source: KTO, arXiv:2402.01306.
+        threshold: in the unit of the scores; 0.5 is for scores in [0, 1], here and in accepted().
         cut_off: as in pairs(); such a completion can only be labelled False.
         A prompt's completions are spread over the set, whose order TRL keeps: for KTO's KL term it gives each prompt
         the completion of its neighbour in the batch, which has to be another prompt's.

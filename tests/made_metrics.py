@@ -41,6 +41,22 @@ def rows(n: int, *, kl: bool = False, parts: tuple[str, ...] = (), accuracy_ever
     return out
 
 
+def rescaled(made: list[dict], *, times: float, plus: float) -> list[dict]:
+    """The same run as it would be with rewards times * r + plus, both ends seen in the first step."""
+    out = []
+    for row in made:
+        names = [name for name in row if name == "reward" or name.startswith("reward/")]
+        out.append(
+            row
+            | {name: times * row[name] + plus for name in names}
+            | {"reward_std": times * row["reward_std"]}
+        )
+    ends = {
+        f"scale/{name}/{end}": at for name in names for end, at in (("low", plus), ("high", plus + times))
+    }
+    return [out[0] | ends, *out[1:]]
+
+
 def completions(step: int) -> pd.DataFrame:
     return pd.DataFrame(
         {

@@ -1,7 +1,6 @@
 """The one loop: a task's prompts are rendered, completed by the engine, and judged.
 
-evaluate, readiness, length_probe, sample and the laboratory are what is read off its Answers. Of a task of several
-turns whole episodes are played; what an answer is there, is an episode here.
+evaluate, readiness, length_probe, sample and the laboratory read Answers. Of several turns, whole episodes are played.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from grpo_kit.evaluation.chunks import sample_chunks
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.rewards.combine import Verdicts, all_in_full, ask_in_full
-from grpo_kit.rewards.judge import Scores, totals
-from grpo_kit.rewards.parts import check_columns, reward_names
+from grpo_kit.rewards.judge import Scores, totals, warn_off_scale
+from grpo_kit.rewards.parts import check_column_names, check_columns, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, complete, end_ids
@@ -110,6 +109,7 @@ class Answers:
         with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
             for one in (one for one in rewards if id(one) not in known):
                 known[id(one)] = ask_in_full(one, self.texts, self._given, name=names[id(one)])
+                warn_off_scale([one], {names[id(one)]: known[id(one)][0]})
         return [known[id(one)] for one in rewards]
 
     @cached_property
@@ -227,6 +227,7 @@ def answer(
                 f"folder={str(folder)!r}: completions of task {task.name!r} are not kept, they are turns"
             )
         return _in_turns(model, tokenizer, task, rows, how, batch_size)
+    check_column_names(dict.fromkeys(name for row in rows for name in row), "rows")
     check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
     prompts = task.render(tokenizer, rows)
     if batch_size is None:
@@ -245,8 +246,7 @@ def answer(
 def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
     sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
     free = free_bytes(next(model.parameters()).device)
-    # transformers decodes then: samples share nothing, too many rows end it
-    if unsupported(model, GenerationConfig()):
+    if unsupported(model, GenerationConfig()):  # transformers decodes then: too many rows end it
         return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
     return rows_at_once(model, free, samples=max(1, samples), **sizes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grpo_kit.display import COLOURS, CONSTANT, GREY, colours_of, new_figure
+from grpo_kit.watch.curves import range_of_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +58,8 @@ def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *,
     cost.set_title("thousand tokens", loc="left", fontsize=9.5)
     if len(arms) <= 8:
         lines.legend(fontsize=8, frameon=False, loc="best")
-    lines.set_ylim(min(0.0, curves["reward"].min()) - 0.02, max(1.0, curves["reward"].max()) + 0.02)
+    low, high = range_of_rows(["reward"], curves)
+    lines.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
     lines.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xlim(0, 1.02)
     for axes in (right, change, cost):

@@ -1,4 +1,4 @@
-"""Rewards: completions -> list of float in [0, 1], or None for "cannot judge"."""
+"""Rewards: completions -> list of float, or None for "cannot judge". The kit's own lie in [0, 1]."""
 
 from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
 from grpo_kit.rewards.auditing import Audit, audit

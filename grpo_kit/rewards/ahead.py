@@ -28,7 +28,7 @@ def that_begin(rewards: Sequence[Reward]) -> list[Any]:
     return list({id(part): part for part in found}.values())
 
 
-def begin(rewards: Sequence[Any], completions: Sequence[Any], *, workers: int, **columns: Any) -> None:
+def begin(rewards: Sequence[Any], completions: Sequence[Any], /, *, workers: int, **columns: Any) -> None:
     """Begin what judging these will need; rewards are those of that_begin.
 
     One that cannot says nothing here: its call meets the same error, and names row and completion.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from grpo_kit.rewards.judge import totals
@@ -24,10 +25,11 @@ def cancelled_groups(
     scores: a run's completions (`read_completions(run)`: columns step, group, reward and a column reward/<part> of
     each part, whether parts of a WeightedSum or rewards of their own), or {part: scores of all completions}, the
     completions of a prompt adjacent, with weights, one a part, and group_size.
-    tolerance: what varies by no more does not vary; weights such as 0.2 leave differences of 1e-17 in Python and of
-    1e-7 in a trainer's float32. Completions without a total (None, NaN; see judge.totals) are left out,
-    and groups with fewer than two others. A gate that holds back what the reward behind it gives counts
-    as cancelling; from scores a part of weight 0 does not (a table does not tell its weight).
+    tolerance: what varies by no more does not vary, as a share of the group's largest score where that is above 1;
+    weights such as 0.2 leave differences of 1e-17 in Python and of 1e-7 in a trainer's float32.
+    Completions without a total (None, NaN; see judge.totals) are left out, and groups with fewer than two others. A
+    gate that holds back what the reward behind it gives counts as cancelling; from scores a part of weight 0 does not
+    (a table does not tell its weight).
     Returns step (0 for scores), groups, cancelled, share (NaN without groups) and example: the scores of the first
     cancelled group, "" where there is none.
     Raises ValueError if columns are missing, or weights and group_size do not fit the scores.
@@ -54,8 +56,9 @@ def cancelled_groups(
     table = table.dropna(subset=["reward"]).astype(dict.fromkeys([*parts, "reward"], float))  # None to NaN
     table = table[table.groupby(["step", "group"])["reward"].transform("size") > 1]
     grouped = table.groupby(["step", "group"])[[*parts, "reward"]]
-    spread = grouped.max() - grouped.min()
-    cancelled = (spread[parts] > tolerance).any(axis=1) & (spread["reward"] <= tolerance)
+    least, most = grouped.min(), grouped.max()
+    varies = most - least > tolerance * np.maximum(1, np.maximum(least.abs(), most.abs()))
+    cancelled = varies[parts].any(axis=1) & ~varies["reward"]
     rows = []
     for step in dict.fromkeys(scores["step"] if isinstance(scores, pd.DataFrame) else [0]):
         here = cancelled[cancelled.index.get_level_values("step") == step]
@@ -89,9 +92,9 @@ def cancelled_share(
         if len(judged) < 2:
             continue
         counted += 1
-        if _spread([totals[row] for row in judged]) <= tolerance:
+        if not _varies([totals[row] for row in judged], tolerance):
             inside = ([part[row] for row in judged if part[row] is not None] for part in parts)
-            cancelled += any(_spread(values) > tolerance for values in inside)
+            cancelled += any(_varies(values, tolerance) for values in inside)
     return cancelled / counted if counted else None
 
 
@@ -103,8 +106,8 @@ def _groups(prompts: Sequence[Any]) -> Iterator[tuple[int, int]]:
             start = row
 
 
-def _spread(values: Sequence[float]) -> float:
-    return max(values) - min(values) if values else 0.0
+def _varies(values: Sequence[float], tolerance: float) -> bool:
+    return bool(values) and max(values) - min(values) > tolerance * max(1, *map(abs, values))
 
 
 def _as_table(

@@ -9,8 +9,8 @@ import pandas as pd
 
 from grpo_kit.display import cut
 from grpo_kit.rewards.cases import Case, RewardCheckError
-from grpo_kit.rewards.judge import RewardError, ask_all, totals
-from grpo_kit.rewards.parts import reward_names
+from grpo_kit.rewards.judge import RewardError, ask_all, totals, warn_off_scale
+from grpo_kit.rewards.parts import check_column_names, reward_names
 from grpo_kit.rewards.response import Reward
 
 _PAYS = 1e-9
@@ -44,7 +44,7 @@ def check_rewards(
     A reward with `only_a_part = True` (length, repetition, ...) judges nothing by itself: beside others it is held to
     account in the total alone.
     Returns one row per case of the first task row (or of all given cases) and of `found`: case, response,
-    <reward name> ..., total. Scores are in [0, 1], None where a reward cannot judge.
+    <reward name> ..., total. Scores are None where a reward cannot judge; scores outside [0, 1] are said once.
     Raises ValueError if the task's rows hold no answer that counts as correct, so that nothing can be crafted,
     and for a case in `found` without a column that a reward asks for;
     RewardCheckError, with the table in its `.table`, if a cheat outranks the honest completion, or
@@ -89,15 +89,18 @@ def check_rewards(
         table = _score(named, weights, group)
         tables.append(table)
         faults += _faults(named, group, table)
+    asked = pd.concat(tables, ignore_index=True)
+    warn_off_scale(rewards, {name: asked[name].astype(float).tolist() for name in names})
     if faults:
         error = RewardCheckError("Cheating pays:\n" + "\n".join(dict.fromkeys(faults)))
-        error.table = pd.concat(tables, ignore_index=True)
+        error.table = asked
         raise error
     return tables[0]
 
 
 def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Sequence[Case]) -> pd.DataFrame:
     columns = {key: [case.columns.get(key) for case in cases] for case in cases for key in case.columns}
+    check_column_names({"prefill"} & columns.keys(), "cases")  # a Case has its own
     table: dict[str, list] = {
         "case": [case.name for case in cases],
         "response": [case.prefill + case.completion for case in cases],
@@ -106,7 +109,7 @@ def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Seque
         parts = ask_all(
             list(rewards.values()),
             [case.completion for case in cases],
-            names=list(rewards),
+            list(rewards),
             prefill=[case.prefill for case in cases],
             **columns,
         )

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.judge import Scores, ask, check_range, total
-from grpo_kit.rewards.parts import all_parts, required_columns, reward_names
+from grpo_kit.rewards.judge import Scores, ask, ask_for, check_scores, total
+from grpo_kit.rewards.parts import all_parts, range_of, required_columns, reward_names
 from grpo_kit.rewards.response import Reward
 
 Verdicts = list[bool | None]  # of each completion: paid in full? None where that cannot be judged
@@ -46,13 +46,13 @@ class _Composite:
         loggers = {"log_metric": log_metric, "log_extra": log_extra}  # a part may log things of its own
         columns |= {key: log for key, log in loggers.items() if log is not None}
 
-        def scores_of(part: Reward, *, in_range: bool = True) -> list[float | None]:
+        def scores_of(part: Reward, *, finite: bool = True) -> list[float | None]:
             name = self._name_of[id(part)]
             if name not in seen and isinstance(part, _Composite):
                 seen[name] = part._judge(scores_of)
-            elif name not in seen:  # Clipped takes any number; who else has the same part is told below
-                seen[name] = ask(part, completions, name=name, in_range=False, **columns)
-            check_range(seen[name], completions, name, in_range=in_range)
+            elif name not in seen:  # Clipped takes infinite ones; who else has the same part is told below
+                seen[name] = ask_for(part, completions, name, columns, finite=False)
+            check_scores(seen[name], completions, part, name, finite=finite)
             return seen[name]
 
         totals = self._judge(scores_of)
@@ -84,7 +84,7 @@ class _Composite:
 
 
 class WeightedSum(_Composite):
-    """One reward out of several: sum of weight x part, in [0, 1]; None where a part cannot judge.
+    """One reward out of several: sum of weight x part, in [0, 1] where the parts are; None where one cannot judge.
 
     parts: {reward: weight}, or pairs (reward, weight). Weights are positive and sum to 1; sums are rounded to 6
     digits, so that equal ones are equal. A part with None makes the sum None: adding the rest would score it 0.
@@ -92,7 +92,8 @@ class WeightedSum(_Composite):
     ("reward/<part>", the mean of the judged) and `log_extra` (a column of the completions); besides, the metric
     "frac_cancelled_groups" is the share of groups whose parts vary while the sum does not (`cancelled_groups`).
     Raises ValueError for weights that do not fit and one reward given twice; RewardError (a ValueError), naming part,
-    row and completion, for a part that raises or returns the wrong length, NaN or a value outside [0, 1].
+    row and completion, for a part that raises or returns the wrong length, NaN, an infinite value or one outside the
+    range that it states.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> WeightedSum({ExactAnswer(): 0.75, SoftFormat(think=None): 0.25})(["<answer>5</answer>"], answer=["4"])
@@ -170,18 +171,18 @@ def ask_in_full(
     told: dict[str, Scores] = {}
     if isinstance(reward, WeightedSum | Gated):  # it tells what its parts gave, so that none is asked again
         columns = {**columns, "log_extra": told.__setitem__}
-    scores = ask(reward, completions, name=name, **columns)
+    scores = ask(reward, completions, name, **columns)
 
     def full(one: Reward, given: Scores) -> Verdicts:
         if not isinstance(one, WeightedSum | Gated) or not judges_answer(one):
-            high = (getattr(one, "range", None) or (0.0, 1.0))[1]
+            high = (range_of(one) or (0.0, 1.0))[1]
             return [None if score is None else score >= high - _ROUNDING for score in given]
         parts = {id(part): told[f"reward/{reward._name_of[id(part)]}"] for part in one.parts}
         inside = [full(part, parts[id(part)]) for part in one.parts if judges_answer(part)]
         verdicts: Verdicts = [None if None in row else all(row) for row in zip(*inside, strict=True)]
         if isinstance(one, WeightedSum):
             return verdicts
-        open_ = [None if gate is None else gate >= one.at for gate in parts[id(one.parts[1])]]
+        open_ = [None if gate is None else gate >= one.least for gate in parts[id(one.parts[1])]]
         return [None if None in pair else all(pair) for pair in zip(verdicts, open_, strict=True)]
 
     return scores, full(reward, scores)
@@ -203,6 +204,8 @@ class Gated(_Composite):
     reward, on: two rewards, the second being the gate; both are logged like the parts of a WeightedSum, in which it
     may stand. None where either cannot judge. A gate that is shut for a whole group leaves it without advantage:
     give the format some weight of its own (the same object may do both), or begin with a lower `at`.
+    at: how far up the gate's range, in (0, 1]: the range that it states, else [0, 1]; 0.5 of (-1, 1) is a score of 0.
+    Behind a shut gate a reward that states its range gets the low end of it; of any other a score below 0 stays.
     Raises ValueError for `at` outside (0, 1], and what WeightedSum does.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
@@ -219,14 +222,21 @@ class Gated(_Composite):
         self.at = float(at)
         super().__init__(f"gated_{reward_names([reward])[0]}", [reward, on])
 
+    @property
+    def least(self) -> float:
+        """The gate's score from which on it is open."""
+        low, high = range_of(self.parts[1]) or (0.0, 1.0)
+        return high if self.at == 1 else low + self.at * (high - low)  # exactly the full score
+
     def __repr__(self) -> str:
         reward, gate = self.parts
         return f"Gated({reward!r}, on={gate!r}, at={self.at:g})"
 
     def _judge(self, scores_of):
         scores, gates = map(scores_of, self.parts)
+        shut, _ = range_of(self.parts[0]) or (0.0, 1.0)
         return [
-            None if score is None or gate is None else score if gate >= self.at else 0.0
+            None if score is None or gate is None else score if gate >= self.least else min(score, shut)
             for score, gate in zip(scores, gates, strict=True)
         ]
 
@@ -255,5 +265,5 @@ class Clipped(_Composite):
 
     def _judge(self, scores_of):
         width = self.high - self.low
-        scores = scores_of(self.parts[0], in_range=False)
+        scores = scores_of(self.parts[0], finite=False)
         return [None if s is None else float(min(1.0, max(0.0, (s - self.low) / width))) for s in scores]

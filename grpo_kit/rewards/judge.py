@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
-from grpo_kit.rewards.parts import bare_name, reward_names
+from grpo_kit.rewards.parts import bare_name, check_column_names, range_of, reward_names
 from grpo_kit.rewards.response import Reward
 
 Scores = list[float | None]
-_ROUNDING = 1e-6  # what a sum of float32 parts may lie outside [0, 1]
+_ROUNDING = 1e-6  # what a sum of float32 parts may lie outside its range, of 1
+_LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 
 class RewardError(ValueError):
@@ -31,45 +33,47 @@ class Asked:
         self.reward, self.__name__ = reward, name
 
     def __call__(self, *, completions: Sequence[Any], **columns: Any) -> Scores:
-        return ask(self.reward, completions, name=self.__name__, **columns)
+        return ask(self.reward, completions, self.__name__, **columns)
 
 
 class AskedAsync(Asked):
     """An asynchronous reward, which a trainer awaits beside the others."""
 
     async def __call__(self, *, completions: Sequence[Any], **columns: Any) -> Scores:
-        waiting, judge = _begin(self.reward, completions, self.__name__, True, columns)
+        waiting, judge = _begin(self.reward, completions, self.__name__, columns)
         return await judge(waiting)
 
 
-def ask(
-    reward: Reward,
-    completions: Sequence[Any],
-    *,
-    name: str | None = None,
-    in_range: bool = True,
-    **columns: Any,
-) -> Scores:
-    """The reward's scores, one a completion, held to its contract: None ("cannot judge") or a number in [0, 1].
+def ask(reward: Reward, completions: Sequence[Any], name: str | None = None, /, **columns: Any) -> Scores:
+    """The reward's scores, one a completion, held to its contract: None ("cannot judge") or a finite number.
 
-    The reward is called by keyword, as TRL does; columns are its data set columns, one entry a completion. It gets
-    copies of the lists; an asynchronous one is waited for.
-    in_range: False allows any number (for rewards that are about to be scaled).
+    The reward is called by keyword, as TRL does; columns are its data set columns, one entry a completion. They may
+    have any name, `name` and `reward` too. It gets copies of the lists; an asynchronous one is waited for.
+    name: what messages call it; default its own.
     Raises RewardError, naming the reward, the row and the completion, if it raises, changes the completions in place,
-    returns what is no flat list, another number of values, or a value that is no number or out of range.
+    returns what is no flat list, another number of values, or a value that is no finite number (of at most 1e15 either
+    way, as training computes in float32) or outside the range that the reward states (`reward.range = (low, high)`).
+    ValueError for the columns `self` and `completions`, which no reward can be given.
 
-    >>> ask(lambda completions, **columns: [len(text) / 4 for text in completions], ["a", "four"])
-    [0.25, 1.0]
+    >>> ask(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
+    [0.5, 2.0]
     """
-    name = bare_name(reward) if name is None else name
-    made, judge = _begin(reward, completions, name, in_range, columns)
+    return ask_for(reward, completions, bare_name(reward) if name is None else name, columns)
+
+
+def ask_for(
+    reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
+) -> Scores:
+    """What ask() does. finite: False allows infinite scores (of rewards that are about to be clipped)."""
+    made, judge = _begin(reward, completions, name, columns, finite=finite)
     return _finished(judge(made))
 
 
 def _begin(
-    reward: Reward, completions: Sequence[Any], name: str, in_range: bool, columns: Mapping[str, Any]
+    reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
 ) -> tuple[Any, Callable[[Any], Any]]:
     """What the call gives, and a function from that to the checked scores, a coroutine function for an awaitable."""
+    check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
     given = _own(list(completions))
 
     def failed(error: Exception) -> RewardError:
@@ -84,7 +88,7 @@ def _begin(
                 f"reward {name!r} changed the list of completions, whose order its scores must keep; work on a copy, "
                 "such as sorted(completions)"
             )
-        return _checked(result, completions, name, in_range)
+        return _checked(result, completions, reward, name, finite)
 
     async def wait(result: Awaitable) -> Scores:
         try:
@@ -119,7 +123,7 @@ def _own(value: Any) -> Any:
     return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def _checked(result: Any, completions: Sequence[Any], name: str, in_range: bool) -> Scores:
+def _checked(result: Any, completions: Sequence[Any], reward: Reward, name: str, finite: bool) -> Scores:
     """The result as a list of float and None."""
     flat = getattr(result, "ndim", 1) == 1 and hasattr(result, "__len__") and hasattr(result, "__iter__")
     if not flat or isinstance(result, str | bytes | Mapping | Set):
@@ -135,34 +139,71 @@ def _checked(result: Any, completions: Sequence[Any], name: str, in_range: bool)
             f"reward {name!r} returned {len(scores)} scores for {len(completions)} completions\n"
             f"first row without a partner: {row}, completion {completions[row]!r}"
         )
-    check_range(scores, completions, name, in_range=in_range)
+    check_scores(scores, completions, reward, name, finite=finite)
     return [None if score is None else float(score) for score in scores]
 
 
-def check_range(scores: Scores, completions: Sequence[Any], name: str, *, in_range: bool = True) -> None:
-    """Raises RewardError, naming row and completion, for a score that is neither None nor a number in [0, 1].
+def check_scores(
+    scores: Scores, completions: Sequence[Any], reward: Reward, name: str, *, finite: bool = True
+) -> None:
+    """Raises RewardError, naming row and completion, for a score that is neither None nor a finite number in the range.
 
-    in_range: False allows any number.
+    The range is the one that the reward states, if it does. finite: False allows infinite scores.
     """
+    stated = range_of(reward)
     for row, score in enumerate(scores):
-        if not _fits(score, in_range):
-            wanted = "a value in [0, 1] (Clipped brings any scale there)" if in_range else "a number"
+        wanted = None if score is None else _wanted(score, stated, finite)
+        if wanted is not None:
             raise RewardError(
                 f"reward {name!r} gave {score!r} in row {row}, completion {completions[row]!r}; use {wanted}, or None "
                 "where it cannot judge"
             )
 
 
-def _fits(score: Any, in_range: bool) -> bool:
-    if score is None:
-        return True
-    if isinstance(score, str | bytes) or getattr(score, "ndim", 0):  # float() would take "1" and [1]
-        return False
-    try:
-        value = float(score)
-    except (TypeError, ValueError):
-        return False
-    return not math.isnan(value) and (not in_range or -_ROUNDING <= value <= 1 + _ROUNDING)
+def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str | None:
+    """What would do in place of this score; None where it does."""
+    try:  # float() would take "1" and [1]
+        value = math.nan if isinstance(score, str | bytes) or getattr(score, "ndim", 0) else float(score)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if math.isnan(value):
+        return "a finite number" if finite else "a number"
+    if finite and abs(value) > _LARGEST:
+        return "a finite number, from -1e15 to 1e15"
+    if stated is None:
+        return None
+    slack = _ROUNDING * max(1.0, *map(abs, stated))
+    fits = stated[0] - slack <= value <= stated[1] + slack
+    return None if fits else f"a number in [{stated[0]:g}, {stated[1]:g}], the range that it states"
+
+
+def off_scale(
+    name: str, reward: Reward, scores: Scores, seen: tuple[float, float] | None = None
+) -> str | None:
+    """One sentence on a reward that gave scores outside [0, 1]; None where it gave none, or states its range.
+
+    seen: the lowest and highest score so far; default those of scores.
+
+    >>> off_scale("points", lambda completions, **columns: [0, 2], [0.0, 2.0])[:72]
+    "reward 'points' gave 2 (row 1; so far 0 to 2): any finite scale is fine."
+    """
+    there = [(row, s) for row, s in enumerate(scores) if s is not None and s == s]
+    outside = [(row, s) for row, s in there if not -_ROUNDING <= s <= 1 + _ROUNDING]
+    if not outside or range_of(reward) is not None:
+        return None
+    row, score = outside[0]
+    low, high = seen or (min(s for _, s in there), max(s for _, s in there))
+    return (
+        f"reward {name!r} gave {score:g} (row {row}; so far {low:g} to {high:g}): any finite scale is fine. The kit's "
+        "own lie in [0, 1]; charts and flags go by the range seen, or stated as reward.range = (low, high)"
+    )
+
+
+def warn_off_scale(rewards: Sequence[Reward], parts: Mapping[str, Sequence[float | None]]) -> None:
+    """Warns once of each reward whose scores lie outside [0, 1]. parts: what ask_all gave for these rewards."""
+    for (name, scores), reward in zip(parts.items(), rewards, strict=True):
+        if said := off_scale(name, reward, scores):
+            warnings.warn(said, UserWarning, stacklevel=3)
 
 
 def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, Any]) -> tuple[int | str, Any]:
@@ -183,11 +224,13 @@ def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, A
 def ask_all(
     rewards: Sequence[Reward],
     completions: Sequence[Any],
-    *,
     names: Sequence[str] | None = None,
+    /,
     **columns: Any,
 ) -> dict[str, Scores]:
-    """Every reward's scores by its name (default: reward_names), asked as a trainer asks. Raises RewardError.
+    """Every reward's scores by its name (default: reward_names), asked as a trainer asks, see ask().
+
+    columns: as ask() takes them, of any name. Raises what ask() raises.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> ask_all([ExactAnswer(), SoftFormat(think=None)], ["<answer>5</answer>"], answer=["4"])
@@ -195,8 +238,7 @@ def ask_all(
     """
     names = reward_names(rewards) if names is None else names
     return {
-        name: ask(reward, completions, name=name, **columns)
-        for name, reward in zip(names, rewards, strict=True)
+        name: ask_for(reward, completions, name, columns) for name, reward in zip(names, rewards, strict=True)
     }
 
 

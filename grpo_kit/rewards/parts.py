@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from grpo_kit.rewards.response import Reward
@@ -23,6 +24,14 @@ _GIVEN_BY_TRL = frozenset(
         "environments",
     }
 )
+_TAKEN = dict.fromkeys(_GIVEN_BY_TRL, "rewards are given something else under that name") | {
+    "self": "a reward that is an object cannot be given it",
+    "prompt": "the rendered prompt is kept under that name",
+    "prefill": "the prompt's prefill is kept under that name",
+    "completion": "trl keeps it from rewards",
+    "image": "trl takes it for what a model should see",
+    "images": "trl takes it for what a model should see",
+}
 
 
 def all_parts(reward: Reward) -> list[Reward]:
@@ -80,6 +89,64 @@ def bare_name(reward: Any) -> str:
     if not callable(reward):
         raise ValueError(f"reward {reward!r} cannot be called; give a function of completions")
     return getattr(reward, "__name__", None) or type(reward).__name__
+
+
+def range_of(reward: Any) -> tuple[float, float] | None:
+    """The range that a reward states, its attribute `range = (low, high)`; None where it states none.
+
+    A functools.partial has the range of what it wraps.
+    Raises ValueError, naming the reward, for anything else than two finite numbers, low < high.
+
+    >>> def points(completions, **columns): ...
+    >>> points.range = (-1, 2)
+    >>> range_of(points)
+    (-1.0, 2.0)
+    """
+    while isinstance(reward, functools.partial) and not hasattr(reward, "range"):
+        reward = reward.func
+    stated = getattr(reward, "range", None)
+    if stated is None:
+        return None
+    try:
+        low, high = map(float, stated)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(
+            f"reward {bare_name(reward)!r} has range={stated!r}; use (low, high), two finite numbers with low < high"
+        )
+    return low, high
+
+
+def reaches_rewards(column: str) -> bool:
+    """Whether rewards can be given a column of that name: all but `prompt`, `completions` and the like.
+
+    >>> reaches_rewards("name"), reaches_rewards("prompt")
+    (True, False)
+    """
+    return column not in _TAKEN
+
+
+def check_column_names(columns: Iterable[Any], where: str) -> None:
+    """Raises ValueError for the first column that rewards cannot be given under its name, and says what would do.
+
+    where: what has these columns, for the message. All other names may be had: `name`, `reward`, `step`, ...
+
+    >>> check_column_names(["question", "answer", "name", "reward"], "train")
+    >>> check_column_names(["answer", "completions"], "train")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: train has a column 'completions', but rewards are given ...; call it 'row_completions'
+    """
+    for column in columns:
+        if not isinstance(column, str):
+            raise ValueError(
+                f"{where} has a column {column!r}, a {type(column).__name__}; call it {str(column)!r}"
+            )
+        if column in _TAKEN:
+            raise ValueError(
+                f"{where} has a column {column!r}, but {_TAKEN[column]}; call it {f'row_{column}'!r}"
+            )
 
 
 def check_columns(rewards: Sequence[Reward], given: Collection[str], where: str) -> None:

@@ -42,12 +42,17 @@ def is_blank(text: str, *, words: bool = False) -> bool:
     return not any(not words or char[0].isalnum() for char in seen)
 
 
-def on_response(fn: Callable[..., list[float | None]]) -> Reward:
+def on_response(
+    fn: Callable[..., list[float | None]] | None = None, *, range: tuple[float, float] | None = None
+) -> Reward | Callable[[Callable[..., list[float | None]]], Reward]:
     """Turn `fn(responses, **columns)` into a reward: it is given prefill + completion, ready to read.
 
     The reward has the signature (completions, *, prefill=None, **columns), keeps fn's `__name__` and lists in
     `columns` the data set columns that fn has no default for. The prefill comes from the data set's `prefill`
-    column, so it works under plain TRL too; fn receives only the keywords it names, or all if it takes **kwargs.
+    column, so it works under plain TRL too; fn receives only the keywords it names, or all if it takes **kwargs (but
+    for a column of its first parameter's name).
+    range: (low, high) of the scores, where it is not [0, 1]: `@on_response(range=(-1, 1))`. A score outside is refused
+    by name, and charts and flags go by it. Any other reward states it as an attribute: `reward.range = (-1, 1)`.
 
     >>> @on_response
     ... def closes_answer(responses):
@@ -55,20 +60,24 @@ def on_response(fn: Callable[..., list[float | None]]) -> Reward:
     >>> closes_answer(["82</answer>", "82"], prefill=["<answer>", "<answer>"], step=3)
     [1.0, 0.0]
     """
-    parameters = list(inspect.signature(fn).parameters.values())[1:]
+    if fn is None:
+        return functools.partial(on_response, range=range)
+    first, *parameters = inspect.signature(fn).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = {p.name for p in named}
 
     @functools.wraps(fn)
     def reward(completions: Sequence[Any], *, prefill: Any = None, **columns: Any) -> list[float | None]:
-        wanted = columns if takes_all else {key: value for key, value in columns.items() if key in names}
+        wanted = {k: v for k, v in columns.items() if k in names or (takes_all and k != first.name)}
         if "prefill" in names:
             wanted = {**wanted, "prefill": prefill}
         return fn(join_prefill(completions, prefill), **wanted)
 
     # Else inspect.signature shows fn's own, which no longer is how the reward is called.
     del reward.__wrapped__
+    if range is not None:
+        reward.range = range
     reward.columns = tuple(p.name for p in named if p.default is p.empty and p.name != "prefill")
     return reward
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from datasets import Dataset
 
+from grpo_kit.rewards.parts import reaches_rewards
 from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
@@ -99,7 +100,13 @@ def _rows(name: str, split: str, rows: Rows, question: str, answer: str) -> list
                 f"{where} has the question {row[question]!r:.200}, a {type(row[question]).__name__}; use text (earlier "
                 "turns go into examples, a system message into system)"
             )
-        made.append({**row, "question": row[question], "answer": _answer(where, row, answer)})
+        # A data set's own `prompt` or `completion` is copied to question and answer, and needed no more.
+        kept = {
+            name: value
+            for name, value in row.items()
+            if name not in (question, answer) or reaches_rewards(name)
+        }
+        made.append({**kept, "question": row[question], "answer": _answer(where, row, answer)})
     if not made:
         raise ValueError(f"task {name!r}: {split} is empty; give at least one row")
     return made

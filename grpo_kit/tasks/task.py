@@ -16,6 +16,7 @@ from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cases import Case, RewardCheckError, answer_cases, crafted_cases
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import ask_all, totals
+from grpo_kit.rewards.parts import check_column_names
 from grpo_kit.rewards.response import Reward, own_answer
 from grpo_kit.tasks.right import (
     PaidInFull,
@@ -80,7 +81,9 @@ class Task:
         if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
             object.__setattr__(self, "is_correct", PaidInFull(self))
         for split in ("train", "held_out"):
-            _check_rows(self.name, split, getattr(self, split), self.rewards)
+            rows = getattr(self, split)
+            check_column_names(dict.fromkeys(n for row in rows for n in row), f"task {self.name!r}: {split}")
+            _check_rows(self.name, split, rows, self.rewards)
         shared = {row["question"] for row in self.train} & {row["question"] for row in self.held_out}
         if shared:
             raise ValueError(

@@ -64,7 +64,8 @@ class Ahead:
         completions = self.trainer.processing_class.batch_decode(ids, skip_special_tokens=True) if ids else []
         if rows and is_conversational({"prompt": rows[0]["prompt"]}):
             completions = [[{"role": "assistant", "content": text}] for text in completions]
-        names = [name for name in self._rows[0] if name not in ("prompt", "completion", "completion_ids")]
+        taken = ("prompt", "completion", "completion_ids", "workers")
+        names = [name for name in self._rows[0] if name not in taken]
         begin(
             self._rewards,
             completions,

@@ -11,6 +11,7 @@ from grpo_kit.display import in_notebook
 from grpo_kit.models import hardware, model_name
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.judge import Asked
+from grpo_kit.rewards.parts import all_parts, range_of
 from grpo_kit.tasks.task import carried_by
 from grpo_kit.training.logged import names_inside
 
@@ -21,6 +22,7 @@ def config_of(trainer: Any) -> dict[str, Any]:
     return {
         "reward_parts": _parts(trainer),
         "reward_weights": trainer.reward_weights.tolist(),
+        "reward_ranges": _ranges(trainer),
         "answer_parts": _answer_parts(trainer),
         "best_constant": carried_by(trainer.train_dataset).get("best_constant"),
         "temperature_schedule": trainer._changes.keep(schedule) if schedule else None,
@@ -49,6 +51,14 @@ def _data_of(data: Any) -> dict[str, Any]:
 def _parts(trainer: Any) -> list[str]:
     """Every reward by name, and the parts of those that are sums (WeightedSum reports them by `names`)."""
     return list(dict.fromkeys([*trainer.reward_func_names, *names_inside(trainer)]))
+
+
+def _ranges(trainer: Any) -> dict[str, tuple[float, float]]:
+    """What rewards, and the parts of those that are sums, state of their range, by name."""
+    asked = [r.reward if isinstance(r, Asked) else r for r in trainer.reward_funcs]
+    inside = [pair for r in asked for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
+    named = [*zip(trainer.reward_func_names, asked, strict=True), *inside]
+    return {name: stated for name, reward in named if (stated := range_of(reward))}
 
 
 def _answer_parts(trainer: Any) -> list[str]:

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from grpo_kit.prompts import from_list
 from grpo_kit.rewards.judge import Asked, AskedAsync
-from grpo_kit.rewards.parts import all_parts, check_columns, reward_names
+from grpo_kit.rewards.parts import all_parts, check_column_names, check_columns, range_of, reward_names
 from grpo_kit.tasks.task import carried_by
 from grpo_kit.training.messages import prefill_of
 from grpo_kit.training.trl_internals import is_async_callable, is_function
@@ -66,6 +66,10 @@ class Given:
             raise ValueError(
                 f"{name} has columns {columns} but no 'prompt'; build it with grpo_kit.build_dataset"
             )
+        shown = {"prompt", "prefill"}
+        if not (isinstance(data, Dataset) and "prompt" in columns and isinstance(data[0]["prompt"], str)):
+            shown |= {"image", "images"}  # beside messages, for a model that sees
+        check_column_names([column for column in columns if column not in shown], name)
         prefilled = isinstance(data, Dataset) and "prompt" in columns and prefill_of(data[0]["prompt"])
         if not self._more_columns:
             check_columns(self._functions, [*columns, "prefill"] if prefilled else columns, name)
@@ -126,7 +130,7 @@ def _check_kinds(rewards: Sequence[Any], tokenizers: Any) -> None:
         if not callable(reward) and not isinstance(reward, str):
             raise ValueError(
                 f"reward_funcs[{i}] is a {kind}, which cannot be called; give f(completions, **columns) -> list of "
-                "numbers in [0, 1], a sequence-classification model of transformers, or the name of one"
+                "numbers, a sequence-classification model of transformers, or the name of one"
             )
         config = getattr(reward, "config", None) if isinstance(reward, Module) else None
         if config is not None and not config._name_or_path and (i >= len(given) or given[i] is None):
@@ -150,6 +154,7 @@ def _check_calls(rewards: Sequence[Callable], *, environments: bool) -> None:
     given = ["completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"]
     given += ["environments"] * environments
     for reward in rewards:
+        range_of(reward)
         try:
             parameters = inspect.signature(reward).parameters
         except (TypeError, ValueError):  # some built-in callables have none

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from grpo_kit.record.files import METRIC_COLUMNS
-from grpo_kit.rewards.judge import Asked, RewardError
+from grpo_kit.rewards.judge import Asked, RewardError, check_scores, off_scale
 
 # Where the kit's and trl's own numbers and columns are; what a reward logs goes beside them, under other names.
 _METRICS = {*METRIC_COLUMNS, "step_time", "policy_loss", "cispo_clip_ratio"}
 _GROUPS = {
     "reward", "rewards", "eval", "completions", "rollout", "update", "diversity", "script", "groups", "clip_ratio",
-    "sampling", "tools", "flags",
+    "sampling", "tools", "flags", "scale",
 }  # fmt: skip
 _COLUMNS = {"step", "group", "prompt", "prefill", "completion", "reward", "advantage", "temperature"} | {
     "answer", "tokens", "logprobs",
@@ -30,7 +29,8 @@ class Logged:
 
     def __init__(self, trainer: Any, say: Callable[[str], None]) -> None:
         self._trainer, self._say = trainer, say
-        self._said = False
+        self._seen: dict[str, tuple[float, float]] = {}  # of each reward
+        self._said: set[str] = set()
 
     def metric(self, name: str, value: Any) -> float:
         """The value of a reward's log_metric; ValueError for no number, and for a name of the record's own."""
@@ -54,8 +54,8 @@ class Logged:
     def check(self, scores: torch.Tensor, completions: int) -> None:
         """Raises RewardError for a log_extra column that has not one value a completion, and for scores.
 
-        scores: (B*G, rewards), NaN where a reward cannot judge. Infinite ones are refused, and an environment's outside
-        [0, 1]; a reward model keeps its own scale, which is said once.
+        scores: (B*G, rewards), NaN where a reward cannot judge. Those of a reward model or an environment are held to
+        what the judge holds functions to. Scores outside [0, 1] are said once a reward.
         """
         for column, values in self._trainer._pending_extra_logs.items():
             if len(values) != completions:
@@ -65,21 +65,22 @@ class Logged:
                 )
         rewards, names = self._trainer.reward_funcs, self._trainer.reward_func_names
         for column, reward, name in zip(scores.T, rewards, names, strict=True):
-            if not isinstance(reward, Asked):
-                self._check_scores(column[~column.isnan()], name, model=isinstance(reward, torch.nn.Module))
+            given = [None if score != score else score for score in column.tolist()]
+            if isinstance(reward, Asked):
+                reward = reward.reward
+            else:
+                texts = self._trainer.completion_texts  # this process's
+                check_scores(given, texts if len(texts) == len(given) else [""] * len(given), reward, name)
+            self._say_scale(given, reward, name)
 
-    def _check_scores(self, scores: torch.Tensor, name: str, *, model: bool) -> None:
-        low, high = (scores.min().item(), scores.max().item()) if len(scores) else (0.0, 1.0)
-        outside = low < 0 or high > 1
-        if math.isinf(low) or math.isinf(high) or (outside and not model):
-            wanted = "a finite number" if model else "a value in [0, 1], or None"
-            raise RewardError(f"reward {name!r} gave {low:.3g} to {high:.3g}; use {wanted}")
-        if outside and not self._said:
-            self._said = True
-            self._say(
-                f"Reward model {name!r} scores outside [0, 1] (here {low:.3g} to {high:.3g}), where the other rewards "
-                "lie: choose reward_weights by its scale."
-            )
+    def _say_scale(self, scores: list[float | None], reward: Any, name: str) -> None:
+        there = [score for score in scores if score is not None]
+        if there and name not in self._said:
+            low, high = self._seen.get(name, (there[0], there[0]))
+            self._seen[name] = seen = min(low, *there), max(high, *there)
+            if said := off_scale(name, reward, scores, seen):
+                self._said.add(name)
+                self._say(f"{said}; choose reward_weights by its scale.")
 
     def _inside(self) -> set[str]:
         """What sums log of their parts."""

@@ -117,7 +117,7 @@ class Recorder(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """A training step is done: its row, and into logs and log_history what trl does not know of it.
 
-        That is what was measured of its completions (diversity/..., script/..., groups/equal_rewards,
+        That is what was measured of its completions (diversity/..., script/..., scale/..., groups/equal_rewards,
         frac_cancelled_groups), update/share_that_moves, and flags/<name> = 1 for a red flag that it raised.
         """
         if self._writes and "loss" in logs and self.trainer.model.training:

@@ -9,6 +9,7 @@ from accelerate.utils import gather_object
 from grpo_kit.record.files import TEXT_COLUMNS
 from grpo_kit.rewards.judge import totals
 from grpo_kit.training.messages import prompt_texts
+from grpo_kit.training.turns import FILLS
 
 
 class Rollouts:
@@ -52,7 +53,7 @@ class Rollouts:
             **{name: last(values) for name, values in logs["extra"].items() if len(values) >= n},
         }
         self._groups = step, groups[-1] + 1
-        kept = n - sum(bool(row.get("fills")) for row in inputs)
+        kept = n - sum(FILLS in row for row in inputs)
         return {name: values[:kept] for name, values in table.items()}
 
     def _tokens(self, batch: dict[str, Any]) -> tuple[list[list[str]], list[list[float] | None]]:

@@ -8,11 +8,13 @@ from typing import Any
 from grpo_kit.episodes.play import Episode
 from grpo_kit.rollout.tree import common_length
 
+FILLS = ("fills",)  # no text, so that no column of a data set has this name
+
 
 class Turns:
     """The turns of a rollout's episodes as rows for trl, in order, filled up to a multiple of `parts`.
 
-    inputs: one dict a row; those that fill up say "fills". size: episodes of a group.
+    inputs: one dict a row; those that fill up say FILLS. size: episodes of a group.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Turns:
         ]
         self.fill = -len(self.made) % parts
         self.made += self.made[-1:] * self.fill
-        self.inputs += [self.inputs[-1] | {"fills": True}] * self.fill
+        self.inputs += [self.inputs[-1] | {FILLS: True}] * self.fill
 
     def measured(self, success: float, *, chat: bool) -> dict[str, float]:
         """What the chart and the red flags go by, by name."""

@@ -16,6 +16,7 @@ from grpo_kit.watch.curves import (
     EPISODES,
     ROUGH,
     Change,
+    accuracy_word,
     changes_of,
     labels,
     letter,
@@ -23,6 +24,7 @@ from grpo_kit.watch.curves import (
     part_names,
     part_word,
     parts_title,
+    range_of_rows,
     reward_title,
     window_of,
 )
@@ -210,20 +212,19 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
     from matplotlib.ticker import MaxNLocator
 
     alone = len(runs) == 1
-    lowest, highest = 0.0, 1.0
+    ends = lowest, highest = range_of_rows(names, *runs.values())
     for r, table in enumerate(runs.values()):
         for n, name in enumerate(names):
             if name in table and table[name].notna().any():
                 colour = COLOURS[(n if alone else r) % len(COLOURS)]
-                _line(axes, table, name, colour, _STYLES[n % len(_STYLES)])
-                lowest, highest = min(lowest, table[name].min()), max(highest, table[name].max())
+                _line(axes, table, name, colour, _STYLES[n % len(_STYLES)], ends)
         if tuple(names) == ("reward",) and _measured(table):
-            _accuracy(axes, table, "#000000" if alone else COLOURS[r % len(COLOURS)])
+            _accuracy(axes, table, "#000000" if alone else COLOURS[r % len(COLOURS)], ends)
     keys = _part_keys(names, alone) if len(names) > 1 or header > 0 and tuple(names) != ("reward",) else []
     rows = [[_key(*key) for key in row] for row in _key_rows(keys)]
     if tuple(names) == ("reward",) and any(map(_measured, runs.values())):
         look = {"marker": "o", "markersize": 3.5}
-        rows = [[_key("held-out accuracy", "#000000" if alone else GREY, "", **look)]]
+        rows = [[_key(accuracy_word(*ends), "#000000" if alone else GREY, "", **look)]]
     parts = parts_title(names)
     rewards = [table["reward"].to_numpy(float) for table in runs.values() if "reward" in table]
     title = parts or (reward_title(rewards) if names[0] == "reward" else _WORDS.get(names[0], names[0]))
@@ -238,8 +239,7 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
         if n < len(rows) - 1:
             axes.add_artist(legend)
     if not names or names[0].startswith("reward") or names[0] in (*_SHARES, *EPISODES):
-        room = 0.03 * (highest - lowest)
-        axes.set_ylim(lowest - room, highest + room)  # rewards and shares lie in [0, 1], as a rule
+        axes.set_ylim(lowest - 0.03 * (highest - lowest), highest + 0.03 * (highest - lowest))
     elif axes.lines and axes.dataLim.ymin >= 0:
         axes.set_ylim(0, axes.dataLim.ymax * 1.08 or 1)
     axes.yaxis.set_major_formatter(_short)
@@ -266,7 +266,7 @@ def _short(value: float, _place: int | None = None) -> str:
     return f"{value:g}"
 
 
-def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: object) -> None:
+def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: object, ends: tuple) -> None:
     """Up to 20 steps the values themselves; from there on pale points under their centred moving mean."""
     table = table[np.isfinite(table[name].astype(float))]
     if not len(table):
@@ -280,21 +280,20 @@ def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: obje
     axes.plot(steps, values, color=colour, linestyle=style, linewidth=1.8, marker=marker, markersize=3)
     if name == "reward" and "reward_std" in table:
         spread = moving_mean(table["reward_std"].astype(float).fillna(0).to_numpy(), window)
-        low, high = (values - spread).clip(min=0), (values + spread).clip(max=max(1.0, values.max()))
+        low, high = np.maximum(values - spread, ends[0]), np.minimum(values + spread, ends[1])
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str) -> None:
-    """Held-out accuracy where it was measured, with its interval."""
+def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str, ends: tuple) -> None:
+    """Held-out accuracy where it was measured, with its interval; from one end of the reward's scale to the other."""
     table = table[table[ACCURACY].notna()]
     middle = table[ACCURACY].to_numpy(float)
-    ends = [
+    shares = [
         (table[name] if name in table else table[ACCURACY]).fillna(table[ACCURACY]).to_numpy(float)
         for name in (ACCURACY_LOW, ACCURACY_HIGH)
     ]
-    reach = np.abs([middle - ends[0], ends[1] - middle])
-    drawn = axes.errorbar(
-        table["step"], middle, yerr=reach, fmt="o", color=colour, markersize=3.5, elinewidth=1.2, zorder=4
-    )
+    middle, low, high = (ends[0] + (ends[1] - ends[0]) * share for share in (middle, *shares))
+    reach, look = np.abs([middle - low, high - middle]), {"markersize": 3.5, "elinewidth": 1.2, "zorder": 4}
+    drawn = axes.errorbar(table["step"], middle, yerr=reach, fmt="o", color=colour, **look)
     for part in drawn.get_children():
         part.set_clip_on(False)  # the point before step 1 lies on the axis

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from grpo_kit.watch.red_flag import WINDOW, Setup, Sign, column, over_window, red_flag, trailing
+from grpo_kit.watch.red_flag import WINDOW, Setup, Sign, column, over_window, red_flag, scale, trailing
 
-SOLVED = 0.6  # of the highest reward: a run below it has not solved its task
+SOLVED = 0.6  # of the reward's range: a run below it has not solved its task
 FROZEN, NEARLY = (
     0.01,
     0.8,
@@ -26,7 +26,8 @@ def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
     any signal) is taken for one unless its answer parts are nearly at their highest.
     """
     right = _answer_share(table, setup)
-    short = over_window(table, "reward") < SOLVED * setup.best
+    low, high = scale(table, setup)
+    short = over_window(table, "reward") < low + SOLVED * (high - low)
     if setup.constant is not None:
         return short | (right < setup.constant + (1 - setup.constant) / 4)
     frozen = (column(table, "entropy") < FROZEN) & (column(table, "groups/equal_rewards") == 1)
@@ -34,12 +35,16 @@ def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
 
 
 def _answer_share(table: pd.DataFrame, setup: Setup) -> np.ndarray:
-    """Of the answer parts, the mean over 5 steps; of the reward where no part is known to be one."""
+    """Of the answer parts, the mean over 5 steps as a share of their ranges; of the reward where none is known."""
+
+    def share_of(name: str, part: str | None) -> np.ndarray:
+        low, high = scale(table, setup, part)
+        return (column(table, name) - low) / (high - low)
 
     def share(prefix: str) -> pd.Series:
         if not setup.answer:
-            return pd.Series(column(table, f"{prefix}reward") / setup.best)
-        parts = [weight * column(table, f"{prefix}reward/{name}") for name, weight in setup.answer.items()]
+            return pd.Series(share_of(f"{prefix}reward", None))
+        parts = [w * share_of(f"{prefix}reward/{name}", name) for name, w in setup.answer.items()]
         return pd.Series(np.sum(parts, axis=0) / sum(setup.answer.values()))
 
     held_out = share("eval/").ffill(limit=WINDOW - 1)

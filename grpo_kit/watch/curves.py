@@ -15,6 +15,7 @@ ACCURACY, ACCURACY_LOW, ACCURACY_HIGH = "eval/accuracy", "eval/accuracy_low", "e
 EPISODES = {
     "episodes/success": "success", "episodes/invalid": "invalid actions", "episodes/unfinished": "not ended",
 }  # fmt: skip
+_ROUNDING = 1e-6  # of float32
 Change = tuple[int, str]  # the first step that was trained with it, and what changed
 
 
@@ -37,6 +38,46 @@ def reward_title(runs: Iterable[np.ndarray]) -> str:
     window = max((window_of(rewards[np.isfinite(rewards)]) for rewards in runs), default=1)
     lines = f"; lines: means of {window} steps" * (window > 1)
     return f"reward (band: ± reward_std{lines})"
+
+
+def seen_range(low: float, high: float) -> tuple[float, float]:
+    """The range that scores from low to high are taken to have: [0, 1], and what goes beyond.
+
+    Where none is above 0 and some are below they are penalties, and 0 is the highest. NaN: none was seen.
+
+    >>> seen_range(0.2, 0.7), seen_range(-1, 0.5), seen_range(0, 5), seen_range(-3, -1)
+    ((0.0, 1.0), (-1.0, 1.0), (0.0, 5.0), (-3.0, 0.0))
+    """
+    low, high = (0.0 if np.isnan(end) or -_ROUNDING <= end <= 0 else float(end) for end in (low, high))
+    if low < 0 and high <= 0:
+        return low, 0.0
+    return min(0.0, low), high if high > 1 + _ROUNDING else 1.0
+
+
+def range_of_rows(names: Iterable[str], *runs: Mapping[str, Any]) -> tuple[float, float]:
+    """seen_range of these measures and their single scores in tables of metrics (a column or an array by name).
+
+    >>> range_of_rows(["reward"], {"reward": [0.5, 1.0], "scale/reward/low": [-2.0, float("nan")]})
+    (-2.0, 1.0)
+    """
+    wanted = [name for measure in names for name in (measure, *scale_columns(measure))]
+    values = [np.asarray(run[name], dtype=float) for run in runs for name in wanted if name in run]
+    finite = np.concatenate([[np.nan], *(one[np.isfinite(one)] for one in values)])
+    return seen_range(np.fmin.reduce(finite), np.fmax.reduce(finite))
+
+
+def accuracy_word(low: float, high: float) -> str:
+    """What held-out accuracy is called beside a reward on a scale from low to high; it is drawn from end to end of it.
+
+    >>> accuracy_word(0, 1), accuracy_word(-1, 2)
+    ('held-out accuracy', 'accuracy, 0–100 %: -1 to 2')
+    """
+    return "held-out accuracy" if (low, high) == (0, 1) else f"accuracy, 0–100 %: {low:g} to {high:g}"
+
+
+def scale_columns(measure: str) -> tuple[str, str]:
+    """Where a run keeps the lowest and the highest score of a step, if some lay outside [0, 1]."""
+    return f"scale/{measure}/low", f"scale/{measure}/high"
 
 
 def part_names(columns: Iterable[str]) -> list[str]:

@@ -23,6 +23,7 @@ from grpo_kit.watch.red_flag import (
     first_mean,
     over_window,
     red_flag,
+    scale,
     trailing,
     usual_before,
 )
@@ -97,12 +98,15 @@ def hacking(table: pd.DataFrame, setup: Setup) -> Flag | None:
 def _left_behind(table: pd.DataFrame, setup: Setup, name: str) -> Sign:
     """The reward rose by a quarter of its range, and the measure by less than a quarter of that."""
     held_out = name.startswith("eval/")
+    part = name.removeprefix("eval/").removeprefix("reward").removeprefix("/") or None
+    (low, high), (least, most) = scale(table, setup), scale(table, setup, part)
+    unit = (1.0 if part else setup.best) / (most - least)  # the whole reward keeps that of its weights
     reward, measure = (pd.Series(column(table, one)).dropna() for one in ("reward", name))
     base, width = (measure.iloc[0], 2) if held_out else (measure.iloc[:3].mean(), 4)
-    gained = (reward.rolling(4).mean() - reward.iloc[:3].mean()) / setup.best
-    changes = (gained, measure.rolling(width).mean() - base)
+    gained = (reward.rolling(4).mean() - reward.iloc[:3].mean()) / pd.Series(high - low)
+    changes = (gained, (measure.rolling(width).mean() - base) * pd.Series(unit))
     rose, follows = (change.reindex(range(len(table))).ffill().to_numpy() for change in changes)
-    behind = pd.Series((rose > 0.25) & (follows < rose / 4) & (base < 0.9))
+    behind = pd.Series((rose > 0.25) & (follows < rose / 4) & ((base - least) * unit < 0.9))
     what = name.removeprefix("eval/").removeprefix("reward/")
     return (
         behind.rolling(3).sum().to_numpy() == 3,
@@ -248,12 +252,14 @@ def lost_updates(table: pd.DataFrame, setup: Setup) -> Sign:
     first="check_rewards on a few rows; then an easier task, partial credit or a warm start",
 )
 def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A part that is trained on gave 0 to every completion of 10 steps; of a sum's parts those that judge the answer.
+    """A part that is trained on gave 0, or the low end of its range, to every completion of 10 steps.
 
-    Others inside a sum may be penalties before they are brought to [0, 1], where 0 is best.
+    Of a sum's parts those that judge the answer: others may be penalties, where 0 is best.
     """
     trained = [name for name in {**setup.weights, **setup.answer} if setup.weights.get(name, 1) > 0]
-    return _dead(table, trained, lambda mean: mean == 0, "gave 0 to")
+    low = {name: scale(table, setup, name)[0] for name in trained}
+    is_dead = lambda name, mean: np.isclose(mean, low[name], rtol=1e-6, atol=0)  # noqa: E731
+    return _dead(table, trained, is_dead, lambda name, at: f"{low[name][at]:g}")
 
 
 @red_flag(
@@ -264,22 +270,23 @@ def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def part_never_judged(table: pd.DataFrame, setup: Setup) -> Sign:
     """A part, of any weight, gave None to every completion of 10 steps."""
-    return _dead(table, [*setup.weights, *setup.inside], np.isnan, "gave None to")
+    return _dead(table, [*setup.weights, *setup.inside], lambda _, mean: np.isnan(mean), lambda *_: "None")
 
 
 def _dead(
-    table: pd.DataFrame, parts: Sequence[str], is_dead: Callable[[np.ndarray], np.ndarray], gave: str
+    table: pd.DataFrame, parts: Sequence[str], is_dead: Callable[..., np.ndarray], gave: Callable[..., str]
 ) -> Sign:
-    """Parts whose mean is_dead in NEVER rows on end; a part that has no column cannot be told."""
+    """Parts whose means is_dead(part, means) in NEVER rows on end; a part that has no column cannot be told."""
     names = [name for name in parts if f"reward/{name}" in table]
     if not names:
         return None
-    dead = np.stack([is_dead(column(table, f"reward/{name}")) for name in names], axis=1)  # (steps, parts)
-    lasted = pd.DataFrame(dead, dtype=float).rolling(NEVER).sum().to_numpy() == NEVER
+    dead = np.stack([is_dead(name, column(table, f"reward/{name}")) for name in names], axis=1)
+    lasted = pd.DataFrame(dead, dtype=float).rolling(NEVER).sum().to_numpy() == NEVER  # (steps, parts)
 
     def saw(at: int) -> str:
-        which = " and ".join(name for name, there in zip(names, lasted[at], strict=True) if there)
-        return f"{which} {gave} every completion of {NEVER} steps"
+        which = [name for name, there in zip(names, lasted[at], strict=True) if there]
+        what = " and ".join(dict.fromkeys(gave(name, at) for name in which))
+        return f"{' and '.join(which)} gave {what} to every completion of {NEVER} steps"
 
     return lasted.any(axis=1), saw
 

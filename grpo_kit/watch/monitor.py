@@ -18,6 +18,7 @@ import pandas as pd
 from grpo_kit.record.lines import LineFile
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
+from grpo_kit.watch.curves import scale_columns
 from grpo_kit.watch.diversity import group_diversity
 from grpo_kit.watch.flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
 from grpo_kit.watch.turns import OF_EPISODES
@@ -25,11 +26,11 @@ from grpo_kit.watch.turns import OF_EPISODES
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
 _GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: what bounds the cost of measuring
-_SAME = 1e-6  # rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
+_SAME = 1e-6  # of 1: rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
 COLUMNS = (
     "step", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off", "clip_ratio", "reward", "reward/",
     "frac_reward_zero_std", "frac_cancelled_groups", "completions/max_terminated_length", "rollout/logprob_gap",
-    "rollout/age", "update/share_that_moves", "diversity/", "script/", "groups/", "eval/", "episodes/",
+    "rollout/age", "update/share_that_moves", "diversity/", "script/", "groups/", "scale/", "eval/", "episodes/",
 )  # fmt: skip
 """What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
 PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
@@ -41,8 +42,10 @@ def red_flags(
     """What went wrong in a run so far, each flag once, in the order in which they began.
 
     metrics: one row a step, as read_metrics gives them. completions: as read_completions gives them; only measured
-    where metrics lack their columns (diversity/..., script/..., groups/equal_rewards), which the trainer records.
-    config: the run's config.json; without it rewards are taken to end at 1 and no part to have weight 0.
+    where metrics lack their columns (diversity/..., script/..., groups/equal_rewards, scale/...), which the trainer
+    records.
+    config: the run's config.json; without it no part is taken to have weight 0.
+    A reward's scale is the range that it states, else [0, 1] and what was seen beyond, so far.
     What cannot be judged, for want of a column or of steps (spikes take 5, states 3 to 5), raises nothing.
     Raises ValueError if metrics has no column step.
 
@@ -81,8 +84,9 @@ def completion_measures(
     as cancelling.
     Returns step; diversity/... (see group_diversity); script/<name>, for each script met the mean share of a
     completion's letters that are in it (completions of tags and digits only count as the commonest);
-    groups/equal_rewards, the share of groups whose rewards do not differ; frac_cancelled_groups (see
-    cancelled_groups), where there are several parts.
+    groups/equal_rewards, the share of groups whose rewards do not differ; scale/<reward>/low and /high, the ends of a
+    reward's or a part's scores where some lie outside [0, 1]; frac_cancelled_groups (see cancelled_groups), where there
+    are several parts.
 
     >>> table = pd.DataFrame({"step": 1, "group": 0, "completion": ["yes", "да"], "reward": [1.0, 0.0]})
     >>> completion_measures(table)[["script/latin", "script/cyrillic", "groups/equal_rewards"]].iloc[0].tolist()
@@ -95,15 +99,29 @@ def completion_measures(
     table = pd.DataFrame(scripts).merge(table, on="step", how="left")
     if "reward" not in completions:
         return table
-    by_group = completions.groupby(["step", "group"])["reward"]
-    equal = ((by_group.max() - by_group.min()) <= _SAME).groupby("step").mean().rename("groups/equal_rewards")
-    table = table.merge(equal, on="step", how="left")
+    by_group = completions.astype({"reward": float}).groupby(["step", "group"])["reward"]
+    least, most = by_group.min(), by_group.max()
+    same = _SAME * np.maximum(1, np.maximum(least.abs(), most.abs()))
+    equal = ((most - least) <= same).groupby("step").mean().rename("groups/equal_rewards")
+    table = table.merge(equal, on="step", how="left").merge(_scales(completions), on="step", how="left")
     watched = [f"reward/{name}" for name, weight in (weights or {}).items() if weight == 0]
     judged = completions.drop(columns=[name for name in watched if name in completions])
     if sum(str(name).startswith("reward/") for name in judged) > 1:
         shares = cancelled_groups(judged).set_index("step")["share"].rename("frac_cancelled_groups")
         table = table.merge(shares, on="step", how="left")
     return table
+
+
+def _scales(completions: pd.DataFrame) -> pd.DataFrame:
+    names = [name for name in completions if name == "reward" or str(name).startswith("reward/")]
+    by_step = completions.astype(dict.fromkeys(names, float)).groupby("step")[names]
+    least, most, ends = by_step.min(), by_step.max(), {}
+    for name in names:
+        low, high = least[name], most[name]
+        outside = (low < -_SAME) | (high > 1 + _SAME)
+        if outside.any():
+            ends |= dict(zip(scale_columns(name), (low.where(outside), high.where(outside)), strict=True))
+    return pd.DataFrame(ends, index=least.index).reset_index()
 
 
 def _scripts(texts: Sequence[str]) -> dict[str, float]:

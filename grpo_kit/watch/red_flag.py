@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from grpo_kit.watch.curves import scale_columns, seen_range
+
 WINDOW = 5  # steps that a state must last; spikes are seen at once
 # Whether it is there, a bool for each row of the table, and what it saw in a row; None where it cannot be judged.
 Sign = tuple[np.ndarray, Callable[[int], str]] | None
@@ -38,7 +40,8 @@ class Flag:
 class Setup:
     """What the flags need of a run's config.json; the defaults where there is none.
 
-    weights: of the rewards by name. inside: names of the parts of those that are sums. best: the highest reward.
+    weights: of the rewards by name. inside: names of the parts of those that are sums. best: the highest reward, of
+    rewards in [0, 1]. ranges: those that rewards and parts state; see scale().
     answer: weights, by name, of the parts that say whether the answer is right; empty where that is not known.
     constant: what the best constant strategy earns of them, in [0, 1]; None where that is not known.
     max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
@@ -48,6 +51,7 @@ class Setup:
     weights: Mapping[str, float] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
     best: float = 1.0
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     answer: Mapping[str, float] = field(default_factory=dict)
     constant: float | None = None
     max_tokens: int | None = None
@@ -73,6 +77,7 @@ class Setup:
             weights=weight_of,
             inside=tuple(parts[len(weights) :]),
             best=sum(w for w in weights if w > 0) or 1.0,
+            ranges={name: tuple(ends) for name, ends in (config.get("reward_ranges") or {}).items()},
             answer=answer,
             constant=sum(w * earned[n] for n, w in answer.items()) / sum(answer.values()) if known else None,
             max_tokens=args.get("max_completion_length"),
@@ -106,6 +111,27 @@ def red_flag(
 def column(table: pd.DataFrame, name: str) -> np.ndarray:
     """A measure at each step; NaN where it is missing."""
     return table[name].to_numpy(float) if name in table else np.full(len(table), np.nan)
+
+
+def scale(table: pd.DataFrame, setup: Setup, part: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(lowest, highest) of a part of the reward at each step: its stated range, else the one seen so far (seen_range).
+
+    part: None for the reward, whose ends are the weighted sums of its parts'.
+    """
+    n = len(table)
+    if part is None and setup.weights:
+        used = [(w, scale(table, setup, name)) for name, w in setup.weights.items() if w > 0]
+        lowest = sum((w * low for w, (low, _) in used), np.zeros(n))
+        return lowest, sum((w * (high - 1) for w, (_, high) in used), np.full(n, setup.best))
+    if part in setup.ranges:
+        low, high = setup.ranges[part]
+        return np.full(n, low), np.full(n, high)
+    name = "reward" if part is None else f"reward/{part}"
+    mean = column(table, name)
+    least = np.fmin.accumulate(np.fmin(mean, column(table, scale_columns(name)[0])))
+    most = np.fmax.accumulate(np.fmax(mean, column(table, scale_columns(name)[1])))
+    ends = [seen_range(low, high) for low, high in zip(least, most, strict=True)]
+    return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
 
 
 def trailing(values: np.ndarray, width: int) -> np.ndarray:

@@ -20,13 +20,16 @@ from grpo_kit.watch.curves import (
     ACCURACY_HIGH,
     ACCURACY_LOW,
     Change,
+    accuracy_word,
     labels,
     letter,
     moving_mean,
     part_names,
     part_word,
     parts_title,
+    range_of_rows,
     reward_title,
+    scale_columns,
     window_of,
 )
 from grpo_kit.watch.flags import Flag
@@ -53,19 +56,22 @@ def draw_svg(
     True
     """
     names = part_names(chain.from_iterable(rows))
-    measured = {name: _numbers(rows, name) for name in ("step", "reward", "reward_std", *_ACCURACY, *names)}
+    ends = chain.from_iterable(map(scale_columns, ("reward", *names)))
+    measured = {n: _numbers(rows, n) for n in ("step", "reward", "reward_std", *_ACCURACY, *names, *ends)}
     steps, reward, spread = (measured[name] for name in ("step", "reward", "reward_std"))
     accuracy = [measured[name] for name in _ACCURACY]
     parts = {name: measured[name] for name in names if np.isfinite(measured[name]).any()}
     keys = [(_key(COLOURS[n % 7], _dash(n)), part_word(name)) for n, name in enumerate(parts)]
     wide = (WIDTH - _LEFT - _GAP - _RIGHT) // 2
-    held_out = [(_DOT, "held-out accuracy")] * bool(np.isfinite(accuracy[0]).any())
+    scales = [range_of_rows(some, measured) for some in (["reward"], names)]
+    held_out = [(_DOT, accuracy_word(*scales[0]))] * bool(np.isfinite(accuracy[0]).any())
     legends = [_legend(held_out, wide), _legend(keys, wide)]
     top = _TITLE + _ROW * max(height for _, height in legends) + 22
     end = max([last_step, 1, *steps.astype(int).tolist()[-1:]])
-    left, right = (_Panel(x, top, wide, HEIGHT - top - _BOTTOM, end) for x in (_LEFT, WIDTH - _RIGHT - wide))
-    left.values(reward, accuracy[0], accuracy[2])
-    right.values(*parts.values())
+    left, right = (
+        _Panel(x, top, wide, HEIGHT - top - _BOTTOM, end, scale)
+        for x, scale in zip((_LEFT, WIDTH - _RIGHT - wide), scales, strict=True)
+    )
     most = max(20, _POINTS // (4 + 2 * len(parts)))
     drawn = [left.frame(reward_title([reward]), legends[0][0], flags, changes, named=True)]
     drawn += [left.line(steps, reward, COLOURS[0], "", most, spread), left.accuracy(steps, *accuracy)]
@@ -84,15 +90,10 @@ def draw_svg(
 class _Panel:
     """A place on the page and its scales."""
 
-    def __init__(self, x: int, y: int, width: int, height: int, end: int) -> None:
+    def __init__(self, x: int, y: int, width: int, height: int, end: int, scale: tuple[float, float]) -> None:
         self.x, self.y, self.width, self.height, self.end = x, y, width, height, end
-        self.low, self.high = -0.03, 1.03
-
-    def values(self, *series: np.ndarray) -> None:
-        """Rewards lie in [0, 1], as a rule: the scale holds that, and what goes beyond."""
-        finite = np.concatenate([[0.0, 1.0], *(s[np.isfinite(s)] for s in series)])
-        low, high = finite.min(), finite.max()
-        self.low, self.high = low - 0.03 * (high - low), high + 0.03 * (high - low)
+        self.scale, room = scale, 0.03 * (scale[1] - scale[0])
+        self.low, self.high = scale[0] - room, scale[1] + room
 
     def across(self, steps: np.ndarray) -> np.ndarray:
         return np.rint(self.x + self.width * np.asarray(steps) / (1.01 * self.end)).astype(int)
@@ -154,8 +155,9 @@ class _Panel:
         x, drawn = self.across(steps[few]), []
         if spread is not None:
             spread = moving_mean(np.nan_to_num(spread[there]), window)
-            low = self.up(np.maximum(middle - spread, 0))[few]
-            high = self.up(np.minimum(middle + spread, max(1.0, middle.max())))[few]
+            low, high = (
+                self.up(np.clip(end, *self.scale))[few] for end in (middle - spread, middle + spread)
+            )
             outline = _path(np.append(x, x[::-1]), np.append(high, low[::-1]))
             drawn.append(f'<path fill="{colour}" fill-opacity=".15" d="{outline}z"/>')
         points, wide, strong = (values, 7, ".4") if window > 1 else (middle, 10, "1")
@@ -173,7 +175,9 @@ class _Panel:
         return "".join(drawn)
 
     def accuracy(self, steps: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-        """Points, with their intervals where those are there; some of very many."""
+        """Points from end to end of the scale, with their intervals where those are there; some of very many."""
+        least, most = self.scale
+        values, low, high = (least + (most - least) * share for share in (values, low, high))
         there = np.flatnonzero(np.isfinite(values))
         there = there[:: max(1, len(there) // 30)]
         x, y = self.across(steps[there]), self.up(values[there])

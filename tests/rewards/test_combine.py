@@ -67,6 +67,23 @@ def test_gated(score, gate, at, expected, reason):
     assert gated(["text"]) == [expected], reason
 
 
+@pytest.mark.parametrize(
+    ("score", "stated", "gate", "at", "expected", "reason"),
+    [
+        (3, (-1, 3), 0, 0.5, 3, "half of the gate's (-1, 1) is 0"),
+        (3, (-1, 3), -0.1, 0.5, -1, "shut: the low end that the reward states"),
+        (3, (-1, 3), 0.999, 1.0, -1, "the gate's full score is 1"),
+        (3, None, -1, 0.5, 0, "shut: nothing, where no range is stated"),
+        (-2, None, -1, 0.5, -2, "a shut gate never pays more than the reward"),
+        (-2, None, 1, 1.0, -2, "open"),
+    ],
+)
+def test_gated_of_other_ranges(score, stated, gate, at, expected, reason):
+    points, on = given_scores("points", [score]), given_scores("gate", [gate])
+    points.range, on.range = stated, (-1, 1)
+    assert Gated(points, on=on, at=at)(["text"]) == [expected], reason
+
+
 def test_gated_on_real_rewards_keeps_both_in_sight():
     gated = Gated(ExactAnswer(), on=SoftFormat(think=None))
     completions = ["5</answer>", "5</answer> I hope", "4</answer>"]
@@ -215,12 +232,31 @@ def test_parts_are_called_as_trl_calls_them_and_may_log_too():
     assert (metrics["its own"], extra["its column"]) == (0.25, ["p", "p"])
 
 
-def test_a_part_out_of_range_is_found_also_where_clipped_asked_first():
-    raw = given_scores("raw", [5.0])
-    with pytest.raises(ValueError, match="'raw' gave 5.0 in row 0"):
+def test_an_infinite_part_is_found_also_where_clipped_asked_first():
+    raw = given_scores("raw", [math.inf])
+    with pytest.raises(ValueError, match="'raw' gave inf in row 0"):
         WeightedSum([(Clipped(raw, high=10), 0.5), (raw, 0.5)])(["a"])
-    with pytest.raises(ValueError, match="'raw' gave 5.0 in row 0"):
+    with pytest.raises(ValueError, match="'raw' gave inf in row 0"):
         Gated(raw, on=SoftFormat())(["a"])
+
+
+def test_parts_of_any_finite_scale_are_taken():
+    points, penalty = given_scores("points", [2, -3]), given_scores("penalty", [-1, 0])
+    assert WeightedSum({points: 0.5, penalty: 0.5})(["a", "b"]) == [0.5, -1.5]
+    assert WeightedSum({Gated(points, on=given_scores("gate", [1, 0])): 1.0})(["a", "b"]) == [2, -3]
+
+
+def test_a_part_outside_its_stated_range_is_named_however_deep():
+    points = given_scores("points", [2, 5])
+    points.range = (0, 4)
+    with pytest.raises(ValueError, match=r"'points' gave 5 in row 1, .*\[0, 4\], the range that it states"):
+        WeightedSum({Gated(points, on=given_scores("gate", [1, 1])): 0.5, given_scores("b", [1, 1]): 0.5})(
+            ["a", "b"]
+        )
+    whole = WeightedSum({given_scores("c", [1, 1]): 1.0})
+    whole.range, whole.__name__ = (0, 0.5), "whole"
+    with pytest.raises(ValueError, match="'whole' gave 1.0 in row 0"):
+        WeightedSum({whole: 1.0})(["a", "b"])
 
 
 def test_none_in_the_depth_makes_the_sum_none():
@@ -304,6 +340,14 @@ def test_the_completions_log_step_by_step():
         {"step": 1, "groups": 2, "cancelled": 1, "share": 0.5, "example": "a 1, 0; b 0, 1; reward 0.5, 0.5"},
         {"step": 2, "groups": 1, "cancelled": 0, "share": 0.0, "example": ""},
     ]
+
+
+def test_noise_grows_with_the_scale():
+    """Equal sums of parts around 1000 differ by 6e-5 in float32."""
+    noisy = log(**{"reward/a": [1000, 0] * 3, "reward": [1000, 1000 + 6e-5] * 3})
+    assert cancelled_groups(noisy)["share"].tolist() == [1.0, 1.0]
+    assert cancelled_share([[1000, 0]], [1000, 1000 + 6e-5], ["p", "p"]) == 1.0
+    assert cancelled_share([[1000, 0]], [1000, 1000.01], ["p", "p"]) == 0.0
 
 
 def test_float32_noise_in_the_log_is_no_spread():

@@ -14,9 +14,9 @@ from tiny_run import letters, make
 
 import grpo_kit as kit
 from grpo_kit.record.files import read_completions, read_metrics
-from grpo_kit.rewards import Clipped, ExactAnswer, Gated, SoftFormat, WeightedSum, cancelled_groups
+from grpo_kit.rewards import ExactAnswer, Gated, SoftFormat, WeightedSum, cancelled_groups, on_response
 from grpo_kit.rewards.judge import Asked, RewardError, ask, ask_all, total, totals
-from grpo_kit.rewards.parts import reward_names
+from grpo_kit.rewards.parts import range_of, reward_names
 from grpo_kit.tasks import from_rows
 from grpo_kit.training.trl_internals import without_total
 
@@ -85,12 +85,88 @@ def test_names_are_trls_and_told_apart():
         assert reward_names([shared, WeightedSum({shared: 1.0})]) == ["exact_answer", "weighted_sum"]
 
 
-@pytest.mark.parametrize("score", [2.0, -0.5, math.nan, math.inf, "right", [1.0]])
-def test_one_stated_range(score):
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, "right", [1.0], 1e16, 10**400, 1j])
+def test_what_is_no_finite_number_is_refused_by_name(score):
     with pytest.raises(
-        RewardError, match=r"reward 'odd' gave .* in row 1, completion 'b'; use a value in \[0, 1\]"
+        RewardError,
+        match=r"reward 'odd' gave .* in row 1, completion 'b'; use a finite number.* or None where",
     ):
-        ask(lambda completions, **columns: [1.0, score], ["a", "b"], name="odd")
+        ask(lambda completions, **columns: [1.0, score], ["a", "b"], "odd")
+
+
+@pytest.mark.parametrize("score", [2, -0.5, 1e6, np.float32(3), np.int64(-7), torch.tensor(2.5), True, 0.1])
+def test_any_finite_number_is_taken(score):
+    made = ask(lambda completions, **columns: [score, None], ["a", "b"])
+    assert made == [float(score), None] and type(made[0]) is float
+
+
+def in_points(completions, **columns):
+    return [columns.get("scores", [3.0] * len(completions))[i] for i in range(len(completions))]
+
+
+in_points.range = (-1, 3)
+
+
+@pytest.mark.parametrize(
+    "score, fits", [(3, True), (-1, True), (3 + 1e-7, True), (3.1, False), (-1.1, False)]
+)
+@pytest.mark.parametrize("reward", [in_points, functools.partial(in_points, unused=1)])
+def test_a_score_outside_the_range_that_its_reward_states_is_refused_by_name(reward, score, fits):
+    if fits:
+        assert ask(reward, ["a"], scores=[score]) == [score]
+    else:
+        with pytest.raises(
+            RewardError, match=r"'in_points' gave .* in row 0, .* in \[-1, 3\], the range that it"
+        ):
+            ask(reward, ["a"], scores=[score])
+
+
+@pytest.mark.parametrize("stated", [(1, 0), (0, math.inf), 3, "ab", (0, 1, 2), ("0", None)])
+def test_a_range_that_is_none_is_refused_before_training(stated, tmp_path):
+    reward = functools.partial(in_points)
+    reward.range = stated
+    with pytest.raises(ValueError, match="'in_points' has range=.*two finite numbers with low < high"):
+        make("kit", tmp_path, rewards=reward)
+
+
+def test_on_response_states_a_range_and_keeps_the_one_of_its_function():
+    @on_response(range=(-1, 1))
+    def shouts(responses, **columns):
+        return [1.0 if text.isupper() else -1.0 for text in responses]
+
+    def plain(responses):
+        return [2.0] * len(responses)
+
+    plain.range = (0, 2)
+    assert range_of(shouts) == (-1.0, 1.0) and range_of(on_response(plain)) == (0.0, 2.0)
+    assert ask(shouts, ["B", "b"], prefill=["A", "A"], responses=["x", "y"]) == [1.0, -1.0]
+    assert range_of(ExactAnswer()) is None
+
+
+def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys, tiny):
+    """By the run's own channel in training, by a warning elsewhere; not where the range is stated."""
+
+    def points(completions, **columns):
+        return [2.0 if i else -0.5 for i, _ in enumerate(completions)]
+
+    def stated(completions, **columns):
+        return [5.0] * len(completions)
+
+    stated.range = (0, 5)
+    make("kit", tmp_path, rewards=[points, letters, stated], max_steps=3).train()
+    said = [line for line in capsys.readouterr().out.splitlines() if "any finite scale is fine" in line]
+    assert len(said) == 1 and said[0].startswith(
+        "reward 'points' gave -0.5 (row 0; so far -0.5 to 2): any finite"
+    )
+    cases = kit.rewards.crafted_cases("8", "9")[:1]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kit.rewards.check_rewards([points, letters, stated], [cases[0], cases[0]])
+        rows = [{"question": f"Say {i}:", "answer": str(i)} for i in range(4)]
+        own = from_rows("own", rows[:2], rows[2:], reward=[points, letters, stated], max_completion_tokens=4)
+        kit.evaluate(*tiny, own)
+    said = [str(w.message)[:40] for w in caught if "any finite scale" in str(w.message)]
+    assert said == ["reward 'points' gave -0.5 (row 0; so far"] * 2, "check_rewards, evaluate"
 
 
 def sorts(completions, **columns):
@@ -115,7 +191,7 @@ def sorts(completions, **columns):
     ],
 )
 def test_what_is_no_flat_list_of_scores_is_refused(reward, message):
-    for asked in (Asked(reward, "odd"), functools.partial(ask, reward, name="odd")):
+    for asked in (Asked(reward, "odd"), lambda completions: ask(reward, completions, "odd")):
         with pytest.raises(RewardError, match=f"reward 'odd' {message}"):
             asked(completions=["b", "a"])
 
@@ -183,8 +259,8 @@ def test_asynchronous_rewards_count_everywhere(task, tiny, tmp_path):
 
 
 def test_an_asynchronous_reward_is_held_to_its_contract(tmp_path):
-    with pytest.raises(RewardError, match="'later' gave .* in row 0.*Clipped"):
-        make("kit", tmp_path, rewards=Later(100.0), max_completion_length=12).train()
+    with pytest.raises(RewardError, match="'later' gave inf in row 0.*finite"):
+        make("kit", tmp_path, rewards=Later(math.inf), max_completion_length=12).train()
     with pytest.raises(RewardError, match="(?s)'later' raised TypeError.*row 0"):
         make("kit", tmp_path / "b", rewards=Later(None)).train()
 
@@ -232,13 +308,32 @@ def test_what_a_reward_logs_is_checked_and_kept(tmp_path):
     assert read_metrics(tmp_path / "c")["note"].tolist() == [0.5]
 
 
-def test_a_reward_out_of_range_stops_training_by_name(tmp_path):
+@pytest.mark.parametrize("score", [math.inf, math.nan, 1e39])
+def test_a_reward_without_a_finite_score_stops_training_by_name(score, tmp_path):
     def generous(completions, **columns):
-        return [2.0] * len(completions)
+        return [score] * len(completions)
 
-    with pytest.raises(RewardError, match="'generous' gave 2.0 in row 0.*Clipped"):
+    with pytest.raises(RewardError, match="'generous' gave .* in row 0.*finite"):
         make("kit", tmp_path, rewards=generous).train()
-    make("kit", tmp_path / "b", rewards=Clipped(generous, high=4), max_steps=1).train()
+
+
+def test_training_does_not_depend_on_the_scale(tmp_path):
+    """GRPO divides by a group's spread: 200 times the letters minus 180 have the advantages of the letters."""
+
+    def scaled(completions, **columns):
+        return [200 * score - 180 for score in letters(completions)]
+
+    for reward in (letters, scaled):
+        make("kit", tmp_path / reward.__name__, rewards=reward, max_steps=1).train()
+    tables = [read_completions(tmp_path / name) for name in ("letters", "scaled")]
+    rows = [read_metrics(tmp_path / name) for name in ("letters", "scaled")]
+    assert tables[0]["advantage"].abs().max() > 1
+    assert tables[1]["advantage"].tolist() == pytest.approx(tables[0]["advantage"].tolist(), abs=0.01)
+    low, high = rows[1]["scale/reward/low"][0], rows[1]["scale/reward/scaled/high"][0]
+    ends = tables[1]["reward"].min(), tables[1]["reward"].max()
+    assert (low, high) == pytest.approx(ends) and low < -1 < 10 < high
+    assert not [name for name in rows[0] if name.startswith("scale/")]
+    assert rows[0]["groups/equal_rewards"].tolist() == rows[1]["groups/equal_rewards"].tolist()
 
 
 # ---- one rule for every caller -----------------------------------------------------------------------------------

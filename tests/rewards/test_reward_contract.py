@@ -16,8 +16,11 @@ from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
 from grpo_kit.rewards.format import SoftFormat
+from grpo_kit.rewards.judge import ask as judge_ask
+from grpo_kit.rewards.judge import off_scale
 from grpo_kit.rewards.language import Language
 from grpo_kit.rewards.length import Repetition, RightSize
+from grpo_kit.rewards.parts import range_of
 from grpo_kit.rewards.text import Bleu, Rouge
 from grpo_kit.sandbox import isolation
 from grpo_kit.tasks.countdown import CountdownAnswer
@@ -133,6 +136,15 @@ def test_it_says_its_name_and_columns(row):
     assert isinstance(reward.columns, tuple) and set(reward.columns) <= set(row.row)
     assert type(reward).__name__ in repr(reward) and " object at 0x" not in repr(reward)
     assert ">>> " in inspect.getdoc(type(reward))
+
+
+@each_row
+def test_the_kits_own_keep_to_0_and_1(row):
+    """Users' rewards may have any scale; see any_text for what the kit's give, and ask() for who states a range."""
+    assert range_of(row.reward) in (None, (0.0, 1.0))
+    columns = {name: [value] for name, value in row.row.items()}
+    scores = judge_ask(row.reward, [row.right], **columns)
+    assert off_scale("kit", row.reward, scores) is None and scores == [row.best] and 0 < row.best <= 1
 
 
 @each_row

@@ -567,8 +567,8 @@ def test_weighted_sum_refuses(parts, message, reason):
         WeightedSum(parts)
 
 
-@pytest.mark.parametrize("value", [math.nan, -0.1, 1.1, math.inf])
-def test_a_part_out_of_range_is_named_with_row_and_completion(value):
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf, 1e20])
+def test_a_part_without_a_finite_score_is_named_with_row_and_completion(value):
     total = WeightedSum([(_constant("good", 1.0), 0.5), (_constant("bad", value), 0.5)])
     with pytest.raises(ValueError, match="'bad' gave .* in row 0, completion 'hello'"):
         total(["hello"])

@@ -1,5 +1,7 @@
 """Data and rewards in every form that trl takes: they work, or are refused before any training in words."""
 
+import json
+
 import pandas as pd
 import pytest
 import torch
@@ -8,7 +10,9 @@ from tiny_run import data, letters, make
 from transformers import LlamaForSequenceClassification
 
 from grpo_kit.models import load_policy
+from grpo_kit.rewards import RewardError, WeightedSum
 from grpo_kit.training.trainer import GRPOTrainer
+from grpo_kit.watch.red_flag import Setup
 
 ROWS = [{"prompt": f"Say {i}:", "answer": str(i)} for i in range(8)]
 
@@ -116,6 +120,36 @@ def test_a_reward_model_scores_with_the_tokenizer_it_is_given(tmp_path):
     trainer = make("kit", tmp_path, rewards=model, trl=options, max_steps=1)
     trainer.train()
     assert "rewards/scorer/mean" in trainer.state.log_history[0]
+
+
+@pytest.mark.parametrize("bias, said", [(5.0, True), (float("inf"), False)])
+def test_a_reward_model_keeps_its_own_scale_which_is_said_once(bias, said, tmp_path, capsys):
+    tokenizer = load_policy("tiny-random", quiet=True)[1]
+    model = reward_model()
+    model.config._name_or_path = "scorer"
+    model.score.register_forward_hook(lambda module, given, scores: scores + bias)
+    options = {"reward_processing_classes": [tokenizer]}
+    trainer = make("kit", tmp_path, rewards=model, trl=options, max_steps=2)
+    if said:
+        trainer.train()
+        assert capsys.readouterr().out.count("reward 'scorer' gave ") == 1
+    else:
+        with pytest.raises(RewardError, match="'scorer' gave inf in row 0, .*use a finite number"):
+            trainer.train()
+
+
+def test_ranges_that_rewards_and_their_parts_state_are_written_down(tmp_path, capsys):
+    """Flags go by them; the sum, which states none, is said."""
+
+    def points(completions, **columns):
+        return [3.0 if i % 2 else -1.0 for i, _ in enumerate(completions)]
+
+    points.range = (-1, 3)
+    make("kit", tmp_path, rewards=[letters, WeightedSum({points: 1.0})], max_steps=1).train()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["reward_ranges"] == {"points": [-1.0, 3.0]}
+    assert Setup.of(config).ranges == {"points": (-1.0, 3.0)}
+    assert "reward 'weighted_sum' gave -1 (row 0; so far -1 to 3)" in capsys.readouterr().out
 
 
 def test_no_args_at_all_train_on_this_machine(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from grpo_kit.record.folder import RunFolder
 from grpo_kit.watch.chart import draw, plot_run
 from grpo_kit.watch.curves import moving_mean, window_of
 from grpo_kit.watch.flags import Flag
-from tests.made_metrics import rows, run_folder
+from tests.made_metrics import rescaled, rows, run_folder
 
 
 def test_flags_are_marked_where_they_began_and_told_under_the_panels():
@@ -41,6 +41,28 @@ def test_flags_are_marked_where_they_began_and_told_under_the_panels():
     ]
     assert panels[0] == pytest.approx(panels[1]), "the panels keep their size"
     assert not draw({"run": table}, flags={"run": flags}, words=False).texts
+
+
+@pytest.mark.parametrize("scale", [dict(times=2, plus=-1), dict(times=64, plus=0), dict(times=4, plus=-4)])
+def test_a_reward_of_another_scale_fills_the_panel_as_one_in_0_and_1_does(scale):
+    made = rows(30, accuracy_every=4)
+    figures = [draw({"run": pd.DataFrame(some)}) for some in (made, rescaled(made, **scale))]
+    heights = []
+    for axes in (figure.axes[number] for figure in figures for number in (0, 1)):
+        place = axes.transData + axes.transAxes.inverted()
+        bands = [path.vertices for collection in axes.collections for path in collection.get_paths()]
+        drawn = [line.get_xydata() for line in axes.lines] + [one for one in bands if len(one) > 30]
+        heights.append([place.transform(one)[:, 1] for one in drawn])
+    for before, after in zip(heights[:2], heights[2:], strict=True):
+        assert len(before) >= 2
+        for one, other in zip(before, after, strict=True):
+            assert one == pytest.approx(other, abs=1e-6)
+    low, high = scale["plus"], scale["plus"] + scale["times"]
+    assert figures[1].axes[0].get_ylim() == pytest.approx(
+        (low - 0.03 * (high - low), high + 0.03 * (high - low))
+    )
+    key = figures[1].axes[0].get_legend().get_texts()[0].get_text()
+    assert key == f"accuracy, 0–100 %: {low:g} to {high:g}"
 
 
 def panels(figure) -> dict[str, object]:

@@ -59,6 +59,38 @@ def test_there_are_runs_of_both_kinds():
     assert len(HEALTHY) >= 20 and len(INDUCED) >= 16
 
 
+def on_another_scale(metrics, config, *, times, plus, stated):
+    """The run as it would be with every reward times * r + plus: its range stated, or seen in the first step."""
+    weights = config.get("reward_weights") or [1.0]
+    parts = [name for name in metrics if str(name).startswith(("reward/", "eval/reward/"))]
+    changed = {name: times * metrics[name].astype(float) + plus for name in parts}
+    changed |= {
+        name: times * metrics[name].astype(float) + plus * sum(weights)
+        for name in ("reward", "eval/reward")
+        if name in metrics
+    }
+    names = [*config["reward_parts"], *(name.removeprefix("reward/") for name in parts)]
+    if stated:
+        return metrics.assign(**changed), config | {"reward_ranges": {n: [plus, times + plus] for n in names}}
+    first = np.arange(len(metrics)) == 0
+    ends = {"low": np.where(first, plus, np.nan), "high": np.where(first, times + plus, np.nan)}
+    seen = {f"scale/reward/{n}/{end}": values for n in names for end, values in ends.items()}
+    return metrics.assign(**changed, **seen), config
+
+
+@pytest.mark.parametrize("folder", [*HEALTHY[:6], *INDUCED], ids=lambda path: path.name)
+def test_flags_do_not_depend_on_the_scale_of_a_reward(folder):
+    metrics, config = load(folder)
+    if "reward_parts" not in config:
+        pytest.skip("a run of which no part is known")
+    found = [(flag.name, flag.step) for flag in red_flags(metrics, config=config)]
+    for scale in (dict(times=2, plus=-1), dict(times=8, plus=-4), dict(times=16, plus=0)):
+        for stated in (True, False):
+            other = on_another_scale(metrics, config, **scale, stated=stated)
+            flags = red_flags(other[0], config=other[1])
+            assert [(flag.name, flag.step) for flag in flags] == found, (scale, stated)
+
+
 def test_a_flag_is_never_taken_back():
     for folder in [*INDUCED, *HEALTHY[:3]]:
         metrics, config = load(folder)
@@ -135,6 +167,53 @@ def test_rollouts_by_older_weights_are_no_sampler_gap():
     assert [flag.name for flag in red_flags(table(**gap, **{"rollout/age": turned(0, 0, 6)}))] == [
         "sampler gap"
     ]
+
+
+@pytest.mark.parametrize("reward, solved", [(-1.0, False), (-0.1, True), (0.5, False), (2.9, True)])
+def test_without_a_config_the_range_is_the_one_seen(reward, solved):
+    """[-1, 3] once scores have been there; penalties alone end at 0."""
+    ends = {"scale/reward/low": [-1.0] + [np.nan] * 11}
+    if reward > 0:
+        ends["scale/reward/high"] = [3.0] + [np.nan] * 11
+    states = {"groups/equal_rewards": np.ones(12), "diversity/self_bleu": np.ones(12)}
+    found = red_flags(table(reward=np.full(12, reward), **states, **ends))
+    assert [flag.name for flag in found] == ([] if solved else ["mode collapse"])
+
+
+def test_a_range_widens_from_where_it_was_seen_on():
+    """Solved on the scale up to 1; a score of 5 in step 9 says that there is more to earn."""
+    states = {"groups/equal_rewards": np.ones(20), "diversity/self_bleu": np.ones(20)}
+    ends = {"scale/reward/high": np.where(np.arange(20) == 8, 5.0, np.nan)}
+    quiet = table(20, reward=np.full(20, 0.9), **states)
+    assert red_flags(quiet) == []
+    flags = red_flags(quiet.assign(**ends))
+    assert [(flag.name, flag.step) for flag in flags] == [("mode collapse", 5)]
+    assert raised(quiet.assign(**ends)) == {"mode collapse": 9}
+
+
+def test_a_part_at_the_low_end_of_its_range_was_never_paid():
+    config = {"reward_parts": ["right", "brief"], "reward_weights": [0.5, 0.5]}
+    parts = {"reward/right": np.full(12, -1.0), "reward/brief": np.linspace(-0.5, 0.5, 12)}
+    rows = table(reward=np.linspace(-0.75, -0.25, 12), **parts)
+    (flag,) = red_flags(rows, config=config)
+    assert flag.name == "part never paid" and "right gave -1 to every completion of 10 steps" in flag.saw
+    rows["reward/right"] = 0.0
+    config["reward_ranges"] = {"right": [-1, 0]}
+    assert red_flags(rows, config=config) == [], "a penalty that nobody earned"
+
+
+def test_scores_outside_0_and_1_are_measured_and_those_inside_leave_no_column():
+    rows = {"step": [1, 1, 2, 2], "group": 0, "completion": ["a", "b"] * 2}
+    scores = {"reward": [0.5, 1.0, 0.0, 1 + 1e-8], "reward/points": [None, 3.0, -2.0, None]}
+    found = completion_measures(pd.DataFrame(rows | scores)).set_index("step")
+    assert [name for name in found if name.startswith("scale/")] == [
+        "scale/reward/points/low",
+        "scale/reward/points/high",
+    ]
+    assert found["scale/reward/points/low"].tolist() == [3, -2]
+    assert found["scale/reward/points/high"].tolist() == [3, -2]
+    noisy = pd.DataFrame(rows | {"reward": [1000, 1000.0001, -1000, 1000]})
+    assert completion_measures(noisy)["groups/equal_rewards"].tolist() == [1, 0]
 
 
 def test_every_finder_has_a_case():

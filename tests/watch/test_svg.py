@@ -10,7 +10,7 @@ import pytest
 from grpo_kit.display import COLOURS, GREY, RED
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
-from tests.made_metrics import rows
+from tests.made_metrics import rescaled, rows
 from tests.test_display import contrast
 
 FLAGS = [Flag("cut off", 3, "w", "w", "f"), Flag("KL spike", 3, "w", "w", "f"), Flag("x", 12, "w", "w", "f")]
@@ -93,6 +93,26 @@ def test_held_out_accuracy_is_points_with_whiskers():
     for middle, (low, high) in zip(middles, re.findall(r"M\d+ (\d+)V(\d+)", bars.get("d")), strict=True):
         assert int(high) < middle[1] < int(low)
     assert "held-out accuracy" not in words(tree(rows(10)))
+
+
+@pytest.mark.parametrize("scale", [dict(times=2, plus=-1), dict(times=64, plus=0), dict(times=4, plus=-4)])
+@pytest.mark.parametrize("n", [12, 60])
+def test_a_reward_of_another_scale_fills_the_panel_as_one_in_0_and_1_does(scale, n):
+    """Lines, bands and held-out accuracy lie where they lay; the numbers on the axis are the reward's own."""
+    made = rows(n, accuracy_every=4)
+    before, after = tree(made, last_step=n), tree(rescaled(made, **scale), last_step=n)
+    drawn = [
+        [
+            p.get("d")
+            for p in page.iter(NS + "path")
+            if p.get("stroke") != "#e6e6e6" and p.get("d") != "M0-7h36"
+        ]
+        for page in (before, after)
+    ]
+    assert len(drawn[0]) > 6 and drawn[0] == drawn[1]
+    low, high = scale["plus"], scale["plus"] + scale["times"]
+    assert f"accuracy, 0–100 %: {low:g} to {high:g}" in words(after)
+    assert {"20" if high > 20 else f"{high - 1:g}"} <= set(words(after))
 
 
 @pytest.mark.parametrize("n, parts", [(3, 0), (300, 3), (5000, 3), (5000, 8)])
