@@ -172,6 +172,7 @@ _WRAPPERS = [  # what stands around a whole answer and says nothing
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("```", "```"), ("`", "`"),
     ("*", "*"), ('"', '"'),
 ]  # fmt: skip
+_BARE = re.compile(r"-?\d+(?:\.\d+)?|[A-Za-z]+", re.A)
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _FORMULA = re.compile(r"(?<!\\)\$((?:\\\$|[^$])+?)(?<!\\)\$")
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -211,6 +212,8 @@ def plain(text: str) -> str:
     >>> plain("**−1 234 €**"), plain(r"The answer is $\dfrac{1}{2}$."), plain("2½ cm²")
     ('-1 234 €', '\\frac{1}{2}', '2\\frac{1}{2} cm^{2}')
     """
+    if _BARE.fullmatch(text):  # most answers, and nothing to change
+        return text
     text = _inner(letters(text).strip())
     if len(_DOLLARS.findall(text)) % 2 == 0:  # formulas in a sentence: $5$ apples
         text = _FORMULA.sub(r" \1 ", text)
