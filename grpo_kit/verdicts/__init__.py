@@ -21,7 +21,7 @@ from grpo_kit.verdicts.spelling import letters, plain
 __all__ = ["Rules", "number", "verdict"]
 
 _LONGEST = 1_000  # characters that are read at all
-_OPERATOR = re.compile(r"[-+*/^!|]|\\(?:frac|binom|sqrt|sum|prod|times|cdot|lfloor|lceil)")
+_OPERATOR = re.compile(r"[-+*/^!|]|\\(?:frac|binom|sqrt|sum|prod|times|cdot|lfloor|lceil)|\b[a-z]{2,5}\s?\(")
 
 
 def verdict(
@@ -57,6 +57,8 @@ def verdict(
             if says_something and (
                 wanted == given or (known is None and _squeezed(wanted) == _squeezed(given))
             ):
+                return True
+            if _chemical(wanted) and _chemical(wanted) == _chemical(given):
                 return True
             if known is None:
                 return None
@@ -116,8 +118,17 @@ def _bounded(known: object, found: object, rules: Rules) -> bool | None:
         return False
 
 
+_SUBSTANCE = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*){2,}")
+
+
+def _chemical(text: str) -> str | None:
+    """H_2O as H2O; None for what is no formula of a substance."""
+    bare = _squeezed(text)
+    return bare if _SUBSTANCE.fullmatch(bare) else None
+
+
 def _squeezed(text: str) -> str:
-    return re.sub(r"\s", "", text)
+    return re.sub(r"[\s_{}]", "", text)
 
 
 _WRITTEN = [  # expressions of a question and of an answer in one spelling
@@ -130,6 +141,7 @@ _WRITTEN = [  # expressions of a question and of an answer in one spelling
     (r"\bminus\b", " - "),
     (r"\*\s*\*", "^"),
     (r"\\(?:left|right)(?![a-z])|\$", ""),
+    (r"\\(?=(?:sqrt|sin|cos|tan|ln|log|exp|max|min|gcd)(?![a-z]))", ""),
 ]
 _SIGN = re.compile(r"\\?[A-Za-z]+|\d+(?:\.\d+)?|\S")
 _TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)

@@ -68,7 +68,7 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case Row() | Union(), Bounds():
             return same(gold, answer.rows, rules)
         case _, Named():
-            at_a_point = re.search(r"\(\d|'", answer.name) and _has_letters(answer.value)
+            at_a_point = re.search(r"\(\d|''", answer.name) and _has_letters(answer.value)
             return not _is_letter(gold) and not at_a_point and same(gold, answer.value, rules)
         case Quantity(), Quantity():
             return _same_quantity(gold, answer, rules)
@@ -105,7 +105,7 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case Ratio(), Quantity(tree=("div", top, bottom)):
             return _same_ratio(gold.parts, (top, bottom))
         case Clock(), Clock():
-            if gold.half is None and answer.half and gold.minutes <= 720:
+            if gold.half is None and answer.half in ("am", "pm") and gold.minutes <= 720:
                 return gold.minutes % 720 == answer.minutes % 720
             return gold.minutes == answer.minutes
         case Clock(half=None), Ratio():
@@ -170,7 +170,10 @@ def same_words(gold: str, answer: str, *, case: bool) -> bool:
     >>> same_words("no solution", "No solution!", case=False), same_words("ABC", "abc", case=False)
     (True, False)
     """
-    if not case and not (gold.isupper() and " " not in gold) and len(gold) > 1:
+    short = (
+        len(gold) == 2 and gold.lower() != "no" and answer not in (gold, gold.capitalize(), gold.lower())
+    )  # Co is not CO
+    if not case and not (gold.isupper() and " " not in gold) and len(gold) > 1 and not short:
         gold, answer = gold.casefold(), answer.casefold()
     return _bare(gold) == _bare(answer)
 

@@ -98,7 +98,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Clock:
-    """minutes of a day; half: "am" or "pm" as written, else None."""
+    """minutes of a day; half: "am" or "pm" as written, "24 h" for 07:45 and 19:45, else None."""
 
     minutes: Fraction
     half: str | None

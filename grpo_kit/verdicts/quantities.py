@@ -29,12 +29,14 @@ _TOGETHER = (  # compounds in short: what it is, and as it is read
 )
 _UNIT_BEGINS = re.compile(
     rf"(?<![A-Za-z\\])(?:[A-Za-z]|\\(?:mu|Omega|cent)(?![a-z]))|\^\s*\\circ|[{_MONEY}円元]"
-    r"|\\frac\s*\{\s*[A-Za-z]{2}"
+    r"|\\frac\s*\{\s*[A-Za-z]+\s*\}"
 )
 _TIMES_WORD = {"hundred": 100, "thousand": 1000, "million": 10**6, "millions": 10**6, "billion": 10**9,
                "billions": 10**9, "trillion": 10**12, "trillions": 10**12, "dozen": 12, "lakh": 10**5,
                "lakhs": 10**5, "crore": 10**7, "crores": 10**7}  # fmt: skip
-_PERCENT_WORD = re.compile(r"(?<=[\d}) ])\s*(?:percent|per cent|pct\.?)$")
+_PERCENT_WORD = re.compile(
+    r"(?<=[\d}) ])\s*(?:percent|per cent|pct\.?|Prozent|por ciento|pour cent|per cento)$"
+)
 _BASE_WORDS = r"\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen"
 _BASE = re.compile(
     rf"\(?([0-9A-Za-z]+)\)?\s*(?:_\s*\{{?\s*({_BASE_WORDS})\s*\}}?|\(?\s*(?:in )?base[ -]?({_BASE_WORDS})\s*\)?)"
@@ -67,6 +69,11 @@ def read_based(text: str, habit: Habit) -> Quantity | None:
         return Quantity(("num", Fraction(int(digits, base))), base=base)
     except ValueError:
         return None
+
+
+def read_in_words(text: str) -> Quantity | None:
+    """Eighteen, twenty-five eggs, two and a half hours."""
+    return _in_words(text, PLAIN) if text[:1].isalpha() else None
 
 
 def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:

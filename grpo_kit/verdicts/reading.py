@@ -26,9 +26,9 @@ from grpo_kit.verdicts.kinds import (
     Union,
     Words,
 )  # fmt: skip
-from grpo_kit.verdicts.quantities import formula, put_together, read_based, read_quantity
+from grpo_kit.verdicts.quantities import formula, put_together, read_based, read_in_words, read_quantity
 from grpo_kit.verdicts.relations import joined, read_relation, unequal, without
-from grpo_kit.verdicts.sentences import number_in_words, pieces, read_clock, read_date
+from grpo_kit.verdicts.sentences import pieces, read_clock, read_date
 from grpo_kit.verdicts.units import says_more
 
 _MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
@@ -48,9 +48,9 @@ def read(text: str, habit: Habit = PLAIN) -> Any:
     text = text.strip()
     if not text:
         return None
-    in_words = number_in_words(text)
+    in_words = read_in_words(text)
     if in_words is not None:
-        return Quantity(("num", in_words))
+        return in_words
     readers = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio)
     for reader in (*readers, read_quantity):
         made = reader(text, habit)
@@ -188,6 +188,10 @@ def _several(text: str, habit: Habit) -> Any:
         return joined(items, word)
     if inside is None and word == "or" and all(isinstance(item, Row) for item in items):
         return Union(tuple(items))
+    if all(isinstance(item, Named) for item in items) and len({item.name for item in items}) == len(items):
+        bases = {re.sub(r"_\d$", "", item.name) for item in items}
+        if len(bases) == 1:  # x_1 = 2, x_2 = 3 are values of x
+            items = [Named(*bases, item.value) for item in items]
     flat: list[Any] = []
     for item in items:
         flat += item.items if isinstance(item, Several) and item.word == "\\pm" else [item]

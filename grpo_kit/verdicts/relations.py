@@ -18,6 +18,7 @@ from grpo_kit.verdicts.kinds import (
     Row,
     Several,
     Union,
+    Words,
 )  # fmt: skip
 from grpo_kit.verdicts.quantities import formula
 from grpo_kit.verdicts.rational import exact
@@ -25,6 +26,7 @@ from grpo_kit.verdicts.sentences import split_relations
 from grpo_kit.verdicts.value import same_value, symbols
 
 _NAME = re.compile(
+    r"\\(?:angle|triangle)\s*[A-Z]{1,3}|"
     r"\\(?:vec|overrightarrow)\s*\{\s*\w+\s*\}|"
     r"\\?[A-Za-z]+(?:\s*_\s*(?:\{[\w ,]+\}|\w))?'*(?:\^\{?-1\}?)?"
     r"(?:\s*\(\s*(?:\d+|\\?[a-zA-Z]+(?:,\s*[a-zA-Z]+)*)\s*\))?"
@@ -73,7 +75,9 @@ def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
     if named and len(sides) == 2:
         place = named[0]
         value = read(sides[1 + place if place else 1], habit)
-        name = _name(sides[place])
+        name, side = _name(sides[place]), sides[1 + place if place else 1]
+        if isinstance(value, Words) and re.fullmatch(r"[A-Za-z]{2,3}", side) and formula(side):  # F = ma
+            value = Quantity(formula(side))
         if isinstance(value, Quantity) and name in symbols(value.tree):  # x = 2x: no name of a value
             return Equation(("sub", ("sym", name), value.tree))
         if name.startswith("(") and isinstance(value, Row):

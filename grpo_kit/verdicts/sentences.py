@@ -8,15 +8,17 @@ from fractions import Fraction
 from grpo_kit.verdicts.formula_tokens import NUMBER
 
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
-_SEPARATOR = re.compile(r"[,;]|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
+_SEPARATOR = re.compile(r"[,;]|(?<![^\W\d_])(?:and|or|oder|ou|und|et)(?![^\W\d_])")
 _OPENS = re.compile(r"\\(?:langle|lfloor|lceil|begin)(?![A-Za-z])|[(\[{]")
 _CLOSES = re.compile(r"\\(?:rangle|rfloor|rceil|end)(?![A-Za-z])|[)\]}]")
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:o'clock)?\s*(?:([ap])\.?\s?m\.?)?", re.I)
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:o'clock|Uhr)?\s*(?:([ap])\.?\s?m\.?)?", re.I)
 _MONTHS = {
     name: number
     for number, names in enumerate(
-        "january jan|february feb|march mar|april apr|may|june jun|july jul|august aug|september sep sept|october oct|"
-        "november nov|december dec".split("|"),
+        "january jan januar janvier enero|february feb februar février febrero|march mar märz mars marzo|"
+        "april apr avril abril|may mai mayo|june jun juni juin junio|july jul juli juillet julio|"
+        "august aug août agosto|september sep sept septembre septiembre|october oct oktober octobre octubre|"
+        "november nov novembre noviembre|december dec dezember décembre diciembre".split("|"),
         1,
     )
     for name in names.split()
@@ -51,9 +53,11 @@ def pieces(text: str, *, comma: bool = False, brackets: bool = False) -> tuple[l
         closes = _CLOSES.match(text, at)
         separator = _SEPARATOR.match(text, at) if depth == 0 else None
         if separator:
-            if separator[0] in ("and", "or") or text[start:at].strip() or not words:
+            if separator[0].isalpha() or text[start:at].strip() or not words:
                 parts.append(text[start:at].strip())
-                words.append(separator[0])
+                words.append(
+                    {"oder": "or", "ou": "or", "und": "and", "et": "and"}.get(separator[0], separator[0])
+                )
                 start = separator.end()
             at = separator.end()
             continue
@@ -87,15 +91,17 @@ def split_relations(text: str) -> tuple[list[str], list[str]]:
 
 
 def read_clock(text: str) -> tuple[Fraction, str | None] | None:
-    """(minutes of the day, "am", "pm" or None); None for no clock. Minutes take two digits, so 1:2 is a ratio.
+    """(minutes of the day, "am", "pm", "24 h" or None: either may be meant); None for no clock.
+
+    Minutes take two digits, so 1:2 is a ratio.
 
     >>> read_clock("3:30 p.m."), read_clock("15:30"), read_clock("1:2")
-    ((Fraction(930, 1), 'pm'), (Fraction(930, 1), None), None)
+    ((Fraction(930, 1), 'pm'), (Fraction(930, 1), '24 h'), None)
     """
     if text.lower() in ("noon", "midnight"):
         return Fraction(720 * (text.lower() == "noon")), "pm" if text.lower() == "noon" else "am"
     found = _CLOCK.fullmatch(text)
-    if not found or not (found[2] or found[4] or "clock" in text):
+    if not found or not (found[2] or found[4] or re.search("clock|Uhr", text)):
         return None
     hour, minute, second = (int(part or 0) for part in found.groups()[:3])
     half = f"{found[4].lower()}m" if found[4] else None
@@ -103,6 +109,8 @@ def read_clock(text: str) -> tuple[Fraction, str | None] | None:
         return None
     if half:
         hour = hour % 12 + 12 * (half == "pm")
+    elif text.startswith("0") or hour > 12:
+        half = "24 h"
     return Fraction(60 * hour + minute) + Fraction(second, 60), half
 
 
@@ -112,10 +120,10 @@ def read_date(text: str) -> tuple[int | None, int, int] | None:
     >>> read_date("5 May 2020"), read_date("2020-05-05"), read_date("2/5/2020"), read_date("25/12/2020")
     ((2020, 5, 5), (2020, 5, 5), None, (2020, 12, 25))
     """
-    words = re.findall(r"[a-z]+|\d+", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", text.lower()))
-    words = [word for word in words if word not in ("of", "the")]
+    words = re.findall(r"[^\W\d_]+|\d+", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", text.lower()))
+    words = [word for word in words if word not in ("of", "the", "de", "le", "del")]
     months = [_MONTHS[word] for word in words if word in _MONTHS]
-    numbers = [int(word) for word in words if word.isdigit()]
+    numbers = [int(word) for word in words if word.isdecimal()]
     if (
         len(months) == 1
         and 1 <= len(numbers) <= 2
@@ -127,6 +135,11 @@ def read_date(text: str) -> tuple[int | None, int, int] | None:
     iso = re.fullmatch(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})", text)
     if iso and 1 <= int(iso[2]) <= 12 and 1 <= int(iso[3]) <= 31:
         return int(iso[1]), int(iso[2]), int(iso[3])
+    dotted = re.fullmatch(
+        r"(\d{1,2})\.(\d{1,2})\.(\d{4})", text
+    )  # where dots are written the day comes first
+    if dotted and 1 <= int(dotted[2]) <= 12 and 1 <= int(dotted[1]) <= 31:
+        return int(dotted[3]), int(dotted[2]), int(dotted[1])
     slashed = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
     if slashed:
         a, b, year = map(int, slashed.groups())

@@ -130,12 +130,14 @@ _LATEX = [
     (r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}", r"^\\circ", "degrees"),
     (r"\\div(?![A-Za-z])", "/", "division"),
     (r"\*\*", "^", "a power in Python"),
+    (r"->", r" \\to ", "an arrow on a keyboard"),
     (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\(?:tiny|small|large|Large|huge|Huge)(?![A-Za-z])", " ", "colours"),
     (r"</?(?:b|i|strong|em|u|p|span|br)\s*/?>", " ", "tags of a page"),
     (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1 \2", "siunitx"),
     (r"(?<![\d.,])(\d+),(\d\d)(?=\s?(?:€|EUR\b|[eE]uros?\b))", r"\1.\2", "prices in euros"),
     (r"(?<=€)\s?(\d+),(\d\d)(?!\d)", r"\1.\2", "prices in euros"),
-    (r"^(?:in )?(?:the year|in) (?=\d{4}$)", "", "a year"),
+    (r"(?i)^(?:in )?(?:the year|in) (?=\d{4}$)", "", "a year"),
+    (r"^([a-zA-Z]) equals (?=\S)", r"\1 = ", "a name in a sentence"),
     (r"^(-?\d+) squared$", r"\1^2", "a power in words"),
     (r"^(-?\d+) cubed$", r"\1^3", "a power in words"),
     (r"\^\{?\s*\\prime\s*\}?", "'", "a derivative"),
@@ -170,7 +172,7 @@ _LATEX = [
 _LATEX = [(re.compile(pattern), to) for pattern, to, _ in _LATEX]
 _WRAPPERS = [  # what stands around a whole answer and says nothing
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("```", "```"), ("`", "`"),
-    ("*", "*"), ('"', '"'),
+    ("*", "*"), ('"', '"'), ("_", "_"),
 ]  # fmt: skip
 _BARE = re.compile(r"-?\d+(?:\.\d+)?|[A-Za-z]+", re.A)
 _DOLLARS = re.compile(r"(?<!\\)\$")
@@ -184,23 +186,26 @@ _LINES = re.compile(r"\\begin\{(aligned|align\*?|equation\*?|gather\*?|split)\}(
 _WHAT = (
     r"(?:(?:final |correct |right |total )?(?:answer|result|solution|value|total|sum|difference|product|quotient|ratio|"
     r"area|perimeter|volume|length|width|height|distance|probability|cost|price|average|mean|median|mode|number|time|speed)"
-    r"(?: of (?:the )?[a-z]+)?)"
+    r"(?: of (?:the )?[a-z]+)?|(?<=the )[a-z]+(?: [a-z]+){0,3}(?= is\b))"
 )
 _LEAD_IN = re.compile(
     r"(?:(?:so|thus|hence|therefore|then),? |\\therefore\s*)?"
-    rf"(?:(?:the |my |your |our )?{_WHAT}\s*(?:is|are|equals|will be|must be|:|=)(?: (?:therefore|thus|then))?"
+    rf"(?:(?:the |my |your |our )?{_WHAT}\s*(?:is|are|equals|will be|must be|:|=|\n)(?: (?:therefore|thus|then))?"
     r"(?: exactly| equal to)?\s*:?|"
     r"it(?: is|'s| equals)\b|(?:we|you|i) (?:get|have|find|obtain)\b|equals\b|exactly\b|just\b|only\b|a total of\b|"
-    r"=|#{1,6}(?= )|答案(?:是|为|為|:)|答え(?:は|:)|la respuesta es:?|respuesta:|die antwort (?:ist|lautet):?|antwort:|"
-    r"la réponse est:?|réponse ?:|la risposta è:?|risposta:|a resposta é:?|resposta:|ответ:?)\s*(?=\S)",
+    r"=|#{1,6}(?= )|答:|答案(?:是|为|為|:)|答え(?:は|:)|la respuesta es:?|respuesta:|"
+    r"die antwort (?:ist|lautet):?|antwort:|la réponse est:?|réponse ?:|la risposta è:?|"
+    r"risposta:|a resposta é:?|resposta:|ответ:?)\s*(?=\S)",
     re.I,
 )
 _ANNOUNCES = re.compile(r"(?:so|thus|hence|therefore),? (?=\S)|\\therefore\s*(?=\S)", re.I)
 # A word and a colon: "Length: 5 cm". One letter and a colon is a choice.
 _LABEL = re.compile(r"[a-z]{2,}(?: [a-z]+){0,3}:\s+(?=\S)", re.I)
+_THE_OPTION = re.compile(r"the (?:correct|right) (?:option|choice|answer) is", re.I)
 _TAKES_BACK = re.compile(
     r"\b(?:not|no|never|n't|wrong|false|incorrect|invalid|opposite|negative|inverse|reciprocal|square|cube|half|double|"
-    r"twice|option|choice|either|if|except|exclud\w+|without|un\w+|less|more|than|minus|plus|times)\b",
+    r"twice|option|choice|either|if|except|exclud\w+|without|un\w+|less|more|than|minus|plus|times|"
+    r"bound|limit|estimate|guess|least|most|other|rest|remainder|same|question|problem)\b",
     re.I,
 )
 
@@ -287,7 +292,7 @@ def _inner(text: str) -> str:
             text = re.sub(r"\\\\\s*(?==)", " ", re.sub(r"(?<!\\)&", "", lines[2]))
         bare = re.sub(r"^\*\*([^*]+?)\*\*", r"\1", text)
         lead = _LEAD_IN.match(bare) or _ANNOUNCES.match(bare) or _LABEL.match(bare)
-        if lead and not _TAKES_BACK.search(lead[0]):
+        if lead and (_THE_OPTION.match(lead[0]) or not _TAKES_BACK.search(lead[0])):
             text = bare[lead.end() :]
     return text
 

@@ -92,6 +92,7 @@ def read_unit(text: str, *, count: Fraction | None = None) -> tuple[Unit, ...]:
     (Fraction(1, 10000), (('length', 1), ('time', -1)), ())
     """
     text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", re.sub(r"\s+", " ", text)).strip()
+    text = re.sub(r"\s*(\\(?:Omega|mu))\s*", r"\1", re.sub(r"\s+\^(?!\\)", "^", text))
     after = AFTER.search(text)
     if after and text not in _NAMES:
         text = text[: after.start()]
@@ -112,6 +113,8 @@ def _product(text: str, count: Fraction | None) -> tuple[Unit, ...]:
         return ()
     if text in _NAMES:
         return tuple(_NAMES[text])
+    if len(text) > 3 and text.lower() in _NAMES:  # Watt, Cents
+        return tuple(_NAMES[text.lower()])
     if text in _MADE_OF:
         number, _, rest = _MADE_OF[text].rpartition(" ")
         return tuple(Unit(u.dimensions, u.factor * int(number or 1)) for u in read_unit(rest))
