@@ -75,6 +75,7 @@ def number_of(text: str, known: Any) -> Number | None:
 
 
 def number_fields(number: Number, known: kinds.Quantity) -> Fields:
+    """The fields of neighbours.csv that a number fills: its neighbours, its spellings, its parts."""
     value, size, amount, unit = number.value, abs(number.value), _decimal(number.value), number.rest.strip()
     whole, put, turned = value.denominator == 1, number.text, str(size)[::-1]
     fields: dict[str, str | None] = {"amount": amount, "one_more": put(value + 1)}

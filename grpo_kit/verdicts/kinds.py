@@ -40,12 +40,16 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Row:
+    """A tuple or an interval: its two brackets, and what stands between them."""
+
     brackets: str
     items: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Union:
+    """Rows joined by a cup sign, in any order."""
+
     rows: tuple[Row, ...]
 
 
@@ -63,18 +67,24 @@ class Several:
 
 @dataclass(frozen=True)
 class Named:
+    """A value with a name: x = 5, f(x) = 2x, D = [0, 1]."""
+
     name: str
     value: Any
 
 
 @dataclass(frozen=True)
 class Bounds:
+    """The values that one letter may have."""
+
     name: str
     rows: Union
 
 
 @dataclass(frozen=True)
 class Equation:
+    """Two sides that are equal: their difference, of which zero or any other multiple says the same."""
+
     difference: Tree
 
 
@@ -88,11 +98,15 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Matrix:
+    """Rows of cells; a column is a row of one cell each."""
+
     rows: tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True)
 class Ratio:
+    """Two or more parts to each other."""
+
     parts: tuple[Tree, ...]
 
 
@@ -106,6 +120,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Date:
+    """A day; without a year where none is written."""
+
     year: int | None
     month: int
     day: int
@@ -113,6 +129,8 @@ class Date:
 
 @dataclass(frozen=True)
 class Congruence:
+    """What is left over by division with the modulus; name: what the rest is of."""
+
     name: str
     rest: Tree
     modulus: Tree
@@ -120,12 +138,16 @@ class Congruence:
 
 @dataclass(frozen=True)
 class Choice:
+    """The letter of a choice, and what may stand behind it."""
+
     letter: str
     content: str = ""
 
 
 @dataclass(frozen=True)
 class Words:
+    """Words, or a text with words in it."""
+
     text: str
 
 

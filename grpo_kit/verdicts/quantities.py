@@ -77,6 +77,7 @@ def read_in_words(text: str) -> Quantity | None:
 
 
 def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
+    """A value, with what it is of; with a plus-minus, both values. None if it is not understood."""
     made = _bare_quantity(text, habit)
     if made is None or not _has_two(made.tree):
         return made

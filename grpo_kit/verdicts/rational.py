@@ -110,6 +110,7 @@ def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | N
 
 
 def bounded(value: Fraction) -> Fraction:
+    """The value. Raises TooLargeError where it has too many digits."""
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _BITS:
         raise TooLargeError("a number of too many digits")
     return value
@@ -130,6 +131,7 @@ def _exact_power(a: Fraction, b: Fraction) -> Fraction | None:
 
 
 def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
+    """A function of rational values, where it is rational; None else. Raises TooLargeError, UndefinedError."""
     whole = all(value.denominator == 1 for value in values)
     match name, values:
         case "abs", [a]:
@@ -181,6 +183,7 @@ def _exact_root(value: Fraction, index: int) -> Fraction | None:
 
 
 def series(tree: Tree, env: Mapping[str, Any], value_of: Any) -> Any:
+    """A sum or product over its index; value_of(body, env) works out a term."""
     kind, index, start, end, body = tree
     ends = [exact(part, {k: v for k, v in env.items() if isinstance(v, Fraction)}) for part in (start, end)]
     if None in ends:
