@@ -17,7 +17,7 @@ import pandas as pd
 from benchmarks.induced_failures import FAILURES
 from benchmarks.result import ROOT, command_line
 from grpo_kit import read_completions, read_metrics
-from grpo_kit.record.files import METRIC_COLUMNS
+from grpo_kit.record.files import METRIC_COLUMNS, run_settings
 from grpo_kit.watch.flags import Setup
 from grpo_kit.watch.monitor import COLUMNS, PREFIXES, completion_measures
 
@@ -31,7 +31,7 @@ _ARGS = (
 
 def copy(run: Path, target: Path) -> None:
     """One run folder; a measure that the run recorded itself is kept as it is."""
-    config = json.loads((run / "config.json").read_text())
+    config = run_settings(run)
     config = {
         **{name: config.get(name) for name in _KEPT},
         "model": Path(config["model"]).name.removesuffix(

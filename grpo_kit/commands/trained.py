@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,15 +55,15 @@ def trained_in(where: str, *, task: str | None = None, profile: str | None = Non
     Raises ValueError for a folder without a model, and where the task is not known or is another one.
     """
     from grpo_kit.recipe import Recipe, remembered
+    from grpo_kit.record.files import run_settings
 
     folder = Path(where)
     if (folder / remembered.FILE).is_file():
         recipe = Recipe.of(folder, **({"task": task} if task else {}))
         remembered.check_same(folder, recipe.make_task())
-    elif (folder / "config.json").is_file() and task is not None:
-        base = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]
-        recipe = Recipe(task, profile=profile or "auto", model=base)
-    elif (folder / "config.json").is_file():
+    elif (settings := run_settings(folder)) is not None and task is not None:
+        recipe = Recipe(task, profile=profile or "auto", model=settings["model"])
+    elif settings is not None:
         raise ValueError(
             f"{where} was not made by a recipe, and does not say its task: give --task, and --profile"
         )
@@ -77,11 +76,15 @@ def trained_in(where: str, *, task: str | None = None, profile: str | None = Non
 
 def _model_in(folder: Path) -> tuple[Path, str]:
     from grpo_kit.training.checkpoints import last_whole_checkpoint, steps_in
+    from grpo_kit.training.digests import STATE
 
     for name in ("model", "adapter"):
         if (folder / name).is_dir():
             return folder / name, "the trained model"
     checkpoint = last_whole_checkpoint(folder)
+    saved = max((p.stat().st_mtime for p in folder.glob("*.safetensors")), default=0.0)
+    if saved > (0.0 if checkpoint is None else (checkpoint / STATE).stat().st_mtime):
+        return folder, "the trained model"  # trainer.save_model(run folder), after the last checkpoint
     if checkpoint is None:
         raise ValueError(
             f"{folder} has neither a model nor a checkpoint yet; `grpo-kit watch {folder}` says how far it is"

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_kit.exports.folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models import EMBEDDED
-from grpo_kit.record.files import CONFIG, RunFolderError, read_metrics
+from grpo_kit.record.files import RunFolderError, read_metrics, run_file, run_settings
 from grpo_kit.watch.card import card_text
 from grpo_kit.watch.chart import plot_run
 
@@ -59,7 +59,7 @@ def export_card(
 
     made: an Exported. drawn: CURVE lies beside it.
     """
-    if run is not None and (run / CONFIG).exists():
+    if run is not None and run_file(run) is not None:
         text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
     else:
         head = [f"license: {license}"] if license else []
@@ -94,17 +94,18 @@ def export_card(
 
 
 def base_of_run(run: Path) -> str | None:
-    """What the run was begun from, by its config.json."""
+    """What the run was begun from, by its run.json."""
     try:
-        return json.loads((run / CONFIG).read_text(encoding="utf-8")).get("model")
+        return (run_settings(run) or {}).get("model")
     except (OSError, ValueError):
         return None
 
 
 def run_of(model: str) -> Path | None:
-    """The run folder that a model's folder lies in; None for another model."""
-    above = Path(model).expanduser().parent
-    return above if Path(model).expanduser().is_dir() and (above / "metrics.csv").is_file() else None
+    """The run folder that a model's folder lies in, or is (save_model); None for another model."""
+    path = Path(model).expanduser()
+    folders = (path, path.parent) if path.is_dir() else ()
+    return next((folder for folder in folders if (folder / "metrics.csv").is_file()), None)
 
 
 def curve(run: Path, folder: Path) -> bool:

@@ -214,13 +214,13 @@ def _load(
 
 
 def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if not (folder / "config.json").is_file():
-        raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} holds no config.json, as save_pretrained writes it"
-        )
     if (folder / "metrics.csv").is_file() and not any(folder.glob("*.safetensors")):
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} is the folder of a run; its model, adapter or checkpoint lies inside"
+        )
+    if not (folder / "config.json").is_file():
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds no config.json, as save_pretrained writes it"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -183,7 +183,7 @@ def run(recipe: Any, folder: str | os.PathLike | None, *, resume: bool, live: bo
 
 def _whole(one: _Run) -> Outcome:
     recipe, folder = one.recipe, one.folder
-    checkpoint = last_whole_checkpoint(folder)
+    checkpoint = last_whole_checkpoint(folder, digests=False)  # train() reads it all
     trained = (folder / MODEL).is_dir() and _steps_done(folder) >= recipe.cfg.steps
     one.say(f"{recipe}\n{'Going on with' if checkpoint or trained else 'Training into'} {folder}")
     base = recipe.policy(quiet=not one.first or one.live is None)
@@ -236,7 +236,7 @@ def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
                 f"{name}={mine!r}, but {folder} was begun with {kept['numbers'][name]!r}, which a run cannot change"
             )
     done = _steps_done(folder)
-    if holds_run(folder) and last_whole_checkpoint(folder) is None:
+    if holds_run(folder) and last_whole_checkpoint(folder, digests=False) is None:
         if not (folder / MODEL).is_dir():
             raise RunFolderError(
                 f"{folder} has no checkpoint to go on from: it was killed before one was saved. Begin anew under "

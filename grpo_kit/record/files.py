@@ -23,7 +23,8 @@ METRIC_COLUMNS: tuple[str, ...] = (
 
 TEXT_COLUMNS = ("prompt", "prefill", "completion")
 PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
-CONFIG = "config.json"
+RUN = "run.json"  # a run's settings: no library writes a file of this name
+_ONCE = "config.json"  # where older runs have them, and where save_pretrained puts a model's
 REDONE = "redone"  # in a run's folder: what was there of steps that a resumed run did again
 
 
@@ -36,9 +37,28 @@ class RunFolderError(ValueError):
 
 
 def holds_run(path: str | Path) -> bool:
-    """Whether `path` holds files of a run: config.json, metrics.csv, completions, a checkpoint."""
-    names = ("config.json", "metrics.csv", "completions.parquet/*", "checkpoint-*")
+    """Whether `path` holds files of a run: run.json, metrics.csv, completions, a checkpoint; or a config.json."""
+    names = (RUN, _ONCE, "metrics.csv", "completions.parquet/*", "checkpoint-*")
     return any(next(Path(path).glob(name), None) for name in names)
+
+
+def run_file(folder: str | Path) -> Path | None:
+    """The file with a run's settings: run.json, of an older run config.json unless a model's was written over it."""
+    path, old = Path(folder) / RUN, Path(folder) / _ONCE
+    if path.is_file():
+        return path
+    try:
+        settings = json.loads(old.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    of_a_model = {"transformers_version", "model_type", "architectures"}
+    return old if isinstance(settings, dict) and not of_a_model & settings.keys() else None
+
+
+def run_settings(folder: str | Path) -> dict[str, Any] | None:
+    """What a run was asked for, as RunFolder.open keeps it; None where the folder does not say."""
+    path = run_file(folder)
+    return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
 def next_run_folder(root: str | Path, name: str) -> Path:

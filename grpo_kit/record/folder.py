@@ -1,6 +1,6 @@
 """A run's record on disk, readable by another process while training goes on.
 
-    runs/<name>/config.json            what was asked for
+    runs/<name>/run.json               what was asked for
                 metrics.csv            one row a step, header fixed by the first row
                 completions.parquet/   a parquet data set: one part file for each write, all of one schema
                 redone/                the same files, and checkpoints, of steps that a resumed run did again
@@ -22,11 +22,13 @@ from grpo_kit.record.files import (
     METRIC_COLUMNS,
     PART_NAME,
     REDONE,
+    RUN,
     RunFolderError,
     holds_run,
     next_run_folder,
     parts_of,
     read_part,
+    run_file,
     write_whole,
 )
 from grpo_kit.record.lines import LineFile, whole_lines
@@ -60,8 +62,8 @@ class RunFolder:
     def open(cls, path: str | Path, *, config: dict, resume: bool = False) -> "RunFolder":
         """Start a run in `path`, or with `resume` go on with the one that is there.
 
-        config: saved as config.json; its "reward_parts" (list of names) become columns reward/<name>.
-            A resumed run keeps config.json; where its config differs, that goes to config-resumed-<n>.json.
+        config: saved as run.json; its "reward_parts" (list of names) become columns reward/<name>.
+            A resumed run keeps run.json; where its config differs, that goes to config-resumed-<n>.json.
         Raises RunFolderError if `path` holds a run already and not `resume`, or cannot be written; then nothing new
         stays there, and the name is free.
         """
@@ -253,7 +255,9 @@ def _header(path: Path) -> list[str] | None:
 
 def _save_config(path: Path, config: dict) -> None:
     text = json.dumps(config, indent=2, default=str) + "\n"
-    target = path / "config.json"
+    target = path / RUN
+    if not target.exists() and (old := run_file(path)) is not None:  # of an older run
+        write_whole(target, old.read_bytes())
     number = 0
     while target.exists():
         if target.read_text(encoding="utf-8") == text:

@@ -127,7 +127,7 @@ class Changes:
     def prepare(self, folder: Path, step: int, config: Mapping[str, Any] | None) -> None:
         """Before transformers' loop: the numbers of the next step as the run's record has them.
 
-        step: steps done. config: the run's config.json where it goes on, else None. What this trainer was made with,
+        step: steps done. config: its run.json where it goes on, else None. What this trainer was made with,
         and the run was not, is asked for anew. Raises ValueError for a schedule that no file holds and nobody gave.
         """
         if config is not None:

@@ -4,6 +4,7 @@ runs/<name>/.saving/checkpoint-<step>   while it is written; then it is renamed 
             checkpoint-<step>/          whole: a process killed at any moment leaves no part of one under this name
                 stop_and_go.pt          only where the next step needs it: see `Session`
                 saved-by-a-stop         where a stop saved it; it goes when the run is done
+                digests.json            size and digest of each file; one that was damaged later is passed over by name
 """
 
 from __future__ import annotations
@@ -17,33 +18,26 @@ from typing import Any
 
 from transformers.trainer_utils import rotate_checkpoints
 
+from grpo_kit.training.digests import STATE, what_is_wrong, write_digests
+
 SAVING, OF_A_STOP = ".saving", "saved-by-a-stop"
-_STATE = "trainer_state.json"  # transformers writes it last
-_WEIGHTS = ("*.safetensors", "*.bin", "global_step*", "pytorch_model_fsdp*")
 
 
 class CheckpointNotSaved(OSError):
     """A checkpoint could not be written; what it should hold is still in memory."""
 
 
-def is_whole(checkpoint: str | Path) -> bool:
-    """Whether a checkpoint was written to its end: it has weights, and a trainer_state.json that can be read."""
-    folder = Path(checkpoint)
-    try:
-        json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+def last_whole_checkpoint(folder: str | Path, *, digests: bool = True) -> Path | None:
+    """The checkpoint of the highest step whose files are as they were written; None if there is none.
 
-
-def last_whole_checkpoint(folder: str | Path) -> Path | None:
-    """The checkpoint of the highest step that was written to its end; None if there is none.
+    digests: False looks at the sizes of its files alone; a run that goes on reads all of them.
 
     >>> last_whole_checkpoint("runs/no-such-run") is None
     True
     """
     _put_back(Path(folder))
-    return next((path for path in reversed(checkpoints(folder)) if is_whole(path)), None)
+    whole = (p for p in reversed(checkpoints(folder)) if what_is_wrong(p, digests=digests) is None)
+    return next(whole, None)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -66,7 +60,7 @@ def step_of(checkpoint: str | Path) -> int | None:
 
 def steps_in(checkpoint: str | Path) -> int:
     """Steps that were done as a whole checkpoint was saved."""
-    return json.loads((Path(checkpoint) / _STATE).read_text(encoding="utf-8"))["global_step"]
+    return json.loads((Path(checkpoint) / STATE).read_text(encoding="utf-8"))["global_step"]
 
 
 def saved_by(checkpoint: str | Path) -> int:
@@ -85,28 +79,33 @@ def remove_those_of_stops(folder: str | Path, best: str | None) -> None:
 def choose(checkpoint: str | bool, folder: str | Path, say: Callable[[str], None]) -> str:
     """The folder to resume from; `True` is the last whole one in the run's folder, and what is passed over is said.
 
-    Raises ValueError where there is none, and for one that was not written to its end.
+    Raises ValueError where there is none, and for one that is damaged or was not written to its end.
     """
-    last = last_whole_checkpoint(folder)
-    instead = f"resume from {str(last)!r}" if last else "there is no whole one; start under another name"
+    _put_back(Path(folder))
     if checkpoint is not True:
         if not Path(checkpoint).is_dir():
-            raise ValueError(f"resume_from_checkpoint={checkpoint!r} is no folder; {instead}")
-        if not is_whole(checkpoint):
-            raise ValueError(
-                f"resume_from_checkpoint={checkpoint!r} was not written to its end (killed while it was "
-                f"saved?); {instead}"
-            )
+            raise ValueError(f"resume_from_checkpoint={checkpoint!r} is no folder; {_instead(folder)}")
+        if wrong := what_is_wrong(checkpoint):
+            raise ValueError(f"resume_from_checkpoint={checkpoint!r} is damaged: {wrong}; {_instead(folder)}")
         return str(checkpoint)
-    if last is None:
-        kind = "whole checkpoint" if checkpoints(folder) else "checkpoint"
-        raise ValueError(
-            f"resume_from_checkpoint=True, but {str(folder)!r} holds no {kind}; start under another name"
-        )
-    for path in checkpoints(folder):
-        if step_of(path) > step_of(last):
-            say(f"{path} was not written to its end and is passed over; going on from {last}.")
-    return str(last)
+    damaged = []
+    for path in reversed(checkpoints(folder)):
+        if (wrong := what_is_wrong(path)) is None:
+            for name, why in damaged:
+                say(f"{name} is damaged and is passed over: {why}. Going on from {path}.")
+            return str(path)
+        damaged.append((path, wrong))
+    kind = "whole checkpoint" if damaged else "checkpoint"
+    which = "; ".join(f"{path.name}: {wrong}" for path, wrong in damaged)
+    raise ValueError(
+        f"resume_from_checkpoint=True, but {str(folder)!r} holds no {kind}{f' ({which})' * bool(which)}; start "
+        "under another name"
+    )
+
+
+def _instead(folder: str | Path) -> str:
+    last = last_whole_checkpoint(folder)
+    return f"resume from {str(last)!r}" if last else "there is no whole one; start under another name"
 
 
 class Checkpoints:
@@ -143,6 +142,7 @@ class Checkpoints:
                 self._name_best(run, part)
                 trainer.accelerator.wait_for_everyone()
                 if trainer.args.should_save:
+                    write_digests(part)
                     _move(part, run / name)
         except BaseException as error:
             trainer.state.best_model_checkpoint = best
@@ -181,7 +181,7 @@ class Checkpoints:
         if best.name == part.name or best.is_dir():
             state.best_model_checkpoint = str(best)
         if self.trainer.args.should_save:
-            state.save_to_json(str(part / _STATE))
+            state.save_to_json(str(part / STATE))
 
 
 def _move(part: Path, target: Path) -> None:

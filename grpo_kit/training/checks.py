@@ -48,7 +48,7 @@ def check_run_folder(folder: str, *, quiet: bool) -> None:
         )
     if not holds_run(path):
         return
-    free, last = next_run_folder(path.parent, path.name), last_whole_checkpoint(path)
+    free, last = next_run_folder(path.parent, path.name), last_whole_checkpoint(path, digests=False)
     if last is None:
         raise RunFolderError(
             f"output_dir={folder!r} already holds a run, without a checkpoint to go on from, and no run is "

@@ -1,4 +1,4 @@
-"""What config.json of a run says: what the trainer was asked for, of which model, on what."""
+"""What run.json of a run says: what the trainer was asked for, of which model, on what."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class EpisodeTrainer(GRPOTrainer):
             self._logs[name] = defaultdict(longer) if isinstance(kept, dict) else longer()
 
     def own_options(self) -> dict[str, Any]:
-        """For config.json."""
+        """For run.json."""
         view = self.task.view
         shown = {name: getattr(view, name) for name in ("chat", "actions", "repeat_goal", "thoughts")}
         return {

@@ -59,7 +59,7 @@ def why_not(trainer: Any, name: str, value: Any) -> str | None:
 
 
 def asked_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a run's config.json (Recorder.open) says it was begun with."""
+    """The values that a run.json (Recorder.open) says it was begun with."""
     args = config.get("args") or {}
     found = {name: args.get(name) for name in _IN_ARGS}
     found["temperature"] = config.get("temperature_schedule") or found["temperature"]

@@ -215,7 +215,7 @@ class OffPolicyTrainer(GRPOTrainer):
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
     def own_options(self) -> dict[str, Any]:
-        """As they were given; config.json keeps them."""
+        """As they were given; run.json keeps them."""
         return {**self._options(), "importance_weights": self.importance_weights}
 
     def _options(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class PositivesTrainer(GRPOTrainer):
             self._refuse_unsupported()
 
     def own_options(self) -> dict[str, Any]:
-        """As they were given; config.json keeps them."""
+        """As they were given; run.json keeps them."""
         names = ("positive_weight", "negative_weight", "resample")
         return {name: getattr(self, name) for name in names}
 

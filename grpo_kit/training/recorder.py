@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
-from grpo_kit.record.files import CONFIG, REDONE, RunFolderError, read_metrics
+from grpo_kit.record.files import REDONE, RUN, RunFolderError, read_metrics, run_settings
 from grpo_kit.record.folder import RunFolder
 from grpo_kit.training.config import config_of
 from grpo_kit.training.rollouts import Rollouts
@@ -72,7 +71,7 @@ class Recorder(TrainerCallback):
         self._told = Told(trainer, list(trackers), self.say)
 
     def open(self, *, resume: bool) -> dict[str, Any] | None:
-        """Open args.output_dir; returns the config.json of the run that is there, None of a new one.
+        """Open args.output_dir; returns the settings (run.json) of the run that is there, None of a new one.
 
         Raises RunFolderError if it holds a run and resume is False; also
         while a disk is still too full for the rows that it held back when the last run stopped.
@@ -80,7 +79,7 @@ class Recorder(TrainerCallback):
         trainer = self.trainer
         self.stopped_by = None
         path = Path(trainer.args.output_dir)
-        begun = json.loads((path / CONFIG).read_text(encoding="utf-8")) if (path / CONFIG).exists() else None
+        begun = run_settings(path)
         if not self._writes:
             return begun
         if self.folder is not None and not self._flush():
@@ -273,7 +272,7 @@ def _discard_if_nothing_happened(path: Path) -> bool:
     written = any((path / "completions.parquet").glob("*")) or (path / "metrics.csv").exists()
     if written or any(path.glob("checkpoint-*")):
         return False
-    (path / CONFIG).unlink(missing_ok=True)
+    (path / RUN).unlink(missing_ok=True)
     if (path / "completions.parquet").is_dir():
         (path / "completions.parquet").rmdir()
     if not any(path.iterdir()):

@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput
 
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
+from grpo_kit.training.digests import what_is_wrong
 from grpo_kit.training.disk import lacks_room
 from grpo_kit.training.freed_memory import kept_for_the_next_step
 from grpo_kit.training.interrupts import InterruptGuard, Stopped
@@ -205,7 +206,7 @@ class Session(TrainerCallback):
             self._unsaved, self._stopped_at = None, self._on_disk[1]
         elif self._finished is not None and self._stopped_at is None and not checkpoint:
             step, random_state = self._finished
-            if self._on_disk[0] != step or not checkpoints.is_whole(self._on_disk[1]):
+            if self._on_disk[0] != step or what_is_wrong(self._on_disk[1]):
                 set_random_state(random_state)
                 self._save_to_go_on()
             self._stopped_at = self._on_disk[1]

@@ -40,7 +40,7 @@ class Told:
     def begin(self, folder: Path, config: Mapping[str, Any]) -> None:
         """train() begins or goes on in this folder, whose files end with the last whole step."""
         self._folder, self._waiting = folder, []
-        self._config = json.loads(json.dumps(config, default=str))  # as config.json holds it
+        self._config = json.loads(json.dumps(config, default=str))  # as run.json holds it
         self._going = bool(self._open)
         try:
             kept = json.loads((folder / TRACKERS_FILE).read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ from trl import GRPOTrainer as TRLGRPOTrainer
 from grpo_kit.display import progress_told
 from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer
-from grpo_kit.record.files import CONFIG
+from grpo_kit.record.files import run_file
 from grpo_kit.trackers.names import check_installed
 from grpo_kit.training.ahead import Ahead
 from grpo_kit.training.changes import Changes
@@ -77,7 +77,7 @@ from grpo_kit.watch.monitor import OnFlag
 class GRPOTrainer(TRLGRPOTrainer):
     """trl.GRPOTrainer made safe, fast and visible.
 
-    args.output_dir is the run folder: config.json, metrics.csv (one row a step), completions.parquet, checkpoints.
+    args.output_dir is the run folder: run.json, metrics.csv (one row a step), completions.parquet, checkpoints.
 
     train_dataset, eval_dataset: as trl takes them, or a list of dicts. A prompt of messages that ends in the
     assistant's is continued.
@@ -209,7 +209,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         return self._session.training
 
     def own_options(self) -> dict[str, Any]:
-        """What a subclass was given besides GRPOTrainer's options, as JSON values; config.json keeps it."""
+        """What a subclass was given besides GRPOTrainer's options, as JSON values; run.json keeps it."""
         return {}
 
     # ---- around the steps: stop and go --------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """README.md in the run folder: base, data, reward, curve, before and after. Takes what trl's takes."""
-        if self.is_world_process_zero() and (Path(self.args.output_dir) / CONFIG).exists():
+        if self.is_world_process_zero() and run_file(self.args.output_dir) is not None:
             model_card(self.args.output_dir)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:

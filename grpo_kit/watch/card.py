@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import CONFIG, RunFolderError, read_metrics, write_whole
+from grpo_kit.record.files import RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.watch.monitor import read_flags
 
 _AVERAGED = 3  # steps at either end of the curve
@@ -22,7 +22,7 @@ def model_card(folder: str | Path, comparison: object | None = None) -> Path:
 
     comparison: of base and tuned (grpo_kit.compare), printed as it prints. Without it the held-out accuracy that the
     run measured itself is told, or that none was measured.
-    Raises RunFolderError (a ValueError) if the folder has no config.json.
+    Raises RunFolderError (a ValueError) if the folder has no run.json.
 
     >>> model_card("runs/full", comparison)  # doctest: +SKIP
     """
@@ -40,9 +40,9 @@ def card_text(
 ) -> str:
     """The card of model_card. license: of the base, for the head. library: that loads it; None: by what was trained."""
     path = Path(folder)
-    if not (path / CONFIG).exists():
+    config = run_settings(path)
+    if config is None:
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
-    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     metrics = read_metrics(path)
     parts = [
         _head(config, license, library),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.display import to_png
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import read_metrics, run_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,8 +39,8 @@ def signature(folder: str | Path) -> tuple:
 def is_going(folder: str | Path) -> bool:
     """Does a run seem to write this folder: not at its last step, and written to within half an hour?"""
     times = [when / 1e9 for _, _, when in signature(folder)]
-    config = Path(folder) / "config.json"
-    times += [config.stat().st_mtime] if config.is_file() else []  # a run before its first step
+    settings = run_file(folder)
+    times += [settings.stat().st_mtime] if settings is not None else []  # a run before its first step
     if not times or time.time() - max(times) > _SILENT:
         return False
     try:

@@ -44,7 +44,7 @@ def red_flags(
     metrics: one row a step, as read_metrics gives them. completions: as read_completions gives them; only measured
     where metrics lack their columns (diversity/..., script/..., groups/equal_rewards, scale/...), which the trainer
     records.
-    config: the run's config.json; without it no part is taken to have weight 0.
+    config: its run.json; without it no part is taken to have weight 0.
     A reward's scale is the range that it states, else [0, 1] and what was seen beyond, so far.
     What cannot be judged, for want of a column or of steps (spikes take 5, states 3 to 5), raises nothing.
     Raises ValueError if metrics has no column step.

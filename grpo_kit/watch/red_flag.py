@@ -38,7 +38,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the flags need of a run's config.json; the defaults where there is none.
+    """What the flags need of a run.json; the defaults where there is none.
 
     weights: of the rewards by name. inside: names of the parts of those that are sums. best: the highest reward, of
     rewards in [0, 1]. ranges: those that rewards and parts state; see scale().
@@ -60,7 +60,7 @@ class Setup:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> Setup:
-        """From a run's config (config.json, as the trainer writes it)."""
+        """From a run's config (run.json, as the trainer writes it)."""
         config = config or {}
         args = config.get("args") or {}
         weights = [float(w) for w in config.get("reward_weights") or ()]

@@ -209,7 +209,7 @@ def test_wrong_folders(tmp_path):
         kit.chat(tmp_path / "nowhere")
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.json").write_text("{}")
+    (run / "run.json").write_text("{}")
     (run / "metrics.csv").write_text("step\n")
     with pytest.raises(ExportError, match="is the folder of a run; and holds no model yet"):
         kit.chat(run)

@@ -350,7 +350,7 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(tmp_pat
     run = tmp_path / "seed-0"
     for step, state in [(2, "{}"), (9, "{}"), (10, '{"half'), (11, None)]:
         (run / f"checkpoint-{step}").mkdir(parents=True)
-        (run / f"checkpoint-{step}" / "model.safetensors").touch()
+        (run / f"checkpoint-{step}" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
         if state is not None:
             (run / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     write_json(run / SETTINGS, fingerprint(resolve(base())))

@@ -180,7 +180,7 @@ def test_resume_keeps_everything_and_the_last_word_wins(tmp_path):
     seen = read_completions(tmp_path / "run")
     assert seen.step.tolist() == [1] * 4 + [2] * 4 + [3] * 2
     assert seen.reward.tolist() == [0.5] * 8 + [0.9] * 2
-    assert '"steps"' not in (tmp_path / "run/config.json").read_text()
+    assert '"steps"' not in (tmp_path / "run/run.json").read_text()
     assert '"steps": 9' in (tmp_path / "run/config-resumed-1.json").read_text()
 
 

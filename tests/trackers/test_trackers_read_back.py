@@ -99,7 +99,7 @@ def test_flags_changes_and_config_are_told(run, tracker):
     texts = [text for _, title, text in told["alerts"] if title == "change"]
     assert any("learning_rate" in text and "2e-12" in text for text in texts)
     assert (changes[0]["step"], "change") in alerts
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "run.json").read_text())
     assert {name: told["config"][name] for name in config} == config
 
 

@@ -346,7 +346,7 @@ def test_another_process_changes_saves_pauses_and_stops(tmp_path):
         raise AssertionError("waited in vain")
 
     thread = threading.Thread(
-        target=lambda: (wait_for(lambda: (tmp_path / "run/config.json").exists()), steer())
+        target=lambda: (wait_for(lambda: (tmp_path / "run/run.json").exists()), steer())
     )
     thread.start()
     with pytest.raises(Stopped) as caught:

@@ -98,16 +98,23 @@ def test_a_part_of_a_checkpoint_is_passed_over_and_refused_by_name(tmp_path, unt
     make("kit", tmp_path / "run", **SAVES).train()
     state = tmp_path / "run/checkpoint-4/trainer_state.json"
     state.write_text(state.read_text()[:100])
+    for path in tmp_path.glob("run/checkpoint-*/digests.json"):
+        path.unlink()
     again = make("kit", tmp_path / "run", **SAVES)
-    with pytest.raises(ValueError, match="checkpoint-4' was not written to its end.*checkpoint-2'"):
+    with pytest.raises(
+        ValueError, match="checkpoint-4' is damaged: it was not written to its end.*checkpoint-2'"
+    ):
         again.train(resume_from_checkpoint=str(state.parent))
     again.train(resume_from_checkpoint=True)
-    assert "checkpoint-4 was not written to its end and is passed over" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "checkpoint-4 is damaged and is passed over: it was not written to its end" in said
     assert same(untouched, weights(again)) and json.loads(state.read_text())["global_step"] == 4
-    for path in tmp_path.glob("run/checkpoint-*/trainer_state.json"):
-        path.unlink()
+    for path in tmp_path.glob("run/checkpoint-*/*"):  # of checkpoint-4, saved anew, the digests too
+        path.name in ("trainer_state.json", "digests.json") and path.unlink()
     assert last_whole_checkpoint(tmp_path / "run") is None
-    with pytest.raises(ValueError, match="holds no whole checkpoint; start under another name"):
+    with pytest.raises(
+        ValueError, match=r"holds no whole checkpoint \(checkpoint-4: .*\); start under another name"
+    ):
         again.train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="without a checkpoint to go on from"):
         make("kit", tmp_path / "run")

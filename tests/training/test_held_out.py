@@ -140,10 +140,9 @@ def test_a_model_that_was_trained_before_is_announced(tmp_path, capsys):
     assert f"trained before: 2 steps in {tmp_path / 'one'}" in capsys.readouterr().out
     second.train()
     assert (
-        json.loads((tmp_path / "two/config.json").read_text())["starts_from"]
-        == f"2 steps in {tmp_path / 'one'}"
+        json.loads((tmp_path / "two/run.json").read_text())["starts_from"] == f"2 steps in {tmp_path / 'one'}"
     )
-    assert json.loads((tmp_path / "one/config.json").read_text())["starts_from"] is None
+    assert json.loads((tmp_path / "one/run.json").read_text())["starts_from"] is None
 
 
 def test_folders_are_refused_before_anything_is_loaded(tmp_path, capsys):

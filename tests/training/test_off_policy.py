@@ -200,7 +200,7 @@ def test_drift_of_old_rollouts_is_no_warning_and_the_options_are_on_record(tmp_p
     make(tmp_path, max_steps=4, learning_rate=0.1, kit={"sync_every": 4, "importance_weights": False}).train()
     assert read_metrics(tmp_path)["rollout/logprob_gap"].max() > 0.05
     assert "sampler and trainer differ" not in capsys.readouterr().out
-    config = json.loads((tmp_path / "config.json").read_text())["trainer"]
+    config = json.loads((tmp_path / "run.json").read_text())["trainer"]
     assert config["class"] == "OffPolicyTrainer" and config["sync_every"] == 4
     assert config["importance_weights"] is False
 

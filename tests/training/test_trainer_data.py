@@ -146,7 +146,7 @@ def test_ranges_that_rewards_and_their_parts_state_are_written_down(tmp_path, ca
 
     points.range = (-1, 3)
     make("kit", tmp_path, rewards=[letters, WeightedSum({points: 1.0})], max_steps=1).train()
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "run.json").read_text())
     assert config["reward_ranges"] == {"points": [-1.0, 3.0]}
     assert Setup.of(config).ranges == {"points": (-1.0, 3.0)}
     assert "reward 'weighted_sum' gave -1 (row 0; so far -1 to 3)" in capsys.readouterr().out

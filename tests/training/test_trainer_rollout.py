@@ -155,10 +155,10 @@ def test_two_optimizers_are_refused(tmp_path):
 
 def test_the_run_folder_says_who_sampled_and_which_optimizer(tmp_path):
     make("kit", tmp_path, max_steps=1, kit={"optimizer": "adamw-8bit"}).train()
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "run.json").read_text())
     assert (config["rollout"], config["optimizer"]) == ("kit", "adamw-8bit")
     make("kit", tmp_path / "b", max_steps=1, optim="sgd").train()
-    assert json.loads((tmp_path / "b" / "config.json").read_text())["optimizer"] == "sgd"
+    assert json.loads((tmp_path / "b" / "run.json").read_text())["optimizer"] == "sgd"
 
 
 def test_an_unknown_optimizer_is_refused_before_training(tmp_path):

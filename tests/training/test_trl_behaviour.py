@@ -194,4 +194,4 @@ def test_early_stopping_and_the_best_model_at_the_end(tmp_path):
         assert trainer.state.best_model_checkpoint == str(tmp_path / which / "checkpoint-1")
     assert difference(weights(trainers["plain"]), weights(trainers["kit"])) < 1e-4
     assert read_metrics(tmp_path / "kit")["step"].tolist() == [1, 2, 3]
-    assert json.loads((tmp_path / "kit" / "config.json").read_text())["args"]["load_best_model_at_end"]
+    assert json.loads((tmp_path / "kit" / "run.json").read_text())["args"]["load_best_model_at_end"]

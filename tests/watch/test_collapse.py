@@ -135,10 +135,10 @@ def test_a_trainer_writes_both_down(tmp_path):
         "kit", tmp_path / "run", rewards=task.rewards, dataset=task.dataset(tokenizer), max_steps=1,
         max_completion_length=task.max_completion_tokens,
     ).train()  # fmt: skip
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config = json.loads((tmp_path / "run" / "run.json").read_text())
     assert config["answer_parts"] == ["exact_answer"]
     assert config["best_constant"]["strategy"] == task.best_constant(task.train)[0]
     assert Setup.of(config).constant == config["best_constant"]["parts"]["exact_answer"]
     make("kit", tmp_path / "plain", max_steps=1).train()
-    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    config = json.loads((tmp_path / "plain" / "run.json").read_text())
     assert config["answer_parts"] == [] and config["best_constant"] is None

@@ -394,7 +394,7 @@ def test_a_run_records_measures_and_flags(tmp_path, capsys):
 
 
 def config_of(folder):
-    return json.loads((folder / "config.json").read_text())
+    return json.loads((folder / "run.json").read_text())
 
 
 def test_stop_ends_after_the_step_saves_and_goes_on(tmp_path, capsys):

@@ -46,7 +46,7 @@ class RoundedSampler(GRPOTrainer):
         self.recompute = recompute
 
     def own_options(self) -> dict[str, Any]:
-        """As they were given; config.json keeps them."""
+        """As they were given; run.json keeps them."""
         return {"recompute": self.recompute}
 
     def _generate_single_turn(self, *given: Any, **named: Any) -> Any:
