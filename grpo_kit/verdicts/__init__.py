@@ -17,6 +17,7 @@ from grpo_kit.verdicts.kinds import Named, Quantity
 from grpo_kit.verdicts.rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
 from grpo_kit.verdicts.reading import habit_of, read
 from grpo_kit.verdicts.spelling import letters, plain
+from grpo_kit.verdicts.value import same_value
 
 __all__ = ["Rules", "number", "verdict"]
 
@@ -48,6 +49,7 @@ def verdict(
     wanted, given = plain(gold), plain(answer)
     if not wanted:
         return None
+    known = None
     try:
         with limited(timeout):
             known = read(wanted)
@@ -68,13 +70,13 @@ def verdict(
             if question and not rules.expressions and _copied(known, found, given, question):
                 return False
             # a number may be a quotient, so there is no sum to be worked out
-            return _bounded(known, found, replace(rules, expressions=True) if numbers_only else rules)
+            return same(known, found, replace(rules, expressions=True) if numbers_only else rules)
     except OutOfTimeError:
         return None
-    except RecursionError:  # brackets in brackets in brackets
-        return False
-    except TooLargeError:  # of the gold itself, where it was read
-        return None
+    except (RecursionError, UndefinedError):  # brackets in brackets in brackets; a modulus of 1/0
+        return None if known is None else False
+    except TooLargeError:
+        return None if known is None or _is_too_large(known, timeout) else False
 
 
 def number(text: str) -> Fraction | None:
@@ -107,15 +109,16 @@ def _is_number(found: object) -> bool:
     return False
 
 
-def _bounded(known: object, found: object, rules: Rules) -> bool | None:
+def _is_too_large(known: object, timeout: float) -> bool:
+    """Whether the gold alone cannot be worked out."""
+    value = known.value if isinstance(known, Named) else known
     try:
-        return same(known, found, rules)
-    except TooLargeError:
-        try:
-            same(known, known, Rules(tolerance=0.0))
-        except TooLargeError:
-            return None
-        return False
+        with limited(timeout):
+            if isinstance(value, Quantity):
+                same_value(value.tree, ("num", Fraction(0)))
+    except (TooLargeError, OutOfTimeError):
+        return True
+    return False
 
 
 _SUBSTANCE = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*){2,}")
