@@ -53,6 +53,10 @@ def from_rows(
     >>> from_rows("yes", [{"question": str(i), "answer": "yes"} for i in range(10)], reward=says_yes)
     Task('yes', train=8, held_out=2)
     """
+    if correct is not None and is_correct is not None:
+        raise ValueError(
+            f"task {name!r}: correct and is_correct are one argument by two names; give correct alone"
+        )
     rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
     for one in rewards:
         if not callable(one) or hasattr(one, "state_dict"):

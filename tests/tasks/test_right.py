@@ -350,3 +350,10 @@ def test_the_laboratory_measures_anew_what_another_reward_judges():
     assert before(task) == before(
         replace(task, rewards=[NumericAnswer(), RightSize(1, 40, unit="characters")])
     ), "judges no answer"
+
+
+def test_both_names_of_one_argument_are_refused():
+    rows = [{"question": str(i), "answer": "1"} for i in range(10)]
+    both = {"correct": lambda text, row: True, "is_correct": lambda text, row: False}
+    with pytest.raises(ValueError, match="give correct alone"):
+        from_rows("both", rows, reward=NumericAnswer(), **both)
