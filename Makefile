@@ -20,8 +20,9 @@ DOCS := .venv-docs
 VLLM := .venv-vllm
 VLLM_LEAVES_OUT := torchvision torchaudio torchcodec
 
-# What requirements-lowest.txt is tried with.
+# What the lowest versions (requirements-lowest.txt) and the newest on PyPI are tried with.
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 CORE_TESTS := $(addprefix tests/,rewards tasks record evaluation watch optim models training test_prompts.py test_readme.py)
 
 NOTEBOOK := notebooks/05_train_full.ipynb
@@ -29,7 +30,7 @@ NOTEBOOK := notebooks/05_train_full.ipynb
 LAB_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lowest vllm lab docs lint clean
+.PHONY: help train test browser lowest newest vllm lab docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -54,6 +55,9 @@ browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has
 lowest: $(LOWEST)/.installed ## the core of the tests on the lowest versions, in an environment of its own
 	KIT_PROFILE=smoke $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(CORE_TESTS)
 
+newest: $(NEWEST)/.installed ## the same on the newest versions there are, resolved anew; PYTHON=... picks the interpreter
+	KIT_PROFILE=smoke $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(CORE_TESTS)
+
 vllm: $(VLLM)/.installed ## vLLM's CPU build in an environment of its own (4 GB), and its tests
 	KIT_SLOW_TESTS=1 $(VLLM)/bin/python -m pytest -q --timeout 1500 tests/training/test_vllm.py
 
@@ -69,7 +73,7 @@ lint: $(VENV)/.installed ## ruff: rules and formatting
 	@$(PY) -m ruff format --check .
 
 clean: ## remove the environment and caches, ~/.cache/grpo_kit (0.5 GB) too; runs/ stays
-	rm -rf $(VENV) $(LOWEST) $(VLLM) $(DOCS) site .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(VLLM) $(DOCS) site .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	rm -rf "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/*-float32 "$${GRPO_KIT_CACHE:-$$HOME/.cache/grpo_kit}"/.converting-*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -101,4 +105,12 @@ $(LOWEST)/.installed: requirements-lowest.txt pyproject.toml
 	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install -qq --prefer-binary -r requirements-lowest.txt -e ".[test]"
 	@$(LOWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY)
+	@touch $@
+
+# The names in requirements.txt without their versions; the ranges are the kit's own.
+$(NEWEST)/.installed: requirements.txt pyproject.toml
+	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(NEWEST)
+	@sed -E 's/^([A-Za-z0-9_.-]+)==[^ ;]+/\1/' requirements.txt > $(NEWEST)/names.txt
+	@$(NEWEST)/bin/python -m pip install -qq --prefer-binary -r $(NEWEST)/names.txt -e ".[test]"
+	@$(NEWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY)
 	@touch $@

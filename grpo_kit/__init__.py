@@ -163,6 +163,11 @@ def _load(module: str) -> ModuleType:
     gc.disable()
     try:
         return importlib.import_module(f"{__name__}.{module}")
+    except (ImportError, RuntimeError):
+        from grpo_kit.torch_builds import check_builds
+
+        check_builds()  # transformers does not name the package that failed
+        raise
     finally:
         if waits:
             gc.freeze()  # with the next line: what was loaded counts as old, and is not looked through at once

@@ -32,7 +32,10 @@ T4_NEEDS_GIB, GPU24_NEEDS_GIB = 14, 20
 _TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "events", "science", "tools")
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
-_CHECKPOINTING = "activation_checkpointing"  # transformers' new name for gradient_checkpointing
+_CHECKPOINTING = (
+    "activation_checkpointing",
+    "gradient_checkpointing",
+)  # the second alone before transformers 5.23
 _LENGTH = "max_completion_length"  # trl's word for max_completion_tokens
 
 UNITS = {
@@ -325,8 +328,9 @@ class Profile:
                 overrides.setdefault(strategy, "steps")
         if "num_train_epochs" in overrides:
             overrides.setdefault("max_steps", -1)
-        if "gradient_checkpointing" in overrides:  # the old name would lose
-            overrides[_CHECKPOINTING] = overrides.pop("gradient_checkpointing")
+        checkpointing = next(name for name in _CHECKPOINTING if name in known)
+        if "gradient_checkpointing" in overrides:  # where both are known the old name would lose
+            overrides[checkpointing] = overrides.pop("gradient_checkpointing")
         cuda, full = torch.cuda.is_available(), tuning == "full"
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         total, rest = divmod(self.completions_per_step, processes)
@@ -351,7 +355,7 @@ class Profile:
             "beta": float(self.beta),
             "loss_type": "dapo",
             "epsilon_high": 0.28,
-            _CHECKPOINTING: self.gradient_checkpointing,
+            checkpointing: self.gradient_checkpointing,
             "bf16": has_bf16(),
             "use_cpu": not cuda,
             "dataloader_pin_memory": cuda,
@@ -364,8 +368,6 @@ class Profile:
             "seed": self.seed,
         }
         given = {**changed_defaults(GRPOConfig), **values, **overrides}
-        if _CHECKPOINTING not in known:  # transformers 5.17, the newest that Unsloth takes
-            given["gradient_checkpointing"] = given.pop(_CHECKPOINTING)
         config = GRPOConfig(**given)
         config.bf16_on_cpu = bool(overrides.get("bf16"))  # trl's own default cannot be told from a wish
         return config

@@ -15,10 +15,9 @@ import grpo_kit
 ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
-    "schedules", "objectives", "unsloth", "prompts", "card", "models", "record", "display", "sandbox", "verdicts",
-    "rewards", "rollout", "episodes", "optim", "guide", "tasks", "watch", "trackers", "profiles", "memory", "training",
-    "evaluation", "preferences", "lab", "exports", "recipe", "doctor",
-    "commands",
+    "schedules", "objectives", "unsloth", "torch_builds", "prompts", "card", "models", "record", "display", "sandbox",
+    "verdicts", "rewards", "rollout", "episodes", "optim", "guide", "tasks", "watch", "trackers", "profiles", "memory",
+    "training", "evaluation", "preferences", "lab", "exports", "recipe", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {

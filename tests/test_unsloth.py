@@ -126,8 +126,8 @@ def test_the_kits_trainer_refuses_to_be_built_on_unsloths(monkeypatch, tmp_path)
 
 
 def test_versions_that_are_too_old_are_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr(checks, "PreTrainedModel", object)
-    with pytest.raises(ValueError, match="transformers .* are older than it needs"):
+    monkeypatch.setitem(checks._LOWEST, "trl", ("1.15.0", "1.16"))
+    with pytest.raises(ValueError, match=r'trl 1\.15\.0 \(it needs 1\.16\).*pip install -U "trl>=1\.16"'):
         checks.check_base(trl.GRPOTrainer)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.doctor.report import Row, Section
+from grpo_kit.torch_builds import misfits
 
 GIB = 2**30
 _FOR_TESTS = ("test", "browser")  # extras that no run needs
@@ -52,6 +53,7 @@ def versions(section: Section) -> None:
         add(Row(name, version, wants if inside else f"OUTSIDE: {wants}"))
         if not inside:
             to_do(f"{name} {version} was not tested: pip install '{name}{requirement.specifier}'")
+    section.to_do.extend(misfits())
     if importlib.util.find_spec("unsloth"):
         to_do("Unsloth is installed: see docs/tasks_and_rewards.md, Unsloth and vLLM")
 

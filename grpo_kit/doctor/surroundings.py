@@ -183,7 +183,6 @@ def notebooks(section: Section) -> None:
         section.rows.append(Row("ipykernel there", False, note))
         return
     import ipykernel
-    from ipykernel.comm.comm import BaseComm
 
     major, minor = ipykernel.version_info[:2]
     if major < 7:
@@ -191,6 +190,8 @@ def notebooks(section: Section) -> None:
     elif (major, minor) < (7, 4):
         able, note = True, "in JupyterLab"
     else:
+        from ipykernel.comm.comm import BaseComm
+
         # What watch/browse.py undoes for its own widgets.
         able = hasattr(BaseComm, "_reply_subshell_for")
         note = "in JupyterLab, the kit's own" if able else f"ipykernel {ipykernel.__version__} was not tested"

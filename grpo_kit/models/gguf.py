@@ -12,7 +12,6 @@ import errno
 import functools
 import hashlib
 import importlib.util
-import math
 import os
 import shutil
 import struct
@@ -33,7 +32,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     modeling_gguf_pytorch_utils,
 )
-from transformers.integrations.gguf.reader import GgufHeader
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
@@ -194,8 +192,10 @@ def _convert(path: Path, part: Path, folder: Path) -> None:
 def _bytes_as_float32(path: Path) -> int:
     """Of disk, counted from the file's list of tensors; 0 for a file that cannot be read, which loading it will say."""
     try:
-        numbers = sum(math.prod(tensor.shape) for tensor in GgufHeader.from_file(str(path)).tensors)
-    except _NO_GGUF:
+        from gguf import GGUFReader
+
+        numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+    except (ImportError, *_NO_GGUF):
         return 0
     return 4 * numbers + _BESIDE_WEIGHTS
 

@@ -13,11 +13,7 @@ from typing import NamedTuple
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.logits_process import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-)
+from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper
 
 from grpo_kit.rollout.nucleus import TopP
 
@@ -151,12 +147,22 @@ class Sampler:
     def _cooled(self, scores: torch.Tensor) -> torch.Tensor:
         return scores if self.temperature == 1 else scores / self.temperature
 
+    def _penalised(
+        self, scores: torch.Tensor, input_ids: torch.Tensor, padding: torch.Tensor
+    ) -> torch.Tensor:
+        """transformers' penalty on tokens that were there; its own reads padding as tokens in versions before 5.23."""
+        rows, tokens = scores.shape
+        beside = torch.arange(input_ids.shape[1], device=input_ids.device) < padding[:, None]
+        seen = torch.zeros(rows, tokens + 1, dtype=torch.bool, device=scores.device)
+        seen = seen.scatter_(1, input_ids.masked_fill(beside, tokens), True)[:, :tokens]
+        penalty = self.repetition_penalty
+        return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+
     def _scores(
         self, scores: torch.Tensor, rows: torch.Tensor, input_ids: torch.Tensor, padding: torch.Tensor
     ) -> torch.Tensor:
         if self.repetition_penalty != 1:
-            penalise = RepetitionPenaltyLogitsProcessor(self.repetition_penalty, padding)
-            scores = penalise(input_ids, scores)
+            scores = self._penalised(scores, input_ids, padding)
         for processor in self.processors:
             scores = processor(input_ids, scores, rows)
             scores = scores.contiguous() if 0 in scores.stride() else scores  # it may be expanded

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from packaging.version import Version
 from transformers import __version__ as transformers_version
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig
@@ -67,18 +67,32 @@ def default_args() -> GRPOConfig:
     return GRPOConfig("runs/grpo", use_cpu=not torch.cuda.is_available(), bf16=has_bf16())
 
 
+# trl 1.15 is what Unsloth takes: tasks, prompts and rewards run with it, this trainer does not.
+_LOWEST = {"trl": (trl_version, "1.16"), "transformers": (transformers_version, "5.15")}
+
+
+def _older() -> str:
+    """What is here and older than the trainer runs with, and what installs it; "" where nothing is."""
+    old = [name for name, (here, needed) in _LOWEST.items() if Version(here) < Version(needed)]
+    if not old:
+        return ""
+    here = " and ".join(f"{name} {_LOWEST[name][0]} (it needs {_LOWEST[name][1]})" for name in old)
+    install = " ".join(f'"{name}>={_LOWEST[name][1]}"' for name in old)
+    return f"{here} is installed; `pip install -U {install}` mends it"
+
+
 def check_base(base: type) -> None:
     """Refuse a trl that is not the one whose private methods the kit's trainer overrides; see also warn_if_late.
 
-    base: trl.GRPOTrainer, as the kit's trainer was built on. Raises ValueError for Unsloth's, and for versions so old
-    that training would end in an AttributeError.
+    base: trl.GRPOTrainer, as the kit's trainer was built on. Raises ValueError for Unsloth's, and for a trl or
+    transformers so old that training would end in an AttributeError.
     """
     warn_if_late()
     why = ""
     if base.__name__.startswith("Unsloth"):
         why = f"trl.GRPOTrainer is {base.__name__}, whose private methods are not trl's"
-    elif not hasattr(PreTrainedModel, "is_activation_checkpointing"):
-        why = f"trl {trl_version} and transformers {transformers_version} are older than it needs (requirements.txt)"
+    elif old := _older():
+        why = old
     if why:
         raise ValueError(
             f"grpo_kit.GRPOTrainer cannot run here: {why}. Train by trl.GRPOTrainer itself, with task.rewards, "

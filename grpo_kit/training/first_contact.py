@@ -4,9 +4,9 @@ What runs on a card for the first time may fail there, or compute something else
 CUDA a few rows are computed a second time the plain way: the engine's completions are scored by the plain model, packed
 log-probabilities and gradients stand beside TRL's, the optimizer beside torch's AdamW. A part that differs, gives NaN
 or raises is off for the rest of the run before it has moved a weight; TRL's way takes its place. The checks leave no
-trace in random numbers, gradients, metrics or modes. Later an exception out of engine or packing does the same.
-Interrupts, a full memory and a model that is NaN itself stay what they are. Of several processes each checks its own
-rows; an engine that fails is off in that one, packing and optimizer in all.
+trace in random numbers, gradients, metrics or modes. Later an exception out of engine or packing does the same; an
+interrupt, a full memory and a NaN model do not. Of several processes each checks its own rows; an engine that fails is
+off in that one, packing and optimizer in all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from grpo_kit import card
+from grpo_kit.models.checkpointing import is_asked
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
 from grpo_kit.rollout.agreement import SHIFT, Limits, few, finite, gap, limits
 from grpo_kit.rollout.support import engine_failed
@@ -251,7 +252,7 @@ class FirstContact:
         trainer = self.trainer
         self.due -= {"scores", "update"}
         trainer._logprobs.plain = True
-        agreement.checkpoint_layers(trainer.model, trainer.args.activation_checkpointing)
+        agreement.checkpoint_layers(trainer.model, is_asked(trainer.args))
         self.findings.off(part, why)
 
     # ---- the optimizer ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
+from grpo_kit.models.checkpointing import enable_checkpointing, is_checkpointing
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.training.in_step import InStepCheck
 from grpo_kit.training.restore import weights_come_back
@@ -61,7 +62,7 @@ class Sampling:
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode (no LoRA dropout); mode and checkpointing are put back whatever happens."""
         trainer, model = self.trainer, base_model(self.trainer.model)
-        training, checkpointing = trainer.model.training, model.is_activation_checkpointing
+        training, checkpointing = trainer.model.training, is_checkpointing(model)
         trainer.model.eval()
         own = trainer.rollout in ("kit", "hf")
         try:
@@ -70,10 +71,8 @@ class Sampling:
                 yield
         finally:
             trainer.model.train(training)
-            if checkpointing and not model.is_activation_checkpointing:
-                model.activation_checkpointing_enable(
-                    activation_checkpointing_kwargs=trainer.args.activation_checkpointing_kwargs
-                )
+            if checkpointing and not is_checkpointing(model):
+                enable_checkpointing(model, trainer.args)
 
     def _uses_engine(self, images: Any, fields: dict) -> bool:
         trainer = self.trainer

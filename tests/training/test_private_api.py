@@ -12,7 +12,6 @@ import trl.generation.vllm_generation as trl_vllm
 import trl.trainer.grpo_trainer as trl_grpo
 import trl.trainer.utils as trl_utils
 from tiny_run import make
-from transformers.generation import RepetitionPenaltyLogitsProcessor
 from trl.distributed import DistributedBackend
 
 from grpo_kit.training.trl_internals import follow_epochs
@@ -164,7 +163,6 @@ def test_what_the_rollout_engine_reaches_for():
         assert (
             source.count("**kwargs,\n        )") >= 1
         )  # what the decoder is called with reaches the attention
-    assert "prompt_ignore_length" in inspect.signature(RepetitionPenaltyLogitsProcessor.__init__).parameters
 
 
 def test_what_vllm_is_started_and_given_weights_by():
