@@ -30,6 +30,13 @@ BEFORE = ("\n", " ", "7", "x", ".")
 AFTER = ("\n", "\n\n", " ", "7", "x", "The", ">", ".")
 
 
+NO_TEMPLATE = (
+    "tokenizer has no chat template, so nothing says how a question becomes a prompt; use an instruct model, or set "
+    "tokenizer.chat_template. A base model is trained on prompts that are text already: GRPOTrainer takes rows of "
+    "{'prompt': text, ...}"
+)
+
+
 class PromptError(ValueError):
     """A prompt cannot be built as asked; the message names the argument, its value and what would do."""
 
@@ -215,7 +222,7 @@ def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
 
 def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, examples: Any) -> None:
     if not getattr(tokenizer, "chat_template", None):
-        raise PromptError("tokenizer has no chat template; use an instruct model, or set its chat_template")
+        raise PromptError(NO_TEMPLATE)
     if not isinstance(question, str) or not question.strip():
         raise PromptError(f"question={question!r} is no text; give a string that is not blank")
     if system is not None and not isinstance(system, str):

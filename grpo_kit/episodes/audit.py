@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_kit.prompts import NO_TEMPLATE, PromptError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -82,7 +84,7 @@ def audit_turns(
     Thoughts of earlier turns are dropped before a user turn; kept before a tool result and a system turn.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("tokenizer has no chat template; use an instruct model, or set its chat_template")
+        raise PromptError(NO_TEMPLATE)
     render = _renderer(tokenizer)
     try:
         opened = render([_user()])

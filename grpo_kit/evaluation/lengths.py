@@ -85,7 +85,7 @@ def length_probe(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     *,
-    max_completion_tokens: int,
+    max_completion_tokens: int | None = None,
     rows: Sequence[dict] | None = None,
     samples: int = 4,
     temperature: float = 1.0,
@@ -94,13 +94,14 @@ def length_probe(
 ) -> Lengths:
     """Sample with room to spare and see where completions end. rows: default, the task's held-out rows.
 
-    max_completion_tokens: several times what you expect to need. batch_size: sequences at once; None: by free memory.
+    max_completion_tokens: None means the task's, which shows what it cuts off; several times as many show how long
+    completions would be. batch_size: sequences at once; None: by free memory.
 
     >>> length_probe(model, tokenizer, task, max_completion_tokens=128).quantile(0.99)  # doctest: +SKIP
     """
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
     made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
-    return Lengths.of(made.completions, max_completion_tokens)
+    return Lengths.of(made.completions, made.settings["max_completion_tokens"])
 
 
 def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:

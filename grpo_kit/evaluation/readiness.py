@@ -183,7 +183,7 @@ class Readiness:
         return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
 
     def __repr__(self) -> str:
-        return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})"
+        return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})\n{self.reason}"
 
     def table(self) -> pd.DataFrame:
         """One row a measure: value, low, high (95 %), n; the best constant strategy last."""

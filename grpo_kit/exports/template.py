@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo_kit.prompts import PromptError, build_prompt
+from grpo_kit.prompts import NO_TEMPLATE, PromptError, build_prompt
 
 _PROBE = "KITPROBE"
 _CLOSED = "{% set kit_open = add_generation_prompt %}{% set add_generation_prompt = false %}"
@@ -177,6 +177,8 @@ def _template_of(tokenizer: PreTrainedTokenizerBase) -> str:
 def render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]]) -> str:
     """A question, or messages, as the chat template alone renders them, an answer open. Raises PromptError."""
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    if not tokenizer.chat_template:
+        raise PromptError(NO_TEMPLATE)
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # templates raise whatever they like

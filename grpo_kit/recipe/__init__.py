@@ -91,8 +91,18 @@ class Recipe:
             raise ValueError(f"config has {', '.join(taken)}, which the recipe has a name of its own for")
         if taken := sorted({"temperature", "optimizer", "keep", "on_flag", "held_out"} & {*self.options}):
             raise ValueError(f"options has {', '.join(taken)}, which the recipe has a name of its own for")
+        self._check_engine()
         in_a_file(self.schedule)
         self.cfg  # noqa: B018  says what is wrong with a number
+
+    def _check_engine(self) -> None:
+        """Before a model is loaded; what needs no look loads no trainer."""
+        asked = {name: bool(self.config.get(name)) for name in ("use_vllm", "torch_compile")}
+        rollout = self.options.get("rollout")
+        if any(asked.values()) or rollout == "vllm":
+            from grpo_kit.training.checks import check_engine
+
+            check_engine(rollout, **asked, pack=self.options.get("pack", True))
 
     # ---- what it is -----------------------------------------------------------------------------------------------
 

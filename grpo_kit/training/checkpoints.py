@@ -1,6 +1,6 @@
 """Checkpoints that are there whole or not at all, and what the kit keeps in them beside transformers' files.
 
-runs/<name>/.saving/checkpoint-<step>   while it is written; then it is renamed to
+runs/<name>/.saving/checkpoint-<step>   while it is written; then it is synced and renamed to
             checkpoint-<step>/          whole: a process killed at any moment leaves no part of one under this name
                 stop_and_go.pt          only where the next step needs it: see `Session`
                 saved-by-a-stop         where a stop saved it; it goes when the run is done
@@ -9,6 +9,7 @@ runs/<name>/.saving/checkpoint-<step>   while it is written; then it is renamed 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -186,9 +187,29 @@ class Checkpoints:
 
 def _move(part: Path, target: Path) -> None:
     """Under its own name; one that is there already stays until the new one has it."""
+    for path in [*part.rglob("*"), part]:  # else a power cut could leave the name without what it stands for
+        _sync(path)
     if target.exists():
         os.replace(target, part.with_name("replaced-" + target.name))
     os.replace(part, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    """Ask the disk to keep a file or a folder's names. Raises OSError where the disk fails or is full.
+
+    Some file systems refuse that of a folder, and Windows of what is open for reading: those go on without.
+    Measured once, 0.5 GB in 4 files just written, in a container: 0.2 s.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+            raise
 
 
 def _put_back(run: Path) -> None:

@@ -133,10 +133,27 @@ def evaluation_of(args: Any, held_out: Any, keep: str) -> dict[str, Any]:
     return found
 
 
+def check_engine(rollout: str | None, *, use_vllm: bool, torch_compile: bool, pack: bool) -> None:
+    """Refuse vLLM where it is not installed, and torch.compile around what the kit computes by itself.
+
+    Raises ValueError naming the argument; no model is needed for that.
+    """
+    if (rollout == "vllm" or use_vllm) and find_spec("vllm") is None:
+        asked = "rollout='vllm'" if rollout == "vllm" else "use_vllm=True"
+        raise ValueError(
+            f"{asked}, but vllm is not installed; `pip install \"grpo-kit[vllm]\"`, or use rollout='kit'"
+        )
+    if torch_compile and ((rollout or "kit") == "kit" and not use_vllm or pack):
+        raise ValueError(
+            "torch_compile=True compiles the model as a whole, but the kit's sampler and packed update run its layers "
+            "one by one; leave it out, or give rollout='hf' and pack=False, which are trl's own ways"
+        )
+
+
 def choose_rollout(rollout: str | None, args: Any) -> str:
     """The engine's name; sets what trl reads of args (use_vllm, use_transformers_continuous_batching).
 
-    Raises ValueError for an unknown name, one that contradicts args, and for vllm where it is not installed.
+    Raises ValueError for an unknown name, and for one that contradicts args.
     """
     asked = "vllm" if args.use_vllm else "continuous" if args.use_transformers_continuous_batching else None
     if rollout is None:
@@ -146,10 +163,6 @@ def choose_rollout(rollout: str | None, args: Any) -> str:
     if asked not in (None, rollout):
         raise ValueError(f"rollout={rollout!r}, but args ask for {asked!r}; say one of the two")
     if rollout == "vllm" and asked is None:
-        if find_spec("vllm") is None:
-            raise ValueError(
-                "rollout='vllm', but vllm is not installed; `pip install \"grpo-kit[vllm]\"`, or use 'kit'"
-            )
         args.use_vllm = True  # in args.vllm_mode, colocated unless said otherwise
     args.use_transformers_continuous_batching = rollout == "continuous"
     return rollout

@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from torch.nn import Module
 
-from grpo_kit.prompts import from_list
+from grpo_kit.prompts import NO_TEMPLATE, from_list
 from grpo_kit.rewards.judge import Asked, AskedAsync
 from grpo_kit.rewards.parts import all_parts, check_column_names, check_columns, range_of, reward_names
 from grpo_kit.tasks.task import carried_by
@@ -230,6 +230,8 @@ def _ids(trainer: Any, prompts: list[Any], name: str, first: int) -> list[list[i
             try:
                 trainer._tokenize_prompts([prompt])
             except Exception as error:
+                if not isinstance(prompt, str) and not trainer._tokenizer.chat_template:
+                    raise ValueError(f"{name} row {row}: {NO_TEMPLATE}") from error
                 raise ValueError(f"{name} row {row}: {error}") from error
         raise
 
@@ -251,7 +253,7 @@ def _warn_of_bare_prompts(trainer: Any, prompt: Any, name: str) -> bool:
     warnings.warn(
         f"{name}: the first prompt, {prompt[:60]!r}, holds no {mark!r}, as a chat that this tokenizer's template "
         "renders does. An instruct model then sees no turns: build prompts with grpo_kit.build_prompt, or give "
-        "messages. For a base model set tokenizer.chat_template = None.",
+        "messages. Prompts for a base model are text: tokenizer.chat_template = None then says that they are meant so.",
         UserWarning,
         stacklevel=4,
     )

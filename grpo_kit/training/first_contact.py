@@ -5,8 +5,8 @@ CUDA a few rows are computed a second time the plain way: the engine's completio
 log-probabilities and gradients stand beside TRL's, the optimizer beside torch's AdamW. A part that differs, gives NaN
 or raises is off for the rest of the run before it has moved a weight; TRL's way takes its place. The checks leave no
 trace in random numbers, gradients, metrics or modes. Later an exception out of engine or packing does the same; an
-interrupt, a full memory and a NaN model do not. Of several processes each checks its own rows; an engine that fails is
-off in that one, packing and optimizer in all.
+interrupt, a full memory and a NaN model do not. Of several processes each checks its own rows; an engine is off in
+that one, packing and optimizer in all.
 """
 
 from __future__ import annotations

@@ -32,12 +32,14 @@ from grpo_kit.models import tokenizer_of
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import run_file
 from grpo_kit.trackers.names import check_installed
+from grpo_kit.training.accelerate_state import AccelerateState
 from grpo_kit.training.ahead import Ahead
 from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
 from grpo_kit.training.checks import (
     align,
     check_base,
+    check_engine,
     check_run_folder,
     check_sharded,
     choose_rollout,
@@ -130,6 +132,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         check_base(TRLGRPOTrainer)
         args = copy.copy(args) if args is not None else default_args()
         check_installed(args.report_to)
+        check_engine(rollout, use_vllm=args.use_vllm, torch_compile=args.torch_compile, pack=pack)
         self._ranks = Ranks(args)
         args.output_dir = self._ranks.from_main(
             lambda: args.output_dir
@@ -165,6 +168,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 processing_class=tokenizer_of(model) if processing_class is None else processing_class,
                 **trl_options,
             )
+        self._accelerate_state = AccelerateState(self.accelerator)
         vars(self.args).update(evaluates)
         self._ranks.sharded = who_shards(self)
         if self._ranks.sharded:
@@ -231,6 +235,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         Raises RunFolderError if the folder already holds a run and resuming was not asked for; ValueError where there
         is no whole checkpoint; CheckpointNotSaved (an OSError) while the disk is too full to go on.
         """
+        self._accelerate_state.put_back()
         return self._session.train(super().train, resume_from_checkpoint, on_stop, **kwargs)
 
     def change(self, **values: Any) -> None:
@@ -298,6 +303,7 @@ class GRPOTrainer(TRLGRPOTrainer):
 
         Raises ValueError for an eval_dataset that cannot work, as the trainer does for its own.
         """
+        self._accelerate_state.put_back()
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             eval_dataset = self._given.take(eval_dataset, "eval_dataset")
             self._given.check_prompts(self, eval_dataset, "eval_dataset")
@@ -330,6 +336,11 @@ class GRPOTrainer(TRLGRPOTrainer):
         if best and self.args.load_best_model_at_end:
             self.control.should_save = True
         return best
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers'."""
+        self._accelerate_state.put_back()
+        super().save_model(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """README.md in the run folder: base, data, reward, curve, before and after. Takes what trl's takes."""

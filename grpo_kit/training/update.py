@@ -5,6 +5,7 @@ regrouped: what they share is computed once, as many tokens at once as memory al
 whose advantage is zero are left out where they add exactly nothing. Losses that need all completions of a micro-batch
 at once (an entropy bonus, the high-entropy token mask) are differentiated by the log-probabilities first, then by the
 weights.
+Longer than 300 lines because a step, its chunks and its metrics share one job.
 """
 
 from __future__ import annotations
@@ -193,6 +194,7 @@ class PackedUpdate:
     def report(self, job: _Job) -> None:
         """TRL's own metrics of the step, of all processes, and how far sampler and trainer are apart."""
         gap, tokens = 0.0, 0.0
+        self._score_silent(job)
         for m, micro in enumerate(job.window):
             rows = job.rows_in(m)
             width = micro["completion_ids"].size(1)
@@ -222,6 +224,20 @@ class PackedUpdate:
             metrics["rollout/logprob_gap"].append(gap / tokens)
         if self.reused:
             self._keep_old(job)
+
+    def _score_silent(self, job: _Job) -> None:
+        """Score micro-batches that were skipped whole, where no sampler gave entropies: else the step's would be 0."""
+        silent = [
+            i
+            for m, micro in enumerate(job.window)
+            if micro.get("sampling_per_token_entropies") is None and not job.kept & {*job.rows_in(m)}
+            for i in job.rows_in(m)
+        ]
+        if silent:
+            rows = [job.rows[i] for i in silent]
+            score = lambda limit: self._logprobs_of_chunks(job.model, rows, job.width, limit)  # noqa: E731
+            job.store(silent, *self.memory.run(score, rows))
+            job.kept |= {*silent}
 
     @property
     def reused(self) -> bool:

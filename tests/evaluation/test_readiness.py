@@ -142,7 +142,7 @@ def test_save_and_load(tmp_path):
     loaded = Readiness.load(tmp_path / "r.json")
     assert loaded == r and loaded.table().equals(r.table())
     assert Readiness.from_dict(asdict(r)) == r
-    assert repr(r) == "Readiness('largest', 3 prompts x 4 samples: rarely succeeds)"
+    assert repr(r) == "Readiness('largest', 3 prompts x 4 samples: rarely succeeds)\n" + r.reason
 
 
 RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("readiness_*.json"))
