@@ -23,7 +23,7 @@ from grpo_kit.episodes.view import Renderer
 from grpo_kit.evaluation.chunks import sample_chunks
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, ask_in_full
+from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, ask_in_full, judges_answer
 from grpo_kit.rewards.judge import Scores, totals, warn_off_scale
 from grpo_kit.rewards.parts import check_column_names, check_columns, reward_names
 from grpo_kit.rewards.response import Reward
@@ -31,7 +31,7 @@ from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, complete, end_ids
 from grpo_kit.rollout.support import unsupported
 from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag
-from grpo_kit.tasks.right import columns_of, full_pay, leniently_right
+from grpo_kit.tasks.right import PaidInFull, columns_of, full_pay, leniently_right
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -88,8 +88,15 @@ class Answers:
 
     @cached_property
     def credit(self) -> Scores:
-        """What the rewards that judge the answer give each completion, their mean; its total where none does."""
-        judges = self._asked(self.task.answer_rewards)
+        """What the rewards that judge the answer give each completion, their mean.
+
+        Where none does: 1.0 for what the task's own is_correct takes, else 0.0; without one the total.
+        """
+        own = not isinstance(self.task.is_correct, PaidInFull)
+        judges = [one for one in self.task.rewards if judges_answer(one)] if own else self.task.answer_rewards
+        if own and not judges:
+            return [float(right) for right in self.right]
+        judges = self._asked(judges)
         rows = zip(*(pay.credit for pay in judges), strict=True)
         given = [[one for one in row if one is not None] for row in rows] if judges else []
         return [round(fmean(row), 6) if row else None for row in given] if judges else self.rewards
