@@ -280,12 +280,13 @@ def _load(folder: Path) -> tuple[Any, Any]:
 
 
 def told_of(found: Comparison) -> dict[str, Any]:
-    """What results.json says of a comparison: before, after and the best constant, in accuracy or mean reward."""
+    """What results.json says of a comparison: before, after and the best constant, with the measure's interval."""
     measure = "accuracy" if found.leads == "strict" else "reward"
     told: dict[str, Any] = {"measure": measure}
     for name, one in (("before", found.base), ("after", found.tuned)):
         e = (one.rates | one.rewards)[found.leads]
-        told[name] = {measure: e.value, "low": e.low, "high": e.high}
+        accuracy = {} if one.strict is None else {"accuracy": one.strict.value}
+        told[name] = accuracy | {measure: e.value, "low": e.low, "high": e.high}
     if found.constant is not None:
         told["best_constant"] = dict(zip(("name", measure), found.constant, strict=True))
     return told | {"no_better": found.no_better}

@@ -7,7 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-ACCURACY, REWARD, CONSTANT = "eval/accuracy", "eval/reward", "eval/constant"
+from grpo_kit.watch.curves import ACCURACY, CONSTANT
+
+REWARD = "eval/reward"
 HOW_TO_KEEP = "keep='best' (--keep best) ends a run with the weights of its best evaluation."
 _WORTH_SAYING = 0.05  # of the accuracy, or of the reward's range: smaller falls are seen in every run
 

@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 
 from grpo_kit.watch.card import card_text
+from grpo_kit.watch.chart import draw
 from grpo_kit.watch.held_out import better_before, held_out_words
+from grpo_kit.watch.svg import draw_svg
 from grpo_kit.watch.terminal import where_it_is
 from tests.watch.test_monitor import RUNS
 
@@ -44,6 +46,23 @@ def test_a_constant_is_said_first_once_training_began():
         held_out_words(row | {"eval/constant": 0.0, "eval/accuracy_low": 0.0})
         == "held-out accuracy 50% (step 8)"
     )
+
+
+def legend(rows):
+    axes = draw({"run": pd.DataFrame(rows)}).axes[0]
+    return str([text.get_text() for text in axes.get_legend().get_texts()])
+
+
+def test_both_drawings_say_it_in_their_legend():
+    rows = [
+        {"step": step, "reward": 0.5, "eval/accuracy": 0.5, "eval/accuracy_low": low, "eval/constant": 0.45}
+        for step, low in ((0, 0.1), (8, 0.38))
+    ]
+    for drawn in (draw_svg(rows), legend(rows)):
+        assert "no better than a constant" in drawn and "held-out accuracy" not in drawn
+    rows[1]["eval/accuracy_low"] = 0.46
+    for drawn in (draw_svg(rows), legend(rows)):
+        assert "held-out accuracy" in drawn
 
 
 def test_the_card_of_a_run_leads_with_the_constant(tmp_path):
