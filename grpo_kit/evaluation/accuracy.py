@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from grpo_kit.evaluation.answers import Answers, answer
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k, wilson_interval
+from grpo_kit.evaluation.constant import Constant, constant_reward
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, number, percent, shown
 from grpo_kit.record.files import write_whole
+from grpo_kit.tasks.measure import Measure, has_accuracy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,20 +34,25 @@ class Evaluation:
     what stands behind an unclosed tag, or the last number, were the answer. What cannot be judged counts as wrong.
     formatted: exactly one well-formed answer in the tags. pass_at: k -> pass@k (strict, sampled).
     Of episodes, strict: those that succeed; lenient: None; formatted: those without an invalid action.
+    strict and lenient are None where nothing is right or wrong, formatted where no form is asked for (tasks.measure).
     constant: name and accuracy of the best answer given without reading the question, None if the task has none.
+    measure: what the result leads with, "accuracy" or "reward"; then constant_reward is name and mean reward of the
+    best completion given to every row, None where that is not known.
     rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
     total) and reward/<name> of each reward, n_right of `samples` where there were samples, and unjudged where an answer
     could not be judged. settings: how it was decoded.
     """
 
     task: str
-    strict: Estimate
+    strict: Estimate | None
     lenient: Estimate | None
-    formatted: Estimate
-    constant: tuple[str, float] | None
+    formatted: Estimate | None
+    constant: Constant | None
     pass_at: dict[int, Estimate]
     rows: pd.DataFrame = field(repr=False)
     settings: dict[str, Any]
+    measure: Measure = "accuracy"
+    constant_reward: Constant | None = None
 
     @property
     def n(self) -> int:
@@ -65,7 +72,55 @@ class Evaluation:
         Empty for an evaluation that was saved without rewards.
         """
         columns = {name: self.rows[name].dropna() for name in self.rows if is_reward(name)}
-        return {name: bootstrap_mean(column.tolist()) for name, column in columns.items() if len(column)}
+        return {name: mean_reward(column.tolist()) for name, column in columns.items() if len(column)}
+
+    @property
+    def result(self) -> Estimate:
+        """What the result leads with: the accuracy (strict), or the mean reward.
+
+        Raises ValueError where the rewards can judge none of the rows.
+        """
+        if self.measure == "accuracy" and self.strict is not None:
+            return self.strict
+        if "reward" not in self.rewards:
+            raise ValueError(f"task {self.task!r}: its rewards judge none of these {self.n} completions")
+        return self.rewards["reward"]
+
+    @property
+    def best_constant(self) -> Constant | None:
+        """What earns as much without reading the question, in the unit of the result."""
+        return self.constant if self.measure == "accuracy" else self.constant_reward
+
+    def words(self, e: Estimate) -> str:
+        """An estimate of the result's measure, with its interval."""
+        return (percent if self.measure == "accuracy" else number)(e.value, e.low, e.high)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one line.
+
+        >>> evaluation.sentence  # doctest: +SKIP
+        '88.3 % right, n = 256; the best constant strategy has 27.3 %.'
+        """
+        if self.measure == "accuracy":
+            said = f"{percent(self.result.value)} right, n = {self.n}"
+            if "unjudged" in self.rows:
+                said += f", {self.rows['unjudged'].sum()} of which could not be judged and count as wrong"
+        elif "reward" in self.rewards:
+            said = f"mean reward {self.words(self.result)}, n = {self.result.n}"
+        else:
+            said = f"no reward judges any of these {self.n} completions"
+        return f"{said}{self.beside}."
+
+    @property
+    def beside(self) -> str:
+        """What a constant has, as the end of a sentence; "" where none is known."""
+        if self.best_constant is None:
+            return ""
+        name, value = self.best_constant
+        if self.measure == "accuracy":
+            return f"; the best constant strategy has {percent(value)}"
+        return f"; the best constant completion ({name}) earns {value:.3f}"
 
     def table(self) -> ShownTable:
         """One row a measure: value, low, high (95 %), n; the mean rewards; the best constant strategy last.
@@ -74,8 +129,9 @@ class Evaluation:
         """
         named = self.rates | {f"pass@{k}": e for k, e in self.pass_at.items()} | self.rewards
         rows = {name: asdict(estimate) for name, estimate in named.items()}
-        if self.constant is not None:
-            rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
+        constants = [one for one in (self.constant, self.constant_reward) if one is not None]
+        for name, value in constants:
+            rows[name] = {"value": value, "low": None, "high": None, "n": self.n}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
         table = table.astype({"value": float, "low": float, "high": float, "n": int})
         words = {
@@ -85,20 +141,21 @@ class Evaluation:
             }
             for name, e in named.items()
         }
-        sentence = f"{percent(self.strict.value)} right, n = {self.n}"
-        if "unjudged" in self.rows:
-            sentence += f", {self.rows['unjudged'].sum()} of which could not be judged and count as wrong"
-        if self.constant is not None:
-            words[self.constant[0]] = {"value, 95 % interval": percent(self.constant[1]), "n": str(self.n)}
-            sentence += f"; the best constant strategy has {percent(self.constant[1])}"
-        return shown(table, f"{sentence}.", words)
+        for constant in constants:
+            of_reward = constant is self.constant_reward
+            value = f"reward {constant[1]:.3f}" if of_reward else percent(constant[1])
+            words[constant[0]] = {"value, 95 % interval": value, "n": str(self.n)}
+        return shown(table, self.sentence, words)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one JSON file, whole or not at all; Evaluation.load reads it."""
-        data = {name: getattr(self, name) for name in ("task", "constant", "settings")}
+        data = {
+            name: getattr(self, name)
+            for name in ("task", "constant", "settings", "measure", "constant_reward")
+        }
         data |= {name: self.rates.get(name) and asdict(self.rates[name]) for name in _RATES}
         data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
         data["rows"] = self.rows.to_dict("records")
@@ -110,7 +167,8 @@ class Evaluation:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         data |= {name: Estimate(**data[name]) if data[name] else None for name in _RATES}
         data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
-        data["constant"] = tuple(data["constant"]) if data["constant"] else None
+        for name in ("constant", "constant_reward"):
+            data[name] = tuple(data[name]) if data.get(name) else None
         return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
 
 
@@ -138,7 +196,8 @@ def evaluate(
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
     max_completion_tokens: None means the task's. batch_size: sequences generated at once; None: by free memory.
     seed: of the sampling alone. The model's mode, random state and settings are as before afterwards.
-    Rates have Wilson's interval, pass@k and rewards a bootstrap over prompts.
+    Rates have Wilson's interval, pass@k and rewards a bootstrap over prompts. A task on which nothing is right or wrong
+    has no rates and no pass@k: see Evaluation.measure.
     Raises ValueError naming the argument for empty rows, sizes below 1, a temperature of 0, no k <= samples, and
     a prompt that leaves no room in the model's context.
 
@@ -165,7 +224,7 @@ def evaluate(
 def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()) -> Evaluation:
     """What greedy answers scored, and with sampled ones of the same rows pass@k; whoever decoded them."""
     table, task, n = greedy.table(), greedy.task, len(greedy.rows)
-    if sampled is not None:
+    if sampled is not None and has_accuracy(task):
         table["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]
     counts = {name: int(table[name].sum()) if name in table else None for name in _RATES}
     return Evaluation(
@@ -174,10 +233,12 @@ def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[
             name: None if count is None else Estimate(count / n, *wilson_interval(count, n), n)
             for name, count in counts.items()
         },
-        constant=task.best_constant(greedy.rows) if task.strategies else None,
+        constant=task.best_constant(greedy.rows) if task.strategies and has_accuracy(task) else None,
+        measure=greedy.measure,
+        constant_reward=constant_reward(greedy) if greedy.measure == "reward" else None,
         pass_at={
             size: bootstrap_mean([pass_at_k(sampled.samples, c, size) for c in table["n_right"]])
-            for size in ks
+            for size in (ks if has_accuracy(task) else ())
         },
         rows=table,
         settings={

@@ -1,6 +1,7 @@
 """The one loop: a task's prompts are rendered, completed by the engine, and judged.
 
 evaluate, readiness, length_probe, sample and the laboratory read Answers. Of several turns, whole episodes are played.
+Longer than 300 lines because what is made of a prompt and what is said of it are one loop.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from grpo_kit.episodes.view import Renderer
 from grpo_kit.evaluation.chunks import sample_chunks
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.rewards.combine import Verdicts, all_in_full, ask_in_full
+from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, ask_in_full, judges_answer
 from grpo_kit.rewards.judge import Scores, totals, warn_off_scale
 from grpo_kit.rewards.parts import check_column_names, check_columns, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, complete, end_ids
 from grpo_kit.rollout.support import unsupported
-from grpo_kit.tasks.right import columns_of, leniently_right
+from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag
+from grpo_kit.tasks.right import PaidInFull, columns_of, full_pay, leniently_right
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,7 +68,7 @@ class Answers:
     def verdicts(self) -> Verdicts:
         """Is the answer right (see Task.is_right)? None where no reward can judge it."""
         if judges := self.task.answer_rewards:
-            return all_in_full([verdicts for _, verdicts in self._asked(judges)])
+            return all_in_full([pay.verdicts for pay in self._asked(judges)])
         found = []
         with progress_line(f"{self.task.name}, answers judged") as progress:
             for row, text in zip(self.asked, self.texts, strict=True):
@@ -85,6 +87,27 @@ class Answers:
         return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
 
     @cached_property
+    def credit(self) -> Scores:
+        """What the rewards that judge the answer give each completion, their mean.
+
+        Where none does: 1.0 for what the task's own is_correct takes, else 0.0; without one the total.
+        """
+        own = not isinstance(self.task.is_correct, PaidInFull)
+        judges = [one for one in self.task.rewards if judges_answer(one)] if own else self.task.answer_rewards
+        if own and not judges:
+            return [float(right) for right in self.right]
+        judges = self._asked(judges)
+        rows = zip(*(pay.credit for pay in judges), strict=True)
+        given = [[one for one in row if one is not None] for row in rows] if judges else []
+        return [round(fmean(row), 6) if row else None for row in given] if judges else self.rewards
+
+    @cached_property
+    def measure(self) -> Measure:
+        """What tells how good these answers are, see tasks.measure."""
+        known = measure_of(self.task)
+        return known or measure_of(self.task, self.verdicts, self.credit) or "accuracy"
+
+    @cached_property
     def formatted(self) -> list[bool]:
         """Is there exactly one well-formed answer?"""
         return [self.task.answer_of(text) is not None for text in self.texts]
@@ -92,7 +115,7 @@ class Answers:
     @cached_property
     def parts(self) -> dict[str, Scores]:
         """Each reward's scores by its name, asked as in training. Raises RewardError."""
-        scores = [scores for scores, _ in self._asked(self.task.rewards)]
+        scores = [pay.scores for pay in self._asked(self.task.rewards)]
         return dict(zip(reward_names(self.task.rewards), scores, strict=True))
 
     @property
@@ -102,14 +125,16 @@ class Answers:
         ids, prefill = [list(made.ids) for made in self.completions], [self.task.prefill] * len(self.texts)
         return {**columns_of(self.asked), "prompts": prompts, "completion_ids": ids, "prefill": prefill}
 
-    def _asked(self, rewards: Sequence[Reward]) -> list[tuple[Scores, Verdicts]]:
-        """Scores and verdicts of these of the task's rewards; each is asked once, whoever reads them."""
+    def _asked(self, rewards: Sequence[Reward]) -> list[Pay]:
+        """What these of the task's rewards pay; each is asked once, whoever reads it."""
         known = self.__dict__.setdefault("_known", {})
         names = dict(zip(map(id, self.task.rewards), reward_names(self.task.rewards), strict=True))
         with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
             for one in (one for one in rewards if id(one) not in known):
-                known[id(one)] = ask_in_full(one, self.texts, self._given, name=names[id(one)])
-                warn_off_scale([one], {names[id(one)]: known[id(one)][0]})
+                full = full_pay(self.task, self.asked, self._given)
+                pay = ask_in_full(one, self.texts, self._given, name=names[id(one)], full_pay=full)
+                known[id(one)] = pay
+                warn_off_scale([one], {names[id(one)]: pay.scores})
         return [known[id(one)] for one in rewards]
 
     @cached_property
@@ -129,8 +154,10 @@ class Answers:
 
     @property
     def readings(self) -> dict[str, list[bool]]:
-        """What evaluate reports the share of."""
-        return {"strict": self.right, "lenient": self.lenient, "formatted": self.formatted}
+        """What evaluate reports the share of: what the task has of right and wrong, and of a form that is read."""
+        judged = has_accuracy(self.task)
+        found = {"strict": self.right, "lenient": self.lenient} if judged else {}
+        return found | ({"formatted": self.formatted} if reads_tag(self.task) else {})
 
     def table(self) -> pd.DataFrame:
         """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards, any unjudged."""
@@ -142,7 +169,9 @@ class Answers:
             "tokens": [made.tokens for made in self.completions],
             "cut_off": [made.cut_off for made in self.completions],
         }
-        unjudged = {"unjudged": [one is None for one in self.verdicts]} if None in self.verdicts else {}
+        unjudged = {}
+        if "strict" in columns and None in self.verdicts:
+            unjudged = {"unjudged": [one is None for one in self.verdicts]}
         return pd.DataFrame(columns | self.reward_columns() | unjudged)
 
     def reward_columns(self) -> dict[str, pd.Series]:
@@ -160,6 +189,10 @@ class Played(Answers):
     """
 
     episodes: list[Episode]
+
+    @property
+    def credit(self) -> Scores:
+        return self.rewards
 
     @cached_property
     def verdicts(self) -> Verdicts:

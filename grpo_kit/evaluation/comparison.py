@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from grpo_kit.evaluation.accuracy import is_reward
+from grpo_kit.evaluation.constant import Constant, compared
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p
 from grpo_kit.evaluation.shown import ShownTable, number, p_value, percent, shown, with_page
 from grpo_kit.watch.completions import side_by_side
@@ -24,7 +25,9 @@ class Comparison:
 
     difference: measure -> tuned minus base, with a paired bootstrap's 95 % interval; for rewards over the rows that
     both can be judged on. p: measure -> exact McNemar p-value, None for rewards.
-    fixed, broken: rows wrong before and right after (strict), and the other way round.
+    fixed, broken: rows wrong before and right after (strict), and the other way round; where nothing is right or wrong,
+    rows that earn more after, and less.
+    leads: what the sentence leads with, "strict" or "reward" (see Evaluation.measure).
     """
 
     base: Evaluation
@@ -35,19 +38,57 @@ class Comparison:
     broken: int
 
     @property
+    def leads(self) -> str:
+        """What the sentence leads with: "strict", or "reward" where one of the two is measured by it."""
+        return "reward" if "reward" in (self.base.measure, self.tuned.measure) else "strict"
+
+    @property
+    def constant(self) -> Constant | None:
+        """The best that was seen without reading the question, name and accuracy, or mean reward."""
+        if self.leads == "strict":
+            return self.base.constant
+        known = [one for one in (self.base.constant_reward, self.tuned.constant_reward) if one is not None]
+        return max(known, key=lambda one: one[1], default=None)
+
+    @property
+    def no_better(self) -> str | None:
+        """What the tuned model is no better than, as the sentence begins; None where it is better.
+
+        >>> comparison.no_better  # doctest: +SKIP
+        "No better than answering 'billing' every time (45.0 %)"
+        """
+        said = compared(_of(self.tuned, self.leads), self.constant)
+        return None if said is None else f"{said} ({self._of_constant})"
+
+    @property
+    def _of_constant(self) -> str:
+        value = self.constant[1]
+        return percent(value) if self.leads == "strict" else f"{value:.3f}"
+
+    @property
     def sentence(self) -> str:
-        """What changed, in one line.
+        """What changed, in one line; what earns as much without reading the question first, where the tuned is no
+        better.
 
         >>> comparison.sentence  # doctest: +SKIP
         '19.9 % -> 88.3 %, n = 256, +68.4 points [62.1, 74.2], p < 0.001; the best constant strategy has 27.3 %.'
         """
-        change, p = self.difference["strict"], p_value(self.p["strict"])
-        said = (
-            f"{percent(self.base.strict.value)} -> {percent(self.tuned.strict.value)}, n = {self.base.n}, "
-            f"{_points(change, ' points')}, p {p if p.startswith('<') else f'= {p}'}"
-        )
-        if self.base.constant is not None:
-            said += f"; the best constant strategy has {percent(self.base.constant[1])}"
+        name, change = self.leads, self.difference[self.leads]
+        before, after = (_of(one, name).value for one in (self.base, self.tuned))
+        if name == "strict":
+            p = p_value(self.p[name])
+            said = (
+                f"{percent(before)} -> {percent(after)}, n = {self.base.n}, {_points(change, ' points')}, "
+                f"p {p if p.startswith('<') else f'= {p}'}"
+            )
+        else:
+            gain = number(change.value, change.low, change.high, sign=True)
+            said = f"mean reward {before:.3f} -> {after:.3f}, n = {change.n}, {gain}"
+        if lead := self.no_better:
+            return f"{lead}: {said}."
+        if self.constant is not None:
+            what = "strategy has" if name == "strict" else f"completion ({self.constant[0]}) earns"
+            said += f"; the best constant {what} {self._of_constant}"
         return f"{said}."
 
     def table(self) -> ShownTable:
@@ -70,10 +111,10 @@ class Comparison:
             e = difference
             words[name]["difference"] = _points(e) if rate else number(e.value, e.low, e.high, sign=True)
             words[name] |= {"p": p_value(self.p[name]), "n": str(e.n)}
-        if self.base.constant is not None:
-            name, value = self.base.constant
+        if self.constant is not None:
+            name, value = self.constant
             rows[name] = {"base": value, "tuned": value, "n": self.base.n}
-            words[name] = {"base": percent(value), "tuned": percent(value), "n": str(self.base.n)}
+            words[name] = {"base": self._of_constant, "tuned": self._of_constant, "n": str(self.base.n)}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.base.task)
         return shown(table, self.sentence, words)
 
@@ -86,41 +127,50 @@ class Comparison:
             f"{name:{wide}}  {_said(self.base, name)} -> {_said(self.tuned, name)}"
             for name in self.difference
         ]
-        lines.append(
-            f"strict: {self.fixed} fixed, {self.broken} broken, p = {self.p['strict']:.2g} (McNemar, exact)"
-        )
-        if self.base.constant is not None:
+        if "strict" in self.p:
             lines.append(
-                f"best constant strategy, {self.base.constant[0]}: {100 * self.base.constant[1]:.1f} %"
+                f"strict: {self.fixed} fixed, {self.broken} broken, p = {self.p['strict']:.2g} (McNemar, exact)"
             )
+        else:
+            lines.append(f"reward: {self.fixed} rows earn more, {self.broken} less")
+        if self.constant is not None:
+            kind = "strategy" if self.leads == "strict" else "completion"
+            lines.append(f"best constant {kind}, {self.constant[0]}: {self._of_constant}")
         return "\n".join(lines)
 
     def plot(self) -> Figure:
-        """Bars of base and tuned with their intervals; the best constant strategy as a line."""
+        """Bars of base and tuned with their intervals: rates, or mean rewards where those lead; the best constant as a
+        line, and in the title where the tuned model is no better."""
         from grpo_kit.display import BASE, CONSTANT, TUNED, new_figure
 
         figure = new_figure(6.5, 3.6)
         axes = figure.add_subplot()
+        by_rate = self.leads == "strict"
+        names = [name for name in self.difference if by_rate == (name in self.base.rates)]
         for place, (label, evaluation, colour) in enumerate(
             [("base", self.base, BASE), ("tuned", self.tuned, TUNED)]
         ):
-            estimates = list(evaluation.rates.values())
+            estimates = [_of(evaluation, name) for name in names]
             errors = [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
             x = [i + 0.4 * (place - 0.5) for i in range(len(estimates))]
             values = [e.value for e in estimates]
             axes.bar(x, values, width=0.36, yerr=errors, capsize=4, color=colour, label=label)
-        if self.base.constant is not None:
-            name, value = self.base.constant
+        if self.constant is not None:
+            name, value = self.constant
             axes.axhline(value, color=CONSTANT, linestyle="--", linewidth=1.2, label=name)
-        axes.set_xticks(range(len(self.base.rates)), list(self.base.rates))
-        axes.set_ylim(0, 1.02)
-        axes.set_ylabel("share of prompts")
-        axes.set_title(f"{self.base.task}: {self.base.n} held-out prompts, 95 % intervals", fontsize=10)
+        axes.set_xticks(range(len(names)), names)
+        if by_rate:
+            axes.set_ylim(0, 1.02)
+        axes.set_ylabel("share of prompts" if by_rate else "mean reward")
+        title = f"{self.base.task}: {self.base.n} held-out prompts, 95 % intervals"
+        axes.set_title(f"{self.no_better}\n{title}" if self.no_better else title, fontsize=10)
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         return figure
 
     def examples(self, n: int = 3) -> ShownTable:
         """The first n rows that were fixed, then the first n that broke (strict); no picking by hand.
+
+        Where nothing is right or wrong: the first n rows that earn more, then those that earn less.
 
         Columns question, answer, base and tuned (the completions whole); a notebook shows base and tuned side by side,
         long ones behind a click.
@@ -136,14 +186,18 @@ class Comparison:
                 "tuned": after["completion"],
             }
         )
-        fixed, broken = ~before["strict"] & after["strict"], before["strict"] & ~after["strict"]
-        parts = {"fixed": both[fixed].head(n), "broken": both[broken].head(n)}
+        if "strict" in before:
+            change = after["strict"].astype(int) - before["strict"].astype(int)
+            names = "fixed", "broken"
+        else:
+            change, names = after["reward"] - before["reward"], ("more", "less")
+        parts = {names[0]: both[change > 0].head(n), names[1]: both[change < 0].head(n)}
         table = (
             pd.concat([part.assign(what=what) for what, part in parts.items()])
             .set_index("what", append=True)
             .swaplevel()
         )
-        sentence = f"{self.fixed} fixed, {self.broken} broken; the first {n} of each."
+        sentence = f"{self.fixed} {names[0]}, {self.broken} {names[1]}; the first {n} of each."
         page, text = f'<p style="margin:0 0 6px">{sentence}</p>', sentence
         for (what, place), row in table.iterrows():
             name, both = f"{what}, row {place}", {who: row[who] for who in ("base", "tuned")}
@@ -171,7 +225,8 @@ def _said(evaluation: Evaluation, name: str) -> str:
 def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
     """What changed from base to tuned, row by row.
 
-    Raises ValueError unless both saw the same questions in the same order with the same greedy decoding.
+    Raises ValueError unless both saw the same questions in the same order with the same greedy decoding, and where
+    nothing is right or wrong and no row has a reward in both.
     """
     if base.task != tuned.task or base.rows["question"].tolist() != tuned.rows["question"].tolist():
         raise ValueError(
@@ -192,5 +247,11 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
     for name in filter(is_reward, base.rows):
         change = (tuned.rows[name] - base.rows[name]).dropna() if name in tuned.rows else ()
         if len(change):
-            difference[name], p[name] = bootstrap_mean(change.tolist(), lowest=-1.0), None
-    return Comparison(base, tuned, difference, p, *counts["strict"])
+            widest = max(1.0, *change.abs())  # rewards may lie on any scale
+            mean = bootstrap_mean(change.tolist(), lowest=-widest, highest=widest)
+            difference[name], p[name] = mean, None
+            counts[name] = int((change > 0).sum()), int((change < 0).sum())
+    leading = "strict" if "strict" in counts else "reward"
+    if leading not in counts:
+        raise ValueError(f"task {base.task!r}: its rewards judge no row of both; there is nothing to compare")
+    return Comparison(base, tuned, difference, p, *counts[leading])

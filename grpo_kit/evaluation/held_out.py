@@ -1,18 +1,22 @@
-"""Held-out accuracy while a run trains: a small fixed set, asked greedily every so many steps."""
+"""Held-out accuracy or reward while a run trains: a small fixed set, asked greedily every so many steps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.evaluation.answers import answer
-from grpo_kit.evaluation.intervals import wilson_interval
+from grpo_kit.evaluation.intervals import mean_reward, wilson_interval
+from grpo_kit.tasks.measure import has_accuracy, measure_of, reads_tag
+from grpo_kit.tasks.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from grpo_kit.tasks import Task
+_FEWEST = 8  # rows with a readable answer, from which on it is told how many answers are the same
 
 
 @dataclass(frozen=True)
@@ -41,22 +45,78 @@ class HeldOut:
                 f"rows={self.rows}, but task {self.task.name!r} holds out {len(self.task.held_out)}; ask for fewer"
             )
 
+    @property
+    def judged_by(self) -> Literal["accuracy", "reward"]:
+        """What the best evaluation has most of: accuracy, or the mean reward where the task has none, or may have none.
+
+        A reward of one's own may pay in part, which is not known before it is asked; the mean reward tells then.
+        """
+        return "accuracy" if measure_of(self.task) == "accuracy" else "reward"
+
     def measure(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        divide: Callable[[Callable[[Any], list[bool]], Any], list[bool]] | None = None,
+        divide: Callable[[Callable[[Any], list[Any]], Any], list[Any]] | None = None,
     ) -> dict[str, float]:
-        """accuracy (strict, in [0, 1]) with its 95 % interval (Wilson): accuracy_low, accuracy_high.
+        """What the model scores, each in [0, 1] but the reward, with its 95 % interval (<name>_low, <name>_high).
 
+        accuracy: strict, where there is a right and a wrong. reward: the mean, where judged_by is "reward".
+        constant: accuracy of the best constant strategy. one_answer: share of the most frequent answer among those that
+        the model gives; one_gold: of the most frequent gold. Where they are known.
         divide: f(ask, rows) -> ask(rows), where several processes ask about some rows each.
         """
+        with_reward, right_and_wrong = self.judged_by == "reward", has_accuracy(self.task)
 
-        def ask(rows: Any) -> list[bool]:
-            return list(answer(model, tokenizer, self.task, rows).right)
+        def ask(rows: Any) -> list[tuple[bool, float | None, str | None]]:
+            made = answer(model, tokenizer, self.task, rows)
+            right = made.right if right_and_wrong else [False] * len(rows)
+            rewards = made.rewards if with_reward else [None] * len(rows)
+            return list(zip(right, rewards, map(self._said, made.texts), strict=True))
 
         rows = self.task.held_out[: self.rows]
-        right = ask(rows) if divide is None else divide(ask, rows)
-        low, high = wilson_interval(sum(right), self.rows)
-        return {"accuracy": sum(right) / self.rows, "accuracy_low": low, "accuracy_high": high}
+        found = ask(rows) if divide is None else divide(ask, rows)
+        measured: dict[str, float] = {}
+        if right_and_wrong:
+            correct = sum(right for right, _, _ in found)
+            low, high = wilson_interval(correct, self.rows)
+            measured |= {"accuracy": correct / self.rows, "accuracy_low": low, "accuracy_high": high}
+        judged = [reward for _, reward, _ in found if reward is not None]
+        if judged:
+            e = mean_reward(judged)
+            measured |= {"reward": e.value, "reward_low": e.low, "reward_high": e.high}
+        if self._constant is not None:
+            measured["constant"] = self._constant
+        said = [text for _, _, text in found if text is not None]
+        if self._one_gold is not None and len(said) >= max(_FEWEST, self.rows / 2):
+            measured |= {"one_answer": _commonest(said), "one_gold": self._one_gold}
+        return measured
+
+    def _said(self, completion: str) -> str | None:
+        if self._one_gold is None:
+            return None
+        answered = self.task.answer_of(completion) if reads_tag(self.task) else completion
+        return None if answered is None else answered.strip().casefold()
+
+    @cached_property
+    def _one_gold(self) -> float | None:
+        """Share of the most frequent gold; None where answers are not the rows' own: programs, calls, episodes."""
+        task = self.task
+        if not isinstance(task, Task) or task.read_answer is not None:
+            return None
+        golds = [str(row["answer"]).strip().casefold() for row in task.held_out[: self.rows]]
+        return _commonest(golds) if all(golds) else None
+
+    @cached_property
+    def _constant(self) -> float | None:
+        """Of the best constant strategy; of episodes it takes long to find."""
+        task = self.task
+        if not isinstance(task, Task) or not task.strategies or self.judged_by == "reward":
+            return None
+        return task.best_constant(task.held_out[: self.rows])[1]
+
+
+def _commonest(texts: list[str]) -> float:
+    """Share of the most frequent text."""
+    return Counter(texts).most_common(1)[0][1] / len(texts)

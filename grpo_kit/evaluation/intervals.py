@@ -65,12 +65,18 @@ def mcnemar_p(fixed: int, broken: int) -> float:
 
 
 def bootstrap_mean(
-    values: Sequence[float], *, lowest: float = 0.0, resamples: int = 4000, seed: int = 0
+    values: Sequence[float],
+    *,
+    lowest: float = 0.0,
+    highest: float = 1.0,
+    resamples: int = 4000,
+    seed: int = 0,
 ) -> Estimate:
     """The mean of one value per prompt, with the percentile bootstrap's 95 % interval over prompts.
 
-    values in [lowest, 1]; lowest=-1 for differences. Where all are alike no resample can differ from them and
-    the bootstrap says nothing; then the interval is what Wilson's allows for a rate never, or always, seen.
+    values in [lowest, highest]; lowest=-1 for differences. Where all are alike no resample can differ from them and
+    the bootstrap says nothing; then the interval is what Wilson's allows for a rate never, or always, seen, on a scale
+    whose unit is the larger end.
     Raises ValueError for no values, one out of range, or resamples < 100.
 
     >>> bootstrap_mean([0, 0, 0, 0]).high == wilson_interval(0, 4)[1]
@@ -78,15 +84,27 @@ def bootstrap_mean(
     """
     data = np.asarray(values, dtype=float)
     n = len(data)
-    if n == 0 or not ((data >= lowest) & (data <= 1)).all():
-        raise ValueError(f"values has {n} entries; give at least one, each a number in [{lowest:g}, 1]")
+    if n == 0 or not ((data >= lowest) & (data <= highest)).all():
+        raise ValueError(
+            f"values has {n} entries; give at least one, each a number in [{lowest:g}, {highest:g}]"
+        )
     if resamples < 100:
         raise ValueError(f"resamples={resamples!r} must be at least 100")
     if (data == data[0]).all():
-        room = wilson_interval(0, n)[1]
-        return Estimate(float(data[0]), float(max(lowest, data[0] - room)), float(min(1, data[0] + room)), n)
+        room = wilson_interval(0, n)[1] * max(abs(lowest), abs(highest))
+        low, high = max(lowest, data[0] - room), min(highest, data[0] + room)
+        return Estimate(float(data[0]), float(low), float(high), n)
     rng = np.random.default_rng(seed)
     rounds = -(-resamples // 100)  # in parts, to keep memory small
     means = np.concatenate([data[rng.integers(0, n, (100, n))].mean(axis=1) for _ in range(rounds)])
     low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(data.mean()), float(low), float(high), n)
+
+
+def mean_reward(values: Sequence[float]) -> Estimate:
+    """bootstrap_mean of rewards on any scale: [0, 1], and as far beyond as they lie.
+
+    >>> mean_reward([10.0, 10.0]).value
+    10.0
+    """
+    return bootstrap_mean(values, lowest=min(0.0, *values), highest=max(1.0, *values))

@@ -1,5 +1,7 @@
 """Is a model ready for GRPO on a task? Counted before any training, from samples at the training temperature.
 
+Longer than 300 lines because the numbers, the verdict and its words are read together.
+
 GRPO learns from groups whose completions differ in reward, and mostly makes likelier what the model already says now
 and then. So: how often it is right in 1 to 64 tries, how many groups would carry a signal, and what stands in the way.
 """
@@ -19,10 +21,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from grpo_kit.evaluation.aha import count_words, word_table
-from grpo_kit.evaluation.answers import answer
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, pass_at_k
+from grpo_kit.evaluation.answers import Answers, answer
+from grpo_kit.evaluation.constant import Constant, constant_reward, doing
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
 from grpo_kit.rewards.auditing import audit
+from grpo_kit.rewards.judge import Scores
+from grpo_kit.rewards.parts import range_of
+from grpo_kit.tasks.measure import Measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,19 +39,22 @@ if TYPE_CHECKING:
 FORMATTED = 0.5  # at least so many samples give an answer that can be read
 EVER = 0.1  # at least so many prompts are right once in all their samples
 ALWAYS = 0.9  # at most so many samples are right
-SIGNAL = 0.2  # at least so many groups hold right and wrong
+SIGNAL = 0.2  # at least so many groups hold right and wrong, or unequal rewards where those are the measure
 SHORTCUT = 0.5  # an answer given without reading the question may be right for at most so many prompts,
 LEAD = 2  # unless the model is right more than 1 / LEAD as often as that
 
 VERDICTS = {
-    "format first": "most samples give no readable answer: show a worked example, prefill the tag, or warm up with SFT",
+    "format first": "most samples give no readable answer: show a worked example or prefill the tag",
     "never succeeds": "there is nothing to make likelier: do SFT first, or take easier rows or a stronger model",
     "shortcut pays": "training finds that one answer before it finds the task: take rows on which none pays, or a "
     "prompt with which the model is right more often",
     "too easy": "little is left to learn: take harder rows",
-    "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, easier rows, or SFT first",
+    "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, or easier rows",
     "ready": "train",
 }
+_FORMAT_ALONE = (
+    "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
+)
 
 
 def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -> float:
@@ -74,34 +83,42 @@ class Readiness:
     right, lenient, formatted: of `samples`, by prompt: right, right as evaluate's lenient reading has it,
     with a readable answer. Of episodes: how many succeed; None; the sum of their shares of valid actions.
     rewards: by prompt, reward (the total) -> samples that earned it; those without one are left out.
+    right and lenient are None where nothing is right or wrong, formatted where no form is asked for (tasks.measure).
+    measure: what the verdict goes by, "accuracy" or "reward". credit: by prompt, what the rewards that judge the answer
+    gave -> samples; None: not known. top: the highest reward that there can be, or was seen. constant_reward: name and
+    mean reward of the best completion given to every row, where the reward is the measure.
     lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
     audit: how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit), in a sentence;
-    None where that cannot be asked: code, episodes, rows without an answer.
+    None where that cannot be asked: code, episodes, rows without an answer, where the reward is the measure.
     """
 
     task: str
     samples: int
     group_size: int
     questions: list[str]
-    right: list[int]
+    right: list[int] | None
     lenient: list[int] | None
-    formatted: list[float]
+    formatted: list[float] | None
     rewards: list[dict[float, int]]
     lengths: Lengths
     words: dict[str, int]
-    constant: tuple[str, float] | None
+    constant: Constant | None
     settings: dict[str, Any]
     audit: str | None = None
+    measure: Measure = "accuracy"
+    credit: list[dict[float, int]] | None = None
+    top: float = 1.0
+    constant_reward: Constant | None = None
 
     @property
     def n(self) -> int:
         """Number of prompts."""
-        return len(self.right)
+        return len(self.questions)
 
     @property
     def pass_at(self) -> dict[int, Estimate]:
-        """k -> pass@k, for 1, 2, 4, ... and all samples."""
-        return self._pass_at(self.right)
+        """k -> pass@k, for 1, 2, 4, ... and all samples; {} where nothing is right or wrong."""
+        return {} if self.right is None else self._pass_at(self.right)
 
     @property
     def lenient_pass_at(self) -> dict[int, Estimate]:
@@ -113,41 +130,78 @@ class Readiness:
         return {k: bootstrap_mean([pass_at_k(self.samples, c, k) for c in right]) for k in ks}
 
     @property
-    def format_rate(self) -> Estimate:
-        """Share of samples with a readable answer; of episodes, of their actions that are valid."""
+    def mean_reward(self) -> Estimate:
+        """Of the prompts with a reward, each the mean of its samples."""
+        held = [counts for counts in self.rewards if counts]
+        means = [sum(r * n for r, n in counts.items()) / sum(counts.values()) for counts in held]
+        return mean_reward(means or [0.0])
+
+    @property
+    def format_rate(self) -> Estimate | None:
+        """Share of samples with a readable answer; of episodes, of valid actions. None where no form is asked for."""
+        if self.formatted is None:
+            return None
         return bootstrap_mean([count / self.samples for count in self.formatted])
 
     def signal_right(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups that hold right and wrong completions. group_size: None means the one asked for."""
         size = self.group_size if group_size is None else group_size
-        return bootstrap_mean([signal_share([c, self.samples - c], size) for c in self.right])
+        return bootstrap_mean([signal_share([c, self.samples - c], size) for c in self.right or [0] * self.n])
 
     def signal_reward(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups whose rewards are not all equal: format and soft parts carry a signal too."""
+        return self._signal_of(self.rewards, group_size)
+
+    def signal_credit(self, group_size: int | None = None) -> Estimate:
+        """The same of what the rewards that judge the answer give: without the format and other parts."""
+        return self._signal_of([{}] * self.n if self.credit is None else self.credit, group_size)
+
+    def _signal_of(self, held_by: Sequence[dict[float, int]], group_size: int | None) -> Estimate:
         size = self.group_size if group_size is None else group_size
         return bootstrap_mean(
             [
                 signal_share(list(held.values()), size, unjudged=self.samples - sum(held.values()))
-                for held in self.rewards
+                for held in held_by
             ]
         )
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS; the first that holds, in their order."""
-        passes = self.pass_at
-        if self.format_rate.value < FORMATTED:
+        """One of VERDICTS; the first that holds, in their order, of the measure that the task has.
+
+        Where rewards differ inside groups there is something to learn: a text reward, partial credit for answers.
+        """
+        passes, unequal = self.pass_at, self.signal_reward().value
+        unread = self.formatted is not None and self.format_rate.value < FORMATTED
+        if self.measure == "reward":
+            if unequal >= SIGNAL:
+                return "ready"
+            if unread:
+                return "format first"
+            if self._nothing_paid:
+                return "never succeeds"
+            return "too easy" if self.mean_reward.value > ALWAYS * self.top else "rarely succeeds"
+        if unread:
             return "format first"
-        if passes[self.samples].value < EVER:
+        if passes[self.samples].value < EVER and not self._partly_paid:
             return "never succeeds"
         if self._shortcut is not None:
             return "shortcut pays"
         if passes[1].value > ALWAYS:
             return "too easy"
-        return "ready" if self.signal_right().value >= SIGNAL else "rarely succeeds"
+        return "ready" if self.signal_right().value >= SIGNAL or self._partly_paid else "rarely succeeds"
 
     @property
-    def _shortcut(self) -> tuple[str, float] | None:
+    def _partly_paid(self) -> bool:
+        """Do answers earn partial credit that differs in enough groups?"""
+        return self.signal_credit().value >= SIGNAL
+
+    @property
+    def _nothing_paid(self) -> bool:
+        return all(paid <= 0 for counts in self.credit or self.rewards for paid in counts)
+
+    @property
+    def _shortcut(self) -> Constant | None:
         """The best constant strategy where it is far ahead of the model."""
         best = self.constant
         return best if best and best[1] >= SHORTCUT and LEAD * self.pass_at[1].value < best[1] else None
@@ -155,32 +209,73 @@ class Readiness:
     @property
     def reason(self) -> str:
         """The numbers behind the verdict and what to do, in a sentence each."""
+        verdict, unequal = self.verdict, self.signal_reward().value
+        told = f"{verdict}: {self._why[verdict]}. So: {self._advice(verdict)}."
+        if self.measure == "accuracy":
+            told += self._guess_beside(verdict)
+            if verdict not in ("ready", "never succeeds") and unequal >= SIGNAL:
+                told += f" (In {unequal:.0%} of groups rewards would differ all the same: that is learnt meanwhile.)"
+        elif self.constant_reward and self.constant_reward[1] > self.mean_reward.value:
+            what = doing(self.constant_reward)
+            told += f" ({what[0].upper()}{what[1:]} earns {self.constant_reward[1]:.2f}: compare with that.)"
+        return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
+
+    def _advice(self, verdict: str) -> str:
+        if (
+            self.measure == "accuracy"
+            and verdict == "never succeeds"
+            and self.signal_reward().value >= SIGNAL
+        ):
+            return _FORMAT_ALONE
+        if self.measure == "accuracy" and verdict == "ready" and self.signal_right().value < SIGNAL:
+            return "train, and see whether accuracy follows the reward"
+        return VERDICTS[verdict]
+
+    def _guess_beside(self, verdict: str) -> str:
+        """What answers that never read the question have, where that is more than the model."""
+        (name, share), once = self.constant or ("", 0.0), self.pass_at[1].value
+        if share <= once or verdict not in ("ready", "rarely succeeds"):
+            return ""
+        return (
+            f" ({name!r} is right for {share:.0%} of these prompts without reading the question: compare with that, "
+            f"and not with {once:.0%}.)"
+        )
+
+    @property
+    def _why(self) -> dict[str, str]:
+        """The numbers behind each verdict."""
+        unequal, size = self.signal_reward().value, self.group_size
+        shown = "" if self.formatted is None else _share(self.format_rate.value, FORMATTED)
+        unread = f"{shown} of samples have a readable answer, below {FORMATTED:.0%}"
+        if self.measure == "reward":
+            mean = f"the mean reward is {self.mean_reward.value:.2f}"
+            differ = f"in {_share(unequal, SIGNAL)} of groups of {size} rewards would differ"
+            in_full = f", {self.pass_at[1].value:.0%} of samples earn it in full" if self.pass_at else ""
+            return {
+                "format first": f"{unread}, and {differ}",
+                "never succeeds": f"no sample earns anything, and {differ}, below {SIGNAL:.0%}",
+                "too easy": f"{mean} of at most {self.top:g}, and {differ}",
+                "rarely succeeds": f"{mean}, and {differ}, below {SIGNAL:.0%}",
+                "ready": f"{mean}{in_full}, and {differ}",
+            }
         once, ever = self.pass_at[1].value, self.pass_at[self.samples].value
-        shown, guessed = _share(self.format_rate.value, FORMATTED), self.lenient_pass_at.get(1)
-        mixed, unequal = self.signal_right().value, self.signal_reward().value
+        guessed, mixed = self.lenient_pass_at.get(1), self.signal_right().value
         in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
-        groups = f"{_share(mixed, SIGNAL)} of groups of {self.group_size} would hold right and wrong"
+        groups = f"{_share(mixed, SIGNAL)} of groups of {size} would hold right and wrong"
+        partly = f", and in {_share(self.signal_credit().value, SIGNAL)} answers earn unequal partial credit"
+        by_format = f", and only by format or other parts do rewards differ, in {unequal:.0%} of groups"
         name, share = self.constant or ("", 0.0)
         guess = f"{name!r} is right for {share:.0%} of these prompts without reading the question"
-        why = {
+        return {
             "format first": f"{shown} of an episode's actions are valid, below {FORMATTED:.0%}"
             if guessed is None
-            else f"{shown} of samples have a readable answer, below {FORMATTED:.0%} "
-            f"(read leniently, {guessed.value:.0%} are right)",
-            "never succeeds": f"{in_any}, below {EVER:.0%}",
+            else f"{unread} (read leniently, {guessed.value:.0%} are right)",
+            "never succeeds": f"{in_any}, below {EVER:.0%}{by_format * (unequal >= SIGNAL)}",
             "shortcut pays": f"pass@1 is {once:.0%}, and {guess}, so not ready",
             "too easy": f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}",
             "rarely succeeds": f"{groups}, below {SIGNAL:.0%}",
-            "ready": f"{once:.0%} of samples are right, {in_any}, and {groups}",
-        }[self.verdict]
-        told = f"{self.verdict}: {why}. So: {VERDICTS[self.verdict]}."
-        if share > once and self.verdict in ("ready", "rarely succeeds"):
-            told += f" ({guess}: compare with that, and not with {once:.0%}.)"
-        if self.verdict != "ready" and unequal >= SIGNAL:
-            told += (
-                f" (In {unequal:.0%} of groups rewards would differ all the same, by format or soft parts.)"
-            )
-        return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
+            "ready": f"{once:.0%} of samples are right, {in_any}, and {groups}{partly * (mixed < SIGNAL)}",
+        }
 
     def __repr__(self) -> str:
         return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})\n{self.reason}"
@@ -188,15 +283,20 @@ class Readiness:
     def table(self) -> pd.DataFrame:
         """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
         size = self.group_size
-        named = {"valid actions" if self.lenient is None else "readable answer": self.format_rate}
+        named = {"mean reward": self.mean_reward} if self.measure == "reward" else {}
+        if self.formatted is not None:
+            episodes = self.right is not None and self.lenient is None
+            named["valid actions" if episodes else "readable answer"] = self.format_rate
         named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         if self.lenient is not None:
             named["right, read leniently"] = self.lenient_pass_at[1]
-        named[f"groups of {size} with right and wrong"] = self.signal_right()
+        if self.right is not None:
+            named[f"groups of {size} with right and wrong"] = self.signal_right()
         named[f"groups of {size} with unequal rewards"] = self.signal_reward()
         rows = {name: asdict(estimate) for name, estimate in named.items()}
-        if self.constant is not None:
-            rows[self.constant[0]] = {"value": self.constant[1], "low": None, "high": None, "n": self.n}
+        best = self.constant_reward if self.measure == "reward" else self.constant
+        if best is not None:
+            rows[best[0]] = {"value": best[1], "low": None, "high": None, "n": self.n}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
         return table.astype({"value": float, "low": float, "high": float, "n": int})
 
@@ -222,10 +322,13 @@ class Readiness:
         """Of asdict(), also after a trip through JSON, whose keys are texts."""
         lengths = data["lengths"]
         ended = {int(tokens): count for tokens, count in lengths["ended"].items()}
-        rewards = [{float(r): count for r, count in one.items()} for one in data["rewards"]]
-        constant = tuple(data["constant"]) if data["constant"] else None
-        changed = {"lengths": Lengths(ended, lengths["cut_off"], lengths["limit"]), "rewards": rewards}
-        return cls(**{**data, **changed, "constant": constant})
+        changed: dict[str, Any] = {"lengths": Lengths(ended, lengths["cut_off"], lengths["limit"])}
+        for name in ("rewards", "credit"):
+            counts = data.get(name)
+            changed[name] = counts and [{float(r): count for r, count in one.items()} for one in counts]
+        for name in ("constant", "constant_reward"):
+            changed[name] = tuple(data[name]) if data.get(name) else None
+        return cls(**{**data, **changed})
 
 
 def readiness(
@@ -256,22 +359,40 @@ def readiness(
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
     made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
-    judged = [[reward for reward in part if reward is not None] for part in made.by_row(made.rewards)]
+    judged, readings = _counts(made, made.rewards), made.readings
+    accuracy = "strict" in readings
+    highest = [one for one in made.rewards if one is not None]
+    top = sum(w * (range_of(r) or (0.0, 1.0))[1] for r, w in _weighted(task))
     return Readiness(
         task=task.name,
         samples=samples,
         group_size=group_size,
         questions=[row["question"] for row in made.rows],
-        right=[sum(part) for part in made.by_row(made.right)],
-        lenient=[sum(part) for part in made.by_row(made.lenient)] if "lenient" in made.readings else None,
-        formatted=[sum(part) for part in made.by_row(made.read)],
-        rewards=[dict(sorted(Counter(part).items())) for part in judged],
+        right=[sum(part) for part in made.by_row(made.right)] if accuracy else None,
+        lenient=[sum(part) for part in made.by_row(made.lenient)] if "lenient" in readings else None,
+        formatted=[sum(part) for part in made.by_row(made.read)] if "formatted" in readings else None,
+        rewards=judged,
         lengths=Lengths.of(made.completions, made.settings["max_completion_tokens"]),
         words=count_words(made.texts),
-        constant=task.best_constant(made.rows) if task.strategies else None,
+        constant=task.best_constant(made.rows) if task.strategies and accuracy else None,
         settings=made.settings,
-        audit=_audited(task, made.rows),
+        audit=_audited(task, made.rows) if made.measure == "accuracy" else None,
+        measure=made.measure,
+        credit=_counts(made, made.credit),
+        top=max([top, *highest]),
+        constant_reward=constant_reward(made) if made.measure == "reward" else None,
     )
+
+
+def _counts(made: Answers, scores: Scores) -> list[dict[float, int]]:
+    """By prompt, score -> samples."""
+    judged = [[one for one in part if one is not None] for part in made.by_row(scores)]
+    return [dict(sorted(Counter(part).items())) for part in judged]
+
+
+def _weighted(task: Task) -> list[tuple[Any, float]]:
+    """The rewards and their weights; an episode's return has neither."""
+    return list(zip(getattr(task, "rewards", [None]), getattr(task, "reward_weights", [1.0]), strict=True))
 
 
 def _audited(task: Task, rows: Sequence[dict]) -> str | None:

@@ -75,8 +75,12 @@ class Proof:
                 f"its likeliest token is the trained model's in {self.agreement:.0%} of {self.positions}"
             )
         if self.comparison is not None:
-            p, c = self.comparison.p["strict"], self.comparison
-            if c.broken > c.fixed and p < _BROKEN:
+            c = self.comparison
+            p = c.p.get("strict")
+            if p is None:  # nothing is right or wrong
+                if c.difference["reward"].high < 0:
+                    found.append(f"its mean reward on held-out rows is lower: {c.sentence}")
+            elif c.broken > c.fixed and p < _BROKEN:
                 found.append(f"{c.broken} held-out rows broke and {c.fixed} were fixed, p = {p:.2g}")
         return found
 
@@ -96,14 +100,16 @@ class Proof:
         made = {name: value for name, value in self.__dict__.items() if name != "comparison"}
         if self.comparison is not None:
             c = self.comparison
+            name = c.leads
             made["held_out"] = {
                 "n": c.base.n,
-                "trained": asdict(c.base.strict),
-                "exported": asdict(c.tuned.strict),
-                "difference": asdict(c.difference["strict"]),
+                "measure": name,
+                "trained": asdict((c.base.rates | c.base.rewards)[name]),
+                "exported": asdict((c.tuned.rates | c.tuned.rewards)[name]),
+                "difference": asdict(c.difference[name]),
                 "fixed": c.fixed,
                 "broken": c.broken,
-                "p": c.p["strict"],
+                "p": c.p[name],
             }
         return made | {"objections": self.objections}
 

@@ -22,6 +22,7 @@ from trl import GRPOConfig
 from grpo_kit.profiles import Profile, profile
 from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
+from grpo_kit.tasks.measure import has_accuracy
 from grpo_kit.training.trainer import GRPOTrainer
 
 _OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures", "eval_samples")
@@ -110,6 +111,11 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
         task = chosen.make_task()
     else:
         raise ValueError(f"task={task!r} must be a Task, or the name of one")
+    if not has_accuracy(task):
+        raise ValueError(
+            f"task {task.name!r} has no right and wrong, which the laboratory compares arms by: no row has an answer, "
+            "and no reward states its range; give the task correct=, or reward.range = (low, high)"
+        )
     options |= {key: changes.pop(key) for key in list(changes) if key in known and key not in _CONFIG}
     if tuning == "full" or "optimizer" in numbers:
         options.setdefault("optimizer", chosen.optimizer)

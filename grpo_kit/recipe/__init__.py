@@ -81,6 +81,13 @@ class Recipe:
             raise ValueError(f"lora={dict(self.lora)!r} has no effect with tuning='full'; use tuning='lora'")
         if self.on_flag not in ("warn", "stop"):
             raise ValueError(f"on_flag={self.on_flag!r} is not known; use 'warn' or 'stop'")
+        if self.keep not in ("last", "best"):
+            raise ValueError(f"keep={self.keep!r} is not known; use 'last' or 'best'")
+        if self.keep == "best" and self.held_out_every is None:
+            raise ValueError(
+                "keep='best', but held_out_every=None looks at no held-out rows while it trains; give the steps "
+                "between two looks, such as held_out_every=8"
+            )
         for name in ("held_out_every", "held_out_rows"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -18,16 +18,16 @@ from accelerate.utils import broadcast_object_list
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.readiness import readiness
-from grpo_kit.evaluation.shown import percent
 from grpo_kit.models import is_adapter, load_policy
 from grpo_kit.recipe import remembered
-from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder, read_metrics, write_whole
+from grpo_kit.record.files import KEPT, RunFolderError, holds_run, next_run_folder, read_metrics, write_whole
 from grpo_kit.record.going import alone
 from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.training.checks import to_go_on
 from grpo_kit.training.disk import weight_bytes
 from grpo_kit.training.interrupts import Stopped
 from grpo_kit.watch.card import model_card
+from grpo_kit.watch.held_out import HOW_TO_KEEP, better_before
 
 MODEL, BEFORE, AFTER, RESULTS = "model", "before.json", "after.json", "results.json"
 _LOOKED_AT = 32  # questions that readiness asks
@@ -157,12 +157,11 @@ class _Run:
         steps = int(rows["step"].max())
         results |= {"steps": steps, "of_steps": max(steps, cfg.steps), "interrupted": False}
         results |= {"train_seconds": float(rows["seconds"].iloc[-1]), "peak_gib": peak}
-        for name, found in (("before", before), ("after", after)):
-            rate = found.strict
-            results[name] = {"accuracy": rate.value, "low": rate.low, "high": rate.high}
-        if before.constant is not None:
-            results["best_constant"] = dict(zip(("name", "accuracy"), before.constant, strict=True))
-        model_card(self.folder, compare(before, after))
+        found = compare(before, after)
+        results |= told_of(found)
+        kept = self.folder / KEPT
+        results["weights_of_step"] = json.loads(kept.read_text())["step"] if kept.is_file() else steps
+        model_card(self.folder, found)
         write_whole(self.folder / RESULTS, json.dumps(results, indent=2).encode())
 
 
@@ -194,7 +193,7 @@ def _whole(one: _Run) -> Outcome:
             one.look(*base)
     before = one.evaluated(BEFORE, *base)
     if before is not None:
-        one.say(f"Before: {_words(before)}")
+        one.say(f"Before: {before.sentence}")
     if trained:
         model, tokenizer = base if (folder / AFTER).is_file() else _load(folder / MODEL)
     else:
@@ -206,6 +205,8 @@ def _whole(one: _Run) -> Outcome:
     one.tell(before, after)
     outcome = Outcome(folder, before, after)
     one.say(str(outcome.comparison))
+    if not (folder / KEPT).is_file() and (said := better_before(read_metrics(folder))):
+        one.say(f"{said} {HOW_TO_KEEP}")
     return outcome
 
 
@@ -278,9 +279,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
     return load_policy(folder, tuning="lora" if is_adapter(str(folder)) else "full", quiet=True)
 
 
-def _words(found: Evaluation) -> str:
-    rate = found.strict
-    said = f"{percent(rate.value, rate.low, rate.high)} right, n = {found.n}"
+def told_of(found: Comparison) -> dict[str, Any]:
+    """What results.json says of a comparison: before, after and the best constant, with the measure's interval."""
+    measure = "accuracy" if found.leads == "strict" else "reward"
+    told: dict[str, Any] = {"measure": measure}
+    for name, one in (("before", found.base), ("after", found.tuned)):
+        e = (one.rates | one.rewards)[found.leads]
+        accuracy = {} if one.strict is None else {"accuracy": one.strict.value}
+        told[name] = accuracy | {measure: e.value, "low": e.low, "high": e.high}
     if found.constant is not None:
-        said += f"; the best constant strategy has {percent(found.constant[1])}"
-    return f"{said}."
+        told["best_constant"] = dict(zip(("name", measure), found.constant, strict=True))
+    return told | {"no_better": found.no_better}

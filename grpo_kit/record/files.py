@@ -23,6 +23,7 @@ METRIC_COLUMNS: tuple[str, ...] = (
 
 TEXT_COLUMNS = ("prompt", "prefill", "completion")
 PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
+KEPT = "kept.json"  # which step's weights a run with keep="best" ended with
 RUN = "run.json"  # a run's settings: no library writes a file of this name
 _ONCE = "config.json"  # where older runs have them, and where save_pretrained puts a model's
 REDONE = "redone"  # in a run's folder: what was there of steps that a resumed run did again

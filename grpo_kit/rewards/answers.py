@@ -34,6 +34,7 @@ class AnswerReward:
 
     columns: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    soft = False  # True: a partial score is no wrong answer, so that results lead with the mean reward
     takes_whole = False  # True allows tag=None, which judges the whole completion, without the prefill
 
     def __init__(self, name: str, *columns: str, tag: str | None) -> None:

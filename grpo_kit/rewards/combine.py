@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cases import Case
@@ -13,6 +13,8 @@ from grpo_kit.rewards.parts import all_parts, range_of, required_columns, reward
 from grpo_kit.rewards.response import Reward
 
 Verdicts = list[bool | None]  # of each completion: paid in full? None where that cannot be judged
+# (a reward that judges the answer, its scores) -> of each completion the score that is full pay
+FullPay = Callable[[Reward, Scores], Sequence[float]]
 _ROUNDING = 1e-6
 
 
@@ -155,37 +157,66 @@ def judges_answer(reward: Reward) -> bool:
     return any(set(required_columns(r)) - {"prompt", "prefill"} for r in [reward, *all_parts(reward)])
 
 
+class Pay(NamedTuple):
+    """What a reward pays, one entry a completion.
+
+    scores: the reward's. verdicts: is the answer paid in full? credit: what the parts that judge the answer give, their
+    mean; of a reward that judges none, its score. None where it cannot judge.
+    """
+
+    scores: Scores
+    verdicts: Verdicts
+    credit: Scores
+
+
 def ask_in_full(
-    reward: Reward, completions: Sequence[Any], columns: Mapping[str, Any], *, name: str | None = None
-) -> tuple[Scores, Verdicts]:
+    reward: Reward,
+    completions: Sequence[Any],
+    columns: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    full_pay: FullPay | None = None,
+) -> Pay:
     """The reward's scores, as `ask` gives them, and whether it pays each completion's answer in full.
 
     Full is the top of the scale: 1.0, or `high` of a reward that states `range = (low, high)`; 1e-6 below counts. In a
     WeightedSum the parts that judge the answer must all pay in full; a Gated reward pays behind an open gate only. None
-    where it cannot judge. A reward that judges no answer is taken whole. Raises RewardError.
+    where it cannot judge. A reward that judges no answer is taken whole. full_pay: says what is full in place of that.
+    Raises RewardError.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> ask_in_full(WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25}), ["<answer>5</answer>"], {"answer": ["5"]})
-    ([0.875], [True])
+    Pay(scores=[0.875], verdicts=[True], credit=[1.0])
     """
     told: dict[str, Scores] = {}
     if isinstance(reward, WeightedSum | Gated):  # it tells what its parts gave, so that none is asked again
         columns = {**columns, "log_extra": told.__setitem__}
     scores = ask(reward, completions, name, **columns)
 
-    def full(one: Reward, given: Scores) -> Verdicts:
+    def full(one: Reward, given: Scores) -> tuple[Verdicts, Scores]:
         if not isinstance(one, WeightedSum | Gated) or not judges_answer(one):
-            high = (range_of(one) or (0.0, 1.0))[1]
-            return [None if score is None else score >= high - _ROUNDING for score in given]
+            high = [(range_of(one) or (0.0, 1.0))[1]] * len(given)
+            if full_pay is not None and judges_answer(one):
+                high = full_pay(one, given)
+            bars = zip(given, high, strict=True)
+            return [None if score is None else score >= most - _ROUNDING for score, most in bars], given
         parts = {id(part): told[f"reward/{reward._name_of[id(part)]}"] for part in one.parts}
         inside = [full(part, parts[id(part)]) for part in one.parts if judges_answer(part)]
-        verdicts: Verdicts = [None if None in row else all(row) for row in zip(*inside, strict=True)]
+        judged = zip(*(verdicts for verdicts, _ in inside), strict=True)
+        verdicts: Verdicts = [None if None in row else all(row) for row in judged]
+        given = zip(*(credit for _, credit in inside), strict=True)
+        credit = [None if None in row else round(math.fsum(row) / len(row), 6) for row in given]
         if isinstance(one, WeightedSum):
-            return verdicts
+            return verdicts, credit
         open_ = [None if gate is None else gate >= one.least for gate in parts[id(one.parts[1])]]
-        return [None if None in pair else all(pair) for pair in zip(verdicts, open_, strict=True)]
+        pairs = list(zip(verdicts, open_, strict=True))
+        behind = zip(credit, open_, strict=True)
+        return [None if None in pair else all(pair) for pair in pairs], [
+            None if gate is None or paid is None else paid if gate else min(paid, 0.0)
+            for paid, gate in behind
+        ]
 
-    return scores, full(reward, scores)
+    return Pay(scores, *full(reward, scores))
 
 
 def all_in_full(verdicts: Sequence[Verdicts]) -> Verdicts:

@@ -27,6 +27,9 @@ class _OverlapReward(AnswerReward):
     """Overlap of the answer with the gold column's reference, or with the best of its references."""
 
     takes_whole = True
+    soft = (
+        True  # what is worded in another way earns less, and may be as good: no completion is right or wrong
+    )
 
     def cheats(self, honest: Case) -> list[Case]:
         """Wrong answers made of the gold's words; no cases if there is no answer to replace."""

@@ -48,9 +48,10 @@ def from_rows(
     the text before it is kept in the column "solution".
     reward_weights: default equal.
     correct: (answer text, row) -> right? By default an answer is right where the rewards that judge it, those that ask
-    for a column of the row, pay in full: 1.0, or `high` of a reward with `range = (low, high)`. Where no reward judges
-    it, as the text of the row's answer; where no row has one either, where the whole reward is paid. is_correct: its
-    former name.
+    for a column of the row, pay in full: 1.0, or `high` of a reward with `range = (low, high)`; of a reward on a larger
+    scale that does not state its range, what the row's own answer earns. Where no reward judges it, as the text of the
+    row's answer. Where no row has an answer and no reward states its range nothing is right or wrong: results tell the
+    mean reward (tasks.measure). is_correct: its former name.
     strategies: default "always the most frequent answer". Rows that have no answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.
@@ -89,7 +90,7 @@ def from_rows(
         rewards=rewards,
         reward_weights=list(reward_weights or [1 / max(1, len(rewards))] * len(rewards)),
         is_correct=correct or is_correct,
-        strategies=most_frequent_answer(rows) if strategies is None else dict(strategies),
+        strategies=_most_frequent(rows) if strategies is None else dict(strategies),
         system=system,
         prefill=prefill,
         examples=tuple(examples),
@@ -111,6 +112,12 @@ def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) ->
             f"task {name!r}: the answer {worked[-80:]!r} is a worked solution with '####' before its result, as GSM8K "
             "has them, and no answer of a model would equal all of it; read the result by answer_after='####'"
         )
+
+
+def _most_frequent(rows: Sequence[dict]) -> dict[str, Strategy]:
+    """Where no row has an answer no answer is the most frequent."""
+    answered = [row for row in rows if str(row["answer"]).strip()]
+    return most_frequent_answer(answered) if answered else {}
 
 
 def _rows(

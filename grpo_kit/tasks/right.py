@@ -5,11 +5,14 @@ Strictly, the completion itself is judged; leniently, what it seems to answer, p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from grpo_kit.rewards.combine import Verdicts, all_in_full, ask_in_full, judges_answer
-from grpo_kit.rewards.parts import all_parts
+from grpo_kit.rewards.answers import AnswerReward
+from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, ask_in_full, judges_answer
+from grpo_kit.rewards.judge import RewardError, Scores, ask
+from grpo_kit.rewards.parts import all_parts, range_of
 from grpo_kit.rewards.response import Reward, last_number
 
 _NONE: Mapping[str, list] = {}
@@ -78,7 +81,54 @@ def verdicts(
     if not completions:
         return []
     given = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
-    return all_in_full([ask_in_full(reward, completions, given)[1] for reward in answer_rewards(task)])
+    full = full_pay(task, rows, given)
+    judged = [
+        ask_in_full(reward, completions, given, full_pay=full).verdicts for reward in answer_rewards(task)
+    ]
+    return all_in_full(judged)
+
+
+def is_own(reward: Reward) -> bool:
+    """Is it a user's, which may give any number? The kit's, and those built on AnswerReward, pay 1.0 in full."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    module = getattr(reward, "__module__", None) or type(reward).__module__
+    return not isinstance(reward, AnswerReward) and not module.startswith("grpo_kit.")
+
+
+def full_pay(task: Judged, rows: Sequence[dict], columns: Mapping[str, list]) -> FullPay:
+    """Says what a user's reward without a stated range pays in full: what the row's own answer earns, at least 1.0.
+
+    rows, columns: one entry a completion. Asked for completions of 1.0 and more alone, once a row: a reward may cost
+    something. A row's answer that earns less than 1.0 does not lower the bar: of a reward that pays for the format too
+    a wrong answer in that format earns as much as the bare answer.
+    """
+    known: dict[tuple[int, str, str], float] = task.__dict__.setdefault("_full_pay", {})
+
+    def bars(one: Reward, scores: Scores) -> Sequence[float]:
+        stated = range_of(one)
+        if stated is not None or not is_own(one):
+            return [stated[1] if stated else 1.0] * len(scores)
+        keys = [(id(one), str(row["question"]), str(row.get("answer") or "").strip()) for row in rows]
+        places = {
+            key: place
+            for place, (key, score) in enumerate(zip(keys, scores, strict=True))
+            if score is not None and score > 1.0 and key[2] and key not in known
+        }
+        if places:
+            picked = {name: [values[i] for i in places.values()] for name, values in columns.items()}
+            golds = [key[2] for key in places]
+            earned = [1.0] * len(golds)
+            for texts in (giving(task, golds), golds):
+                try:
+                    paid = ask(one, texts, **picked)
+                except RewardError:  # made for completions of a model; 1.0 stays
+                    continue
+                earned = [max(e, p if p is not None else e) for e, p in zip(earned, paid, strict=True)]
+            known.update(zip(places, earned, strict=True))
+        return [known.get(key, 1.0) for key in keys]
+
+    return bars
 
 
 def leniently_right(

@@ -112,7 +112,9 @@ def evaluation_of(args: Any, held_out: Any, keep: str) -> dict[str, Any]:
     if keep not in ("last", "best"):
         raise ValueError(f"keep={keep!r} is not known; use 'last' or 'best'")
     if keep == "best" and held_out is None:
-        raise ValueError("keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by")
+        raise ValueError(
+            "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
+        )
     if held_out is None:
         return {}
     found: dict[str, Any] = {"eval_strategy": args.eval_strategy, "eval_steps": args.eval_steps}
@@ -122,7 +124,7 @@ def evaluation_of(args: Any, held_out: Any, keep: str) -> dict[str, Any]:
     if keep == "best":
         found |= {
             "load_best_model_at_end": True,
-            "metric_for_best_model": "accuracy",
+            "metric_for_best_model": held_out.judged_by,
             "greater_is_better": True,
         }
         found["save_strategy"] = (

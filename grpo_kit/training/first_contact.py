@@ -35,8 +35,7 @@ MicroBatch = dict[str, Any]
 class FirstContact:
     """The checks of one trainer, and what takes a failed part's place.
 
-    due: parts that this run has still to check. "scores", packed log-probabilities without gradient, are checked where
-    the run asks for them.
+    due: parts still to check; "scores", packed log-probabilities without gradient, where the run asks for them.
     """
 
     def __init__(self, trainer: Any, say: Callable[[str], None]) -> None:

@@ -39,6 +39,7 @@ _NAMES = {
     "step_time": "step_seconds",
 }
 _HELD_OUT = ("reward", "reward_std", "entropy", "completion_length", "completion_cut_off")  # of an evaluation
+_OF_HELD_OUT = ("reward_low", "reward_high", "constant", "one_answer", "one_gold")  # see evaluation.held_out
 _DROPPED = {"epoch", "total_flos"}
 _KEEP_LOW_BITS = ("SplitAdamW8bit", "FlashAdamW")  # optimizers that keep what 16-bit weights round away
 
@@ -166,7 +167,7 @@ class Recorder(TrainerCallback):
             name = key.removeprefix("eval_")
             if _NAMES.get(name) in _HELD_OUT:
                 self._row["eval/" + _NAMES[name]] = value
-            elif name.startswith("accuracy"):
+            elif name.startswith("accuracy") or name in _OF_HELD_OUT:
                 self._row["eval/" + name] = value
             elif name.startswith("rewards/") and name.endswith("/mean"):
                 self._row["eval/reward/" + name.removeprefix("rewards/").removesuffix("/mean")] = value

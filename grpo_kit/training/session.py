@@ -22,6 +22,7 @@ from grpo_kit.training.digests import what_is_wrong
 from grpo_kit.training.disk import lacks_room
 from grpo_kit.training.freed_memory import kept_for_the_next_step
 from grpo_kit.training.interrupts import InterruptGuard, Stopped
+from grpo_kit.training.kept import record_kept
 from grpo_kit.training.lineage import mark_trained
 from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder
@@ -172,11 +173,7 @@ class Session(TrainerCallback):
         best = trainer.state.best_model_checkpoint
         if trainer.args.should_save:
             checkpoints.remove_those_of_stops(trainer.args.output_dir, best)
-        if trainer.args.load_best_model_at_end and best is not None:
-            self.recorder.say(
-                f"The model has the weights of step {trainer.state.best_global_step}, the best evaluation "
-                f"({trainer.args.metric_for_best_model} {trainer.state.best_metric:.4g})."
-            )
+        record_kept(trainer, self.recorder.say)
 
     def _nothing_left(self) -> bool:
         """The run is done, and no more steps are asked for."""

@@ -312,7 +312,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         def both() -> dict[str, float]:
             found = self._measure_held_out() if eval_dataset is None and self.held_out is not None else {}
             if not found or self.eval_dataset is not None:
-                found |= evaluate(eval_dataset, *args, **kwargs)
+                found = evaluate(eval_dataset, *args, **kwargs) | found
             return found
 
         return self._session.evaluate(both)

@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import RunFolderError, read_metrics, run_settings, write_whole
+from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
+from grpo_kit.watch.held_out import ACCURACY, CONSTANT, better_before, leading, no_better
 from grpo_kit.watch.monitor import read_flags
 
 _AVERAGED = 3  # steps at either end of the curve
@@ -52,8 +53,16 @@ def card_text(
         "## Reward while training",
         _curve(metrics),
         "## Before and after",
-        _before_and_after(metrics, comparison),
+        _before_and_after(metrics, comparison, config),
     ]
+    if (path / KEPT).is_file():
+        kept = json.loads((path / KEPT).read_text(encoding="utf-8"))
+        parts.append(
+            f"The weights are those of step {kept['step']} of {kept['of']}, the best held-out {kept['by']} "
+            f"({kept['value']:.3f}); chosen among several evaluations, that number is a little too good."
+        )
+    elif said := better_before(metrics):
+        parts.append(f"{said} The weights are the last step's.")
     if changes := [line for line in read_changes(path) if "change" in line]:
         parts += ["## Changed on the way", "\n".join(f"- from step {c['step']}: {_said(c)}" for c in changes)]
     if flags := read_flags(path):
@@ -112,18 +121,29 @@ def _curve(metrics: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _before_and_after(metrics: pd.DataFrame, comparison: object | None) -> str:
+def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: Mapping[str, Any]) -> str:
     if comparison is not None:
         return f"```\n{comparison}\n```"
-    measured = metrics[metrics["eval/accuracy"].notna()] if "eval/accuracy" in metrics else metrics[:0]
-    if not len(measured):
+    name = leading(metrics)
+    if name is None:
         return "Not measured in this folder."
-    points = (
-        f"step {int(row['step'])}: {100 * row['eval/accuracy']:.1f} % [{100 * row['eval/accuracy_low']:.1f}, "
-        f"{100 * row['eval/accuracy_high']:.1f}]"
-        for row in (measured.iloc[0], measured.iloc[-1])
-    )
-    return f"Held-out accuracy, greedy, 95 % interval: {' -> '.join(points)}."
+    measured = metrics[metrics[name].notna()]
+    unit, scale, digits = (" %", 100, 1) if name == ACCURACY else ("", 1, 3)
+    words = []
+    for row in (measured.iloc[0], measured.iloc[-1]):
+        ends = [row.get(f"{name}{end}") for end in ("_low", "_high")]
+        between = (
+            ""
+            if any(end is None or end != end for end in ends)
+            else f" [{', '.join(f'{scale * end:.{digits}f}' for end in ends)}]"
+        )
+        words.append(f"step {int(row['step'])}: {scale * row[name]:.{digits}f}{unit}{between}")
+    lead, last = "", measured.iloc[-1]
+    if name == ACCURACY and no_better(last):
+        known = (config.get("best_constant") or {}).get("strategy", "a constant answer")
+        lead = f"No better than {known} ({100 * last[CONSTANT]:.1f} %). "
+    what = name.removeprefix("eval/")
+    return f"{lead}Held-out {what}, greedy, 95 % interval: {' -> '.join(words)}."
 
 
 def _said(line: Mapping[str, Any]) -> str:

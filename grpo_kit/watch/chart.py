@@ -224,7 +224,8 @@ def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame],
     rows = [[_key(*key) for key in row] for row in _key_rows(keys)]
     if tuple(names) == ("reward",) and any(map(_measured, runs.values())):
         look = {"marker": "o", "markersize": 3.5}
-        rows = [[_key(accuracy_word(*ends), "#000000" if alone else GREY, "", **look)]]
+        word = accuracy_word(*ends, *runs.values()) if alone else accuracy_word(*ends)
+        rows = [[_key(word, "#000000" if alone else GREY, "", **look)]]
     parts = parts_title(names)
     rewards = [table["reward"].to_numpy(float) for table in runs.values() if "reward" in table]
     title = parts or (reward_title(rewards) if names[0] == "reward" else _WORDS.get(names[0], names[0]))

@@ -11,10 +11,15 @@ import pandas as pd
 from grpo_kit.watch.red_flag import WINDOW, Setup, Sign, column, over_window, red_flag, scale, trailing
 
 SOLVED = 0.6  # of the reward's range: a run below it has not solved its task
+CERTAIN = 0.9  # of reward and of answer parts: with so much of it no policy is wrong
 FROZEN, NEARLY = (
     0.01,
     0.8,
 )  # entropy of a policy that samples one text; of the answer parts: nearly the highest
+ONE_ANSWER, ABOVE_GOLDS = (
+    0.9,
+    0.3,
+)  # share of the most frequent answer, and how far above the most frequent gold's
 
 
 def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
@@ -24,12 +29,16 @@ def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
     have come a quarter of the way from the best constant strategy to 1. Held-out measures of those 5 steps are
     believed first. Where that strategy is not known, a policy that has frozen (two steps without entropy and without
     any signal) is taken for one unless its answer parts are nearly at their highest.
+    Where reward and answer parts both earn CERTAIN of their range the task is solved, whatever a constant earns: a
+    policy that earns nearly all is not wrong.
     """
     right = _answer_share(table, setup)
     low, high = scale(table, setup)
-    short = over_window(table, "reward") < low + SOLVED * (high - low)
+    earned = (over_window(table, "reward") - low) / (high - low)
+    short = earned < SOLVED
     if setup.constant is not None:
-        return short | (right < setup.constant + (1 - setup.constant) / 4)
+        nearly_all = (earned >= CERTAIN) & (right >= CERTAIN)
+        return short | (right < setup.constant + (1 - setup.constant) / 4) & ~nearly_all
     frozen = (column(table, "entropy") < FROZEN) & (column(table, "groups/equal_rewards") == 1)
     return short | (trailing(frozen, 2) == 1) & (right < NEARLY)
 
@@ -107,5 +116,24 @@ def sparse_reward(table: pd.DataFrame, setup: Setup) -> Sign:
         (equal > 0.8) & ~(same > 0.9) & unsolved(table, setup),
         lambda at: (
             f"{equal[at]:.0%} of groups have no signal though completions differ, at {_earned(table, setup, at)}"
+        ),
+    )
+
+
+@red_flag(
+    "one answer",
+    why="A policy that answers alike whatever is asked earns what a constant does, and has not learnt the task.",
+    first="keep='best', or an earlier checkpoint; then golds in equal shares, a lower learning rate or a higher beta",
+)
+def one_answer(table: pd.DataFrame, setup: Setup) -> Sign:
+    """After a step: nine in ten held-out answers are the same, 30 points above the share of the most frequent gold.
+
+    Measured by evaluation.HeldOut where at least 8 answers and half of them can be read.
+    """
+    same, gold = column(table, "eval/one_answer"), column(table, "eval/one_gold")
+    return (
+        (column(table, "step") > 0) & (same >= ONE_ANSWER) & (same >= gold + ABOVE_GOLDS),
+        lambda at: (
+            f"{same[at]:.0%} of held-out answers are the same, where the most frequent gold is {gold[at]:.0%}"
         ),
     )

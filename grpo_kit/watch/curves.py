@@ -12,6 +12,8 @@ from grpo_kit.record.control import read_changes
 
 ROUGH = 20  # values; from the next one on a line shows their moving mean
 ACCURACY, ACCURACY_LOW, ACCURACY_HIGH = "eval/accuracy", "eval/accuracy_low", "eval/accuracy_high"
+CONSTANT = "eval/constant"  # accuracy of the best constant strategy on the same rows
+NOTHING: Mapping[str, Any] = {}
 EPISODES = {
     "episodes/success": "success", "episodes/invalid": "invalid actions", "episodes/unfinished": "not ended",
 }  # fmt: skip
@@ -66,12 +68,24 @@ def range_of_rows(names: Iterable[str], *runs: Mapping[str, Any]) -> tuple[float
     return seen_range(np.fmin.reduce(finite), np.fmax.reduce(finite))
 
 
-def accuracy_word(low: float, high: float) -> str:
+def accuracy_word(low: float, high: float, table: Mapping[str, Any] = NOTHING) -> str:
     """What held-out accuracy is called beside a reward on a scale from low to high; it is drawn from end to end of it.
+
+    table: of metrics (a column or an array by name); where its last accuracy is no better than what the best constant
+    strategy has, the word says that.
 
     >>> accuracy_word(0, 1), accuracy_word(-1, 2)
     ('held-out accuracy', 'accuracy, 0–100 %: -1 to 2')
+    >>> accuracy_word(0, 1, {"eval/accuracy_low": [0.1, 0.3], "eval/constant": [0.4, 0.4]})
+    'no better than a constant'
     """
+    lows, constants = (
+        np.asarray(table[name], dtype=float) if name in table else np.array([])
+        for name in (ACCURACY_LOW, CONSTANT)
+    )
+    lows, constants = lows[np.isfinite(lows)], constants[np.isfinite(constants)]
+    if len(lows) > 1 and len(constants) and 0 < constants[-1] and lows[-1] <= constants[-1]:
+        return "no better than a constant"
     return "held-out accuracy" if (low, high) == (0, 1) else f"accuracy, 0–100 %: {low:g} to {high:g}"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from grpo_kit.watch.collapse import entropy_collapse, mode_collapse, sparse_reward
+from grpo_kit.watch.collapse import entropy_collapse, mode_collapse, one_answer, sparse_reward
 from grpo_kit.watch.red_flag import (
     WINDOW,
     Flag,
@@ -297,4 +297,4 @@ OF_ROLLOUTS = (
 """On the rows of steps that sampled; with num_iterations above 1 the others have no reward."""
 OF_PARTS = (part_never_paid, part_never_judged)
 """On the rows of steps that sampled, those without any total among them."""
-OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, lost_updates)
+OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, lost_updates, one_answer)

@@ -12,8 +12,9 @@ import pandas as pd
 from grpo_kit.display import duration, escape, in_notebook, to_png
 from grpo_kit.record.files import parts_of, read_metrics, read_part
 from grpo_kit.watch.chart import draw
-from grpo_kit.watch.curves import ACCURACY, Change, changes_of
+from grpo_kit.watch.curves import Change, changes_of
 from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.held_out import held_out_words
 from grpo_kit.watch.monitor import read_flags
 from grpo_kit.watch.page import badge, completions_page, flags_page, line_page, measures
 from grpo_kit.watch.panel import Panel
@@ -95,9 +96,8 @@ class LiveChart:
         """Take in a row again that an evaluation added to."""
         self._rows[int(row["step"])] = row
         self._refresh()
-        accuracy = row.get(ACCURACY)
-        if accuracy is not None:
-            self._otherwise(lambda: f"held-out accuracy {accuracy:.0%} (step {int(row['step'])})")
+        if said := held_out_words(row):
+            self._otherwise(lambda: said)
 
     def flag(self, flag: Flag) -> None:
         """Show a red flag: marked in the chart, the first in the progress line, all below; elsewhere a line."""

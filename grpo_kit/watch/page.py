@@ -8,15 +8,15 @@ import pandas as pd
 
 from grpo_kit.display import BADGE, escape
 from grpo_kit.watch.conversations import picks_of
-from grpo_kit.watch.curves import ACCURACY
 from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.held_out import held_out_words
 from grpo_kit.watch.svg import WIDTH
 
 _ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 
 
 def measures(rows: Mapping[int, Mapping]) -> list[str]:
-    """What the last step measured, a few words each; and held-out accuracy when it was measured last.
+    """What the last step measured, a few words each; and the held-out accuracy or reward that was measured last.
 
     >>> measures({1: {"step": 1, "reward": 0.5, "completion_length": 11.2}})
     ['reward 0.50', 'length 11']
@@ -36,9 +36,8 @@ def measures(rows: Mapping[int, Mapping]) -> list[str]:
             words.append(f"{label} {value:.0f}")
         else:
             words.append(f"{label} {value:{'.0%' if name == 'completion_cut_off' else '.2f'}}")
-    held_out = [(step, row.get(ACCURACY)) for step, row in rows.items()]
-    held_out = [(step, value) for step, value in held_out if value is not None and value == value]
-    words[1:1] = [f"held-out accuracy {value:.0%} (step {step})" for step, value in held_out[-1:]]
+    held_out = [said for row in rows.values() if (said := held_out_words(row)) is not None]
+    words[1:1] = held_out[-1:]
     return words
 
 

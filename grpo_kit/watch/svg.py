@@ -19,6 +19,7 @@ from grpo_kit.watch.curves import (
     ACCURACY,
     ACCURACY_HIGH,
     ACCURACY_LOW,
+    CONSTANT,
     Change,
     accuracy_word,
     labels,
@@ -57,14 +58,15 @@ def draw_svg(
     """
     names = part_names(chain.from_iterable(rows))
     ends = chain.from_iterable(map(scale_columns, ("reward", *names)))
-    measured = {n: _numbers(rows, n) for n in ("step", "reward", "reward_std", *_ACCURACY, *names, *ends)}
+    wanted = ("step", "reward", "reward_std", *_ACCURACY, CONSTANT, *names, *ends)
+    measured = {n: _numbers(rows, n) for n in wanted}
     steps, reward, spread = (measured[name] for name in ("step", "reward", "reward_std"))
     accuracy = [measured[name] for name in _ACCURACY]
     parts = {name: measured[name] for name in names if np.isfinite(measured[name]).any()}
     keys = [(_key(COLOURS[n % 7], _dash(n)), part_word(name)) for n, name in enumerate(parts)]
     wide = (WIDTH - _LEFT - _GAP - _RIGHT) // 2
     scales = [range_of_rows(some, measured) for some in (["reward"], names)]
-    held_out = [(_DOT, accuracy_word(*scales[0]))] * bool(np.isfinite(accuracy[0]).any())
+    held_out = [(_DOT, accuracy_word(*scales[0], measured))] * bool(np.isfinite(accuracy[0]).any())
     legends = [_legend(held_out, wide), _legend(keys, wide)]
     top = _TITLE + _ROW * max(height for _, height in legends) + 22
     end = max([last_step, 1, *steps.astype(int).tolist()[-1:]])

@@ -11,8 +11,9 @@ from grpo_kit.display import duration
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import read_metrics
 from grpo_kit.record.going import is_locked
-from grpo_kit.watch.curves import ACCURACY, changes_of
+from grpo_kit.watch.curves import changes_of
 from grpo_kit.watch.follow import is_going
+from grpo_kit.watch.held_out import held_out_words
 from grpo_kit.watch.monitor import read_flags
 from grpo_kit.watch.page import measures
 
@@ -23,7 +24,7 @@ class Lines:
     def __init__(self, folder: Path, *, last: int) -> None:
         self._folder, self._last = folder, last
         self._steps: set[int] | None = None  # told; None: nothing was
-        self._accuracies: set[int] = set()
+        self._evaluated: set[int] = set()
         self._flags = self._changes = 0
 
     def new(self) -> list[str]:
@@ -46,14 +47,14 @@ class Lines:
         if self._steps is None:
             shown = trained[len(trained) - min(self._last, len(trained)) :]
             self._steps = {step for step in trained if step not in shown}
-            self._accuracies = {step for step in self._steps if _has_accuracy(rows[step])}
+            self._evaluated = {step for step in self._steps if _was_evaluated(rows[step])}
         for step in sorted(rows):
             if step > 0 and step not in self._steps:
                 self._steps.add(step)
                 yield _line(rows, step)
-            if _has_accuracy(rows[step]) and step not in self._accuracies:
-                self._accuracies.add(step)
-                yield f"held-out accuracy {rows[step][ACCURACY]:.0%} (step {step})"
+            if _was_evaluated(rows[step]) and step not in self._evaluated:
+                self._evaluated.add(step)
+                yield held_out_words(rows[step])
 
 
 def where_it_is(folder: Path) -> tuple[str, bool]:
@@ -86,24 +87,32 @@ def _by_a_recipe(folder: Path) -> bool:
 def _came_to(folder: Path) -> str:
     """Out of results.json, which a recipe and the notebooks write."""
     found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    measure = found.get("measure", "accuracy")
+
+    def words(value: float) -> str:
+        return f"{100 * value:.1f}" if measure == "accuracy" else f"{value:.3f}"
+
+    unit = " %" * (measure == "accuracy")
+    sides = [found["before"], found["after"]]
     before, after = (
-        f"{100 * found[name]['accuracy']:.1f} % [{100 * found[name]['low']:.1f}, {100 * found[name]['high']:.1f}]"
-        for name in ("before", "after")
+        f"{words(one[measure])}{unit} [{words(one['low'])}, {words(one['high'])}]" for one in sides
     )
-    said = f"{before} -> {after} right, n = {found['n']}"
+    said = f"{before} -> {after} {'right' if measure == 'accuracy' else 'mean reward'}, n = {found['n']}"
+    if found.get("no_better"):
+        return f"{found['no_better']}: {said}."
     best = found.get("best_constant")
-    return said + (f"; the best constant strategy has {100 * best['accuracy']:.1f} %." if best else ".")
+    what = "strategy has" if measure == "accuracy" else "completion earns"
+    return said + (f"; the best constant {what} {words(best[measure])}{unit}." if best else ".")
 
 
-def _has_accuracy(row: Mapping[str, Any]) -> bool:
-    value = row.get(ACCURACY)
-    return value is not None and value == value
+def _was_evaluated(row: Mapping[str, Any]) -> bool:
+    return held_out_words(row) is not None
 
 
 def _line(rows: Mapping[int, Mapping[str, Any]], step: int) -> str:
     row = rows[step]
     total = round(step / row["progress"]) if row["progress"] else step
-    told = measures({step: {k: v for k, v in row.items() if k != ACCURACY}})
+    told = measures({step: {k: v for k, v in row.items() if not k.startswith("eval/")}})
     per_step = row["seconds"] / step
     left = f"{duration(per_step * (total - step))} left" if step < total else duration(row["seconds"])
     return "  ".join([f"step {step}/{total}", *told, left])

@@ -67,9 +67,13 @@ def test_evaluate_of_a_file_is_of_the_base_alone(here, capsys):
 
 def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     file = written(here)
+    text = file.read_text()
+    file.write_text(text.replace("reward=letters", "reward=kit.rewards.ExactAnswer()"))
     assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 1
     assert "CHANGE SOMETHING FIRST\nformat first" in capsys.readouterr().out
-    text = file.read_text()
+    file.write_text(text)
+    assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 0
+    assert "GO\nready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"
     file.write_text(text.replace('max_completion_tokens=6', 'max_completion_tokens=6, is_correct=sometimes').replace(
         "def is_even(text, row):\n    return bool(text)", "def sometimes(text, row):\n    return len(text) % 2 == 0"
     ) + "\nfrom dataclasses import replace\ntask = replace(task, read_answer=lambda text, prefill: text)\n"
@@ -147,7 +151,7 @@ def test_watch_tells_a_run_that_is_done(here, capsys):
     assert [line.split("  ")[0] for line in lines if line.startswith("step")] == ["step 3/4", "step 4/4"]
     (last,) = [line for line in lines if line.startswith("step 4/4")]
     assert f"reward {rows['reward'][4]:.2f} ±" in last and "held-out accuracy 0% (step 4)" in lines
-    assert lines[-1].startswith("Done after 4 steps: ") and "right, n = 4" in lines[-1]
+    assert lines[-1].startswith("Done after 4 steps: ") and "mean reward, n = 4" in lines[-1]
 
 
 def copied_rows(folder, table):

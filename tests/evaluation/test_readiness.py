@@ -119,6 +119,9 @@ def test_verdicts(changes, verdict, words, why):
     r = made(**changes)
     assert r.verdict == verdict, why
     assert words in r.reason and VERDICTS[verdict] in r.reason
+    assert ("SFT" in r.reason) == (verdict == "never succeeds"), (
+        "where nothing succeeds and no rewards differ"
+    )
     assert verdict in r._repr_html_() and "pass@4" in r._repr_html_()
 
 
@@ -132,8 +135,13 @@ def test_a_share_just_beside_its_threshold_does_not_read_as_the_threshold():
 
 def test_soft_rewards_are_told_where_success_is_rare():
     soft = made([0, 0, 0], rewards=[{0.1: 2, 0.3: 2}] * 3)
-    assert "In 67% of groups rewards would differ" in soft.reason
-    assert "differ" not in made([0, 0, 0]).reason
+    assert soft.verdict == "never succeeds" and "SFT" not in soft.reason
+    assert (
+        "by format or other parts do rewards differ, in 67% of groups. So: training would learn"
+        in soft.reason
+    )
+    none = made([0, 0, 0]).reason
+    assert "differ" not in none and "do SFT first" in none
 
 
 def test_save_and_load(tmp_path):

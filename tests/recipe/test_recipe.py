@@ -86,6 +86,11 @@ def test_its_numbers_are_the_profiles_with_its_own():
         ({"on_flag": print}, "on_flag"),
         ({"config": {"seed": 1}}, "config has seed"),
         ({"options": {"keep": "best"}}, "options has keep"),
+        ({"keep": "first"}, "keep='first' is not known; use 'last' or 'best'"),
+        (
+            {"keep": "best", "held_out_every": None},
+            "keep='best', but held_out_every=None .*such as held_out_every=8",
+        ),
         ({"task": "smallest"}, "task='smallest' is not known"),
         ({"profile": "tpu"}, "profile 'tpu'"),
     ],
@@ -123,6 +128,9 @@ def test_a_run_leaves_what_the_notebook_leaves(ran):
     results = json.loads((folder / "results.json").read_text())
     assert results["steps"] == 4 and results["n"] == 4 and results["task"] == "words"
     assert results["before"]["accuracy"] == outcome.before.strict.value
+    assert (
+        results["after"][results["measure"]] == outcome.after.result.value and results["weights_of_step"] == 4
+    )
     assert outcome.comparison.sentence in (folder / "README.md").read_text()
     assert not (folder / ".going").exists()
     base = load_policy("tiny-random", quiet=True)[0].state_dict()

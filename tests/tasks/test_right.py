@@ -157,7 +157,7 @@ def test_where_no_row_has_an_answer_either_the_whole_reward_has_to_be_paid():
     task = own([SoftFormat(think=None)], gold="")
     assert readings(task, "anything</answer>") == (True, True)
     assert readings(task, "anything") == (False, False), "and nothing is read leniently"
-    assert task.best_constant() == ("always ''", 0.0), "an empty answer keeps no format"
+    assert task.strategies == {}, "no answer is the most frequent one"
 
 
 def test_what_cannot_be_judged_is_not_right_and_is_counted_once():

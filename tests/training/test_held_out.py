@@ -23,7 +23,8 @@ class Scripted(HeldOut):
     values = (0.1, 0.2, 0.7, 0.3, 0.4, 0.5, 0.6)
 
     def measure(self, model, tokenizer):
-        assert set(super().measure(model, tokenizer)) == {"accuracy", "accuracy_low", "accuracy_high"}
+        found = super().measure(model, tokenizer)
+        assert set(found) == {"accuracy", "accuracy_low", "accuracy_high", "constant"}
         object.__setattr__(self, "asked", getattr(self, "asked", -1) + 1)
         value = self.values[self.asked]
         return {"accuracy": value, "accuracy_low": value / 2, "accuracy_high": (1 + value) / 2}
@@ -86,6 +87,11 @@ def test_the_best_is_kept_and_a_longer_run_goes_on_from_the_last(tmp_path, capsy
         and "weights of step 2, the best evaluation" in capsys.readouterr().out
     )
     assert {p.name for p in (tmp_path / "run").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+    assert json.loads((tmp_path / "run" / "kept.json").read_text()) == {
+        "step": 2, "of": 4, "by": "accuracy", "value": 0.7,
+    }  # fmt: skip
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "The weights are those of step 2 of 4, the best held-out accuracy (0.700)" in card
     best.change(max_steps=6)
     best.train()  # 0.5, 0.6: 0.7 stays the best
     assert same(seen.seen[2], weights(best))
@@ -95,19 +101,93 @@ def test_the_best_is_kept_and_a_longer_run_goes_on_from_the_last(tmp_path, capsy
     assert table["reward"].dropna().tolist() == plain["reward"].tolist(), "steps 5 and 6 went on from step 4"
 
 
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_the_best_is_kept_by_a_run_that_was_stopped_and_by_adapters(tuning, tmp_path):
+    def made(folder):
+        model, tokenizer = load_policy("tiny-random", tuning=tuning, quiet=True)
+        args = settings(folder, max_completion_length=TASK.max_completion_tokens, max_steps=4)
+        held_out = Scripted(TASK, rows=2, every=1)
+        return GRPOTrainer(
+            model, TASK.rewards, args, TASK.dataset(tokenizer), processing_class=tokenizer, warmup=0, live=None,
+            held_out=held_out, keep="best",
+        )  # fmt: skip
+
+    whole, seen = made(tmp_path / "whole"), WeightsAt()
+    whole.add_callback(seen)
+    whole.train()
+    first = made(tmp_path / "run")
+    interrupted_once(first, "rollout", at_step=3)
+    first.train(on_stop="return")
+    assert first.interrupted and not (tmp_path / "run" / "kept.json").exists()
+    second = made(tmp_path / "run")
+    object.__setattr__(second.held_out, "asked", 2)  # 0.3 and 0.4 are still to come
+    second.train(resume_from_checkpoint=True)
+    trained = {name for name, p in whole.model.named_parameters() if p.requires_grad}
+    best, got, kept = seen.seen[2], weights(second), weights(whole)
+    assert trained and all(
+        (best[name] == got[name]).all() and (best[name] == kept[name]).all() for name in trained
+    )
+    assert json.loads((tmp_path / "run" / "kept.json").read_text())["step"] == 2
+
+
+def test_a_better_evaluation_that_is_not_kept_is_named(tmp_path, capsys):
+    run = trainer(tmp_path / "run", max_steps=4, held_out=Scripted(TASK, rows=2, every=1), live=False)
+    run.train()  # 0.1 before, then 0.2, 0.7, 0.3, 0.4
+    out = capsys.readouterr().out
+    assert (
+        "Held-out accuracy was 70 % after step 2 and is 40 % after the last, 4; the fall may be chance."
+        in out
+    )
+    assert "keep='best' (--keep best) ends a run with the weights of its best evaluation." in out
+    assert not (tmp_path / "run" / "kept.json").exists()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "was 70 % after step 2" in card and "The weights are the last step's." in card
+
+
+def test_without_right_and_wrong_the_reward_is_measured_and_the_best_is_judged_by_it(tmp_path):
+    def lively(completions, **columns):
+        return [min(1.0, len(set(text)) / 20) for text in completions]
+
+    rows = [{"question": f"Say {i}."} for i in range(40)]
+    task = tasks.from_rows("own", rows, reward=lively, max_completion_tokens=6)
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    run = GRPOTrainer(
+        model, task.rewards, settings(tmp_path / "run", max_steps=2), task.dataset(tokenizer), live=None, warmup=0,
+        processing_class=tokenizer, held_out=HeldOut(task, rows=8, every=1), keep="best",
+    )  # fmt: skip
+    run.train()
+    table = read_metrics(tmp_path / "run")
+    assert table["eval/reward"].notna().all() and "eval/accuracy" not in table
+    best = table.loc[table["eval/reward"][1:].idxmax()]
+    kept = json.loads((tmp_path / "run" / "kept.json").read_text())
+    assert (kept["by"], kept["step"], kept["value"]) == (
+        "reward",
+        best["step"],
+        pytest.approx(best["eval/reward"]),
+    )
+    assert (
+        "Held-out reward, greedy, 95 % interval: step 0: 0." in (tmp_path / "run" / "README.md").read_text()
+    )
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["best_constant"] is None
+
+
 def test_without_a_chart_each_measure_is_a_line(tmp_path, capsys):
     run = trainer(tmp_path, max_steps=2, held_out=HeldOut(TASK, rows=4, every=2), live=False)
     run.train()
     lines = capsys.readouterr().out.splitlines()
-    told = [line for line in lines if line.startswith("held-out accuracy")]
-    assert told == ["held-out accuracy 0% (step 0)", "held-out accuracy 0% (step 2)"]
+    told = [line for line in lines if "held-out accuracy" in line and "reward" not in line]
+    best = f"{TASK.best_constant(TASK.held_out[:4])[1]:.0%}"
+    assert told == [
+        "held-out accuracy 0% (step 0)",
+        f"no better than a constant answer ({best}): held-out accuracy 0% (step 2)",
+    ]
 
 
 def test_what_cannot_be_is_refused(tmp_path):
     for bad in ({"rows": 0}, {"rows": 17}, {"every": 0}, {"rows": 2.5}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             HeldOut(TASK, **{"rows": 4} | bad)
-    with pytest.raises(ValueError, match="keep='best' needs held_out"):
+    with pytest.raises(ValueError, match="keep='best' needs held_out.* or keep='last'"):
         make("kit", tmp_path, kit={"keep": "best"})
     with pytest.raises(ValueError, match="keep='first'"):
         make("kit", tmp_path, kit={"keep": "first"})

@@ -142,3 +142,25 @@ def test_a_trainer_writes_both_down(tmp_path):
     make("kit", tmp_path / "plain", max_steps=1).train()
     config = json.loads((tmp_path / "plain" / "run.json").read_text())
     assert config["answer_parts"] == [] and config["best_constant"] is None
+
+
+def test_who_earns_nearly_all_is_not_wrong_whatever_a_constant_earns():
+    """An entropy collapse says "sure of itself and wrong", which at a reward of 0.97 it is not."""
+    assert collapsed(0.96, constant=0.97) == {}
+    assert collapsed(0.86, constant=0.97) != {}, "below 0.9 a constant that earns more tells"
+
+
+def evaluated(same, gold, steps=(0, 8, 16)):
+    table = pd.DataFrame({"step": list(steps), "eval/one_answer": same, "eval/one_gold": gold})
+    return {flag.name: flag for flag in red_flags(table)}
+
+
+def test_answers_that_fall_into_one_are_told():
+    flag = evaluated([0.5, 0.6, 1.0], 0.45)["one answer"]
+    assert flag.step == 16
+    assert "100% of held-out answers are the same, where the most frequent gold is 45%" in flag.saw
+    assert evaluated([1.0, 0.5, 0.6], 0.45) == {}, "the base was so, before training"
+    assert evaluated([0.5, 0.6, 0.85], 0.45) == {}
+    assert evaluated([1.0, 1.0, 1.0], 1.0) == {}, "all golds are the same"
+    assert evaluated([0.9, 0.95, 0.95], 0.7) == {}
+    assert evaluated([np.nan] * 3, np.nan) == {}, "answers that cannot be read"

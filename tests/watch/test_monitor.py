@@ -146,6 +146,7 @@ CASES = {  # name: what it takes, the step the flag names, the step after which 
     "sampler gap": ({"rollout/logprob_gap": turned(1e-5, 0.2, 6)}, 4, 6),
     "stale rollouts": ({"rollout/age": turned(3, 3, 1), "clip_ratio": turned(0, 0.5, 6)}, 3, 7),
     "lost updates": ({"update/share_that_moves": [0.01] + [np.nan] * 11}, 1, 1),
+    "one answer": ({"eval/one_answer": turned(0.5, 1, 6), "eval/one_gold": turned(0.4, 0.4, 1)}, 6, 6),
 }  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""What earns as much without reading the question, and whether a result is any better than that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from grpo_kit.display import cut
+from grpo_kit.evaluation.intervals import Estimate
+from grpo_kit.rewards.judge import RewardError, ask_all, totals
+from grpo_kit.rewards.parts import required_columns
+from grpo_kit.tasks.task import Task, strategy_rewards
+
+if TYPE_CHECKING:
+    from grpo_kit.evaluation.answers import Answers
+
+_EMPTY = "always an empty completion"
+Constant = tuple[str, float]  # its name, and what it has: accuracy, or mean reward
+
+
+def constant_reward(made: Answers) -> Constant | None:
+    """The completion that earns most when it is given to every row, and its mean reward on these rows.
+
+    Tried: the empty one, the most frequent and the best paid of the model's own, and the most frequent gold answer
+    where the rows have some. The best of four on the rows that it is told for: a little too good, never too bad. None
+    for episodes and code, where a completion is played or run.
+    """
+    task = made.task
+    if not isinstance(task, Task) or task.read_answer is not None:
+        return None
+    known = [
+        (reward, text) for reward, text in zip(made.rewards, made.texts, strict=True) if reward is not None
+    ]
+    texts = {"": None} | {text: None for text, _ in Counter(made.texts).most_common(1)}
+    texts |= {text: None for _, text in sorted(known, key=lambda pair: -pair[0])[:1]}
+    found = {}
+    for text in texts:
+        earned = _earned(made, text)
+        if earned is not None:
+            found[f"always {cut(text, 40)!r}" if text else _EMPTY] = earned
+    if task.strategies and not any(
+        set(required_columns(r)) & {"prompts", "completion_ids"} for r in task.rewards
+    ):
+        found |= dict(list(_strategies(task, made.rows).items())[:1])
+    return max(found.items(), key=lambda pair: pair[1], default=None)
+
+
+def _earned(made: Answers, text: str) -> float | None:
+    """Mean reward of this completion over the rows that can judge it."""
+    rows = range(0, len(made.texts), made.samples)
+    given = {name: [values[i] for i in rows] for name, values in made._given.items()}
+    try:
+        parts = ask_all(made.task.rewards, [text] * len(rows), **given)
+    except RewardError:  # no model wrote it in this place; what it would earn is not known
+        return None
+    earned = totals(list(parts.values()), made.task.reward_weights, list(rows))
+    judged = [one for one in earned if one is not None]
+    return sum(judged) / len(judged) if judged else None
+
+
+def _strategies(task: Task, rows: list[dict]) -> dict[str, float]:
+    try:
+        return strategy_rewards(task, rows)
+    except RewardError:
+        return {}
+
+
+def doing(constant: Constant) -> str:
+    """The strategy in words.
+
+    >>> doing(("always 'billing'", 0.45)), doing(("random", 0.1))
+    ("answering 'billing' every time", "the strategy 'random'")
+    """
+    name = constant[0]
+    what = name.removeprefix("always ")
+    how = "giving" if name == _EMPTY else "answering"
+    return f"the strategy {name!r}" if what == name else f"{how} {what} every time"
+
+
+def compared(result: Estimate, constant: Constant | None) -> str | None:
+    """How a result that is not better than the constant stands beside it, None where it is better or none is known.
+
+    Better is what lies above it with the whole 95 % interval. What earns nothing is nothing to compare with.
+
+    >>> compared(Estimate(0.467, 0.35, 0.59, 60), ("always 'billing'", 0.45))
+    "No better than answering 'billing' every time"
+    """
+    if constant is None or not constant[1] > 0 or result.low > constant[1]:
+        return None
+    return f"{'Worse' if result.high < constant[1] else 'No better'} than {doing(constant)}"

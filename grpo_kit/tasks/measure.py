@@ -1,0 +1,83 @@
+"""What tells how good a model is at a task: how often it is right, or what it earns.
+
+Where every completion is right or wrong that is accuracy. Where a text is nearer to the gold or farther from it, or a
+reward of one's own judges rows that have no answer, nothing is right: the mean reward is the measure then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from grpo_kit.rewards.combine import Verdicts, judges_answer
+from grpo_kit.rewards.format import SoftFormat
+from grpo_kit.rewards.judge import Scores
+from grpo_kit.rewards.parts import all_parts, range_of
+from grpo_kit.rewards.response import Reward
+from grpo_kit.tasks.right import PaidInFull, is_own
+
+Measure = Literal["accuracy", "reward"]
+
+
+def has_accuracy(task: Any) -> bool:
+    """Is there a right and a wrong? Not where no row has an answer and no reward says which pay is full.
+
+    A reward says so by its range, and the kit's that judge an answer pay 1.0. An EpisodeTask has its success.
+
+    >>> from grpo_kit.tasks import from_rows, largest
+    >>> def short(completions, **columns):
+    ...     return [1 / (1 + len(text)) for text in completions]
+    >>> rows = [{"question": f"{i}?"} for i in range(5)]
+    >>> has_accuracy(largest()), has_accuracy(from_rows("short", rows, reward=short))
+    (True, False)
+    """
+    if not isinstance(getattr(task, "is_correct", None), PaidInFull):
+        return True
+    if any(str(row["answer"]).strip() for row in [*task.train, *task.held_out]):
+        return True
+    return any(range_of(part) is not None or not is_own(part) for part in _judges(task))
+
+
+def measure_of(task: Any, verdicts: Verdicts = (), credit: Scores = ()) -> Measure | None:
+    """The measure that results on a task lead with; None where that depends on scores that are not there yet.
+
+    "reward": no accuracy, a text reward (Bleu, Rouge, one with `soft = True`), no reward that judges the answer, or a
+    reward of one's own that paid some completions in part.
+    verdicts, credit: of the completions so far, one entry each, as ask_in_full gives them.
+    """
+    if not has_accuracy(task):
+        return "reward"
+    if not isinstance(getattr(task, "is_correct", None), PaidInFull):
+        return "accuracy"
+    judges = _judges(task)
+    if not judges or any(getattr(part, "soft", False) for part in judges):
+        return "reward"
+    if not any(map(is_own, judges)):
+        return "accuracy"
+    if not verdicts:
+        return None
+    pairs = zip(verdicts, credit, strict=True)
+    return "reward" if any(paid is not None and paid > 0 and not full for full, paid in pairs) else "accuracy"
+
+
+def reads_tag(task: Any) -> bool:
+    """Is there a form that an answer must keep, so that a completion can have no readable answer?
+
+    Not where the task's rewards are functions of the whole completion, and neither prompt nor reward names the tag.
+    """
+    if not isinstance(getattr(task, "is_correct", None), PaidInFull) or task.read_answer is not None:
+        return True
+    if has_accuracy(task) and not task.answer_rewards:
+        return True
+    parts = [part for reward in task.rewards for part in (reward, *all_parts(reward))]
+    if any(getattr(part, "tag", None) or isinstance(part, SoftFormat) for part in parts):
+        return True
+    shown = [task.prefill, task.system or "", *(text for pair in task.examples for text in pair)]
+    return any(f"<{task.answer_tag}>" in text for text in [*shown, task.train[0]["question"]])
+
+
+def _judges(task: Any) -> list[Reward]:
+    """The innermost rewards that judge the answer, of those whose full pay makes it right."""
+    found: Sequence[Reward] = [one for one in task.answer_rewards if judges_answer(one)]
+    parts = [part for reward in found for part in (reward, *all_parts(reward))]
+    return [part for part in parts if not getattr(part, "made_of_others", False) and judges_answer(part)]

@@ -1,0 +1,115 @@
+"""What held-out evaluations say, in words: in a line, at the end of a run, in its card and in another terminal."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from grpo_kit.watch.card import card_text
+from grpo_kit.watch.chart import draw
+from grpo_kit.watch.held_out import better_before, held_out_words
+from grpo_kit.watch.svg import draw_svg
+from grpo_kit.watch.terminal import where_it_is
+from tests.watch.test_monitor import RUNS
+
+
+def table(values, name="accuracy", low=None):
+    made = pd.DataFrame({"step": range(0, 8 * len(values), 8), f"eval/{name}": values})
+    return made if low is None else made.assign(**{f"eval/{name}_low": low})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said", "why"),
+    [
+        (table([0.17, 0.63, 0.47]), "was 63 % after step 8 and is 47 % after the last, 16.", "thrown away"),
+        (table([0.17, 0.63, 0.47], low=[0.1, 0.5, 0.35]), "47 % after the last, 16.", "below its interval"),
+        (table([0.17, 0.63, 0.47], low=[0.1, 0.45, 0.35]), "16; the fall may be chance.", "inside it"),
+        (table([0.63, 0.17, 0.47]), "was 63 % before the first step", "training made it worse"),
+        (table([0.17, 0.5, 0.47]), None, "as every run does"),
+        (table([0.17, 0.47, 0.63]), None, "the last is the best"),
+        (table([0.2, 0.9, 0.5], "reward"), "Held-out reward was 0.90 after step 8 and is 0.50", "a reward"),
+        (table([2.0, 9.0, 8.7], "reward"), None, "3 points of 900"),
+        (pd.DataFrame({"step": [1], "reward": [0.5]}), None, "nothing was measured"),
+    ],
+)
+def test_a_better_evaluation_before(metrics, said, why):
+    found = better_before(metrics)
+    assert (found is None) if said is None else (said in found), why
+
+
+def test_a_constant_is_said_first_once_training_began():
+    row = {"step": 8, "eval/accuracy": 0.5, "eval/accuracy_low": 0.38, "eval/constant": 0.45}
+    assert held_out_words(row) == "no better than a constant answer (45%): held-out accuracy 50% (step 8)"
+    assert held_out_words(row | {"eval/constant": 0.3}) == "held-out accuracy 50% (step 8)"
+    assert held_out_words(row | {"step": 0}) == "held-out accuracy 50% (step 0)"
+    assert (
+        held_out_words(row | {"eval/constant": 0.0, "eval/accuracy_low": 0.0})
+        == "held-out accuracy 50% (step 8)"
+    )
+
+
+def legend(rows):
+    axes = draw({"run": pd.DataFrame(rows)}).axes[0]
+    return str([text.get_text() for text in axes.get_legend().get_texts()])
+
+
+def test_both_drawings_say_it_in_their_legend():
+    rows = [
+        {"step": step, "reward": 0.5, "eval/accuracy": 0.5, "eval/accuracy_low": low, "eval/constant": 0.45}
+        for step, low in ((0, 0.1), (8, 0.38))
+    ]
+    for drawn in (draw_svg(rows), legend(rows)):
+        assert "no better than a constant" in drawn and "held-out accuracy" not in drawn
+    rows[1]["eval/accuracy_low"] = 0.46
+    for drawn in (draw_svg(rows), legend(rows)):
+        assert "held-out accuracy" in drawn
+
+
+def test_the_card_of_a_run_leads_with_the_constant(tmp_path):
+    config = json.loads((RUNS / "induced" / "events" / "config.json").read_text())
+    args = {"learning_rate": 1e-5, "lr_scheduler_type": "constant", "temperature": 1.0, "beta": 0.0}
+    config |= {
+        "best_constant": {"strategy": "always 'billing'", "parts": {}},
+        "parameters": 2,
+        "trainable_parameters": 2,
+    }
+    config |= {"versions": {"trl": "1"}, "optimizer": "adamw", "device": "cpu", "args": args}
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    rows = "step,progress,seconds,reward,eval/accuracy,eval/accuracy_low,eval/accuracy_high,eval/constant\n"
+    (tmp_path / "metrics.csv").write_text(
+        rows + "0,0.0,1,,0.17,0.1,0.28,0.45\n16,1.0,9,0.5,0.467,0.35,0.59,0.45\n"
+    )
+    text = card_text(tmp_path)
+    assert "No better than always 'billing' (45.0 %). Held-out accuracy, greedy" in text
+    assert "step 0: 17.0 % [10.0, 28.0] -> step 16: 46.7 % [35.0, 59.0]." in text
+
+
+SIDES = {
+    "accuracy": [(0.167, 0.1, 0.28), (0.467, 0.35, 0.59)],
+    "reward": [(0.27, 0.2, 0.3), (1.0, 0.9, 1.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("measure", "more", "said"),
+    [
+        (
+            "accuracy",
+            {"best_constant": {"name": "always 'x'", "accuracy": 0.45}},
+            "Done after 2 steps: 16.7 % [10.0, 28.0] -> 46.7 % [35.0, 59.0] right, n = 60; the best constant strategy "
+            "has 45.0 %.",
+        ),
+        (
+            "reward",
+            {"measure": "reward", "no_better": "No better than answering 'x' every time (0.990)"},
+            "Done after 2 steps: No better than answering 'x' every time (0.990): 0.270 [0.200, 0.300] -> "
+            "1.000 [0.900, 1.000] mean reward, n = 60.",
+        ),
+    ],
+)
+def test_another_terminal_says_what_it_came_to(measure, more, said, tmp_path):
+    sides = [dict(zip((measure, "low", "high"), side, strict=True)) for side in SIDES[measure]]
+    found = {"n": 60} | dict(zip(("before", "after"), sides, strict=True)) | more
+    (tmp_path / "metrics.csv").write_text("step,progress,seconds\n1,0.5,1\n2,1.0,2\n")
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    assert said in where_it_is(tmp_path)[0]
