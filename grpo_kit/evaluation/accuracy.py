@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from grpo_kit.evaluation.answers import Answers, answer
-from grpo_kit.evaluation.constant import Constant, constant_reward
+from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, number, percent, shown
 from grpo_kit.record.files import write_whole
@@ -37,7 +37,8 @@ class Evaluation:
     strict and lenient are None where nothing is right or wrong, formatted where no form is asked for (tasks.measure).
     constant: name and accuracy of the best answer given without reading the question, None if the task has none.
     measure: what the result leads with, "accuracy" or "reward"; then constant_reward is name and mean reward of the
-    best completion given to every row, None where that is not known.
+    best completion given to every row, None where that is not known. own_constant: the answer that the model gives to
+    more than half of the rows, and its accuracy given to all; None where there is none.
     rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
     total) and reward/<name> of each reward, n_right of `samples` where there were samples, and unjudged where an answer
     could not be judged. settings: how it was decoded.
@@ -53,6 +54,7 @@ class Evaluation:
     settings: dict[str, Any]
     measure: Measure = "accuracy"
     constant_reward: Constant | None = None
+    own_constant: Constant | None = None
 
     @property
     def n(self) -> int:
@@ -154,7 +156,7 @@ class Evaluation:
         """Write everything to one JSON file, whole or not at all; Evaluation.load reads it."""
         data = {
             name: getattr(self, name)
-            for name in ("task", "constant", "settings", "measure", "constant_reward")
+            for name in ("task", "constant", "settings", "measure", "constant_reward", "own_constant")
         }
         data |= {name: self.rates.get(name) and asdict(self.rates[name]) for name in _RATES}
         data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
@@ -167,7 +169,7 @@ class Evaluation:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         data |= {name: Estimate(**data[name]) if data[name] else None for name in _RATES}
         data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
-        for name in ("constant", "constant_reward"):
+        for name in ("constant", "constant_reward", "own_constant"):
             data[name] = tuple(data[name]) if data.get(name) else None
         return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
 
@@ -236,6 +238,7 @@ def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[
         constant=task.best_constant(greedy.rows) if task.strategies and has_accuracy(task) else None,
         measure=greedy.measure,
         constant_reward=constant_reward(greedy) if greedy.measure == "reward" else None,
+        own_constant=own_constant(greedy) if greedy.measure == "accuracy" else None,
         pass_at={
             size: bootstrap_mean([pass_at_k(sampled.samples, c, size) for c in table["n_right"]])
             for size in (ks if has_accuracy(task) else ())

@@ -46,9 +46,10 @@ class Comparison:
     def constant(self) -> Constant | None:
         """The best that was seen without reading the question, name and accuracy, or mean reward."""
         if self.leads == "strict":
-            return self.base.constant
-        known = [one for one in (self.base.constant_reward, self.tuned.constant_reward) if one is not None]
-        return max(known, key=lambda one: one[1], default=None)
+            known = self.base.constant, self.tuned.own_constant
+        else:
+            known = self.base.constant_reward, self.tuned.constant_reward
+        return max((one for one in known if one is not None), key=lambda one: one[1], default=None)
 
     @property
     def no_better(self) -> str | None:

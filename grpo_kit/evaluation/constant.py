@@ -9,6 +9,7 @@ from grpo_kit.display import cut
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.rewards.judge import RewardError, ask_all, totals
 from grpo_kit.rewards.parts import required_columns
+from grpo_kit.tasks.right import are_correct
 from grpo_kit.tasks.task import Task, strategy_rewards
 
 if TYPE_CHECKING:
@@ -43,6 +44,24 @@ def constant_reward(made: Answers) -> Constant | None:
     ):
         found |= dict(list(_strategies(task, made.rows).items())[:1])
     return max(found.items(), key=lambda pair: pair[1], default=None)
+
+
+def own_constant(made: Answers) -> Constant | None:
+    """The answer that the model gives to more than half of the rows, and its accuracy when it is given to all of them.
+
+    None where no answer is so frequent, and for episodes and code. It may be better than the strategies of the task,
+    which know the train rows alone.
+    """
+    task = made.task
+    if not isinstance(task, Task) or task.read_answer is not None:
+        return None
+    said = Counter(text.strip() for text in map(task.answer_of, made.texts) if text is not None).most_common(
+        1
+    )
+    if not said or said[0][1] * 2 <= len(made.texts):
+        return None
+    right = are_correct(task, [said[0][0]] * len(made.rows), made.rows)
+    return f"always {cut(said[0][0], 40)!r}", sum(right) / len(right)
 
 
 def _earned(made: Answers, text: str) -> float | None:

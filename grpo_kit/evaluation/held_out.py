@@ -63,8 +63,8 @@ class HeldOut:
         """What the model scores, each in [0, 1] but the reward, with its 95 % interval (<name>_low, <name>_high).
 
         accuracy: strict, where there is a right and a wrong. reward: the mean, where judged_by is "reward".
-        constant: accuracy of the best constant strategy. one_answer: share of the most frequent answer among those that
-        the model gives; one_gold: of the most frequent gold. Where they are known.
+        constant: accuracy of the best constant strategy, or of the most frequent gold. one_answer: share of the most
+        frequent answer among those that the model gives; one_gold: of the most frequent gold. Where they are known.
         divide: f(ask, rows) -> ask(rows), where several processes ask about some rows each.
         """
         with_reward, right_and_wrong = self.judged_by == "reward", has_accuracy(self.task)
@@ -87,7 +87,7 @@ class HeldOut:
             e = mean_reward(judged)
             measured |= {"reward": e.value, "reward_low": e.low, "reward_high": e.high}
         if self._constant is not None:
-            measured["constant"] = self._constant
+            measured["constant"] = max(self._constant, self._one_gold or 0.0)
         said = [text for _, _, text in found if text is not None]
         if self._one_gold is not None and len(said) >= max(_FEWEST, self.rows / 2):
             measured |= {"one_answer": _commonest(said), "one_gold": self._one_gold}

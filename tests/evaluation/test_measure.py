@@ -220,6 +220,29 @@ def test_no_better_than_a_constant_is_said_first():
     assert better.sentence.endswith("the best constant strategy has 45.0 %.")
 
 
+def test_a_model_that_says_one_thing_is_no_better_than_that_thing(tmp_path):
+    """Also where the strategy, which knows the train rows alone, has another answer."""
+    rows = rows_of("billing", "billing", "account")
+    held = [
+        row | {"question": f"Held {i}", "answer": "delivery"} for i, row in enumerate(rows_of(*"aaaaaaaa"))
+    ]
+    held += [{"question": f"More {i}", "answer": "account"} for i in range(8)]
+    task = from_rows("split", rows, held, reward=ExactAnswer(), prefill="<answer>")
+    found = evaluation(task, ["delivery</answer>"] * 16)
+    assert found.constant == ("always 'billing'", 0.0) and found.own_constant == ("always 'delivery'", 0.5)
+    found.save(tmp_path / "e.json")
+    found = Evaluation.load(tmp_path / "e.json")
+    said = compare(evaluation(task, ["account</answer>"] * 4 + ["x</answer>"] * 12), found).sentence
+    assert said.startswith("No better than answering 'delivery' every time (50.0 %): 0.0 % -> 50.0 %")
+    half = evaluation(task, ["delivery</answer>"] * 8 + ["account</answer>"] * 8)
+    assert half.own_constant is None and half.strict.value == 1.0
+
+
+def test_credit_of_a_task_with_a_rule_of_its_own():
+    task = own(SoftFormat(think=None), "a", "b", prefill="<answer>", correct=lambda text, row: text == "x")
+    assert answers(task, ["x</answer>", "y</answer>"]).credit == [1.0, 0.0], "not what the format earns"
+
+
 @pytest.mark.parametrize(
     ("result", "constant", "words"),
     [
