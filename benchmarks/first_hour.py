@@ -111,7 +111,8 @@ def gsm8k(folder: Path):
         )
     shape = dict(
         reward=[kit.rewards.NumericAnswer(), kit.rewards.SoftFormat(think=None)], reward_weights=[0.75, 0.25],
-        prefill="<answer>", max_completion_tokens=12, examples=[("Ida has 1 apple and buys 1 more. How many?", "<answer>2</answer>")],
+        prefill="<answer>", max_completion_tokens=12,
+        examples=[("Ida has 1 apple and buys 1 more. How many?", "<answer>2</answer>")],
     )  # fmt: skip
     try:
         return kit.tasks.from_rows("apples", rows, **shape)
