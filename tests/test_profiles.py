@@ -11,6 +11,7 @@ import torch
 
 from grpo_kit import plan_memory, tasks
 from grpo_kit.models import load_policy
+from grpo_kit.models.renamed import is_asked
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.profiles import _TASKS, PROFILES, UNITS, Profile, profile
 from grpo_kit.rewards import ExactAnswer, SoftFormat
@@ -153,7 +154,7 @@ def test_config_overrides_win_and_sizes_always_divide(tmp_path):
     p = profile("smoke", prompts_per_step=3, group_size=5, micro_batch=7)
     args = p.grpo_config(tmp_path, beta=0.1, gradient_checkpointing=True)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (5, 3)
-    assert args.beta == 0.1 and args.gradient_checkpointing and args.activation_checkpointing
+    assert args.beta == 0.1 and args.gradient_checkpointing and is_asked(args)
 
 
 @pytest.mark.parametrize("bf16", [True, False])

@@ -4,6 +4,7 @@ Merged models and GGUF files are read by transformers alone, without grpo_kit: w
 An adapter is put by grpo_kit onto the base that it names. Weights are computed with in float32.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -63,9 +64,12 @@ def _greedy(model, ids, tokens, ends):
     import torch
 
     made, cache, given = [], None, torch.tensor([ids], device=model.device)
+    name = (
+        "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    )  # 5.24's; before
     while len(made) < tokens and not (made and made[-1] in ends):
-        out = model(given, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, given = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        out = model(given, use_cache=True, logits_to_keep=1, **{name: cache})
+        cache, given = out[name], out.logits[:, -1:].argmax(-1)
         made.append(int(given))
     return made
 

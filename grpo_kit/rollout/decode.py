@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from grpo_kit.models.renamed import cache_name
 from grpo_kit.rollout.attention import NAME
 from grpo_kit.rollout.graphs import DecodeGraphs
 from grpo_kit.rollout.layers import PlainLayers, plain_layers
@@ -51,7 +52,7 @@ class Decoder:
     """
 
     def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
-        self.base = base
+        self.base, self._cache_name = base, cache_name(base.get_decoder().forward)
         self.bucketed = bucketed
         self.device = base.get_input_embeddings().weight.device
         self.slots: Slots | None = None
@@ -128,8 +129,8 @@ class Decoder:
             hidden = self.base.get_decoder()(
                 input_ids=ids,
                 position_ids=(shared + torch.arange(width, device=self.device)).expand(len(part), -1),
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache_name: cache},
             ).last_hidden_state
             last.append(hidden[torch.arange(len(part), device=self.device), lengths - 1])
             if begin == 0:
@@ -148,7 +149,7 @@ class Decoder:
         cache = DynamicCache(config=self.base.config)
         ids = torch.tensor([list(prefix)], device=self.device)
         self._tokens["prefill"] += len(prefix)
-        self.base.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
+        self.base.get_decoder()(input_ids=ids, use_cache=True, **{self._cache_name: cache})
         return cache
 
     def _chunks(self, ends: Sequence[int], shared: int) -> Iterator[tuple[int, int]]:
@@ -282,9 +283,9 @@ class Decoder:
         hidden = self.base.get_decoder()(
             input_ids=slots.input_ids[: slots.rows],
             position_ids=slots.position_ids[: slots.rows],
-            past_key_values=slots,
             use_cache=True,
             slots=slots,
+            **{self._cache_name: slots},
         ).last_hidden_state  # (rows, 1, hidden)
         return self.base.get_output_embeddings()(hidden[:, 0])
 

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from grpo_kit import card
-from grpo_kit.models.checkpointing import is_asked
+from grpo_kit.models.renamed import is_asked
 from grpo_kit.optim.beside_adamw import MOST, beside_adamw
 from grpo_kit.rollout.agreement import SHIFT, Limits, few, finite, gap, limits
 from grpo_kit.rollout.support import engine_failed

@@ -11,7 +11,7 @@ import torch
 
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
-from grpo_kit.models.checkpointing import enable_checkpointing, is_checkpointing
+from grpo_kit.models.renamed import enable_checkpointing, is_checkpointing
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.training.in_step import InStepCheck
 from grpo_kit.training.restore import weights_come_back

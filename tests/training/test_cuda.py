@@ -10,6 +10,7 @@ from grpo_kit.memory.activations import chunk_bytes
 from grpo_kit.memory.free import free_bytes, releasable_bytes
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.models import load_policy
+from grpo_kit.models.renamed import NAME as CHECKPOINTING
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.rollout import RolloutEngine
 
@@ -148,7 +149,7 @@ def test_the_plan_is_within_ten_percent_of_the_measured_update(checkpointed, tmp
     model = qwen(torch.bfloat16, hidden=1024, layers=8).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if checkpointed:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        getattr(model, f"{CHECKPOINTING}_enable")({"use_reentrant": False})
     generator = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(512, (n,), generator=generator).tolist()  # noqa: E731
     prompt = tuple(draw(256))

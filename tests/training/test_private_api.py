@@ -14,6 +14,7 @@ import trl.trainer.utils as trl_utils
 from tiny_run import make
 from trl.distributed import DistributedBackend
 
+from grpo_kit.models.renamed import cache_name
 from grpo_kit.training.trl_internals import follow_epochs
 
 METHODS = {
@@ -157,9 +158,10 @@ def test_what_the_rollout_engine_reaches_for():
     """It runs transformers' layers with its own attention and cache, and torch's fused attention on a CPU."""
     schema = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default._schema
     assert [r.name for r in schema.returns] == ["output", "logsumexp"]
-    for module in (llama, qwen2, qwen3):
+    for module, attention in ((llama, "Llama"), (qwen2, "Qwen2"), (qwen3, "Qwen3")):
         source = inspect.getsource(module)
-        assert "ALL_ATTENTION_FUNCTIONS.get_interface(" in source and "past_key_values.update(" in source
+        assert "ALL_ATTENTION_FUNCTIONS.get_interface(" in source
+        assert f"{cache_name(getattr(module, f'{attention}Attention').forward)}.update(" in source
         assert (
             source.count("**kwargs,\n        )") >= 1
         )  # what the decoder is called with reaches the attention

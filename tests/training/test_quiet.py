@@ -20,13 +20,14 @@ RUN = """
 import sys
 import grpo_kit as kit
 from datasets import Dataset
+from grpo_kit.models.renamed import NAME as CHECKPOINTING
 from tiny_run import letters, press_stop
 from trl import GRPOConfig
 
 def trainer(**options):
     args = GRPOConfig(
         output_dir=sys.argv[1], per_device_train_batch_size=4, num_generations=4, max_steps=4, bf16=False, use_cpu=True,
-        max_completion_length=4, logging_steps=1, save_strategy="no", report_to=[], activation_checkpointing=True,
+        max_completion_length=4, logging_steps=1, save_strategy="no", report_to=[], **{CHECKPOINTING: True},
     )
     rows = [{"prompt": [{"role": "user", "content": f"Say {i}"}]} for i in range(4)]
     model, tokenizer = kit.load_policy("tiny-random", tuning=sys.argv[2], quiet=True)

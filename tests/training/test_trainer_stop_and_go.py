@@ -6,6 +6,7 @@ import torch
 from tiny_run import data, difference, interrupted_once, make, press_stop, same, weights
 
 from grpo_kit.models import load_policy
+from grpo_kit.models.renamed import is_checkpointing
 from grpo_kit.record.files import read_metrics
 
 
@@ -227,7 +228,7 @@ def test_gradient_checkpointing_comes_back_after_an_interrupt(which, engine, tmp
             trainer.train()
     else:
         trainer.train(on_stop="return")
-    assert trainer.model.is_activation_checkpointing == (which == "kit")
+    assert is_checkpointing(trainer.model) == (which == "kit")
 
 
 def test_interrupt_before_the_first_step_saves_nothing_and_goes_on(tmp_path, capsys):

@@ -10,6 +10,7 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 from trl.trainer.utils import split_tensor_dict
 
 from grpo_kit.models import base_model, load_policy
+from grpo_kit.models.renamed import NAME as CHECKPOINTING
 from grpo_kit.training.packing import rows_of
 
 LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
@@ -113,7 +114,7 @@ def test_who_differentiates_trls_loss_itself_has_trls_graph(pairs, checkpointing
     window = micro_batches()
     wanted = trl_step(plain, window)
     if checkpointing:
-        kit.model.activation_checkpointing_enable({"use_reentrant": False})
+        getattr(kit.model, f"{CHECKPOINTING}_enable")({"use_reentrant": False})
     try:
         assert_same(trl_step(kit, window), wanted)
         kit.model.zero_grad()
@@ -121,7 +122,7 @@ def test_who_differentiates_trls_loss_itself_has_trls_graph(pairs, checkpointing
         (gradient,) = torch.autograd.grad(kit._compute_loss(kit.model, dict(window[0])), [weight])
         assert weight.grad is None and gradient.norm() > 0
     finally:
-        kit.model.activation_checkpointing_disable()
+        getattr(kit.model, f"{CHECKPOINTING}_disable")()
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 40, None])

@@ -93,7 +93,7 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
 
     picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(chart["image/png"])))
     assert picture.shape[1] == 1430 and picture[..., :3].std() > 0.05
-    assert "text/html" not in chart and "svg" not in str(chart), "the drawing does not stay beside it"
+    assert "text/html" not in chart and "<svg" not in str(chart), "the drawing does not stay beside it"
     assert "stopped after 5 min" in progress["text/plain"] and 'value="30" max="40"' in progress["text/html"]
     assert "red flag: cut off since step 3: 90 %" in progress["text/plain"], "the first one is in the line"
     assert "<script>" not in three["text/html"] and "&lt;script&gt;" in three["text/html"]

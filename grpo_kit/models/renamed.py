@@ -1,12 +1,16 @@
-"""Activation checkpointing by the name that the installed transformers has for it: "gradient" before 5.23."""
+"""What transformers gave another name: the one that the installed version knows.
+
+Before 5.23 activation checkpointing was called gradient checkpointing; before 5.24 a model's `cache` past_key_values.
+"""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from transformers import PreTrainedModel
 
-# Of the argument, and inside the names of a model's property and methods.
+# Checkpointing, as the argument, and inside the names of a model's property and methods.
 NAME = (
     "activation_checkpointing"
     if hasattr(PreTrainedModel, "is_activation_checkpointing")
@@ -27,3 +31,8 @@ def is_asked(args: Any) -> bool:
 def enable_checkpointing(model: Any, args: Any) -> None:
     """As args, a TrainingArguments, have it."""
     getattr(model, f"{NAME}_enable")(getattr(args, f"{NAME}_kwargs"))
+
+
+def cache_name(forward: Any) -> str:
+    """The argument of a model's or decoder's forward, and field of its output, that is the cache."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
