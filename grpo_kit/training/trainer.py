@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 from accelerate.utils import broadcast_object_list
+from peft import PeftModel
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
@@ -29,6 +30,7 @@ from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.display import progress_told
 from grpo_kit.models import tokenizer_of
+from grpo_kit.models.adapters import load_trained_adapter
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import run_file
 from grpo_kit.trackers.names import check_installed
@@ -438,6 +440,8 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple:
         """As transformers', but nothing is put around a model of which every process has all weights."""
+        if (checkpoint := args[2]) and isinstance(self.model, PeftModel):
+            load_trained_adapter(self.model, Path(checkpoint))
         if not self._ranks.together:
             return super()._prepare_for_training(*args, **kwargs)
         self._ranks.same_weights(self.model)
