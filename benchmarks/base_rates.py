@@ -227,7 +227,7 @@ def main() -> None:
         made, size = MADE[task](), 2 if smoke else options.group_size
         rows = made.held_out[: 2 if smoke else options.prompts]
         how = {"samples": size, "group_size": size, "seed": options.seed}
-        found = row(readiness(model, tokenizer, made, rows=rows, **how))
+        found = row(readiness(model, tokenizer, made, rows=rows, seconds=None, quiet=True, **how))
         if isinstance(made, EpisodeTask):
             found |= {
                 "random": round(made.blind(rows).get("random", 0.0), 3),

@@ -23,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows", type=int, default=32, metavar="N", help="training questions asked; default: 32"
     )
     parser.add_argument("--samples", type=int, metavar="N", help="completions a question; default: one group")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=300,
+        metavar="S",
+        help="about the most that it may take; ends sooner where the verdict is sure; default: 300",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     heat = recipe.schedule(0.0) if recipe.schedule else recipe.cfg.temperature
     found = readiness(
         model, tokenizer, task, rows=task.train[: arguments.rows], samples=arguments.samples or size, group_size=size,
-        temperature=heat,
+        temperature=heat, seconds=arguments.seconds, quiet=True,
     )  # fmt: skip
     ready = found.verdict == "ready"
     print(

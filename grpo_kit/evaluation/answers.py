@@ -7,6 +7,7 @@ Longer than 300 lines because what is made of a prompt and what is said of it ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ from grpo_kit.rewards.judge import Scores, totals, warn_off_scale
 from grpo_kit.rewards.parts import check_column_names, check_columns, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.complete import Completion, complete, end_ids
+from grpo_kit.rollout.complete import Completion, Progress, check_room, complete, end_ids
 from grpo_kit.rollout.support import unsupported
 from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag
 from grpo_kit.tasks.right import PaidInFull, columns_of, full_pay, leniently_right
@@ -238,6 +239,8 @@ def answer(
     seed: int = 0,
     folder: str | Path | None = None,
     chunk: int = 16,
+    first: int = 0,
+    progress: Progress | None = None,
 ) -> Answers:
     """Let the model answer the rows (default: the task's held-out rows); it is left as it was.
 
@@ -246,7 +249,8 @@ def answer(
     The completions do not depend on it, but for rounding.
     folder, chunk: keep the completions there, so many prompts a file (see sample_chunks); rows whose prompt came before
     must have been left out.
-    A progress line says how far it is where that takes more than a second.
+    first: rows that were asked before these; the draws go on where theirs ended, as if all were asked at once.
+    A progress line says how far it is where that takes more than a second; or progress is called with (done, all).
     Raises ValueError for empty rows, a column that a reward needs and the rows lack, and what complete() refuses.
     """
     rows = list(task.held_out if rows is None else rows)
@@ -259,21 +263,44 @@ def answer(
             raise ValueError(
                 f"folder={str(folder)!r}: completions of task {task.name!r} are not kept, they are turns"
             )
-        return _in_turns(model, tokenizer, task, rows, how, batch_size)
-    check_column_names(dict.fromkeys(name for row in rows for name in row), "rows")
-    check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
+        return _in_turns(model, tokenizer, task, rows, how, batch_size, first * samples, progress)
+    _check_columns(task, rows)
     prompts = task.render(tokenizer, rows)
     if batch_size is None:
         longest = max(map(len, tokenizer(prompts)["input_ids"]))
         batch_size = _rows_at_once(model, longest, limit, samples)
-    with progress_line(f"{task.name}, completions") as progress:
+    with _told(f"{task.name}, completions", progress) as progress:
         progress(0, len(prompts) * samples)
         run = {**how, "batch_size": batch_size, "progress": progress}
         if folder is None:
-            made, settings = complete(model, tokenizer, prompts, **run), how
+            numbers = range(first * samples, (first + len(prompts)) * samples) if first else None
+            made, settings = complete(model, tokenizer, prompts, numbers=numbers, **run), how
         else:
             made, settings = sample_chunks(model, tokenizer, prompts, folder, chunk=chunk, **run)
     return Answers(task, rows, prompts, made, samples, settings)
+
+
+def check_rows(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | EpisodeTask,
+    rows: Sequence[dict],
+    max_completion_tokens: int | None = None,
+) -> None:
+    """What answer() refuses of rows, before the first of them is answered. Raises ValueError."""
+    if not isinstance(task, EpisodeTask):
+        limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+        _check_columns(task, rows)
+        check_room(model, tokenizer(task.render(tokenizer, rows))["input_ids"], limit)
+
+
+def _check_columns(task: Task, rows: Sequence[dict]) -> None:
+    check_column_names(dict.fromkeys(name for row in rows for name in row), "rows")
+    check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
+
+
+def _told(what: str, progress: Progress | None) -> Any:
+    return progress_line(what) if progress is None else nullcontext(progress)
 
 
 def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
@@ -291,6 +318,8 @@ def _in_turns(
     rows: Sequence[dict],
     how: dict[str, Any],
     batch_size: int | None,
+    first: int,
+    progress: Progress | None,
 ) -> Played:
     """Episodes of each row, side by side."""
     samples, limit = how["samples"], how["max_completion_tokens"]
@@ -302,12 +331,13 @@ def _in_turns(
         at_once = batch_size or _rows_at_once(model, max(map(len, prompts)), limit, samples)
         settings = dict(max_completion_tokens=limit, temperature=how["temperature"], batch_size=at_once)
         made = complete(
-            model, tokenizer, prompts, numbers=who, engine=engine, seed=how["seed"] + turn, **settings
-        )
+            model, tokenizer, prompts, numbers=[first + i for i in who], engine=engine, seed=how["seed"] + turn,
+            **settings,
+        )  # fmt: skip
         return [(list(one.ids), None) for one in made]
 
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    with progress_line(f"{task.name}, episodes") as progress:
+    with _told(f"{task.name}, episodes", progress) as progress:
         progress(0, len(asked))
         played = replace(task, max_completion_tokens=limit)
         episodes = play(played, asked, renderer, task.world(), write, context=context, progress=progress)

@@ -98,7 +98,14 @@ class _Run:
         rows = self.task.train[: min(_LOOKED_AT, len(self.task.held_out))]
         heat = self.recipe.schedule(0.0) if self.recipe.schedule else self.recipe.cfg.temperature
         ready = readiness(
-            model, tokenizer, self.task, rows=rows, samples=size, group_size=size, temperature=heat
+            model,
+            tokenizer,
+            self.task,
+            rows=rows,
+            samples=size,
+            group_size=size,
+            temperature=heat,
+            quiet=True,
         )
         self.say(f"{'GO' if ready.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {ready.reason}")
 

@@ -99,7 +99,8 @@ def complete(
         **({"temperature": float(temperature), "top_k": 0} if temperature else {}),
     )
     written: dict[int, list[int]] = {}
-    with _as_it_was(model, seed):
+    # transformers' draws are told apart by their batch alone: rows that are asked in parts must not share them.
+    with _as_it_was(model, seed + min(numbers or [0])):
         decode = _decoder(model, config, seed, engine)
         for rows in _batches(ids, batch_size):
             known = rows if numbers is None else [numbers[r] for r in rows]

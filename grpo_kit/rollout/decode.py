@@ -52,8 +52,7 @@ class Decoder:
     """
 
     def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
-        self.base, self._cache_name = base, cache_name(base.get_decoder().forward)
-        self.bucketed = bucketed
+        self.base, self.bucketed, self._cache_name = base, bucketed, cache_name(base.get_decoder().forward)
         self.device = base.get_input_embeddings().weight.device
         self.slots: Slots | None = None
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)

@@ -109,7 +109,7 @@ def test_free_memory_is_that_of_the_models_device(tiny, asked, monkeypatch):
     seen = []
     monkeypatch.setattr(answers, "free_bytes", lambda device: seen.append(device) or 2**40)
     task = kit.tasks.largest(n_train=4, n_held_out=4)
-    kit.readiness(*tiny, task, samples=2, group_size=2, max_completion_tokens=4)
+    kit.readiness(*tiny, task, samples=2, group_size=2, max_completion_tokens=4, seconds=None)
     kit.length_probe(*tiny, task, max_completion_tokens=4)
     assert seen == [torch.device("cpu")] * 2 and asked == [MOST_ROWS["cpu"]] * 2
 

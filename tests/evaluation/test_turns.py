@@ -102,6 +102,9 @@ def test_readiness_counts_episodes_and_valid_actions(policy):
     )
     assert "valid actions" in found.table().index and "lenient" not in str(found.table().index)
     assert Readiness.from_dict(asdict(found)).reason == found.reason
+    assert found == readiness(model, tokenizer, task(), samples=4, group_size=4, seconds=None), (
+        "2 + 4 rows are 6"
+    )
 
 
 def test_held_out_episodes_are_measured(policy):
