@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.display import progress_line
-from grpo_kit.evaluation.answers import Answers, Played, answer, check_rows
+from grpo_kit.evaluation.generate_and_score import Answers, Played, answer, check_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from grpo_kit.episodes.task import EpisodeTask
+    from grpo_kit.episodes.episode_task import EpisodeTask
     from grpo_kit.tasks import Task
 
 # The first rows show how long one takes. From then on a portion has as many as all before it, or what the time allows.

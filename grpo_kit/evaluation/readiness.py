@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.evaluation.aha import count_words, word_table
-from grpo_kit.evaluation.answers import Answers
 from grpo_kit.evaluation.constant import Constant, constant_reward, doing
+from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths
 from grpo_kit.evaluation.portions import answer_in_portions, check_seconds
+from grpo_kit.evaluation.reflection_words import count_words, word_table
 from grpo_kit.evaluation.verdict import (
     ALWAYS,
     EVER,
@@ -39,8 +39,8 @@ from grpo_kit.evaluation.verdict import (
     verdict_of,
 )
 from grpo_kit.rewards.auditing import audit
-from grpo_kit.rewards.judge import Scores
 from grpo_kit.rewards.parts import range_of
+from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks.measure import Measure
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Readiness:
         return table.astype({"value": float, "low": float, "high": float, "n": int})
 
     def aha(self) -> pd.DataFrame:
-        """Words of self-reflection in the samples; see grpo_kit.evaluation.aha."""
+        """Words of self-reflection in the samples; see grpo_kit.evaluation.reflection_words."""
         return word_table(self.words, self.n * self.samples)
 
     def _repr_html_(self) -> str:

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_kit.models.gguf import PolicyLoadError
+from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.models.renamed import NAME
 
 Tuning = Literal["full", "lora", "qlora"]

@@ -19,7 +19,7 @@ from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.models import load_policy
 from grpo_kit.recipe import Recipe
 from grpo_kit.record.files import read_metrics
-from grpo_kit.record.going import GOING, alone
+from grpo_kit.record.run_lock import GOING, alone
 from grpo_kit.watch.terminal import Lines, where_it_is
 
 

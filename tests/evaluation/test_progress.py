@@ -9,7 +9,7 @@ import time
 import pytest
 
 from grpo_kit.display import ProgressLine, progress_line
-from grpo_kit.evaluation import answers, portions
+from grpo_kit.evaluation import generate_and_score, portions
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 def watched(monkeypatch):
     """A terminal on which lines come without the second that they wait for in life. (Not a fixture: pytest puts its own
     stderr in place when a test begins.)"""
-    for module in (answers, portions):
+    for module in (generate_and_score, portions):
         monkeypatch.setattr(module, "progress_line", functools.partial(progress_line, after=0))
     monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks.readiness import command_of
-from grpo_kit.evaluation import answers
-from grpo_kit.evaluation.aha import COMMON, WORDS, count_words, word_table
+from grpo_kit.evaluation import generate_and_score
 from grpo_kit.evaluation.intervals import bootstrap_mean, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths, cost_of_maximum, decode_steps, length_probe
 from grpo_kit.evaluation.pass_curves import plot_pass_at_k
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
+from grpo_kit.evaluation.reflection_words import COMMON, WORDS, count_words, word_table
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.profiles import profile
 from grpo_kit.rewards import SoftFormat, audit, last_number, on_response
@@ -327,7 +327,7 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         rows[1]["answer"],  # right, but its tag is never closed
         *[f"{rows[0]['answer']}0</answer>"] * 3,
     ]
-    module = answers
+    module = generate_and_score
     monkeypatch.setattr(module, "complete", lambda *_, **__: [Completion(text, 4, False) for text in said])
     r = readiness(*tiny, task, samples=3, group_size=2, seconds=None)
     assert (r.right, r.lenient, r.formatted) == ([2, 1, 0], [2, 2, 0], [2, 2, 3])
