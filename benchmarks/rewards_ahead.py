@@ -102,8 +102,8 @@ def main() -> None:
                 started = time.perf_counter()
                 trainer._generate_and_score_completions(inputs)
                 both = time.perf_counter() - started
-                if trainer.parts.tolist() != [[1.0, 1.0, 1.0]] * len(inputs):
-                    raise AssertionError(f"a right program has other rewards: {trainer.parts}")
+                if trainer.batch.parts.tolist() != [[1.0, 1.0, 1.0]] * len(inputs):
+                    raise AssertionError(f"a right program has other rewards: {trainer.batch.parts}")
                 if pair:  # the first warms up
                     took[workers].append(both)
             print({workers: round(found[-1], 2) for workers, found in took.items() if found}, flush=True)

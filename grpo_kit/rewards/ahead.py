@@ -22,7 +22,9 @@ def that_begin(rewards: Sequence[Reward]) -> list[Any]:
     >>> that_begin([WeightedSum([(CodeFormat(), 0.25), (CodeTests(CodeRunner()), 0.75)])])
     [CodeTests(CodeRunner(seconds=2.0, memory_mb=256))]
     """
-    asked = [getattr(reward, "reward", reward) for reward in rewards]  # a trainer's are wrapped: judge.Asked
+    asked = [
+        getattr(reward, "reward", reward) for reward in rewards
+    ]  # a trainer's are wrapped: scoring.PendingScores
     inside = [part for reward in asked for part in (reward, *all_parts(reward))]
     found = [part for part in inside if hasattr(part, "begin") and hasattr(part, "drop")]
     return list({id(part): part for part in found}.values())
