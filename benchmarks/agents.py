@@ -26,8 +26,8 @@ from transformers import set_seed
 
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
 from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile
-from grpo_kit.episodes import EpisodeTask, Mock, calculator, grid, lookup, recorded
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.episodes import EpisodeTask, RecordedEnv, calculator, grid, lookup, recorded
+from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import wilson_interval
 from grpo_kit.lab.statistics import difference_over_seeds, over_seeds, paired_scalars
 from grpo_kit.record.files import read_metrics
@@ -110,7 +110,7 @@ def trained_on(arm: Arm, task: EpisodeTask, model: Any, tokenizer: Any, folder: 
     path, begun = folder / "grid.jsonl", time.perf_counter()
     noted = replace(slow, environment=recorded(slow.environment, path))
     answer(model, tokenizer, noted, task.train, samples=8, temperature=1.0)
-    return replace(task, environment=Mock(path)), {"recording_seconds": time.perf_counter() - begun}
+    return replace(task, environment=RecordedEnv(path)), {"recording_seconds": time.perf_counter() - begun}
 
 
 def succeeded(model: Any, tokenizer: Any, task: EpisodeTask) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict
         "seconds": seconds,
         **cost,
     }
-    if isinstance(seen.environment, Mock):
+    if isinstance(seen.environment, RecordedEnv):
         made["never_recorded"] = {
             "asked": seen.environment.asked,
             "times": int(seen.environment.missing().times.sum()),

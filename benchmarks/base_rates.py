@@ -3,7 +3,7 @@
     python -m benchmarks.base_rates                                    # SmolLM2-135M-Instruct, every short task
     python -m benchmarks.base_rates --tasks thinking --model FOLDER --name qwen2.5-coder-0.5b-instruct \\
         --weights "what they are" --dtype bfloat16                     # tasks with and without thoughts
-    python -m benchmarks.base_rates --tasks events tools --model smoke  # a tiny random model, seconds
+    python -m benchmarks.base_rates --tasks interval_scheduling tools --model smoke  # a tiny random model, seconds
     python -m benchmarks.base_rates --model NAME --show                # what was measured, as a table
 
 For each task: pass@1, pass@k and the mean reward with their 95 % intervals (bootstrap over prompts), the share of
@@ -103,7 +103,7 @@ SHORT = {
     "code, level 1": lambda: tasks.code(levels=(1,), n_held_out=24),
     "code, level 2": lambda: tasks.code(levels=(2,), n_held_out=20),
     "code, level 3": lambda: tasks.code(levels=(3,), n_held_out=20),
-    "events": lambda: tasks.events(),
+    "interval_scheduling": lambda: tasks.interval_scheduling(),
     "science": lambda: tasks.science(),
     "tools": lambda: tasks.tools(),
 }
@@ -227,7 +227,7 @@ def main() -> None:
         made, size = MADE[task](), 2 if smoke else options.group_size
         rows = made.held_out[: 2 if smoke else options.prompts]
         how = {"samples": size, "group_size": size, "seed": options.seed}
-        found = row(readiness(model, tokenizer, made, rows=rows, **how))
+        found = row(readiness(model, tokenizer, made, rows=rows, seconds=None, quiet=True, **how))
         if isinstance(made, EpisodeTask):
             found |= {
                 "random": round(made.blind(rows).get("random", 0.0), 3),

@@ -8,7 +8,7 @@ code that runs: a mask through which too much or too little is seen, another tem
 optimizer a sign and a scale. A faulty run has to say so, go on, and end in the weights of trl.GRPOTrainer's (the
 other fast parts are off there). Clean runs have to say nothing but their one line, and end in the weights of a run that
 does not check. With --model the numbers that are compared are measured in float32, bfloat16 autocast and bfloat16
-weights, clean and faulty: the limits of grpo_kit/training/agreement.py lie between.
+weights, clean and faulty: the limits of grpo_kit/training/plain_pass.py lie between.
 Saves benchmarks/results/first_contact.json, with --model first_contact_margins.json.
 """
 
@@ -31,13 +31,13 @@ from datasets import Dataset
 from trl import GRPOTrainer as PlainTrainer
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
-from grpo_kit import card
+from grpo_kit import cuda
 from grpo_kit.models import base_model, load_policy
 from grpo_kit.profiles import profile
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.engine import RolloutEngine
+from grpo_kit.rollout.kv_cache import KVCache
 from grpo_kit.rollout.sampling import Sampler
-from grpo_kit.rollout.slots import Slots
 from grpo_kit.rollout.tree_attention import Block
 from grpo_kit.tasks.largest import largest
 from grpo_kit.training.contact_findings import CHECKS
@@ -75,7 +75,7 @@ def _own_token_unseen(set_step: Callable) -> Callable:
 
 
 def _unwritten_seen(begin_step: Callable) -> Callable:
-    def begin(self: Slots) -> None:
+    def begin(self: KVCache) -> None:
         begin_step(self)
         self._suffix_bias = torch.zeros_like(self._suffix_bias)
 
@@ -91,7 +91,7 @@ def _as_on_a_card(trainer: Any) -> Iterator[None]:
             "_new_decoder",
             lambda _: lambda self: Decoder(base_model(self.model), bucketed=True),
         ),
-        changed(Slots, "begin_step", _unwritten_seen),
+        changed(KVCache, "begin_step", _unwritten_seen),
     ):
         yield
 
@@ -167,7 +167,7 @@ def _kernel(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
 
 
 FAULTS: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("engine", "wrong mask"): lambda t: changed(Slots, "set_step", _own_token_unseen),
+    ("engine", "wrong mask"): lambda t: changed(KVCache, "set_step", _own_token_unseen),
     ("engine", "wrong mask, shapes of a card"): _as_on_a_card,
     ("engine", "wrong temperature"): lambda t: changed(Sampler, "from_config", _hotter),
     ("engine", "exception"): lambda t: changed(Decoder, "_step", lambda _: raising),
@@ -264,7 +264,7 @@ def trained(
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(said),
-        mock.patch.object(card, "may_fail", lambda device: checks),
+        mock.patch.object(cuda, "may_fail", lambda device: checks),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

@@ -131,7 +131,6 @@ def hour(name: str) -> dict:
         task = HOURS[name](Path(folder))
         model, tokenizer = kit.load_policy(MODEL)
         ready = kit.readiness(model, tokenizer, task, rows=task.train[:16], samples=8, group_size=8)
-        print(ready)
         minutes["readiness"] = _minutes()
         before = kit.evaluate(model, tokenizer, task, rows=task.held_out[:HELD_OUT])
         cfg = kit.profile("cpu", steps=STEPS, prompts_per_step=2, group_size=8)

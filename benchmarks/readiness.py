@@ -53,7 +53,9 @@ def measure(model, tokenizer, task: tasks.Task, options: argparse.Namespace) -> 
     rows = task.held_out[: options.prompts]
     how = {"rows": rows, "batch_size": options.batch_size, "seed": options.seed}
     size = min(8, options.samples)
-    ready = readiness(model, tokenizer, task, samples=options.samples, group_size=size, **how)
+    ready = readiness(
+        model, tokenizer, task, samples=options.samples, group_size=size, seconds=None, quiet=True, **how
+    )
     print(ready.reason, flush=True)
     probe = None
     if task.max_completion_tokens < REASONING_TOKENS:

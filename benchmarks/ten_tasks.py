@@ -106,7 +106,15 @@ def measure(kind: str, seed: int) -> dict:
     task, start = KINDS[kind](), time.perf_counter()
     model, tokenizer = load_policy(MODEL, seed=seed, quiet=True)
     ready = readiness(
-        model, tokenizer, task, rows=task.train[:LOOKED_AT], samples=SAMPLES, group_size=GROUP, seed=seed
+        model,
+        tokenizer,
+        task,
+        rows=task.train[:LOOKED_AT],
+        samples=SAMPLES,
+        group_size=GROUP,
+        seed=seed,
+        seconds=None,
+        quiet=True,
     )
     rows = task.held_out[:HELD_OUT]
     before = evaluate(model, tokenizer, task, rows=rows)

@@ -35,9 +35,9 @@ from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, 
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
 from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile, roundtrip_drift
 from grpo_kit.episodes import Episode, EpisodeTask, calculator
-from grpo_kit.episodes.credit import turn_advantages
-from grpo_kit.episodes.view import Renderer
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.episodes.observation import Renderer
+from grpo_kit.episodes.turn_advantages import turn_advantages
+from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rollout.complete import end_ids

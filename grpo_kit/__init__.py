@@ -51,18 +51,20 @@ if TYPE_CHECKING:
 
     # Training.
     from grpo_kit.training.trainer import GRPOTrainer  # trl.GRPOTrainer made safe, fast and visible
-    from grpo_kit.training.episodes import EpisodeTrainer  # the same over several turns
+    from grpo_kit.training.episode_trainer import EpisodeTrainer  # the same over several turns
     from grpo_kit.training.off_policy import OffPolicyTrainer  # rollouts by older weights, as on a cluster
-    from grpo_kit.training.positives import PositivesTrainer  # where nearly every completion is wrong
+    from grpo_kit.training.dynamic_sampling import PositivesTrainer  # where nearly every completion is wrong
     from grpo_kit.training.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
     from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
-    from grpo_kit.optim.survival import survival_plot, update_survival  # what rounding leaves
+    from grpo_kit.optim.rounding import survival_plot, update_survival  # what rounding leaves
     from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
 
     # Several turns.
-    from grpo_kit import episodes  # episodes.grid(), episodes.View(...), episodes.Mock(...), ...
-    from grpo_kit.episodes.audit import audit_turns  # what a chat template does with earlier thoughts
+    from grpo_kit import episodes  # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
+    from grpo_kit.episodes.template_audit import (
+        audit_turns,
+    )  # what a chat template does with earlier thoughts
     from grpo_kit.episodes.show import show_turns  # what the model reads each turn, as text
 
     # Watching.
@@ -79,7 +81,7 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
     from grpo_kit.exports import export  # weights, prompt and temperature in a folder that proves itself
     from grpo_kit.exports.chat import chat  # try it: a question in, the response out, base beside tuned
-    from grpo_kit.watch.card import model_card  # what was trained, on what, and what came of it
+    from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
     from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
     from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
@@ -111,15 +113,15 @@ _MODULES = {
     "evaluation.lengths": ["length_probe"],
     "recipe": ["Recipe"],
     "training.trainer": ["GRPOTrainer"],
-    "training.episodes": ["EpisodeTrainer"],
-    "episodes.audit": ["audit_turns"],
+    "training.episode_trainer": ["EpisodeTrainer"],
+    "episodes.template_audit": ["audit_turns"],
     "episodes.show": ["show_turns"],
     "training.off_policy": ["OffPolicyTrainer"],
-    "training.positives": ["PositivesTrainer"],
+    "training.dynamic_sampling": ["PositivesTrainer"],
     "training.interrupts": ["Stopped"],
     "evaluation.held_out": ["HeldOut"],
     "optim.choose": ["make_optimizer"],
-    "optim.survival": ["survival_plot", "update_survival"],
+    "optim.rounding": ["survival_plot", "update_survival"],
     "rollout": ["RolloutEngine"],
     "watch.chart": ["plot_run"],
     "watch.browse": ["browse"],
@@ -132,7 +134,7 @@ _MODULES = {
     "evaluation.pass_curves": ["plot_pass_at_k"],
     "exports": ["export"],
     "exports.chat": ["chat"],
-    "watch.card": ["model_card"],
+    "watch.run_card": ["model_card"],
     "preferences": ["sample"],
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

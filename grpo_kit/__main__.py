@@ -10,15 +10,15 @@ import sys
 from collections.abc import Sequence
 
 import grpo_kit
-from grpo_kit.commands.said import in_a_line, tell
+from grpo_kit.commands.errors import in_a_line, tell
 
 # command: (module, one line)
 _COMMANDS = {
     "train": ("grpo_kit.commands.train", "train a model: what notebook 05 does, without the notebook"),
-    "watch": ("grpo_kit.commands.watch", "follow a run from another terminal"),
+    "watch": ("grpo_kit.commands.watch_command", "follow a run from another terminal"),
     "evaluate": ("grpo_kit.commands.evaluate", "accuracy of a run, base beside tuned, with intervals"),
-    "readiness": ("grpo_kit.commands.readiness", "can GRPO learn anything from this model here?"),
-    "chat": ("grpo_kit.commands.chat", "ask a run's model, an export or any model by hand"),
+    "readiness": ("grpo_kit.commands.readiness_command", "can GRPO learn anything from this model here?"),
+    "chat": ("grpo_kit.commands.chat_command", "ask a run's model, an export or any model by hand"),
     "export": (
         "grpo_kit.commands.export",
         "a run's model with its prompt as a folder, an adapter or a GGUF file",

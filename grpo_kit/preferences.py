@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from datasets import Dataset
 
-from grpo_kit.evaluation.answers import answer
-from grpo_kit.evaluation.chunks import trained_as_sampled
+from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.sample_cache import trained_as_sampled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
-from grpo_kit.card import has_bf16
+from grpo_kit.cuda import has_bf16
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.trackers.names import check_installed
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # Of a card's memory: a card of 16 GB reports 14.6 to 16, one of 24 GB 22 to 24.
 T4_NEEDS_GIB, GPU24_NEEDS_GIB = 14, 20
-_TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "events", "science", "tools")
+_TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "interval_scheduling", "science", "tools")
+_RENAMED = {"events": "interval_scheduling"}  # in recipes that were saved with the old name
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
 _CHECKPOINTING = (
@@ -440,6 +441,8 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
     unknown = sorted(set(overrides) - set(UNITS))
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: no field of a profile; use {', '.join(UNITS)}")
+    if overrides.get("task") in _RENAMED:
+        overrides["task"] = _RENAMED[overrides["task"]]
     values = {key: value for key, (value, _) in PROFILES[name].items()}
     values["task_options"] = dict(values["task_options"])
     follows = None

@@ -13,7 +13,7 @@ from transformers import Trainer
 
 from grpo_kit import lab, tasks
 from grpo_kit.lab import run as lab_run
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 
 ARMS = {"control": {}, "cold": {"temperature": 0.5}, "again": {"num_iterations": 2}}
 SEEDS = [0, 1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 
 
 def rows(n: int, *, kl: bool = False, parts: tuple[str, ...] = (), accuracy_every: int = 0) -> list[dict]:

@@ -83,7 +83,7 @@ def _pay_everything(monkeypatch):
 
 
 def _pass_every_test(monkeypatch):
-    monkeypatch.setattr("grpo_kit.rewards.code.passes", lambda answer, test: True)
+    monkeypatch.setattr("grpo_kit.rewards.code_rewards.passes", lambda answer, test: True)
 
 
 def _scale_norms(monkeypatch):
@@ -119,7 +119,7 @@ def _no_weights(monkeypatch):
     def load(name, **options):
         raise OSError(f"{name}: nothing there\nand a second line")
 
-    monkeypatch.setattr("grpo_kit.models.gguf.embedded_cache", lambda: (Path("there"), True))
+    monkeypatch.setattr("grpo_kit.models.gguf_reader.embedded_cache", lambda: (Path("there"), True))
     monkeypatch.setattr("grpo_kit.models.load_policy", load)
 
 

@@ -22,13 +22,13 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from grpo_kit import sample
-from grpo_kit.evaluation import chunks
-from grpo_kit.evaluation.chunks import trained_as_sampled, weights_digest
+from grpo_kit.evaluation import sample_cache
+from grpo_kit.evaluation.sample_cache import trained_as_sampled, weights_digest
 from grpo_kit.models import load_policy
 from grpo_kit.preferences import Samples
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards import ExactAnswer, RightSize, SoftFormat
-from grpo_kit.rewards.judge import RewardError
+from grpo_kit.rewards.scoring import RewardError
 from grpo_kit.rollout.complete import complete
 from grpo_kit.tasks import from_rows, largest
 
@@ -268,7 +268,7 @@ def drawn(monkeypatch):
         calls.append(list(prompts))
         return complete(model, tokenizer, prompts, **how)
 
-    monkeypatch.setattr(chunks, "complete", counting)
+    monkeypatch.setattr(sample_cache, "complete", counting)
     return calls
 
 
@@ -521,7 +521,7 @@ def test_digest_sees_every_bit_and_not_the_place(tiny, tmp_path):
 
 def test_what_failed_before_a_chunk_was_there_does_not_bind(spelling, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(chunks, "complete", lambda *_, **__: 1 / 0)
+        patch.setattr(sample_cache, "complete", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             sample(*spelling, nines_task(), temperature=2.0, folder=tmp_path)
     sample(*spelling, nines_task(), temperature=1.0, folder=tmp_path)
@@ -581,7 +581,7 @@ sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 def test_killed_and_called_again(spelling, tmp_path, drawn):
     folder = tmp_path / "killed"
     code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
-    root = str(Path(chunks.__file__).parents[2])
+    root = str(Path(sample_cache.__file__).parents[2])
     child = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
     parts = folder / "samples.parquet"
     try:

@@ -38,7 +38,7 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("grpo_kit/profiles.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/rollout/engine.py", "max_new_tokens"): (4, OF_TRANSFORMERS),
     ("benchmarks/decode.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
-    ("grpo_kit/rollout/support.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
+    ("grpo_kit/rollout/supported_models.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
     ("grpo_kit/training/changes.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/training/data.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/training/update_memory.py", "max_completion_length"): (1, OF_TRL),

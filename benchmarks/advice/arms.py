@@ -20,8 +20,8 @@ from grpo_kit import GRPOTrainer, cosine, exponential, linear, tasks
 from grpo_kit.prompts import build_prompt
 from grpo_kit.rewards import ExactAnswer
 from grpo_kit.tasks import Task
+from grpo_kit.training.dynamic_sampling import PositivesTrainer
 from grpo_kit.training.off_policy import OffPolicyTrainer
-from grpo_kit.training.positives import PositivesTrainer
 
 BASE: dict[str, Any] = {"profile": "cpu", "steps": 10, "learning_rate": 2e-5, "held_out": 128}
 _TASK = tasks.largest()

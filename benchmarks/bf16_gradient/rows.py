@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.step.sizes import SIZES
 from benchmarks.step.workload import make_workload
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.evaluation.generate_and_score import answer
 
 
 class Group(NamedTuple):

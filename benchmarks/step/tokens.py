@@ -17,9 +17,9 @@ import trl.trainer.utils as trl_utils
 from grpo_kit.models import base_model
 
 try:
-    from grpo_kit.training import vocabulary
+    from grpo_kit.training import cpu_lm_head
 except ImportError:  # an older kit, measured beside this one
-    vocabulary = None
+    cpu_lm_head = None
 
 KINDS = ("prefill", "decode", "update", "head")
 PASSES = {"prefill": 1, "decode": 1, "forward-backward": 3}  # backward is twice a forward
@@ -98,7 +98,7 @@ class TokenCount:
         """Count what goes into trl's fused head inside."""
         function = trl_utils._ChunkedLogProbFunction
         inner = function.apply
-        own = vocabulary.KeptHead.apply if vocabulary else None  # the kit's, which stands in for it
+        own = cpu_lm_head.KeptHead.apply if cpu_lm_head else None  # the kit's, which stands in for it
 
         def apply(hidden: torch.Tensor, *args: Any) -> Any:
             self._counts["decoder"]["head"] += len(hidden)
@@ -110,13 +110,13 @@ class TokenCount:
 
         function.apply = staticmethod(apply)
         if own:
-            vocabulary.KeptHead.apply = own_apply
+            cpu_lm_head.KeptHead.apply = own_apply
         try:
             yield
         finally:
             del function.apply  # the inherited one is there again
             if own:
-                vocabulary.KeptHead.apply = own
+                cpu_lm_head.KeptHead.apply = own
 
     def _see(self, place: str, args: tuple, kwargs: dict[str, Any]) -> None:
         names = ("input_ids", "inputs_embeds", "hidden_states")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from grpo_kit.commands.said import in_a_line, tell
+from grpo_kit.commands.errors import in_a_line, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

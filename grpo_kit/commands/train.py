@@ -19,8 +19,8 @@ import argparse
 import os
 from pathlib import Path
 
+from grpo_kit.commands.errors import in_a_line, tell
 from grpo_kit.commands.recipes import add_recipe, add_training, changes, recipe_of, with_numbers
-from grpo_kit.commands.said import in_a_line, tell
 
 # What a run that goes on can be told otherwise.
 _CAN_CHANGE = ("steps", "temperature", "learning_rate", "save_every")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train; 0, or 1 for a run that failed, or 130 for one that was stopped."""
     from grpo_kit.episodes.environment import EpisodeError
-    from grpo_kit.recipe.running import StoppedByFlag
+    from grpo_kit.recipe.run_recipe import StoppedByFlag
     from grpo_kit.record.files import next_run_folder
     from grpo_kit.rewards import RewardError
 

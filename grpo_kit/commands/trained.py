@@ -33,7 +33,7 @@ class Trained:
         """Base beside tuned as the run itself measured it; None where it did not get so far."""
         from grpo_kit.evaluation.accuracy import Evaluation
         from grpo_kit.evaluation.comparison import compare
-        from grpo_kit.recipe.running import AFTER, BEFORE, MODEL
+        from grpo_kit.recipe.run_recipe import AFTER, BEFORE, MODEL
 
         paths = [self.folder / BEFORE, self.folder / AFTER]
         if self.model.name != MODEL or not all(path.is_file() for path in paths):

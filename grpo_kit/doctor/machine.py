@@ -96,7 +96,7 @@ def machine(section: Section) -> None:
 def _cards(section: Section) -> None:
     import torch
 
-    from grpo_kit.card import has_bf16
+    from grpo_kit.cuda import has_bf16
     from grpo_kit.profiles import PROFILES
 
     add, to_do = section.rows.append, section.to_do.append

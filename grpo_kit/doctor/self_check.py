@@ -64,14 +64,14 @@ def prompts(folder: Path) -> str:
 
 def rewards(folder: Path) -> str:
     """A right answer earns 1, a wrong one less, by the judge that training asks."""
-    from grpo_kit.rewards.judge import ask
+    from grpo_kit.rewards.scoring import score
     from grpo_kit.tasks import largest
 
     task = largest(n_train=1, n_held_out=1)
     row, exact = task.train[0], task.rewards[0]
     texts = [f"{row['answer']}</answer>", "none</answer>"]
     columns = {name: [value] * 2 for name, value in (row | {"prefill": task.prefill}).items()}
-    scores = ask(exact, texts, **columns)
+    scores = score(exact, texts, **columns)
     same(scores == [1.0, 0.0], f"a right and a wrong answer earned {scores}, not [1.0, 0.0]")
     return "right 1, wrong 0"
 
@@ -99,7 +99,7 @@ def rollout(folder: Path) -> str:
 
 def embedded(folder: Path) -> str:
     """The same on SmolLM2, where it was converted before: converting takes 20 seconds."""
-    from grpo_kit.models.gguf import EMBEDDED, embedded_cache
+    from grpo_kit.models.gguf_reader import EMBEDDED, embedded_cache
 
     if not embedded_cache()[1]:
         raise Skipped("not converted yet; its first use does it, in 20 s")
@@ -195,7 +195,7 @@ def _nothing_stays(folder: Path) -> Iterator[None]:
     with contextlib.suppress(Exception):  # a part that needs it says what is broken
         import torch
 
-        from grpo_kit.models.gguf import embedded_cache
+        from grpo_kit.models.gguf_reader import embedded_cache
 
         precision = torch.get_float32_matmul_precision()
         if not embedded_cache()[1]:

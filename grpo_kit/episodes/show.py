@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.episodes.view import Conversation, Renderer
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import Conversation, Renderer
 from grpo_kit.rollout.tree import common_length, tree_tokens
 
 if TYPE_CHECKING:

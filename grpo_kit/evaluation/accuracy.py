@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.evaluation.answers import Answers, answer
 from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
+from grpo_kit.evaluation.generate_and_score import Answers, answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, number, percent, shown
 from grpo_kit.record.files import write_whole

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from grpo_kit.display import cut
 from grpo_kit.evaluation.intervals import Estimate
-from grpo_kit.rewards.judge import RewardError, ask_all, totals
 from grpo_kit.rewards.parts import required_columns
+from grpo_kit.rewards.scoring import RewardError, score_all, totals
 from grpo_kit.tasks.right import are_correct
 from grpo_kit.tasks.task import Task, strategy_rewards
 
 if TYPE_CHECKING:
-    from grpo_kit.evaluation.answers import Answers
+    from grpo_kit.evaluation.generate_and_score import Answers
 
 _EMPTY = "always an empty completion"
 Constant = tuple[str, float]  # its name, and what it has: accuracy, or mean reward
@@ -69,7 +69,7 @@ def _earned(made: Answers, text: str) -> float | None:
     rows = range(0, len(made.texts), made.samples)
     given = {name: [values[i] for i in rows] for name, values in made._given.items()}
     try:
-        parts = ask_all(made.task.rewards, [text] * len(rows), **given)
+        parts = score_all(made.task.rewards, [text] * len(rows), **given)
     except RewardError:  # no model wrote it in this place; what it would earn is not known
         return None
     earned = totals(list(parts.values()), made.task.reward_weights, list(rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import mean_reward, wilson_interval
 from grpo_kit.tasks.measure import has_accuracy, measure_of, reads_tag
 from grpo_kit.tasks.task import Task

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import Estimate, wilson_interval
 from grpo_kit.memory.plan import plan_memory
-from grpo_kit.memory.table import GIB
+from grpo_kit.memory.plan_table import GIB
 from grpo_kit.rollout.complete import Completion
 
 if TYPE_CHECKING:

@@ -14,20 +14,33 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.evaluation.aha import count_words, word_table
-from grpo_kit.evaluation.answers import Answers, answer
 from grpo_kit.evaluation.constant import Constant, constant_reward, doing
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
+from grpo_kit.evaluation.generate_and_score import Answers
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths
+from grpo_kit.evaluation.portions import answer_in_portions, check_seconds
+from grpo_kit.evaluation.reflection_words import count_words, word_table
+from grpo_kit.evaluation.verdict import (
+    ALWAYS,
+    EVER,
+    FEWEST,
+    FORMATTED,
+    MEASURES,
+    SIGNAL,
+    VERDICTS,
+    doubtful,
+    possible_verdicts,
+    verdict_of,
+)
 from grpo_kit.rewards.auditing import audit
-from grpo_kit.rewards.judge import Scores
 from grpo_kit.rewards.parts import range_of
+from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks.measure import Measure
 
 if TYPE_CHECKING:
@@ -35,23 +48,6 @@ if TYPE_CHECKING:
 
     from grpo_kit.tasks import Task
 
-# The verdicts' thresholds: choices, stated in each verdict and not tuned to any result.
-FORMATTED = 0.5  # at least so many samples give an answer that can be read
-EVER = 0.1  # at least so many prompts are right once in all their samples
-ALWAYS = 0.9  # at most so many samples are right
-SIGNAL = 0.2  # at least so many groups hold right and wrong, or unequal rewards where those are the measure
-SHORTCUT = 0.5  # an answer given without reading the question may be right for at most so many prompts,
-LEAD = 2  # unless the model is right more than 1 / LEAD as often as that
-
-VERDICTS = {
-    "format first": "most samples give no readable answer: show a worked example or prefill the tag",
-    "never succeeds": "there is nothing to make likelier: do SFT first, or take easier rows or a stronger model",
-    "shortcut pays": "training finds that one answer before it finds the task: take rows on which none pays, or a "
-    "prompt with which the model is right more often",
-    "too easy": "little is left to learn: take harder rows",
-    "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, or easier rows",
-    "ready": "train",
-}
 _FORMAT_ALONE = (
     "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
 )
@@ -109,6 +105,8 @@ class Readiness:
     credit: list[dict[float, int]] | None = None
     top: float = 1.0
     constant_reward: Constant | None = None
+    asked_for: int | None = None
+    needs: float | None = None
 
     @property
     def n(self) -> int:
@@ -125,8 +123,8 @@ class Readiness:
         """The same with the lenient reading: what the model may know but does not put into the tags; {} of episodes."""
         return {} if self.lenient is None else self._pass_at(self.lenient)
 
-    def _pass_at(self, right: Sequence[int]) -> dict[int, Estimate]:
-        ks = sorted({*(1 << i for i in range(self.samples.bit_length())), self.samples})
+    def _pass_at(self, right: Sequence[int], ks: Sequence[int] | None = None) -> dict[int, Estimate]:
+        ks = ks or sorted({*(1 << i for i in range(self.samples.bit_length())), self.samples})
         return {k: bootstrap_mean([pass_at_k(self.samples, c, k) for c in right]) for k in ks}
 
     @property
@@ -167,44 +165,41 @@ class Readiness:
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS; the first that holds, in their order, of the measure that the task has.
-
-        Where rewards differ inside groups there is something to learn: a text reward, partial credit for answers.
-        """
-        passes, unequal = self.pass_at, self.signal_reward().value
-        unread = self.formatted is not None and self.format_rate.value < FORMATTED
-        if self.measure == "reward":
-            if unequal >= SIGNAL:
-                return "ready"
-            if unread:
-                return "format first"
-            if self._nothing_paid:
-                return "never succeeds"
-            return "too easy" if self.mean_reward.value > ALWAYS * self.top else "rarely succeeds"
-        if unread:
-            return "format first"
-        if passes[self.samples].value < EVER and not self._partly_paid:
-            return "never succeeds"
-        if self._shortcut is not None:
-            return "shortcut pays"
-        if passes[1].value > ALWAYS:
-            return "too easy"
-        return "ready" if self.signal_right().value >= SIGNAL or self._partly_paid else "rarely succeeds"
+        """One of VERDICTS; see evaluation.verdict."""
+        values = {name: estimate.value for name, estimate in self._deciding.items()}
+        return verdict_of(values, self.top, self._nothing_paid)
 
     @property
-    def _partly_paid(self) -> bool:
-        """Do answers earn partial credit that differs in enough groups?"""
-        return self.signal_credit().value >= SIGNAL
+    def possible(self) -> list[str]:
+        """The verdicts that hold with every measure somewhere in its 95 % interval, in the order of VERDICTS."""
+        return possible_verdicts(self._deciding, self.top, self._nothing_paid)
+
+    @property
+    def sure(self) -> bool:
+        """Is no other verdict possible, after at least 16 rows?"""
+        return self.n >= FEWEST and len(self.possible) == 1
+
+    @property
+    def _deciding(self) -> dict[str, Estimate]:
+        """What the verdict is found by, as verdict_of names it."""
+        found = {"unequal": self.signal_reward()}
+        if self.formatted is not None:
+            found["formatted"] = self.format_rate
+        if self.measure == "reward":
+            return found | {"mean": self.mean_reward}
+        found |= {"once": self._pass_at(self.right, [1])[1], "mixed": self.signal_right()}
+        found |= {
+            "ever": self._pass_at(self.right, [self.samples])[self.samples],
+            "credit": self.signal_credit(),
+        }
+        if self.constant is not None:
+            share = self.constant[1]
+            found["constant"] = Estimate(share, *wilson_interval(share * self.n, self.n), self.n)
+        return found
 
     @property
     def _nothing_paid(self) -> bool:
         return all(paid <= 0 for counts in self.credit or self.rewards for paid in counts)
-
-    @property
-    def _shortcut(self) -> Constant | None:
-        """The best constant strategy where it is far ahead of the model."""
-        best = self.constant
-        return best if best and best[1] >= SHORTCUT and LEAD * self.pass_at[1].value < best[1] else None
 
     @property
     def reason(self) -> str:
@@ -218,7 +213,24 @@ class Readiness:
         elif self.constant_reward and self.constant_reward[1] > self.mean_reward.value:
             what = doing(self.constant_reward)
             told += f" ({what[0].upper()}{what[1:]} earns {self.constant_reward[1]:.2f}: compare with that.)"
+        told += self._how_sure(verdict)
         return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
+
+    def _how_sure(self, verdict: str) -> str:
+        """Of a look that ended before its last row: why, and what would make it surer."""
+        of, others = self.asked_for or self.n, [one for one in self.possible if one != verdict]
+        if self.n >= of:
+            return ""
+        if self.sure:
+            return f" (Sure after {self.n} of {of} rows: no other verdict holds within the 95 % intervals.)"
+        last = "mean" if self.measure == "reward" else "once"
+        decides = [*doubtful(self._deciding, self.top, self._nothing_paid), last][0]
+        one = self._deciding[decides]
+        measured = f"{MEASURES[decides]} {one.value:.2f}, 95 % interval {one.low:.2f} to {one.high:.2f}"
+        too_few = f"and fewer than {FEWEST} rows are too few to be sure"
+        doubt = f"so it may be {' or '.join(map(repr, others))} too" if others else too_few
+        ask = "" if self.needs is None else f"; seconds={math.ceil(self.needs)} would look at about all"
+        return f" (Not sure after {self.n} of {of} rows: {measured}, {doubt}{ask}.)"
 
     def _advice(self, verdict: str) -> str:
         if (
@@ -301,7 +313,7 @@ class Readiness:
         return table.astype({"value": float, "low": float, "high": float, "n": int})
 
     def aha(self) -> pd.DataFrame:
-        """Words of self-reflection in the samples; see grpo_kit.evaluation.aha."""
+        """Words of self-reflection in the samples; see grpo_kit.evaluation.reflection_words."""
         return word_table(self.words, self.n * self.samples)
 
     def _repr_html_(self) -> str:
@@ -343,44 +355,81 @@ def readiness(
     max_completion_tokens: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
+    seconds: float | None = 300,
+    quiet: bool = False,
 ) -> Readiness:
     """Sample each of the rows (default: the task's held-out rows) and count; nothing is trained.
 
     samples: completions a prompt. group_size, temperature: those of the training to come.
     max_completion_tokens: None means the task's. batch_size: sequences sampled at once; None: by free memory. The model
     is left as it was.
-    Raises ValueError naming the argument for empty rows, a group_size outside 2..samples, and what complete refuses.
+    seconds: about the most that it may take, above 0. The rows are looked at in their order, in growing portions, until
+    no other verdict is possible (Readiness.sure) or the time is over; the first two rows take what they need. What is
+    counted of the first n rows is the same with any budget, but for rounding. math.inf: until it is sure. None: all
+    rows, also where fewer would do, to compare two models row by row. The verdict is looked at a few times, so "sure"
+    is a little less than 95 %.
+    quiet: do not print the verdict and the advice. Stopped by hand, it prints what is known by then.
+    Raises ValueError naming the argument for empty rows, a group_size outside 2..samples, seconds that are no number
+    above 0, and what complete refuses.
 
-    >>> print(readiness(model, tokenizer, largest()).reason)  # doctest: +SKIP
+    >>> ready = readiness(model, tokenizer, largest(), seconds=60)  # doctest: +SKIP
+    Readiness('largest', 32 prompts x 64 samples: ready)
     """
     if not 2 <= group_size <= samples:
         raise ValueError(f"group_size={group_size!r} must lie in 2..samples={samples!r}")
     if not temperature > 0:
         raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
+    check_seconds(seconds)
+    rows = list(task.held_out if rows is None else rows)
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
-    made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
-    judged, readings = _counts(made, made.rewards), made.readings
+    looks: list[Readiness] = []
+
+    def look(made: Answers) -> tuple[str, bool]:
+        looks[:] = [_counted(made, group_size, len(rows))]
+        return looks[0].verdict, seconds is not None and looks[0].sure
+
+    try:
+        made, needs = answer_in_portions(
+            model, tokenizer, task, rows, look, seconds=seconds, batch_size=batch_size, seed=seed, **how
+        )
+    except KeyboardInterrupt:
+        if looks and not quiet:
+            print(f"Stopped. {looks[0]!r}", flush=True)
+        raise
+    found = replace(
+        looks[0],
+        audit=_audited(task, made.rows) if made.measure == "accuracy" else None,
+        constant_reward=constant_reward(made) if made.measure == "reward" else None,
+        needs=needs,
+    )
+    if not quiet:
+        print(repr(found), flush=True)
+    return found
+
+
+def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
+    """All that is counted; what other texts would earn is not asked."""
+    task, readings = made.task, made.readings
     accuracy = "strict" in readings
     highest = [one for one in made.rewards if one is not None]
     top = sum(w * (range_of(r) or (0.0, 1.0))[1] for r, w in _weighted(task))
     return Readiness(
         task=task.name,
-        samples=samples,
+        samples=made.samples,
         group_size=group_size,
         questions=[row["question"] for row in made.rows],
         right=[sum(part) for part in made.by_row(made.right)] if accuracy else None,
         lenient=[sum(part) for part in made.by_row(made.lenient)] if "lenient" in readings else None,
         formatted=[sum(part) for part in made.by_row(made.read)] if "formatted" in readings else None,
-        rewards=judged,
+        rewards=_counts(made, made.rewards),
         lengths=Lengths.of(made.completions, made.settings["max_completion_tokens"]),
         words=count_words(made.texts),
         constant=task.best_constant(made.rows) if task.strategies and accuracy else None,
         settings=made.settings,
-        audit=_audited(task, made.rows) if made.measure == "accuracy" else None,
         measure=made.measure,
         credit=_counts(made, made.credit),
         top=max([top, *highest]),
-        constant_reward=constant_reward(made) if made.measure == "reward" else None,
+        asked_for=None if asked_for == len(made.rows) else asked_for,
     )
 
 

@@ -1,8 +1,9 @@
 """Keep what was trained: weights, prompt and temperature in one folder that proves itself.
 
 kit.export writes it, template.py puts the training's prompt into the chat template, weights.py adds adapters up,
-write.py writes all files, gguf.py the one for llama.cpp and Ollama, ollama.py its Modelfile, proof.py reads it back in
-a fresh process, folder.py gives the whole folder its name, card.py describes it and brings it to the hub.
+write.py writes all files, gguf_writer.py the one for llama.cpp and Ollama, ollama.py its Modelfile, verify.py reads it
+back in a fresh process, export_folder.py gives the whole folder its name, model_card.py describes it and brings it to
+the hub.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors import SafetensorError
 
-from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.exports.card import base_of_run, curve, export_card, license_of, push_to_hub, run_of
-from grpo_kit.exports.folder import CARD, REPORT, digests, finish, free_name, part_folder
-from grpo_kit.exports.proof import Proof, ProofError, prove
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, free_name, part_folder
+from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub, run_of
 from grpo_kit.exports.template import (
     ExportError,
     Prompting,
@@ -30,6 +30,7 @@ from grpo_kit.exports.template import (
     check_trained_prompts,
     with_serving_template,
 )
+from grpo_kit.exports.verify import Proof, ProofError, prove
 from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.models import model_name

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoTokenizer
 
 from grpo_kit.display import escape, in_notebook
-from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.exports.folder import check_unchanged, is_unfinished, read_report
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
 from grpo_kit.models import base_model, is_adapter, load_policy

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from grpo_kit.exports.card import license_of
-from grpo_kit.exports.gguf import write_gguf
+from grpo_kit.exports.gguf_writer import write_gguf
+from grpo_kit.exports.model_card import license_of
 from grpo_kit.exports.ollama import modelfile
 from grpo_kit.exports.template import ExportError, Prompting
 from grpo_kit.exports.weights import STORED, save_adapter, share_moved, stored_as, whole_model

@@ -1,5 +1,17 @@
 """A laboratory: the same training under several settings and seeds, compared with honest statistics."""
 
-from grpo_kit.lab.laboratory import Lab, compare, load
+from typing import TYPE_CHECKING
+
+from grpo_kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from grpo_kit.lab.compare_arms import Lab, compare, load
 
 __all__ = ["Lab", "compare", "load"]
+
+lazy(
+    __name__,
+    {
+        "compare_arms": ["Lab", "compare", "load"],
+    },
+)

@@ -17,7 +17,7 @@ from transformers import TrainerCallback, set_seed
 
 from grpo_kit.display import ProgressLine
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.lab.settings import as_json, digest, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.models import hardware, load_policy
 from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole

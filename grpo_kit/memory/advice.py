@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from grpo_kit.memory.plan_table import MemoryPlan
 from grpo_kit.memory.request import WITHOUT_BFLOAT16, Request
 from grpo_kit.memory.shapes import config_of, count
 from grpo_kit.memory.sharding import DIVIDES_WEIGHTS, SHARDINGS
-from grpo_kit.memory.table import MemoryPlan
 
 
 def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:

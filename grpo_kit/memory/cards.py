@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.memory.floors import CARDS, Card, step_floor
 from grpo_kit.memory.plan import request_for
+from grpo_kit.memory.plan_table import MemoryPlan
 from grpo_kit.memory.request import Request
+from grpo_kit.memory.roofline import CARDS, Card, step_floor
 from grpo_kit.memory.shapes import KNOWN
 from grpo_kit.memory.sharding import DIVIDES_WEIGHTS, SHARDINGS
-from grpo_kit.memory.table import MemoryPlan
 from grpo_kit.profiles import Profile, profile
 
 QWEN = tuple(name for name in KNOWN if name.startswith("Qwen/Qwen2.5-"))

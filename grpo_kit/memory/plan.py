@@ -18,10 +18,10 @@ from transformers import PretrainedConfig
 
 from grpo_kit.memory.activations import checkpoint_bytes, chunk_bytes, head_bytes, layer_bytes, update_budget
 from grpo_kit.memory.advice import advice
+from grpo_kit.memory.plan_table import GIB, MemoryPlan
 from grpo_kit.memory.request import USABLE, WITHOUT_BFLOAT16, Request
 from grpo_kit.memory.shapes import config_of, count, counted
 from grpo_kit.memory.sharding import DIVIDES_WEIGHTS, SHARDINGS
-from grpo_kit.memory.table import GIB, MemoryPlan
 from grpo_kit.profiles import Profile
 from grpo_kit.profiles import profile as profile_named
 

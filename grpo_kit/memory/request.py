@@ -11,9 +11,9 @@ from transformers import PretrainedConfig
 
 from grpo_kit.memory.activations import chunk_bytes, update_budget
 from grpo_kit.memory.decoding import decode_bytes
+from grpo_kit.memory.plan_table import GIB, MemoryPlan
 from grpo_kit.memory.shapes import Counts
 from grpo_kit.memory.sharding import DIVIDES_WEIGHTS, States, average_bytes, fsdp_states, zero_states
-from grpo_kit.memory.table import GIB, MemoryPlan
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.profiles import Profile
 

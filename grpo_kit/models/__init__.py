@@ -1,7 +1,7 @@
 """Load a policy: hub name, local folder, GGUF file, saved adapter, the embedded SmolLM2, or a tiny random model.
 
-Simplifications: one device, causal language models only, LoRA on every linear layer but the head. gguf.py keeps what
-was dequantised, adapters.py makes, loads and merges LoRA.
+Simplifications: one device, causal language models only, LoRA on every linear layer but the head. gguf_reader.py keeps
+what was dequantised, adapters.py makes, loads and merges LoRA.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from transformers import (
 )
 
 import grpo_kit.models.libraries  # noqa: F401  before peft: it takes up bitsandbytes quickly, and leaves bars out
-from grpo_kit.card import has_bf16, use_expandable_segments
+from grpo_kit.cuda import has_bf16, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
 from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
-from grpo_kit.models.gguf import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
+from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.unsloth import warn_if_late
 
 # Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.

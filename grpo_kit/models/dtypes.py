@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from grpo_kit.card import has_bf16
+from grpo_kit.cuda import has_bf16
 from grpo_kit.models.adapters import Tuning
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -1,7 +1,7 @@
 """A recipe: everything of a run named once, for the notebook, the command line, a script and a cluster.
 
 sources.py reads the Python file that a recipe or a task stands in, remembered.py keeps a recipe in its run folder,
-running.py does the whole run, script.py writes it down as a plain script.
+run_recipe.py does the whole run, script.py writes it down as a plain script.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import Tuning
 from grpo_kit.profiles import Profile, profile
 from grpo_kit.recipe import remembered
-from grpo_kit.recipe.running import Outcome, run
+from grpo_kit.recipe.run_recipe import Outcome, run
 from grpo_kit.recipe.script import write_script
 from grpo_kit.recipe.sources import Source, as_task, check_not_reading, home_of
 from grpo_kit.record.control import in_a_file
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.schedules import schedule_from
-from grpo_kit.training.episodes import EpisodeTrainer
+from grpo_kit.training.episode_trainer import EpisodeTrainer
 from grpo_kit.training.trainer import GRPOTrainer
 
 if TYPE_CHECKING:

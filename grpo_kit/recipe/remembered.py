@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.profiles import UNITS, Profile, profile
 from grpo_kit.recipe.sources import Source
 from grpo_kit.record.control import in_a_file

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.recipe import remembered
 from grpo_kit.recipe.sources import Source
 from grpo_kit.record.control import in_a_file

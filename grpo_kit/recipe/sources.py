@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.tasks import Task
 
 NAMES = ("recipe", "task")  # what is looked for in a file, in this order

@@ -1,20 +1,25 @@
 """Rewards: completions -> list of float, or None for "cannot judge". The kit's own lie in [0, 1]."""
 
-from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
-from grpo_kit.rewards.auditing import Audit, audit
-from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
-from grpo_kit.rewards.cancel import cancelled_groups
-from grpo_kit.rewards.cases import Case, RewardCheckError, crafted_cases
-from grpo_kit.rewards.check import check_rewards
-from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code
-from grpo_kit.rewards.code_runner import CodeRunner
-from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
-from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.judge import RewardError, total
-from grpo_kit.rewards.language import Language
-from grpo_kit.rewards.length import Repetition, RightSize
-from grpo_kit.rewards.response import Reward, extract_answer, last_number, on_response
-from grpo_kit.rewards.text import Bleu, Rouge
+from typing import TYPE_CHECKING
+
+from grpo_kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
+    from grpo_kit.rewards.auditing import Audit, audit
+    from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
+    from grpo_kit.rewards.cancel import cancelled_groups
+    from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
+    from grpo_kit.rewards.check import check_rewards
+    from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, extract_code
+    from grpo_kit.rewards.code_runner import CodeRunner
+    from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
+    from grpo_kit.rewards.format import SoftFormat
+    from grpo_kit.rewards.language import Language
+    from grpo_kit.rewards.length import Repetition, RightSize
+    from grpo_kit.rewards.response import Reward, extract_answer, last_number, on_response
+    from grpo_kit.rewards.scoring import RewardError, total
+    from grpo_kit.rewards.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 
 __all__ = [
     "Audit",
@@ -53,3 +58,24 @@ __all__ = [
     "on_response",
     "total",
 ]
+
+lazy(
+    __name__,
+    {
+        "answers": ["ExactAnswer", "MathAnswer", "NumericAnswer"],
+        "auditing": ["Audit", "audit"],
+        "bleu_rouge": ["Bleu", "Rouge"],
+        "cancel": ["cancelled_groups"],
+        "cheat_cases": ["Case", "RewardCheckError", "crafted_cases"],
+        "check": ["check_rewards"],
+        "code_rewards": ["CodeFormat", "CodeRuns", "CodeTests", "extract_code"],
+        "code_runner": ["CodeRunner"],
+        "combine": ["Clipped", "Gated", "WeightedSum"],
+        "format": ["SoftFormat"],
+        "language": ["Language"],
+        "length": ["Repetition", "RightSize"],
+        "response": ["Reward", "extract_answer", "last_number", "on_response"],
+        "scoring": ["RewardError", "total"],
+        "tool_calls": ["CallAccuracy", "CallEfficiency", "CallShape", "CallValidity", "call_reward"],
+    },
+)

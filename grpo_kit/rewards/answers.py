@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
-from grpo_kit.rewards.cases import Case, answer_cases
+from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.neighbours import TRIED, excused, near_misses
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import gold_text, own_answer, pair_prefill

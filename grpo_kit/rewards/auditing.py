@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import pandas as pd
 
 from grpo_kit.display import wilson_interval
-from grpo_kit.rewards.cases import Case, answer_cases
+from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.rewards.judge import ask_all
 from grpo_kit.rewards.neighbours import equal_texts, excused, near_misses, why
 from grpo_kit.rewards.parts import all_parts, reward_names
 from grpo_kit.rewards.response import Reward, gold_text
+from grpo_kit.rewards.scoring import score_all
 
 _ROWS = 64  # of a task, where none are given
 _PAYS = 1e-9
@@ -185,7 +185,7 @@ def _judged(
     keys = dict.fromkeys(key for case in cases for key in case.columns)
     columns = {key: [case.columns.get(key) for case in cases] for key in keys}
     columns["prefill"] = [case.prefill for case in cases]
-    by_reward = ask_all(rewards, [case.completion for case in cases], names=names, **columns)
+    by_reward = score_all(rewards, [case.completion for case in cases], names=names, **columns)
     honest: dict[int, tuple[float | None, ...]] = {}
     texts: list[dict[str, Any]] = []
     for one, scores in zip(tried, zip(*by_reward.values(), strict=True), strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_kit.rewards.judge import totals
+from grpo_kit.rewards.scoring import totals
 
 Scores = Sequence[float | None]
 

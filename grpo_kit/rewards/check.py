@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import pandas as pd
 
 from grpo_kit.display import cut
-from grpo_kit.rewards.cases import Case, RewardCheckError
-from grpo_kit.rewards.judge import RewardError, ask_all, totals, warn_off_scale
+from grpo_kit.rewards.cheat_cases import Case, RewardCheckError
 from grpo_kit.rewards.parts import check_column_names, reward_names
 from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_scale
 
 _PAYS = 1e-9
 
@@ -106,7 +106,7 @@ def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Seque
         "response": [case.prefill + case.completion for case in cases],
     }
     try:
-        parts = ask_all(
+        parts = score_all(
             list(rewards.values()),
             [case.completion for case in cases],
             list(rewards),

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards.code_child import LONGEST, NOT_PYTHON
+from grpo_kit.rewards.code_harness import LONGEST, NOT_PYTHON
 from grpo_kit.rewards.code_values import decode, read_json, same
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def passes(answer: Answer, test: Test) -> bool:
 
 @cache
 def _child() -> str:
-    return Path(__file__).with_name("code_child.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("code_harness.py").read_text(encoding="utf-8")
 
 
 def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_kit.rewards.cancel import cancelled_share
-from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.judge import Scores, ask, ask_for, check_scores, total
+from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.parts import all_parts, range_of, required_columns, reward_names
 from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.scoring import Scores, check_scores, score, score_for, total
 
 Verdicts = list[bool | None]  # of each completion: paid in full? None where that cannot be judged
 # (a reward that judges the answer, its scores) -> of each completion the score that is full pay
@@ -53,7 +53,7 @@ class _Composite:
             if name not in seen and isinstance(part, _Composite):
                 seen[name] = part._judge(scores_of)
             elif name not in seen:  # Clipped takes infinite ones; who else has the same part is told below
-                seen[name] = ask_for(part, completions, name, columns, finite=False)
+                seen[name] = score_for(part, completions, name, columns, finite=False)
             check_scores(seen[name], completions, part, name, finite=finite)
             return seen[name]
 
@@ -169,7 +169,7 @@ class Pay(NamedTuple):
     credit: Scores
 
 
-def ask_in_full(
+def score_in_full(
     reward: Reward,
     completions: Sequence[Any],
     columns: Mapping[str, Any],
@@ -191,7 +191,7 @@ def ask_in_full(
     told: dict[str, Scores] = {}
     if isinstance(reward, WeightedSum | Gated):  # it tells what its parts gave, so that none is asked again
         columns = {**columns, "log_extra": told.__setitem__}
-    scores = ask(reward, completions, name, **columns)
+    scores = score(reward, completions, name, **columns)
 
     def full(one: Reward, given: Scores) -> tuple[Verdicts, Scores]:
         if not isinstance(one, WeightedSum | Gated) or not judges_answer(one):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_kit.rewards.response import pair_prefill
 
 if TYPE_CHECKING:
-    from grpo_kit.rewards.cases import Case
+    from grpo_kit.rewards.cheat_cases import Case
 
 SCRIPTS = (
     "arabic", "armenian", "bengali", "cyrillic", "devanagari", "ethiopic", "georgian", "greek", "gujarati", "gurmukhi",

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.rewards.ngrams import WORD, ngrams
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import pair_prefill
-from grpo_kit.rewards.words import WORD, ngrams
 
 if TYPE_CHECKING:
-    from grpo_kit.rewards.cases import Case
+    from grpo_kit.rewards.cheat_cases import Case
 
 _LONGEST_WORD = 30  # letters; anything longer is text without spaces
 _PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]|_")

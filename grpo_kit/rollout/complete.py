@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from transformers import GenerationConfig
 
-from grpo_kit import card
+from grpo_kit import cuda
 from grpo_kit.models import base_model
-from grpo_kit.rollout.agreement import due, engine_differs
+from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.support import engine_failed, unsupported
+from grpo_kit.rollout.supported_models import engine_failed, unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -99,7 +99,8 @@ def complete(
         **({"temperature": float(temperature), "top_k": 0} if temperature else {}),
     )
     written: dict[int, list[int]] = {}
-    with _as_it_was(model, seed):
+    # transformers' draws are told apart by their batch alone: rows that are asked in parts must not share them.
+    with _as_it_was(model, seed + min(numbers or [0])):
         decode = _decoder(model, config, seed, engine)
         for rows in _batches(ids, batch_size):
             known = rows if numbers is None else [numbers[r] for r in rows]
@@ -125,7 +126,7 @@ def _decoder(
     def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
         if engine is None or unsupported(model, config):
             return generate(prompts)
-        first = card.may_fail(next(model.parameters()).device) and due(model)
+        first = cuda.may_fail(next(model.parameters()).device) and due(model)
         try:
             made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
         except torch.OutOfMemoryError:
@@ -159,7 +160,7 @@ def _decoder(
 def _is_the_engines(error: Exception, model: PreTrainedModel, prompts: list[list[int]]) -> bool:
     """Is it the engine on a card it has not met, and not a model whose logits are NaN in any case?"""
     device = next(model.parameters()).device
-    if not card.may_fail(device):
+    if not cuda.may_fail(device):
         return False
     if not isinstance(error, FloatingPointError):
         return True

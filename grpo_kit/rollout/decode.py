@@ -13,13 +13,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from grpo_kit.models.renamed import cache_name
 from grpo_kit.rollout.attention import NAME
+from grpo_kit.rollout.cpu_matmul import padded_rows
 from grpo_kit.rollout.graphs import DecodeGraphs
+from grpo_kit.rollout.kv_cache import KVCache, fill_holes
+from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.rollout.layers import PlainLayers, plain_layers
-from grpo_kit.rollout.prefill import TreePrefill, common_length
-from grpo_kit.rollout.products import padded_rows
+from grpo_kit.rollout.output_buffer import EndWatch, OutputBuffer
 from grpo_kit.rollout.sampling import Sampler
-from grpo_kit.rollout.slots import Slots, fill_holes
-from grpo_kit.rollout.tape import EndWatch, Tape
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
 _SHORT_TOKENS = 1024  # of the ends of prompts on a CPU
@@ -52,13 +52,12 @@ class Decoder:
     """
 
     def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
-        self.base, self._cache_name = base, cache_name(base.get_decoder().forward)
-        self.bucketed = bucketed
+        self.base, self.bucketed, self._cache_name = base, bucketed, cache_name(base.get_decoder().forward)
         self.device = base.get_input_embeddings().weight.device
-        self.slots: Slots | None = None
+        self.slots: KVCache | None = None
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
         self._layers: PlainLayers | None = None
-        self._tree_prefill = TreePrefill()
+        self._tree_prefill = TreeKVPrefill()
 
     def release(self) -> None:
         """Drop slots, graphs and what is kept of prompts."""
@@ -70,7 +69,7 @@ class Decoder:
         self,
         prompts: Sequence[Sequence[int]],
         rows: torch.Tensor,
-        tape: Tape,
+        tape: OutputBuffer,
         sampler: Sampler,
         limit: int,
         *,
@@ -188,7 +187,7 @@ class Decoder:
             return
         self.slots = None
         self.graphs.clear()
-        self.slots = Slots(
+        self.slots = KVCache(
             shape,
             **wanted,
             dtype=dtype,
@@ -203,7 +202,7 @@ class Decoder:
         counts: Sequence[int],
         first_logits: torch.Tensor,
         rows: torch.Tensor,
-        tape: Tape,
+        tape: OutputBuffer,
         sampler: Sampler,
         limit: int,
     ) -> None:

@@ -21,12 +21,12 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit.models import base_model
+from grpo_kit.rollout.autocast_cache import AutocastCache
 from grpo_kit.rollout.backoff import Backoff
-from grpo_kit.rollout.casts import Casts
 from grpo_kit.rollout.decode import Decoder, Spent
+from grpo_kit.rollout.output_buffer import Ended, OutputBuffer
 from grpo_kit.rollout.sampling import Processor, Sampler
-from grpo_kit.rollout.support import unsupported
-from grpo_kit.rollout.tape import Ended, Tape
+from grpo_kit.rollout.supported_models import unsupported
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RolloutEngine:
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         self.model = model
-        self._decoder, self._casts = self._new_decoder(), Casts()
+        self._decoder, self._casts = self._new_decoder(), AutocastCache()
         self._most_rows: float = math.inf  # what memory was found to hold
         self._backoff = Backoff()
 
@@ -161,7 +161,7 @@ class RolloutEngine:
             try:
                 prompts = [batch.prompt_ids[r] for r in part]
                 told = batch.ended and partial(_tell, batch.ended, part)
-                tape = Tape(prompts, limit, device=device, ended=told, **ending)
+                tape = OutputBuffer(prompts, limit, device=device, ended=told, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
                 more = self._decoder.run(prompts, numbers, tape, sampler, limit, keep=batch.keep)
                 result.update(zip(part, tape.read(), strict=True))

@@ -1,8 +1,8 @@
 """CUDA graphs of the decode step: launched as one, instead of a thousand kernels one by one. CUDA only.
 
 A graph reads and writes fixed addresses. It is dropped, never patched, as soon as anything it was captured over
-moved: weights, buffers, adapters, autocast. What autocast makes of the weights lies still, too (casts.py), so graphs
-live from rollout to rollout.
+moved: weights, buffers, adapters, autocast. What autocast makes of the weights lies still, too (autocast_cache.py), so
+graphs live from rollout to rollout.
 """
 
 from __future__ import annotations

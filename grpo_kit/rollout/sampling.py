@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper
 
-from grpo_kit.rollout.nucleus import TopP
+from grpo_kit.rollout.top_p import TopP
 
 # f(input_ids, scores, rows) -> scores; see RolloutEngine.generate.
 Processor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from grpo_kit.sandbox import syscalls
 from grpo_kit.sandbox.pool import Pool
-from grpo_kit.sandbox.running import LauncherError, Running
+from grpo_kit.sandbox.run_programs import LauncherError, Running
 
 __all__ = [
     "PythonBatch", "SandboxResult", "SandboxUnavailableError", "isolation", "run_python", "run_python_batch",

@@ -23,7 +23,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import confinement  # noqa: E402
 import folders  # noqa: E402
 import syscalls  # noqa: E402
-from watch import Watch  # noqa: E402
+from program_watch import Watch  # noqa: E402
 
 FILE_BYTES, OPEN_FILES, STACK_BYTES = 8 << 20, 40, 8 << 20
 FLAGS = ("-s", "-S", "-B", "-P", "-X", "utf8")  # no user's site, no packages; the environment is ours

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_kit.sandbox.running import GRACE_SECONDS, LauncherError, Running, wait_for
+from grpo_kit.sandbox.run_programs import GRACE_SECONDS, LauncherError, Running, wait_for
 
 HERE = Path(__file__).parent
 START_SECONDS = 60.0  # for a launcher to start, on a very busy machine

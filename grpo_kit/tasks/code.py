@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, own_code
+from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.code_cheats import definition
+from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, own_code
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import CallTest, StdinTest, read_tests
 from grpo_kit.tasks.code_files import load_problems, to_text

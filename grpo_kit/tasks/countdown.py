@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.cases import Case, answer_cases
+from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from grpo_kit.rewards.combine import Verdicts, judges_answer
 from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.judge import Scores
 from grpo_kit.rewards.parts import all_parts, range_of
 from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks.right import PaidInFull, is_own
 
 Measure = Literal["accuracy", "reward"]

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import View
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.response import own_answer

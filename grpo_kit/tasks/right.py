@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, ask_in_full, judges_answer
-from grpo_kit.rewards.judge import RewardError, Scores, ask
+from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, judges_answer, score_in_full
 from grpo_kit.rewards.parts import all_parts, range_of
 from grpo_kit.rewards.response import Reward, last_number
+from grpo_kit.rewards.scoring import RewardError, Scores, score
 
 _NONE: Mapping[str, list] = {}
 
@@ -83,7 +83,7 @@ def verdicts(
     given = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
     full = full_pay(task, rows, given)
     judged = [
-        ask_in_full(reward, completions, given, full_pay=full).verdicts for reward in answer_rewards(task)
+        score_in_full(reward, completions, given, full_pay=full).verdicts for reward in answer_rewards(task)
     ]
     return all_in_full(judged)
 
@@ -121,7 +121,7 @@ def full_pay(task: Judged, rows: Sequence[dict], columns: Mapping[str, list]) ->
             earned = [1.0] * len(golds)
             for texts in (giving(task, golds), golds):
                 try:
-                    paid = ask(one, texts, **picked)
+                    paid = score(one, texts, **picked)
                 except RewardError:  # made for completions of a model; 1.0 stays
                     continue
                 earned = [max(e, p if p is not None else e) for e, p in zip(earned, paid, strict=True)]

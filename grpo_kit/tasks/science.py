@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.rewards.text import Bleu, Rouge
-from grpo_kit.rewards.words import words
+from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
+from grpo_kit.rewards.ngrams import words
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 _FILE = Path(__file__).parent / "data" / "science.json"

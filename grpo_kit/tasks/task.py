@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.cases import Case, RewardCheckError, answer_cases, crafted_cases
+from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
 from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.rewards.judge import ask_all, totals
 from grpo_kit.rewards.parts import check_column_names
 from grpo_kit.rewards.response import Reward, own_answer
+from grpo_kit.rewards.scoring import score_all, totals
 from grpo_kit.tasks.right import (
     PaidInFull,
     answer_rewards,
@@ -305,7 +305,7 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
         asked = [row for _, row in pairs]
         completions = giving(task, [text or "" for text, _ in pairs])
         given = {**columns_of(asked), "prefill": [task.prefill] * len(pairs)}
-        parts = ask_all(task.rewards, completions, **given)
+        parts = score_all(task.rewards, completions, **given)
         return totals(list(parts.values()), task.reward_weights, range(len(pairs)))
 
     return strategy_means(task, rows, earned)

@@ -12,7 +12,7 @@ import numpy as np
 from transformers.integrations import TensorBoardCallback
 
 from grpo_kit.trackers.names import is_told_otherwise, numbers_of
-from grpo_kit.trackers.table import rows_of
+from grpo_kit.trackers.tracker_table import rows_of
 
 
 class TensorBoard(TensorBoardCallback):

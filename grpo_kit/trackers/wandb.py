@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from transformers.integrations import WandbCallback
 
 from grpo_kit.trackers.names import is_told_otherwise, numbers_of
-from grpo_kit.trackers.table import rows_of
+from grpo_kit.trackers.tracker_table import rows_of
 
 
 class Wandb(WandbCallback):

@@ -11,7 +11,7 @@ import torch
 from trl.data_utils import is_conversational
 
 from grpo_kit.rewards.ahead import begin, drop, that_begin
-from grpo_kit.rollout.tape import Ended
+from grpo_kit.rollout.output_buffer import Ended
 
 
 class Ahead:

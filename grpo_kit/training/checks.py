@@ -17,7 +17,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig
 from trl import __version__ as trl_version
 
-from grpo_kit.card import has_bf16
+from grpo_kit.cuda import has_bf16
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.unsloth import warn_if_late

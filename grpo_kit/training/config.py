@@ -10,8 +10,8 @@ from typing import Any
 from grpo_kit.display import in_notebook
 from grpo_kit.models import hardware, model_name
 from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.rewards.judge import Asked
 from grpo_kit.rewards.parts import all_parts, range_of
+from grpo_kit.rewards.scoring import PendingScores
 from grpo_kit.tasks.task import carried_by
 from grpo_kit.training.logged import names_inside
 
@@ -55,7 +55,7 @@ def _parts(trainer: Any) -> list[str]:
 
 def _ranges(trainer: Any) -> dict[str, tuple[float, float]]:
     """What rewards, and the parts of those that are sums, state of their range, by name."""
-    asked = [r.reward if isinstance(r, Asked) else r for r in trainer.reward_funcs]
+    asked = [r.reward if isinstance(r, PendingScores) else r for r in trainer.reward_funcs]
     inside = [pair for r in asked for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
     named = [*zip(trainer.reward_func_names, asked, strict=True), *inside]
     return {name: stated for name, reward in named if (stated := range_of(reward))}
@@ -63,5 +63,5 @@ def _ranges(trainer: Any) -> dict[str, tuple[float, float]]:
 
 def _answer_parts(trainer: Any) -> list[str]:
     """Names of the parts that judge the answer; of reward models that cannot be told."""
-    asked = [r for r in trainer.reward_funcs if isinstance(r, Asked)]
+    asked = [r for r in trainer.reward_funcs if isinstance(r, PendingScores)]
     return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))

@@ -14,8 +14,8 @@ from datasets import Dataset, IterableDataset
 from torch.nn import Module
 
 from grpo_kit.prompts import NO_TEMPLATE, from_list
-from grpo_kit.rewards.judge import Asked, AskedAsync
 from grpo_kit.rewards.parts import all_parts, check_column_names, check_columns, range_of, reward_names
+from grpo_kit.rewards.scoring import PendingAsync, PendingScores
 from grpo_kit.tasks.task import carried_by
 from grpo_kit.training.messages import prefill_of
 from grpo_kit.training.trl_internals import is_async_callable, is_function
@@ -90,8 +90,8 @@ class Given:
                 self._warned = self._warned or _warn_of_bare_prompts(trainer, part[0]["prompt"], label)
 
 
-def _asked(reward: Callable, name: str) -> Asked:
-    return AskedAsync(reward, name) if is_async_callable(reward) else Asked(reward, name)
+def _asked(reward: Callable, name: str) -> PendingScores:
+    return PendingAsync(reward, name) if is_async_callable(reward) else PendingScores(reward, name)
 
 
 def _parts(data: Any, name: str) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from grpo_kit.memory.table import GIB
+from grpo_kit.memory.plan_table import GIB
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.training.checkpoints import checkpoints
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from grpo_kit import card
+from grpo_kit import cuda
 from grpo_kit.models.renamed import is_asked
-from grpo_kit.optim.beside_adamw import MOST, beside_adamw
-from grpo_kit.rollout.agreement import SHIFT, Limits, few, finite, gap, limits
-from grpo_kit.rollout.support import engine_failed
-from grpo_kit.training import agreement
+from grpo_kit.optim.check_adamw import MOST, beside_adamw
+from grpo_kit.rollout.compare_logprobs import SHIFT, Limits, few, finite, gap, limits
+from grpo_kit.rollout.supported_models import engine_failed
+from grpo_kit.training import plain_pass
 from grpo_kit.training.contact_findings import Findings
 from grpo_kit.training.optimizer import to_transformers_own
 from grpo_kit.training.restore import get_random_state, set_random_state, undone
@@ -45,7 +45,7 @@ class FirstContact:
     @property
     def active(self) -> bool:
         """Is this a run whose fast parts may fail without ending it?"""
-        return card.may_fail(self.trainer.accelerator.device) and not self.trainer._ranks.sharded
+        return cuda.may_fail(self.trainer.accelerator.device) and not self.trainer._ranks.sharded
 
     def begin(self) -> None:
         """A run begins or goes on: its first step checks what is in use."""
@@ -94,13 +94,13 @@ class FirstContact:
         chosen = [prompts[i] for i in rows], [completions[i] for i in rows]
         found = [torch.tensor(logprobs[i]) for i in rows]
         return self._differ(
-            "engine", found, lambda *shift: agreement.plain_logprobs(self.trainer, *chosen, *shift)
+            "engine", found, lambda *shift: plain_pass.plain_logprobs(self.trainer, *chosen, *shift)
         )
 
     def _plain_model_is_finite(self, prompt_ids: list[list[int]]) -> bool:
         rows = few(list(map(tuple, prompt_ids)), list(map(len, prompt_ids)))
         prompts = [prompt_ids[i] for i in rows]
-        return finite(agreement.plain_logprobs(self.trainer, prompts, [p[-1:] for p in prompts]))
+        return finite(plain_pass.plain_logprobs(self.trainer, prompts, [p[-1:] for p in prompts]))
 
     def _limits(self) -> Limits:
         args = self.trainer.args
@@ -166,7 +166,7 @@ class FirstContact:
             return trainer.update.step(model, window)
         if "update" in self.due:
             with trainer._ranks.alone(trainer.accelerator):
-                self._check_update(model, agreement.with_signal(window))
+                self._check_update(model, plain_pass.with_signal(window))
         if not self._off_in_any():
             try:
                 with undone(trainer, always=False):
@@ -196,16 +196,16 @@ class FirstContact:
         if not micros:
             return
         try:
-            agreement.checkpoint_layers(model, True)  # the plain side has nothing that goes by free memory
+            plain_pass.checkpoint_layers(model, True)  # the plain side has nothing that goes by free memory
             plain = self._measured(model, trainer._logprobs.plain_step, micros)
-            again = self._measured(model, trainer._logprobs.plain_step, agreement.moved(micros))
+            again = self._measured(model, trainer._logprobs.plain_step, plain_pass.moved(micros))
         except Exception as error:
             self.due.discard("update")
             return self.findings.not_checked("update", error)
         if not finite([*plain[0], *plain[1], plain[2]]):
             return
         self.due.discard("update")
-        rounding = gap(again[0], plain[0]), agreement.relative(again[1], plain[1])
+        rounding = gap(again[0], plain[0]), plain_pass.relative(again[1], plain[1])
         allowed = self._limits().beside(*rounding)
         failed = self._update_differs(model, micros, plain, allowed)
         if failed is not None and trainer.update.memory.attention == "flex_attention":
@@ -221,9 +221,9 @@ class FirstContact:
         lengths = [int(micro["completion_mask"].sum()) for micro in micros]
         heard = logprobs.heard = []
         try:
-            with undone(self.trainer), agreement.without_dropout(model):
+            with undone(self.trainer), plain_pass.without_dropout(model):
                 loss = step(model, [dict(micro) for micro in micros])
-                gradients = agreement.gradients(model)
+                gradients = plain_pass.gradients(model)
         finally:
             logprobs.heard = None
         rows = heard[-len(micros) :]  # the packed step's last ones are those that it reports
@@ -241,7 +241,7 @@ class FirstContact:
         numbers = {
             "logprobs": gap(found[0], plain[0]),
             "loss": gap([found[2]], [plain[2]]),
-            "gradient": agreement.relative(found[1], plain[1]),
+            "gradient": plain_pass.relative(found[1], plain[1]),
         }
         # A row's loss moves with its log-probabilities, times an advantage that is seldom above 2.
         most = {"logprobs": allowed.logprobs, "loss": 2 * allowed.logprobs, "gradient": allowed.gradient}
@@ -251,7 +251,7 @@ class FirstContact:
         trainer = self.trainer
         self.due -= {"scores", "update"}
         trainer._logprobs.plain = True
-        agreement.checkpoint_layers(trainer.model, is_asked(trainer.args))
+        plain_pass.checkpoint_layers(trainer.model, is_asked(trainer.args))
         self.findings.off(part, why)
 
     # ---- the optimizer ----------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class FirstContact:
 
     def _check_optimizer(self) -> None:
         trainer, args = self.trainer, self.trainer.args
-        slices = agreement.slices(trainer.optimizer)
+        slices = plain_pass.slices(trainer.optimizer)
         if not slices:
             return  # no gradient but 0, or one that is not finite: the next step has another
         self.due.discard("optimizer")

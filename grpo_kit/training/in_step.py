@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from grpo_kit.rollout.agreement import few
-from grpo_kit.training.agreement import plain_logprobs
+from grpo_kit.rollout.compare_logprobs import few
+from grpo_kit.training.plain_pass import plain_logprobs
 
 # Nats a token, the mean over a rollout. The floor of 16-bit samplers is the red flag "sampler gap"'s.
 _FLOOR = {True: 2e-3, False: 0.05}  # by: both in float32

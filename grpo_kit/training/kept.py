@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import KEPT, read_metrics, write_whole
-from grpo_kit.watch.held_out import HOW_TO_KEEP, better_before
+from grpo_kit.watch.held_out_words import HOW_TO_KEEP, better_before
 
 
 def record_kept(trainer: Any, say: Any) -> None:

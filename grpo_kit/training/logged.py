@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from grpo_kit.record.files import METRIC_COLUMNS
-from grpo_kit.rewards.judge import Asked, RewardError, check_scores, off_scale
+from grpo_kit.rewards.scoring import PendingScores, RewardError, check_scores, off_scale
 
 # Where the kit's and trl's own numbers and columns are; what a reward logs goes beside them, under other names.
 _METRICS = {*METRIC_COLUMNS, "step_time", "policy_loss", "cispo_clip_ratio"}
@@ -66,7 +66,7 @@ class Logged:
         rewards, names = self._trainer.reward_funcs, self._trainer.reward_func_names
         for column, reward, name in zip(scores.T, rewards, names, strict=True):
             given = [None if score != score else score for score in column.tolist()]
-            if isinstance(reward, Asked):
+            if isinstance(reward, PendingScores):
                 reward = reward.reward
             else:
                 texts = self._trainer.completion_texts  # this process's

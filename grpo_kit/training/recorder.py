@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import REDONE, RUN, RunFolderError, read_metrics, run_settings
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.training.config import config_of
 from grpo_kit.training.rollouts import Rollouts
 from grpo_kit.training.told import Told

@@ -7,9 +7,9 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from grpo_kit.record.files import TEXT_COLUMNS
-from grpo_kit.rewards.judge import totals
+from grpo_kit.rewards.scoring import totals
 from grpo_kit.training.messages import prompt_texts
-from grpo_kit.training.turns import FILLS
+from grpo_kit.training.turn_rows import FILLS
 
 
 class Rollouts:

@@ -17,7 +17,7 @@ import pandas as pd
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_completions, read_metrics, write_whole
 from grpo_kit.trackers.names import TRACKERS
-from grpo_kit.trackers.table import is_told, table_of
+from grpo_kit.trackers.tracker_table import is_told, table_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
 

@@ -1,9 +1,9 @@
 """GRPOTrainer: trl's, with the kit's guarantees.
 
 It takes what trl.GRPOTrainer takes. A step, in order, one file a stage: temperature.py sets the temperature where a
-rollout buffer begins; sampling.py makes the completions; grpo_kit.rewards.judge asks the rewards, which ahead.py has
-begun; logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once; recorder.py writes the
-row, the completions and the chart. session.py is around them: stop, save and go on.
+rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring asks the rewards, which
+ahead.py has begun; old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
+recorder.py writes the row, the completions and the chart. session.py is around them: stop, save and go on.
 
 Of several processes each makes and trains its own rows (ranks.py), and what ends one ends all (together.py).
 Left out: sharded weights take trl's own path; images too. Every private method of trl and transformers that it leans on
@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 from accelerate.utils import broadcast_object_list
+from peft import PeftModel
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
@@ -29,6 +30,7 @@ from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.display import progress_told
 from grpo_kit.models import tokenizer_of
+from grpo_kit.models.adapters import load_trained_adapter
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import run_file
 from grpo_kit.trackers.names import check_installed
@@ -52,15 +54,15 @@ from grpo_kit.training.data import Given
 from grpo_kit.training.first_contact import FirstContact
 from grpo_kit.training.lineage import trained_before
 from grpo_kit.training.logged import Logged
-from grpo_kit.training.logprobs import Logprobs
+from grpo_kit.training.make_completions import Sampling
 from grpo_kit.training.messages import completion_texts, prompt_ids, with_prefills, without_prefills
+from grpo_kit.training.old_logprobs import Logprobs
 from grpo_kit.training.optimizer import own_optimizer, start_above_zero
 from grpo_kit.training.precision import check_trained_for_fp16, settle_precision
 from grpo_kit.training.ranks import Ranks, who_shards
 from grpo_kit.training.recorder import Recorder
 from grpo_kit.training.requests import Requests
 from grpo_kit.training.restore import dtypes_of, restore_dtypes
-from grpo_kit.training.sampling import Sampling
 from grpo_kit.training.session import Session
 from grpo_kit.training.temperature import Schedule, Temperature
 from grpo_kit.training.told import own_trackers
@@ -71,9 +73,9 @@ from grpo_kit.training.trl_internals import (
     without_total,
 )
 from grpo_kit.training.vllm_sampler import sampled_by_vllm
-from grpo_kit.watch.card import model_card
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import OnFlag
+from grpo_kit.watch.run_card import model_card
 
 
 class GRPOTrainer(TRLGRPOTrainer):
@@ -438,6 +440,8 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple:
         """As transformers', but nothing is put around a model of which every process has all weights."""
+        if (checkpoint := args[2]) and isinstance(self.model, PeftModel):
+            load_trained_adapter(self.model, Path(checkpoint))
         if not self._ranks.together:
             return super()._prepare_for_training(*args, **kwargs)
         self._ranks.same_weights(self.model)

@@ -29,7 +29,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 
 from grpo_kit.models import base_model
-from grpo_kit.rollout.fingerprint import versions
+from grpo_kit.rollout.weight_version import versions
 from grpo_kit.training.trl_internals import vllm_made_by
 from grpo_kit.training.vllm_worker import InStep, pack_tied_heads
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from grpo_kit.display import escape, in_notebook, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
-from grpo_kit.rewards.cases import Case
+from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.watch.completions import completions_html, group_html, numbered, reward_columns
 from grpo_kit.watch.conversations import (
     conversations_html,

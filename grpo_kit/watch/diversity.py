@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from grpo_kit.rewards.words import WORD, ngrams
+from grpo_kit.rewards.ngrams import WORD, ngrams
 
 _PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]")  # words and signs: 3+4 is not 3*4
 _ORDERS = 4

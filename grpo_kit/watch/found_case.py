@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.record.files import read_completions
-from grpo_kit.rewards.cases import Case
+from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.watch.completions import numbered, text_of
 from grpo_kit.watch.conversations import refuse_case
 

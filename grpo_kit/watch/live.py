@@ -14,7 +14,7 @@ from grpo_kit.record.files import parts_of, read_metrics, read_part
 from grpo_kit.watch.chart import draw
 from grpo_kit.watch.curves import Change, changes_of
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.held_out import held_out_words
+from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.monitor import read_flags
 from grpo_kit.watch.page import badge, completions_page, flags_page, line_page, measures
 from grpo_kit.watch.panel import Panel

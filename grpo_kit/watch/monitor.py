@@ -21,7 +21,7 @@ from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.curves import scale_columns
 from grpo_kit.watch.diversity import group_diversity
 from grpo_kit.watch.flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
-from grpo_kit.watch.turns import OF_EPISODES
+from grpo_kit.watch.turn_flags import OF_EPISODES
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 

@@ -9,7 +9,7 @@ import pandas as pd
 from grpo_kit.display import BADGE, escape
 from grpo_kit.watch.conversations import picks_of
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.held_out import held_out_words
+from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.svg import WIDTH
 
 _ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"

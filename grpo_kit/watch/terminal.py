@@ -10,10 +10,10 @@ from typing import Any
 from grpo_kit.display import duration
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import read_metrics
-from grpo_kit.record.going import is_locked
+from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.curves import changes_of
 from grpo_kit.watch.follow import is_going
-from grpo_kit.watch.held_out import held_out_words
+from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.monitor import read_flags
 from grpo_kit.watch.page import measures
 

@@ -10,7 +10,7 @@ from plan_runs import forget, write
 from benchmarks.advice import __main__ as command
 from benchmarks.advice.plan import arms, campaign, cost, runs, tuned
 from benchmarks.advice.row import of_asked, say
-from grpo_kit.lab import laboratory
+from grpo_kit.lab import compare_arms
 
 
 def called(monkeypatch, *options):
@@ -33,7 +33,7 @@ def test_a_claim_runs_what_is_missing_and_goes_on(small, monkeypatch, capsys, tm
         "nothing is run twice"
     )
     path.unlink()  # killed before it was written: the run folder is whole
-    monkeypatch.setattr(laboratory, "run", lambda *given, **named: pytest.fail("trained again"))
+    monkeypatch.setattr(compare_arms, "run", lambda *given, **named: pytest.fail("trained again"))
     called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert json.loads(path.read_text())["outcomes"] == saved["outcomes"]
 
@@ -45,18 +45,18 @@ def test_the_rule_goes_on_to_the_largest_number(small, monkeypatch):
 
 
 def test_a_killed_run_is_made_again(small, monkeypatch):
-    real = laboratory.run
+    real = compare_arms.run
 
     def killed(*given, **named):
         real(*given, **named)
         (given[2] / "result.json").unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(laboratory, "run", killed)
+    monkeypatch.setattr(compare_arms, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert runs.done("cold") == runs.done("control") == []
-    monkeypatch.setattr(laboratory, "run", real)
+    monkeypatch.setattr(compare_arms, "run", real)
     called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert runs.done("cold") == runs.done("control") == [0]
 

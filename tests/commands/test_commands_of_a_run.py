@@ -19,7 +19,7 @@ from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.models import load_policy
 from grpo_kit.recipe import Recipe
 from grpo_kit.record.files import read_metrics
-from grpo_kit.record.going import GOING, alone
+from grpo_kit.record.run_lock import GOING, alone
 from grpo_kit.watch.terminal import Lines, where_it_is
 
 
@@ -70,7 +70,10 @@ def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     text = file.read_text()
     file.write_text(text.replace("reward=letters", "reward=kit.rewards.ExactAnswer()"))
     assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 1
-    assert "CHANGE SOMETHING FIRST\nformat first" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "CHANGE SOMETHING FIRST\nformat first" in out and out.count("So: ") == 1
+    assert main(["readiness", str(file), "--rows", "6", "--samples", "4", "--seconds", "0.001"]) == 1
+    assert "Not sure after 2 of 6 rows" in capsys.readouterr().out
     file.write_text(text)
     assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 0
     assert "GO\nready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from grpo_kit.episodes.environment import LONGEST, EpisodeError, World
+from grpo_kit.episodes.environment import LONGEST, EpisodeError, VectorEnv
 
 
 class Echo:
@@ -49,7 +49,7 @@ FAULTS = {
 
 
 def test_episodes_are_played_side_by_side_and_objects_used_again():
-    world = World(Echo)
+    world = VectorEnv(Echo)
     assert world.reset(ROWS) == ["begin one", "begin two", "begin three"]
     first = list(world._pool)
     found = world.step({0: "a", 2: "?"}, 1)
@@ -64,7 +64,7 @@ def test_episodes_are_played_side_by_side_and_objects_used_again():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_breaks_the_contract_names_environment_row_and_turn(fault, seconds):
     what, said = FAULTS[fault]
-    world = World(Echo, seconds=seconds)
+    world = VectorEnv(Echo, seconds=seconds)
     world.reset([*ROWS[:2], {"question": "three", "fault": what, "at": 2}])
     world.step({0: "a", 1: "a", 2: "a"}, 1)
     with pytest.raises(EpisodeError, match=said) as error:
@@ -78,22 +78,22 @@ def test_what_breaks_the_contract_names_environment_row_and_turn(fault, seconds)
 @pytest.mark.parametrize("seconds", [None, 5.0], ids=["inline", "threads"])
 def test_a_reset_that_raises_is_named_too(seconds):
     with pytest.raises(EpisodeError, match="row 'two' .*, reset: KeyError: 'no such map'") as error:
-        World(Echo, seconds=seconds).reset([ROWS[0], {"question": "two", "fault": "reset"}])
+        VectorEnv(Echo, seconds=seconds).reset([ROWS[0], {"question": "two", "fault": "reset"}])
     assert isinstance(error.value.__cause__, KeyError)
 
 
 def test_what_is_no_environment_is_refused():
     with pytest.raises(EpisodeError, match="environment dict has no reset"):
-        World(dict).reset(ROWS)
+        VectorEnv(dict).reset(ROWS)
     with pytest.raises(EpisodeError, match="could not be made: ZeroDivisionError"):
-        World(lambda: 1 / 0).reset(ROWS)
+        VectorEnv(lambda: 1 / 0).reset(ROWS)
     with pytest.raises(ValueError, match="seconds=0 must be above 0"):
-        World(Echo, seconds=0)
+        VectorEnv(Echo, seconds=0)
 
 
 def test_one_that_hangs_is_named_when_its_time_is_over_and_python_can_end():
     release = threading.Event()
-    world = World(Echo, seconds=0.2)
+    world = VectorEnv(Echo, seconds=0.2)
     world.reset([*ROWS[:2], {"question": "stuck", "fault": lambda _: release.wait()}])
     begun = time.monotonic()
     with pytest.raises(EpisodeError, match="row 'stuck' .*, turn 1: no answer within 0.2 s"):
@@ -109,7 +109,7 @@ def test_slow_ones_wait_side_by_side():
         time.sleep(0.2)
         return "x", 0.0, False
 
-    world = World(Echo, seconds=5.0)
+    world = VectorEnv(Echo, seconds=5.0)
     world.reset([{"question": str(i), "fault": slow} for i in range(8)])
     begun = time.monotonic()
     world.step({i: "a" for i in range(8)}, 1)
@@ -121,7 +121,7 @@ def test_what_is_still_to_be_paid_is_asked_for_at_the_last_turn():
         def settle(self):
             return 0.25
 
-    world = World(Pays)
+    world = VectorEnv(Pays)
     world.reset(ROWS)
     plain = world.step({0: "a", 2: "bye"}, 1)
     found = world.step({0: "a", 2: "bye"}, 2, last=True)

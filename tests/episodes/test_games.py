@@ -7,7 +7,7 @@ import types
 import pytest
 
 from grpo_kit.episodes import EpisodeTask, View, from_textarena
-from grpo_kit.episodes.environment import EpisodeError, World
+from grpo_kit.episodes.environment import EpisodeError, VectorEnv
 
 # ---- the real package -----------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ def test_threads_make_no_difference(real):
     rows = [{"seed": seed} for seed in range(8)]
     found = []
     for seconds in (None, 60.0):
-        world = World(from_textarena("2048-v0-3x3"), seconds=seconds)
+        world = VectorEnv(from_textarena("2048-v0-3x3"), seconds=seconds)
         told = [world.reset(rows)]
         for turn in range(1, 4):
             told.append(
@@ -262,7 +262,7 @@ def stand_in(monkeypatch):
 def test_an_exception_leaves_the_callers_numbers_alone_and_the_others_can_move(stand_in):
     random.seed(2)
     before = random.getstate()
-    world = World(from_textarena("Wrong-v0"))
+    world = VectorEnv(from_textarena("Wrong-v0"))
     world.reset([{"question": "one", "seed": 1}, {"question": "two", "seed": 2}])
     assert world.step({0: "go", 1: "go"}, 1)[0].observation == "Go on."
     with pytest.raises(EpisodeError, match="row 'two' .*, turn 2: ZeroDivisionError"):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from grpo_kit.episodes.adapters import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call
-from grpo_kit.episodes.environment import World
-from grpo_kit.episodes.task import EpisodeTask
+from grpo_kit.episodes.env_adapters import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call
+from grpo_kit.episodes.environment import VectorEnv
+from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.worlds.grid import Grid, grid
 
 ROW = {"question": "What is 2 + 3?", "answer": "5"}
@@ -56,7 +56,7 @@ def test_what_is_no_call_is_none_and_nothing_is_run(text):
 
 
 def test_tools_are_called_until_a_text_calls_none():
-    world = World(from_tools([add], judge))
+    world = VectorEnv(from_tools([add], judge))
     (seen,) = world.reset([ROW])
     assert "add(a: int, b: int = 1) -> int: Add two numbers." in seen
     found = world.step({0: "add(2, 3)"}, 1)[0]
@@ -74,14 +74,14 @@ def test_tools_are_called_until_a_text_calls_none():
     ],
 )
 def test_calls_that_fit_no_tool_are_invalid(text, said):
-    world = World(from_tools([add], judge))
+    world = VectorEnv(from_tools([add], judge))
     world.reset([ROW])
     found = world.step({0: text}, 1)[0]
     assert found.observation == said and found.invalid and not found.done
 
 
 def test_a_tool_that_raises_is_for_the_model_to_read():
-    world = World(from_tools([add], judge))
+    world = VectorEnv(from_tools([add], judge))
     world.reset([ROW])
     found = world.step({0: 'add("x", 3)'}, 1)[0]
     assert found.observation.startswith("TypeError") and not found.invalid
@@ -108,7 +108,7 @@ class Counter:
 
 
 def test_trls_environments_are_played_and_earn_what_they_say():
-    world = World(from_trl(Counter))
+    world = VectorEnv(from_trl(Counter))
     (seen,) = world.reset([{"question": "Make it 3.", "start": 1}])
     assert (
         seen.startswith("The counter stands at 1.")
@@ -158,7 +158,7 @@ def test_an_episode_that_runs_out_of_turns_is_paid_as_trl_pays():
 def test_what_is_no_call_is_read_as_none_and_is_invalid(inside):
     text = f"<tool_call>{inside}</tool_call>"
     assert read_call(text) is None
-    world = World(from_tools([add], lambda row, text: 1.0))
+    world = VectorEnv(from_tools([add], lambda row, text: 1.0))
     world.reset([{"question": "q"}])
     found = world.step({0: text}, 1)[0]
     assert found.invalid and not found.done and found.observation == "That call could not be read."

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_kit.episodes.environment import World
+from grpo_kit.episodes.environment import VectorEnv
 from grpo_kit.tasks import from_reasoning_gym, from_reasoning_gym_tries
 from grpo_kit.tasks.reasoning_gym import Tries
 
@@ -19,7 +19,7 @@ class Score:
 
 
 def played(environment, row, texts):
-    world = World(environment)
+    world = VectorEnv(environment)
     assert world.reset([row]) == [row["question"]]
     return [tuple(world.step({0: text}, turn)[0]) for turn, text in enumerate(texts, 1)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_kit.episodes import grid, phone, shop
 from grpo_kit.episodes.environment import row_key
-from grpo_kit.episodes.task import worked
+from grpo_kit.episodes.episode_task import worked
 from grpo_kit.episodes.worlds.grid import _SHOWN, _SMALL, Grid
 from grpo_kit.episodes.worlds.phone import MENUS, Phone
 from grpo_kit.episodes.worlds.rows import draw_rows

@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 import grpo_kit as kit
-from grpo_kit.evaluation import answers
+from grpo_kit.evaluation import generate_and_score
 from grpo_kit.memory.decoding import _CARD_ROWS, MOST_ROWS, UNKNOWN_ROWS, decode_bytes, rows_at_once
 from grpo_kit.rollout.decode import row_bucket
 
@@ -56,10 +56,14 @@ def test_a_card_gets_numbers_that_the_engine_does_not_pad(tiny):
 
 def test_models_that_transformers_decodes_share_nothing(tiny, asked, monkeypatch):
     model, tokenizer = tiny
-    seen, inner = [], answers.rows_at_once
-    monkeypatch.setattr(answers, "rows_at_once", lambda *a, **how: seen.append(how) or inner(*a, **how))
-    monkeypatch.setattr(answers, "unsupported", lambda *args: "some of its layers see a sliding window only")
-    monkeypatch.setattr(answers, "free_bytes", lambda device: 2**50)
+    seen, inner = [], generate_and_score.rows_at_once
+    monkeypatch.setattr(
+        generate_and_score, "rows_at_once", lambda *a, **how: seen.append(how) or inner(*a, **how)
+    )
+    monkeypatch.setattr(
+        generate_and_score, "unsupported", lambda *args: "some of its layers see a sliding window only"
+    )
+    monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: 2**50)
     task = kit.tasks.largest(n_train=4, n_held_out=4)
     kit.evaluate(model, tokenizer, task, samples=2, k=(1,), max_completion_tokens=4)
     assert all("samples" not in how for how in seen) and asked[0] <= UNKNOWN_ROWS
@@ -81,13 +85,13 @@ def test_keys_and_values_are_those_of_qwens_table():
 @pytest.fixture
 def asked(monkeypatch):
     """Batch sizes that reach the engine, on a machine with room for 3 rows unless `room` says otherwise."""
-    seen, complete = [], answers.complete
+    seen, complete = [], generate_and_score.complete
 
     def watched(*args, batch_size, **how):
         seen.append(batch_size)
         return complete(*args, batch_size=batch_size, **how)
 
-    monkeypatch.setattr(answers, "complete", watched)
+    monkeypatch.setattr(generate_and_score, "complete", watched)
     return seen
 
 
@@ -99,7 +103,7 @@ def test_evaluate_asks_free_memory_and_writes_the_same(tiny, asked, monkeypatch)
     room = next(b for b in range(10**5, 10**9, 10**5) if rows_at_once(model, b, **sizes) == 3)
     how = {"samples": 2, "k": (1, 2), "max_completion_tokens": 8, "seed": 1}
     by_number = kit.evaluate(model, tokenizer, task, batch_size=5, **how)
-    monkeypatch.setattr(answers, "free_bytes", lambda device: room)
+    monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: room)
     by_memory = kit.evaluate(model, tokenizer, task, **how)
     assert asked[:2] == [5, 5] and asked[2] == 3 and asked[3] >= 3  # two samples of a prompt share its keys
     assert by_number.rows.equals(by_memory.rows)
@@ -107,9 +111,9 @@ def test_evaluate_asks_free_memory_and_writes_the_same(tiny, asked, monkeypatch)
 
 def test_free_memory_is_that_of_the_models_device(tiny, asked, monkeypatch):
     seen = []
-    monkeypatch.setattr(answers, "free_bytes", lambda device: seen.append(device) or 2**40)
+    monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: seen.append(device) or 2**40)
     task = kit.tasks.largest(n_train=4, n_held_out=4)
-    kit.readiness(*tiny, task, samples=2, group_size=2, max_completion_tokens=4)
+    kit.readiness(*tiny, task, samples=2, group_size=2, max_completion_tokens=4, seconds=None)
     kit.length_probe(*tiny, task, max_completion_tokens=4)
     assert seen == [torch.device("cpu")] * 2 and asked == [MOST_ROWS["cpu"]] * 2
 
@@ -123,7 +127,7 @@ def test_a_number_is_obeyed_or_refused(tiny, asked):
 
 
 def test_sample_asks_too(tiny, monkeypatch, tmp_path):
-    monkeypatch.setattr(answers, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: 0)
     task = kit.tasks.largest(n_train=3, n_held_out=1)
     how = {"samples": 2, "max_completion_tokens": 4}
     one_by_one = kit.sample(*tiny, task, folder=tmp_path / "a", **how)

@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
-from grpo_kit.evaluation.answers import Answers
 from grpo_kit.evaluation.comparison import compare
+from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
 from grpo_kit.models import load_policy
 from grpo_kit.rollout import RolloutEngine

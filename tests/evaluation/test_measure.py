@@ -6,14 +6,14 @@ import pandas as pd
 import pytest
 
 from grpo_kit.evaluation.accuracy import Evaluation, evaluation_of
-from grpo_kit.evaluation.answers import Answers
 from grpo_kit.evaluation.comparison import compare
 from grpo_kit.evaluation.constant import compared, constant_reward
+from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.intervals import Estimate, mean_reward
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness
 from grpo_kit.lab.settings import resolve
-from grpo_kit.recipe.running import told_of
+from grpo_kit.recipe.run_recipe import told_of
 from grpo_kit.rewards import Bleu, ExactAnswer, NumericAnswer, SoftFormat
 from grpo_kit.rollout.complete import Completion
 from grpo_kit.tasks import code, countdown, from_rows, largest
@@ -263,7 +263,7 @@ def test_what_a_constant_is_compared_with(result, constant, words):
 
 def ready(task, texts, samples, tiny, monkeypatch):
     made = [Completion(text, 4, False, (5, 6, 7, 2)) for text in texts]
-    monkeypatch.setattr("grpo_kit.evaluation.answers.complete", lambda *_, **__: made)
+    monkeypatch.setattr("grpo_kit.evaluation.generate_and_score.complete", lambda *_, **__: made)
     return readiness(*tiny, task, samples=samples, group_size=2)
 
 
@@ -316,7 +316,7 @@ def test_partial_credit_for_answers_is_something_to_learn_from_and_the_format_al
 
 def held(task, texts, tiny, monkeypatch):
     made = [Completion(text, 4, False, (5, 6, 7, 2)) for text in texts]
-    monkeypatch.setattr("grpo_kit.evaluation.answers.complete", lambda *_, **__: made)
+    monkeypatch.setattr("grpo_kit.evaluation.generate_and_score.complete", lambda *_, **__: made)
     return HeldOut(task, rows=len(texts)).measure(*tiny)
 
 

@@ -4,11 +4,12 @@ import functools
 import io
 import re
 import sys
+import time
 
 import pytest
 
 from grpo_kit.display import ProgressLine, progress_line
-from grpo_kit.evaluation import answers
+from grpo_kit.evaluation import generate_and_score, portions
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
@@ -27,7 +28,8 @@ class Terminal(io.StringIO):
 def watched(monkeypatch):
     """A terminal on which lines come without the second that they wait for in life. (Not a fixture: pytest puts its own
     stderr in place when a test begins.)"""
-    monkeypatch.setattr(answers, "progress_line", functools.partial(progress_line, after=0))
+    for module in (generate_and_score, portions):
+        monkeypatch.setattr(module, "progress_line", functools.partial(progress_line, after=0))
     monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     return screen
@@ -46,7 +48,6 @@ def task():
 
 ASKED = {
     "evaluate": lambda *model: evaluate(*model, task(), batch_size=2),
-    "readiness": lambda *model: readiness(*model, task(), samples=2, group_size=2, batch_size=4),
     "length_probe": lambda *model: length_probe(
         *model, task(), max_completion_tokens=4, samples=1, batch_size=2
     ),
@@ -58,9 +59,24 @@ def test_each_batch_is_told(tiny, monkeypatch, name):
     screen = watched(monkeypatch)
     ASKED[name](*tiny)
     done = re.findall(r"^sums, completions: (\d+) of (\d+)", "\n".join(screen.told()), re.M)
-    total = 12 if name == "readiness" else 6
-    assert [(int(n), int(of)) for n, of in done] == [(n, total) for n in range(0, total + 1, total // 3)]
+    assert [(int(n), int(of)) for n, of in done] == [(0, 6), (2, 6), (4, 6), (6, 6)]
     assert screen.getvalue().endswith("\r")
+
+
+def test_readiness_tells_questions_and_what_is_known_so_far(tiny, monkeypatch):
+    def slow(completions, **columns):
+        time.sleep(0.2)  # else no time is left that could be told
+        return [0.5] * len(completions)
+
+    screen = watched(monkeypatch)
+    how = {"samples": 2, "group_size": 2, "batch_size": 4, "seconds": 1000}
+    rows = task().held_out
+    readiness(*tiny, from_rows("sums", task().train, rows, reward=slow, max_completion_tokens=4), **how)
+    told = "\n".join(screen.told())
+    done = re.findall(r"^sums, readiness: (\d of 6) questions(, so far format first)?", told, re.M)
+    known = [("2 of 6", ", so far format first"), ("4 of 6", ", so far format first")]
+    assert done[0] == ("0 of 6", "") and set(known) < set(done) and done[-1][0] == "6 of 6"
+    assert re.search(r"4 of 6 questions, so far format first, \d s left", told)
 
 
 def test_judging_is_told_too(tiny, monkeypatch):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks.readiness import command_of
-from grpo_kit.evaluation import answers
-from grpo_kit.evaluation.aha import COMMON, WORDS, count_words, word_table
+from grpo_kit.evaluation import generate_and_score
 from grpo_kit.evaluation.intervals import bootstrap_mean, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths, cost_of_maximum, decode_steps, length_probe
 from grpo_kit.evaluation.pass_curves import plot_pass_at_k
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
+from grpo_kit.evaluation.reflection_words import COMMON, WORDS, count_words, word_table
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.profiles import profile
 from grpo_kit.rewards import SoftFormat, audit, last_number, on_response
@@ -291,6 +291,16 @@ def test_the_tiny_model_end_to_end(tiny, tmp_path):
     assert probe.n == 10 and probe.limit == 7
 
 
+def test_a_length_probe_takes_the_tasks_length(tiny):
+    task = replace(largest(n_train=4, n_held_out=3), max_completion_tokens=3)
+    probe = length_probe(*tiny, task, samples=2)
+    prompts = task.render(tiny[1], task.held_out)
+    drawn = complete(*tiny, prompts, samples=2, temperature=1.0, max_completion_tokens=3)
+    assert probe.limit == 3 and probe.n == 6
+    assert probe.cut_off == sum(len(one.ids) == 3 and one.ids[-1] != tiny[1].eos_token_id for one in drawn)
+    assert probe.cut_off > 0, "a random model seldom ends within 3 tokens"
+
+
 def test_a_reward_that_guesses_is_told_before_training(tiny):
     @on_response
     def last_one(responses, answer):
@@ -317,9 +327,9 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         rows[1]["answer"],  # right, but its tag is never closed
         *[f"{rows[0]['answer']}0</answer>"] * 3,
     ]
-    module = answers
+    module = generate_and_score
     monkeypatch.setattr(module, "complete", lambda *_, **__: [Completion(text, 4, False) for text in said])
-    r = readiness(*tiny, task, samples=3, group_size=2)
+    r = readiness(*tiny, task, samples=3, group_size=2, seconds=None)
     assert (r.right, r.lenient, r.formatted) == ([2, 1, 0], [2, 2, 0], [2, 2, 3])
     columns = {name: [row[name] for row in rows for _ in range(3)] for name in rows[0]}
     parts = [reward(said, prefill=task.prefill, **columns) for reward in task.rewards]
@@ -340,6 +350,10 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         ({"samples": 4, "group_size": 5}, r"group_size=5 must lie in 2..samples=4"),
         ({"group_size": 1}, "group_size=1 must"),
         ({"temperature": 0}, "temperature=0 must be above 0"),
+        ({"seconds": 0}, "seconds=0 must be a number above 0, such as 300; .* None at all rows"),
+        ({"seconds": float("nan")}, "seconds=nan must be a number above 0"),
+        ({"seconds": "60"}, "seconds='60' must be a number above 0"),
+        ({"seconds": True}, "seconds=True must be a number above 0"),
     ],
 )
 def test_refusals(tiny, how, message):

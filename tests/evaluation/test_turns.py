@@ -5,11 +5,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import View
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
-from grpo_kit.evaluation.answers import answer
 from grpo_kit.evaluation.comparison import compare
+from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.readiness import Readiness, readiness
 from grpo_kit.models import load_policy
@@ -102,6 +102,9 @@ def test_readiness_counts_episodes_and_valid_actions(policy):
     )
     assert "valid actions" in found.table().index and "lenient" not in str(found.table().index)
     assert Readiness.from_dict(asdict(found)).reason == found.reason
+    assert found == readiness(model, tokenizer, task(), samples=4, group_size=4, seconds=None), (
+        "2 + 4 rows are 6"
+    )
 
 
 def test_held_out_episodes_are_measured(policy):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_kit.exports import proof, reader
+from grpo_kit.exports import reader, verify
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def read_here(monkeypatch):
         asked.append(json.loads(json.dumps(request)))
         Path(request["answer"]).write_text(json.dumps(reader.read(asked[-1])), encoding="utf-8")
 
-    monkeypatch.setattr(proof, "_ask", ask)
+    monkeypatch.setattr(verify, "_ask", ask)
     return asked

@@ -23,8 +23,8 @@ from transformers import (
 import grpo_kit.exports as exporting
 from grpo_kit import load_policy, tasks
 from grpo_kit.exports import ExportError, export, write
-from grpo_kit.exports.card import license_of
-from grpo_kit.exports.gguf import write_gguf
+from grpo_kit.exports.gguf_writer import write_gguf
+from grpo_kit.exports.model_card import license_of
 from grpo_kit.exports.weights import share_moved, whole_model
 
 TASK = tasks.largest(n_train=8, n_held_out=6)

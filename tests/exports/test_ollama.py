@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from grpo_kit.exports.ollama import modelfile
 from grpo_kit.exports.template import ExportError, Prompting, with_serving_template
-from grpo_kit.models.gguf import embedded_folder
+from grpo_kit.models.gguf_reader import embedded_folder
 
 SHOWN = (("1 + 1?", "<answer>2</answer>"), ("2 + 1?", "<answer>3</answer>"))
 PLAIN = Prompting('Be "brief".', "<answer>", SHOWN)

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from grpo_kit import episodes
 from grpo_kit.exports.template import ExportError, Prompting, check_questions, with_serving_template
-from grpo_kit.models.gguf import embedded_folder
+from grpo_kit.models.gguf_reader import embedded_folder
 from grpo_kit.prompts import PromptError, build_prompt
 
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))

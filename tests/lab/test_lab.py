@@ -25,7 +25,7 @@ from benchmarks import interval_coverage
 from grpo_kit import lab
 from grpo_kit.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
-from grpo_kit.lab import laboratory
+from grpo_kit.lab import compare_arms
 from grpo_kit.lab.outcomes import _of_curve
 from grpo_kit.lab.run import RESULT, SETTINGS, set_aside, write_json
 from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
@@ -615,7 +615,7 @@ def test_it_says_which_run_and_step_it_is_at_and_for_how_long(tmp_path, monkeypa
         def isatty(self):
             return True
 
-    monkeypatch.setattr(laboratory, "progress_line", functools.partial(progress_line, after=0))
+    monkeypatch.setattr(compare_arms, "progress_line", functools.partial(progress_line, after=0))
     monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     monkeypatch.setenv("COLUMNS", "200")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from grpo_kit.memory.cards import QWEN, cards_table, largest_that_fits
-from grpo_kit.memory.floors import CARDS, Card, step_floor
 from grpo_kit.memory.plan import plan_memory, request_for
+from grpo_kit.memory.roofline import CARDS, Card, step_floor
 from grpo_kit.memory.shapes import Counts, config_of, count, counted
 from grpo_kit.memory.sharding import average_bytes, fsdp_states, zero_states
 from grpo_kit.profiles import profile

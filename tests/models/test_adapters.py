@@ -12,7 +12,7 @@ from tiny_run import settings
 from grpo_kit import GRPOTrainer
 from grpo_kit.models import PolicyLoadError, load_policy, model_name
 from grpo_kit.models.adapters import add_adapters
-from grpo_kit.models.gguf import embedded_folder
+from grpo_kit.models.gguf_reader import embedded_folder
 
 
 def moved(name, *, size=0.02, **lora):

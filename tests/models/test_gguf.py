@@ -12,8 +12,8 @@ from tiny_run import settings
 from transformers import AutoModelForCausalLM
 
 from grpo_kit import GRPOTrainer
-from grpo_kit.models import PolicyLoadError, gguf, load_policy, model_name
-from grpo_kit.models.gguf import (
+from grpo_kit.models import PolicyLoadError, gguf_reader, load_policy, model_name
+from grpo_kit.models.gguf_reader import (
     _bytes_as_float32,
     _embedded_gguf,
     _tie_if_one_matrix,
@@ -31,14 +31,16 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
     monkeypatch.chdir(tmp_path)
     Path("smol.gguf").symlink_to(_embedded_gguf())
     of_the_file = []
-    monkeypatch.setattr(gguf, "load_gguf", lambda path: of_the_file.append(load_gguf(path)) or of_the_file[0])
+    monkeypatch.setattr(
+        gguf_reader, "load_gguf", lambda path: of_the_file.append(load_gguf(path)) or of_the_file[0]
+    )
     load_policy("smol.gguf", quiet=True)
     said = capsys.readouterr()
     assert said.out.startswith("smol.gguf is dequantised, once") and (said.out + said.err).count("\n") == 1
     converted = list((tmp_path / "cache").iterdir())
     assert len(converted) == 1 and _size(converted[0]) <= _bytes_as_float32(_embedded_gguf())
 
-    monkeypatch.setattr(gguf, "load_gguf", None)  # never again
+    monkeypatch.setattr(gguf_reader, "load_gguf", None)  # never again
     model, tokenizer = load_policy("smol.gguf", tuning="lora", quiet=True)
     assert model_name(model) == "smol.gguf" and capsys.readouterr().out == ""
     weights = {n.replace(".base_layer", ""): p for n, p in model.get_base_model().named_parameters()}
@@ -108,9 +110,9 @@ def converts(tiny, monkeypatch):
         for saved in tiny:
             saved.save_pretrained(part)
 
-    monkeypatch.setattr(gguf, "_convert", convert)
+    monkeypatch.setattr(gguf_reader, "_convert", convert)
     yield asked
-    gguf._for_this_process.cache_clear()
+    gguf_reader._for_this_process.cache_clear()
 
 
 def test_a_file_that_changed_is_dequantised_again_in_place_of_the_old_copy(tmp_path, monkeypatch, converts):
@@ -152,7 +154,7 @@ def test_a_full_disk_is_said_before_dequantising(tmp_path, monkeypatch, converts
     with pytest.warns(RuntimeWarning, match="it needs 0.6 GB, 0.1 GB are free.*set GRPO_KIT_CACHE"):
         load_policy("smollm2-135m-instruct", quiet=True)
     assert len(converts) == 1 and not converts[0].is_relative_to(cache) and not list(cache.iterdir())
-    gguf._for_this_process.cache_clear()
+    gguf_reader._for_this_process.cache_clear()
     full[Path("/")] = True
     with (
         pytest.warns(RuntimeWarning),
@@ -177,7 +179,7 @@ def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
-    monkeypatch.setattr(gguf, "_convert", stop)
+    monkeypatch.setattr(gguf_reader, "_convert", stop)
     with pytest.raises(KeyboardInterrupt):
         load_policy("smollm2-135m-instruct", quiet=True)
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import grpo_kit as kit
 from grpo_kit.models import load_policy
-from grpo_kit.recipe import Recipe, remembered, running
+from grpo_kit.recipe import Recipe, remembered, run_recipe
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.training.interrupts import Stopped
 
@@ -265,7 +265,7 @@ def test_after_a_stop_it_goes_on_to_the_same_weights_without_being_told_anything
 
 def test_a_stop_after_the_training_is_made_up_too_and_one_before_it_leaves_nothing(tmp_path, monkeypatch):
     mine = written(tmp_path)
-    calls, plain = [], running.evaluate
+    calls, plain = [], run_recipe.evaluate
 
     def interrupted(at):
         def evaluate(*args, **options):
@@ -274,7 +274,7 @@ def test_a_stop_after_the_training_is_made_up_too_and_one_before_it_leaves_nothi
                 raise KeyboardInterrupt
             return plain(*args, **options)
 
-        monkeypatch.setattr(running, "evaluate", evaluate)
+        monkeypatch.setattr(run_recipe, "evaluate", evaluate)
 
     interrupted(1)
     folder = tmp_path / "run"
@@ -373,7 +373,7 @@ def test_a_disk_that_cannot_take_the_model_is_met_before_it_is_trained(tmp_path,
 
 
 def test_one_process_at_a_time_trains_into_a_folder(ran):
-    from grpo_kit.record.going import GOING, alone, is_locked
+    from grpo_kit.record.run_lock import GOING, alone, is_locked
 
     _, _, outcome = ran
     with alone(outcome.folder):

@@ -22,7 +22,7 @@ from grpo_kit.record.files import (
     read_metrics,
     settings_folder,
 )
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 
 CONFIG = {"model": "tiny-random", "reward_parts": ["exact", "format"]}
 
@@ -193,7 +193,7 @@ FULL_DISK = """
 import resource, sys, warnings
 from pathlib import Path
 from grpo_kit.record.files import read_completions, read_metrics
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from tests.record.test_run_folder import CONFIG, completions
 
 folder = Path(sys.argv[1])
@@ -243,7 +243,7 @@ def test_a_full_disk_before_training_is_a_clear_error(tmp_path):
     code = """
 import resource, sys
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))
 try:
     RunFolder.open(sys.argv[1], config={"a": 1})

@@ -8,7 +8,7 @@ import pytest
 from test_run_folder import CONFIG, completions
 
 from grpo_kit.record.files import RunFolderError, holds_run, read_completions, read_metrics
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 
 
 def three_steps(path):

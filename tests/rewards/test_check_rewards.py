@@ -27,7 +27,7 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, largest
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
-from grpo_kit.tasks.events import ScheduleShare
+from grpo_kit.tasks.interval_scheduling import ScheduleShare
 
 CHEATS = [
     "empty",

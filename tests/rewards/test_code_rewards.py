@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import WeightedSum, check_rewards
-from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests, extract_code, own_code
-from grpo_kit.rewards.code_child import as_json, encode
+from grpo_kit.rewards.cheat_cases import Case
+from grpo_kit.rewards.code_harness import as_json, encode
+from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, extract_code, own_code
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import (
     Answer,

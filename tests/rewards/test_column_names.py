@@ -5,7 +5,7 @@ from datasets import Dataset
 from tiny_run import letters, make
 
 import grpo_kit as kit
-from grpo_kit.evaluation.answers import answer
+from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.rewards import (
     Case,
     Clipped,
@@ -17,8 +17,8 @@ from grpo_kit.rewards import (
     on_response,
 )
 from grpo_kit.rewards.ahead import begin
-from grpo_kit.rewards.judge import Asked, ask, ask_all
 from grpo_kit.rewards.parts import check_column_names
+from grpo_kit.rewards.scoring import PendingScores, score, score_all
 from grpo_kit.tasks import from_rows
 from grpo_kit.training import ahead
 
@@ -67,12 +67,16 @@ def test_a_column_of_any_other_name_reaches_every_reward(name):
     columns = {"answer": ["5", "6"], name: VALUES}
     texts = ["<answer>5</answer>", "<answer>5</answer>"]
     expected = {"sees": [1, 1], "gated_sees_0": [1, 1], "weighted_sum": [1, 0.75], "function": [1, 1]}
-    scores = ask_all(rewards, texts, **columns)
+    scores = score_all(rewards, texts, **columns)
     assert scores == {n: expected[n] for n in scores} and len(scores) == len(rewards)
     assert all(one.got == VALUES for one in asked)
     for reward in rewards:
         made = scores[reward.__name__]
-        assert ask(reward, texts, **columns) == Asked(reward, "x")(completions=texts, **columns) == made
+        assert (
+            score(reward, texts, **columns)
+            == PendingScores(reward, "x")(completions=texts, **columns)
+            == made
+        )
     cases = [
         Case("honest", texts[0], honest=True, columns={"answer": "5", name: VALUES[0]}),
         Case("wrong", "<answer>6</answer>", tie="always", columns={"answer": "5", name: VALUES[0]}),
@@ -82,7 +86,7 @@ def test_a_column_of_any_other_name_reaches_every_reward(name):
 
 def test_a_function_of_responses_keeps_its_own():
     reward = on_response(lambda responses, **columns: [float(text == "ab") for text in responses])
-    assert ask(reward, ["b"], prefill=["a"], responses=["other"]) == [1.0]
+    assert score(reward, ["b"], prefill=["a"], responses=["other"]) == [1.0]
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -106,7 +110,7 @@ def test_a_name_that_no_reward_can_be_given_is_refused_with_another(name, tmp_pa
 def test_the_judge_refuses_what_python_cannot_call(name):
     for reward in (letters, SOFT):
         with pytest.raises(ValueError, match=f"has a column {name!r}"):
-            ask_all([reward], ["a"], **{name: ["x"]})
+            score_all([reward], ["a"], **{name: ["x"]})
 
 
 def test_a_case_has_its_own_prefill():

@@ -13,7 +13,7 @@ from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishm
 import grpo_kit
 from grpo_kit.rewards.answers import ExactAnswer
 from grpo_kit.rewards.cancel import cancelled_groups, cancelled_share
-from grpo_kit.rewards.cases import crafted_cases
+from grpo_kit.rewards.cheat_cases import crafted_cases
 from grpo_kit.rewards.check import check_rewards
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum, all_parts
 from grpo_kit.rewards.format import SoftFormat

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_kit.rewards.cases import crafted_cases
+from grpo_kit.rewards.cheat_cases import crafted_cases
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 
 LATIN, HAN, CYRILLIC = Language("latin"), Language("han"), Language("cyrillic")

@@ -24,7 +24,7 @@ from grpo_kit.rewards import (
     on_response,
 )
 from grpo_kit.rewards.neighbours import _BY_RULE, TRIED, equal_texts, excused, near_misses, why
-from grpo_kit.tasks import arithmetic, code, countdown, events, from_rows, largest, tools
+from grpo_kit.tasks import arithmetic, code, countdown, from_rows, interval_scheduling, largest, tools
 
 MONTHS = ["January", "May", "August", "December"]
 WORDS = [
@@ -111,7 +111,7 @@ def test_right_spellings_are_paid(reward):
 
 @pytest.mark.parametrize(
     "task",
-    [largest, arithmetic, countdown, events, tools],
+    [largest, arithmetic, countdown, interval_scheduling, tools],
     ids=lambda make: make.__name__,
 )
 def test_no_task_of_the_kit_pays_near_misses(task):

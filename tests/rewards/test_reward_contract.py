@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 import grpo_kit.rewards
 from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
-from grpo_kit.rewards.calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
-from grpo_kit.rewards.cases import Case
-from grpo_kit.rewards.code import CodeFormat, CodeRuns, CodeTests
+from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
+from grpo_kit.rewards.cheat_cases import Case
+from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
 from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.judge import ask as judge_ask
-from grpo_kit.rewards.judge import off_scale
 from grpo_kit.rewards.language import Language
 from grpo_kit.rewards.length import Repetition, RightSize
 from grpo_kit.rewards.parts import range_of
-from grpo_kit.rewards.text import Bleu, Rouge
+from grpo_kit.rewards.scoring import off_scale
+from grpo_kit.rewards.scoring import score as judge_ask
+from grpo_kit.rewards.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
 from grpo_kit.sandbox import isolation
 from grpo_kit.tasks.countdown import CountdownAnswer
-from grpo_kit.tasks.events import ScheduleShare
+from grpo_kit.tasks.interval_scheduling import ScheduleShare
 
 PIECES = st.sampled_from(
     ["<think>", "</think>", "<answer>", "</answer>", "82", "1/0", "\\frac{", "$", "^", "\n", " ", "(", "-", "é", "9,",
@@ -101,7 +101,7 @@ ROWS += [
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.reward)[:70])
 
 
-def ask(reward, completions, rows, *, names, prefill=None):
+def score(reward, completions, rows, *, names, prefill=None):
     columns = {name: [row[name] for row in rows] for name in names}
     return reward(completions, prefill=prefill, **columns)
 
@@ -161,13 +161,13 @@ def any_text(row, data):
     completions, rows = draw_rows(data, row)
     prefill = [data.draw(TEXT) for _ in rows]
     before = copy.deepcopy((completions, rows))
-    scores = ask(row.reward, completions, rows, names=row.row, prefill=prefill)
+    scores = score(row.reward, completions, rows, names=row.row, prefill=prefill)
     assert len(scores) == len(completions) and in_range(scores)
     assert (
-        ask(row.reward, completions[::-1], rows[::-1], names=row.row, prefill=prefill[::-1]) == scores[::-1]
+        score(row.reward, completions[::-1], rows[::-1], names=row.row, prefill=prefill[::-1]) == scores[::-1]
     )
     alone = [
-        ask(row.reward, [c], [r], names=row.row, prefill=[p])
+        score(row.reward, [c], [r], names=row.row, prefill=[p])
         for c, r, p in zip(completions, rows, prefill, strict=True)
     ]
     assert alone == [[score] for score in scores]
@@ -189,7 +189,7 @@ def test_a_bad_completion_is_never_none(row):
     @given(text=TEXT, prefill=TEXT)
     @settings(max_examples=row.examples, deadline=None, suppress_health_check=list(HealthCheck))
     def check(text, prefill):
-        assert None not in ask(row.reward, [text], [row.row], names=row.row, prefill=[prefill])
+        assert None not in score(row.reward, [text], [row.row], names=row.row, prefill=[prefill])
 
     check()
 
@@ -197,7 +197,7 @@ def test_a_bad_completion_is_never_none(row):
 @each_row
 def test_nasty_texts_are_scored(row):
     texts = list(NASTY.values())
-    scores = ask(row.reward, texts, [row.row] * len(texts), names=row.row)
+    scores = score(row.reward, texts, [row.row] * len(texts), names=row.row)
     assert len(scores) == len(texts) and in_range(scores) and None not in scores
 
 
@@ -219,7 +219,7 @@ def test_its_cheats_are_cases_that_do_not_outrank_the_honest_one(row):
     cheats = row.reward.cheats(honest)
     assert len({case.name for case in cheats}) == len(cheats)
     assert all(isinstance(case, Case) and not case.honest and case.name != "honest" for case in cheats)
-    scores = ask(row.reward, [c.completion for c in cheats], [c.columns for c in cheats], names=row.row)
-    for case, score in zip(cheats, scores, strict=True):
+    scores = score(row.reward, [c.completion for c in cheats], [c.columns for c in cheats], names=row.row)
+    for case, paid in zip(cheats, scores, strict=True):
         may_tie = case.tie == "always" or (case.tie == "format" and not row.reward.columns)
-        assert score is None or score < row.best or (may_tie and score == row.best), case.name
+        assert paid is None or paid < row.best or (may_tie and paid == row.best), case.name

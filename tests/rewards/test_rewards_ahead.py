@@ -14,7 +14,7 @@ from grpo_kit.rewards import CodeFormat, CodeRunner, CodeRuns, CodeTests, Gated,
 from grpo_kit.rewards.ahead import begin, drop, that_begin
 from grpo_kit.rewards.code_runner import _PROGRAMS_KEPT
 from grpo_kit.rewards.code_tests import Job
-from grpo_kit.rewards.judge import Asked
+from grpo_kit.rewards.scoring import PendingScores
 from grpo_kit.sandbox import PythonBatch, SandboxUnavailableError, isolation
 
 UNSAFE = isolation() is None
@@ -232,6 +232,6 @@ def test_parts_are_found_inside_what_is_made_of_them():
     shared = runner()
     runs, tests = CodeRuns(shared), CodeTests(shared)
     whole = WeightedSum([(Gated(tests, on=CodeFormat()), 0.75), (runs, 0.25)])
-    found = that_begin([Asked(whole, "whole"), tests, CodeFormat()])
+    found = that_begin([PendingScores(whole, "whole"), tests, CodeFormat()])
     assert len(found) == 2 and runs in found and tests in found
     assert that_begin([CodeFormat(), lambda completions, **columns: [1.0]]) == []

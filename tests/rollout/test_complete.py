@@ -6,13 +6,13 @@ import torch
 from rollout_models import config, generate, ragged_prompts, tiny_model
 from transformers import GenerationConfig
 
-from grpo_kit import card
-from grpo_kit.rollout import RolloutEngine, agreement
+from grpo_kit import cuda
+from grpo_kit.rollout import RolloutEngine, compare_logprobs
 from grpo_kit.rollout import complete as decoding
-from grpo_kit.rollout.agreement import due
+from grpo_kit.rollout.compare_logprobs import due
 from grpo_kit.rollout.complete import complete, row_batches
 from grpo_kit.rollout.decode import Decoder
-from grpo_kit.rollout.prefill import TreePrefill, common_length
+from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.rollout.sampling import Sampler
 
 
@@ -50,14 +50,14 @@ def by_hand(model, prompt, limit):
 @pytest.fixture
 def computed(monkeypatch):
     """Tokens that each batch of prompts had the layers compute."""
-    seen, prefill = [], TreePrefill.__call__
+    seen, prefill = [], TreeKVPrefill.__call__
 
     def counting(*args, **options):
         made = prefill(*args, **options)
         seen.append(made.computed)
         return made
 
-    monkeypatch.setattr(TreePrefill, "__call__", counting)
+    monkeypatch.setattr(TreeKVPrefill, "__call__", counting)
     return seen
 
 
@@ -269,7 +269,7 @@ def no_kernel(self, *args, **kwargs):
 
 def test_where_the_engine_fails_on_a_card_transformers_takes_over(monkeypatch):
     """Before training nothing else would catch it: readiness and the first evaluation come before the first step."""
-    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     model, other = tiny_model(), tiny_model()
     expected = [c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)]
     monkeypatch.setattr(Decoder, "run", no_kernel)
@@ -287,7 +287,7 @@ def test_where_the_engine_fails_on_a_card_transformers_takes_over(monkeypatch):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_where_the_engine_is_silently_wrong_on_a_card_transformers_takes_over(temperature, monkeypatch):
     """The accuracy before training is read off these completions: found out at step 1 would be too late."""
-    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     model, how = tiny_model(), dict(max_completion_tokens=6, temperature=temperature)
     right = complete(model, Numbers(), PROMPTS, **how)
     assert not due(model)
@@ -306,20 +306,20 @@ def test_where_the_engine_is_silently_wrong_on_a_card_transformers_takes_over(te
 
 def test_the_engine_is_looked_at_once_a_model_and_on_a_card_only(monkeypatch):
     looked = []
-    inner = agreement._plain
-    monkeypatch.setattr(agreement, "_plain", lambda *a, **k: looked.append(1) or inner(*a, **k))
+    inner = compare_logprobs._plain
+    monkeypatch.setattr(compare_logprobs, "_plain", lambda *a, **k: looked.append(1) or inner(*a, **k))
     model = tiny_model()
     complete(model, Numbers(), PROMPTS, max_completion_tokens=4)
     assert not looked
-    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     for _ in range(2):
         complete(model, Numbers(), PROMPTS, max_completion_tokens=4, samples=2, temperature=1.0)
     assert len(looked) == 8  # four completions, and again moved
 
 
 def test_a_plain_model_that_cannot_be_asked_says_nothing_of_the_engine(monkeypatch):
-    monkeypatch.setattr(card, "may_fail", lambda device: True)
-    monkeypatch.setattr(agreement, "_plain", no_kernel)
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
+    monkeypatch.setattr(compare_logprobs, "_plain", no_kernel)
     model = tiny_model()
     complete(model, Numbers(), PROMPTS, max_completion_tokens=2)
     assert due(model) and RolloutEngine.unsupported(model, GenerationConfig()) is None
@@ -330,7 +330,7 @@ def test_a_full_memory_and_a_press_are_not_the_engines_fault(error, monkeypatch)
     def fails(self, *args, **kwargs):
         raise error
 
-    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     monkeypatch.setattr(Decoder, "run", fails)
     model = tiny_model()
     with pytest.raises(type(error)):
@@ -345,7 +345,7 @@ def test_on_a_cpu_a_failing_engine_is_heard(monkeypatch):
 
 
 def test_a_model_that_is_nan_itself_is_said_to_be(monkeypatch):
-    monkeypatch.setattr(card, "may_fail", lambda device: True)
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     model = tiny_model()
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="weights hold a NaN"):

@@ -13,10 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from grpo_kit.models import MODEL_TYPES
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.fingerprint import fingerprint
+from grpo_kit.rollout.cpu_matmul import padded_rows, product, projection
 from grpo_kit.rollout.layers import plain_layers
-from grpo_kit.rollout.products import padded_rows, product, projection
 from grpo_kit.rollout.row_attention import RowAttention
+from grpo_kit.rollout.weight_version import weight_version
 
 PROMPTS = ragged_prompts()
 
@@ -363,11 +363,11 @@ def test_weights_of_inference_mode_and_parameters_without_dimensions():
     prompts = [BEGIN + tail for tail in TAILS]
     engine, settings = RolloutEngine(model), config(eos_token_id=499)
     first = engine.generate(prompts, settings).completion_ids
-    before = fingerprint(model)
+    before = weight_version(model)
     assert engine.generate(prompts, settings).completion_ids == first
     with torch.no_grad():
         model.alone.mul_(2)
-    assert fingerprint(model) != before
+    assert weight_version(model) != before
 
 
 def test_loading_weights_and_adapters_that_are_switched_are_seen():
@@ -394,13 +394,13 @@ def test_loading_weights_and_adapters_that_are_switched_are_seen():
 
 def test_fingerprints_differ_where_a_single_bit_does():
     model = tiny_model()
-    before = fingerprint(model)
-    assert fingerprint(model) == before
+    before = weight_version(model)
+    assert weight_version(model) == before
     weight = model.model.layers[1].mlp.down_proj.weight.detach().numpy()
     bits = weight.view(np.int32)
     bits[3, 4] ^= 1
-    assert fingerprint(model) != before
+    assert weight_version(model) != before
     bits[3, 4] ^= 1
-    assert fingerprint(model) == before
+    assert weight_version(model) == before
     weight[[1, 2]] = weight[[2, 1]]
-    assert fingerprint(model) != before
+    assert weight_version(model) != before

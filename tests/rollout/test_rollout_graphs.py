@@ -9,7 +9,7 @@ from fake_cuda import FakeCuda, ReadsFreedMemory
 from rollout_models import config, ragged_prompts, tiny_model
 
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.casts import Casts
+from grpo_kit.rollout.autocast_cache import AutocastCache
 from grpo_kit.rollout.graphs import DecodeGraphs
 
 PROMPTS = ragged_prompts()
@@ -92,7 +92,7 @@ def test_numbers_are_autocasts(kind):
 
 def test_autocasts_own_copies_would_be_read_after_they_are_gone(monkeypatch):
     """What the copies are for, and that the stand-in tells."""
-    monkeypatch.setattr(Casts, "instead_of_autocasts", lambda self, device: nullcontext())
+    monkeypatch.setattr(AutocastCache, "instead_of_autocasts", lambda self, device: nullcontext())
     engine = engine_of(tiny_model("qwen2"))
     rollout(engine, True)
     with pytest.raises(ReadsFreedMemory):

@@ -6,8 +6,8 @@ from rollout_models import config, plain_logits, ragged_prompts, tiny_model
 from transformers.generation.logits_process import TopPLogitsWarper
 
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.nucleus import TopP
 from grpo_kit.rollout.sampling import Sampler, draw, uniform
+from grpo_kit.rollout.top_p import TopP
 
 
 def chi_square(observed, expected=None):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from grpo_kit.evaluation.accuracy import evaluation_of
-from grpo_kit.evaluation.answers import Answers
+from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.lab.settings import prompt_fingerprint, resolve
 from grpo_kit.rewards import (
@@ -22,10 +22,10 @@ from grpo_kit.rewards import (
     WeightedSum,
     check_rewards,
 )
-from grpo_kit.rewards.calls import CallAccuracy, call_reward
 from grpo_kit.rewards.combine import judges_answer
-from grpo_kit.rewards.judge import ask
 from grpo_kit.rewards.parts import all_parts
+from grpo_kit.rewards.scoring import score
+from grpo_kit.rewards.tool_calls import CallAccuracy, call_reward
 from grpo_kit.rollout.complete import Completion
 from grpo_kit.sandbox import isolation
 from grpo_kit.tasks import (
@@ -226,7 +226,7 @@ def test_every_case_of_check_rewards_is_right_where_it_is_paid_in_full(name, tmp
     for row in task.held_out[:4]:
         for case in task.cases_for(row, task.rewards):
             columns = {key: [value] for key, value in row.items()} | {"prefill": [case.prefill]}
-            paid = ask(judges[0], [case.completion], **columns) == [1.0]
+            paid = score(judges[0], [case.completion], **columns) == [1.0]
             asked = task if case.prefill == task.prefill else replace(task, prefill=case.prefill)
             assert asked.is_right(row, case.completion) == paid, case
             assert paid or not case.honest
@@ -243,7 +243,7 @@ def test_a_completion_that_gives_the_answer_earns_everything(name, tmp_path):
         asked = replace(task, prefill=prefill)
         (completion,) = giving(asked, [row["answer"]])
         columns = {key: [value] for key, value in row.items()} | {"prefill": [prefill]}
-        scores = [ask(reward, [completion], **columns)[0] for reward in task.rewards]
+        scores = [score(reward, [completion], **columns)[0] for reward in task.rewards]
         assert all(score > 0.98 for score in scores), "a call costs a little"
         assert asked.is_right(row, completion) and asked.is_correct(row["answer"], row)
 

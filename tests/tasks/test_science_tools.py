@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import SoftFormat, check_rewards
-from grpo_kit.rewards.call_syntax import parse_calls
-from grpo_kit.rewards.calls import CallValidity, call_reward
-from grpo_kit.rewards.text import Rouge
+from grpo_kit.rewards.bleu_rouge import Rouge
+from grpo_kit.rewards.tool_call_syntax import parse_calls
+from grpo_kit.rewards.tool_calls import CallValidity, call_reward
 from grpo_kit.tasks import largest
 from grpo_kit.tasks.science import load_rows, same_words, science
 from grpo_kit.tasks.task import strategy_rewards

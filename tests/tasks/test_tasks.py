@@ -17,7 +17,16 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from grpo_kit.rewards import ExactAnswer, NumericAnswer, check_rewards, on_response
-from grpo_kit.tasks import Task, arithmetic, countdown, events, from_reasoning_gym, from_rows, gsm8k, largest
+from grpo_kit.tasks import (
+    Task,
+    arithmetic,
+    countdown,
+    from_reasoning_gym,
+    from_rows,
+    gsm8k,
+    interval_scheduling,
+    largest,
+)
 from grpo_kit.tasks.countdown import evaluate
 from grpo_kit.tasks.gsm8k import package_file
 from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
@@ -78,7 +87,7 @@ def test_rows_are_distinct_disjoint_and_seeded(make):
     assert other.held_out != task.held_out
 
 
-@pytest.mark.parametrize("make", [largest, arithmetic, events, countdown])
+@pytest.mark.parametrize("make", [largest, arithmetic, interval_scheduling, countdown])
 def test_train_rows_do_not_depend_on_how_many_are_held_out(make):
     few, usual, many = (make(n_train=20, n_held_out=n) for n in (8, 256, 300))
     assert few.train == usual.train == many.train == make(n_train=40).train[:20]

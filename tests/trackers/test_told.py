@@ -4,7 +4,7 @@ import pytest
 from tiny_run import make
 
 from grpo_kit.record.files import read_metrics
-from grpo_kit.trackers.table import is_told, table_of
+from grpo_kit.trackers.tracker_table import is_told, table_of
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402

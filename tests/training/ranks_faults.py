@@ -24,7 +24,7 @@ from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.models import load_policy
 from grpo_kit.record.control import control
 from grpo_kit.record.files import read_metrics
-from grpo_kit.rewards.judge import RewardError
+from grpo_kit.rewards.scoring import RewardError
 from grpo_kit.training import first_contact
 from grpo_kit.training.interrupts import Stopped
 from grpo_kit.training.together import ProcessFailed

@@ -14,7 +14,7 @@ import torch
 from tiny_episodes import CALLS, MOMENTS, SAVING, Letters, act_at, make, task, whole_episodes
 from tiny_run import press_stop, same, weights
 
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.observation import View
 from grpo_kit.record.files import read_metrics
 
 STEPS = 6

@@ -12,15 +12,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOTrainer as PlainTrainer
 
-import grpo_kit.training.episodes as module
-from grpo_kit.episodes.audit import audit_turns
+import grpo_kit.training.episode_trainer as module
 from grpo_kit.episodes.environment import EpisodeError
-from grpo_kit.episodes.play import Episode, Turn
-from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import View
+from grpo_kit.episodes.rollout_episodes import Episode, Turn
+from grpo_kit.episodes.template_audit import audit_turns
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_completions, read_metrics
-from grpo_kit.training.episodes import EpisodeTrainer, Turns
+from grpo_kit.training.episode_trainer import EpisodeTrainer, Turns
 from grpo_kit.training.trainer import GRPOTrainer
 
 # ---- the gradient ---------------------------------------------------------------------------------------------

@@ -9,16 +9,16 @@ from transformers import GenerationConfig
 
 from benchmarks.first_contact import ALONE, CLEAN, FAULTS, PlainTrainer, apart, changed, trained
 from benchmarks.result import RESULTS
-from grpo_kit import card as hardware
+from grpo_kit import cuda as hardware
 from grpo_kit.models import load_policy
-from grpo_kit.optim.beside_adamw import MOST, beside_adamw
-from grpo_kit.rollout.agreement import few, gap
+from grpo_kit.optim.check_adamw import MOST, beside_adamw
+from grpo_kit.rollout.compare_logprobs import few, gap
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.training import agreement
-from grpo_kit.training.agreement import relative
+from grpo_kit.training import plain_pass
 from grpo_kit.training.contact_findings import CHECKS
 from grpo_kit.training.interrupts import Stopped
+from grpo_kit.training.plain_pass import relative
 
 # Bit for bit, but what is trained on is put off in the middle of a run there, where packing has moved a weight already:
 # by rounding, which Adam makes larger (1.0e-5 on one machine), and which is far less than a step of the rate, 1e-2.
@@ -157,7 +157,7 @@ def test_what_cannot_be_computed_the_plain_way_is_not_called_wrong(card, tmp_pat
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(agreement, "plain_logprobs", full)
+    monkeypatch.setattr(plain_pass, "plain_logprobs", full)
     trainer = make("kit", tmp_path, max_steps=1)
     trainer.train()
     assert trainer.rollout == "kit"

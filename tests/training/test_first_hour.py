@@ -1,6 +1,7 @@
 """What a newcomer meets: a cell that fails, an engine that is not there, steps without a signal, a missing template."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -77,6 +78,22 @@ def test_torch_compile_is_refused_beside_the_kits_own_ways(tmp_path):
     for kit in ({}, {"rollout": "hf"}, {"rollout": "kit", "pack": False}):
         with pytest.raises(ValueError, match="torch_compile=True"):
             make("kit", tmp_path / "run", torch_compile=True, kit=kit)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.timeout(300)  # 40 s where nothing is in torch's cache of compiled code, else 5 s
+def test_what_the_refusal_recommends_trains_as_without_torch_compile(tmp_path):
+    found, kinds = {}, []
+    for compiled in (False, True):
+        folder = tmp_path / str(compiled)
+        how = {"rollout": "hf", "pack": False}
+        trainer = make("kit", folder, max_steps=2, torch_compile=compiled, kit=how)
+        trainer.train()
+        kinds.append(type(trainer.model_wrapped).__name__)
+        found[compiled] = read_metrics(folder)[["loss", "grad_norm", "entropy", "reward"]].to_numpy()
+    assert kinds == ["LlamaForCausalLM", "OptimizedModule"], "else nothing was compiled"
+    assert found[True].shape == (2, 4) and found[True] == pytest.approx(found[False], abs=1e-3)
+    assert (found[True][:, 1] > 0.1).all(), "there was something to learn"
 
 
 def test_one_message_for_a_tokenizer_without_a_template(tmp_path):

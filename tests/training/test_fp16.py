@@ -12,6 +12,7 @@ from tiny_run import difference, make, same, weights
 
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_metrics
+from grpo_kit.training.accelerate_state import AccelerateState
 from grpo_kit.training.precision import check_trained_for_fp16
 from grpo_kit.watch.flags import gradient_spike
 from grpo_kit.watch.red_flag import Setup
@@ -31,6 +32,8 @@ def fp16(monkeypatch):
         monkeypatch.setitem(AcceleratorState._shared_state, "_mixed_precision", "fp16")
         trainer.accelerator.native_amp = True
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        if hasattr(trainer, "_accelerate_state"):  # the kit's: what it puts back is of this one
+            trainer._accelerate_state = AccelerateState(trainer.accelerator)
         return trainer
 
     return on

@@ -9,7 +9,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.optim.split_adamw import SplitAdamW8bit
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.graphs import DecodeGraphs
-from grpo_kit.training import sampling
+from grpo_kit.training import make_completions
 
 KINDS = {
     "bfloat16 weights": dict(dtype="bfloat16"),
@@ -31,8 +31,10 @@ class Graphed(RolloutEngine):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(sampling, "RolloutEngine", Graphed)
-    monkeypatch.setattr(sampling, "free_bytes", lambda device: 2**40)  # what the engine holds may stay
+    monkeypatch.setattr(make_completions, "RolloutEngine", Graphed)
+    monkeypatch.setattr(
+        make_completions, "free_bytes", lambda device: 2**40
+    )  # what the engine holds may stay
     torch.manual_seed(0)
     model = load_policy("tiny-random", quiet=True, **KINDS[kind])[0]
     trainer = make("kit", tmp_path, model=model, bf16=True, max_steps=5)

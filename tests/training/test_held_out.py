@@ -12,7 +12,7 @@ from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.models import load_policy
 from grpo_kit.record.control import control
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.watch.card import model_card
+from grpo_kit.watch.run_card import model_card
 
 TASK = tasks.largest(n_train=32, n_held_out=16)
 

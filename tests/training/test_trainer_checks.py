@@ -9,10 +9,10 @@ from datasets import Dataset
 from tiny_run import data, interrupted_once, letters, make, same, weights
 
 from grpo_kit.record.files import read_completions, read_metrics
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.rewards import Gated, SoftFormat, WeightedSum
-from grpo_kit.rewards.judge import RewardError, ask
 from grpo_kit.rewards.parts import required_columns
+from grpo_kit.rewards.scoring import RewardError, score
 from grpo_kit.tasks import from_rows
 
 
@@ -180,7 +180,7 @@ def test_plain_trl_trains_on_nan(tmp_path):
 
 def test_the_row_that_raises_is_named():
     with pytest.raises(RewardError, match="row 2, completion 'c'"):
-        ask(picky, ["a", "b", "c", "d"], prompts=["p"] * 4)
+        score(picky, ["a", "b", "c", "d"], prompts=["p"] * 4)
 
 
 def picky(completions, **columns):

@@ -6,7 +6,7 @@ from tiny_run import data, letters, make
 from trl import GRPOConfig
 
 from grpo_kit import GRPOTrainer, profile
-from grpo_kit.card import has_bf16
+from grpo_kit.cuda import has_bf16
 from grpo_kit.models import load_policy
 from grpo_kit.profiles import PROFILES
 from grpo_kit.training.precision import bf16_instructions, settle_precision

@@ -8,12 +8,12 @@ from tiny_run import letters, settings, tiny
 from transformers.trainer_callback import TrainerState
 
 import grpo_kit.training.update as update
-from grpo_kit.episodes.task import EpisodeTask
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import View
 from grpo_kit.record.files import read_completions
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.rollout.layers import PlainLayers
-from grpo_kit.training.episodes import EpisodeTrainer
+from grpo_kit.training.episode_trainer import EpisodeTrainer
 
 
 class Letters:

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_kit.display import escape
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
 from grpo_kit.watch.completions import completions_html, group_html, numbered, pick_three
 

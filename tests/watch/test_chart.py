@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.watch.chart import draw, plot_run
 from grpo_kit.watch.curves import moving_mean, window_of
 from grpo_kit.watch.flags import Flag

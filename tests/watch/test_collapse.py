@@ -109,7 +109,7 @@ def test_a_data_set_carries_what_the_best_constant_strategy_earns():
     name, accuracy = two.best_constant(two.train)
     carried = carried_by(two.dataset(tokenizer).shuffle(seed=0).select(range(4)))["best_constant"]
     assert carried == {"strategy": name, "parts": {"countdown_answer": pytest.approx(accuracy)}}
-    soft = tasks.events(n_train=64, n_held_out=8)
+    soft = tasks.interval_scheduling(n_train=64, n_held_out=8)
     share = carried_by(soft.dataset(tokenizer))["best_constant"]["parts"]["schedule_share"]
     assert share > soft.best_constant(soft.train)[1], (
         "in the part's own unit, which pays for a good schedule too"

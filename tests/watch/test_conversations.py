@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import grpo_kit as kit
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.watch import browse as module
 from grpo_kit.watch import follow
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select

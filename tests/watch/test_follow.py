@@ -12,7 +12,7 @@ import nbclient
 import nbformat
 import pytest
 
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.watch import follow
 from grpo_kit.watch.browse import CompletionBrowser
 from grpo_kit.watch.chart import plot_run

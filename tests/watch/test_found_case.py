@@ -7,7 +7,7 @@ import pytest
 
 import grpo_kit as kit
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.folder import RunFolder
+from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.rewards import Case, ExactAnswer, RewardCheckError, check_rewards
 from grpo_kit.watch.browse import CompletionBrowser
 from grpo_kit.watch.found_case import as_code

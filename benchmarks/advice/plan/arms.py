@@ -18,8 +18,8 @@ from benchmarks.advice.arms import NegativeRewards, cold_start
 from benchmarks.advice.plan import tasks
 from grpo_kit import GRPOTrainer, cosine, exponential, linear
 from grpo_kit.lab.settings import Settings, digest, resolve
+from grpo_kit.training.dynamic_sampling import PositivesTrainer
 from grpo_kit.training.off_policy import OffPolicyTrainer
-from grpo_kit.training.positives import PositivesTrainer
 
 REVISION = 1  # raise it when the code behind an arm changes: what ran before then counts no more
 FAST: dict[str, Any] = {"profile": "cpu", "steps": 20, "learning_rate": 1e-5, "held_out": 64}

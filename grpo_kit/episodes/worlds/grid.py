@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask, worked
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask, worked
+from grpo_kit.episodes.observation import View
 
 # Start and door of the worked episodes, which no row has; the second three for maps smaller than 4.
 _SHOWN = (([3, 1], [1, 2]), ([0, 3], [2, 2]), ([1, 0], [1, 2]))

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask, worked
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask, worked
+from grpo_kit.episodes.observation import View
 
 PEOPLE = ("Tom", "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace")
 TOWNS = ("Paris", "Rome", "Oslo", "Cairo", "Lima", "Tokyo", "Delhi", "Quebec")

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask, worked
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask, worked
+from grpo_kit.episodes.observation import View
 from grpo_kit.episodes.worlds.rows import draw_rows
 
 # App -> menu -> switches; four of each, and no name twice.

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes.task import EpisodeTask, worked
-from grpo_kit.episodes.view import View
+from grpo_kit.episodes.episode_task import EpisodeTask, worked
+from grpo_kit.episodes.observation import View
 from grpo_kit.episodes.worlds.rows import draw_rows
 
 KINDS = ("cup", "lamp", "bag", "hat", "box", "bowl", "clock", "chair")

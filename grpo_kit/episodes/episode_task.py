@@ -1,0 +1,214 @@
+"""EpisodeTask: rows, an environment, what the model sees of it, and what scores without a model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset
+
+from grpo_kit.episodes.environment import Environment, VectorEnv, row_key
+from grpo_kit.episodes.observation import Renderer, View
+from grpo_kit.episodes.recorded_env import RecordedEnv
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# (row, generator) -> f(observation) -> response
+Policy = Callable[[Mapping[str, Any], random.Random], Callable[[str], str]]
+_LONGEST_EXAMPLE = 100  # turns
+_RESET_AT_ONCE = 64  # rows
+_MOST_PLANS = 4096  # sequences of actions that are all tried
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """A task of several turns.
+
+    train, held_out: rows with "question" (the goal, as the model reads it) and whatever the environment's reset asks
+    for; no row is in both.
+    environment: gives a new one, such as its class. view: what the model reads each turn. max_turns: an episode ends
+    there at the latest. max_completion_tokens: of each turn.
+    success: an episode is right whose rewards sum to at least this.
+    seconds: the most that a reset or step may take, all episodes in threads; None: it takes microseconds.
+    optimum: a policy that plays perfectly, where there is one.
+    actions: all there are, for policies that read no reply: see blind. "ask {person}" is filled from the row, as by
+    str.format(**row), so that such a policy may know the goal; a brace that is none of a field's is doubled.
+    Raises ValueError naming the field that does not fit.
+    """
+
+    name: str
+    train: list[dict]
+    held_out: list[dict]
+    environment: Callable[[], Environment]
+    view: View = field(default_factory=View)
+    max_turns: int = 4
+    max_completion_tokens: int = 16
+    success: float = 1.0
+    seconds: float | None = None
+    optimum: Policy | None = None
+    actions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.view, View):
+            raise ValueError(
+                f"view={self.view!r:.80} is a {type(self.view).__name__}; give an episodes.View(...)"
+            )
+        for split in ("train", "held_out"):
+            rows = getattr(self, split)
+            if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+                raise ValueError(
+                    f"task {self.name!r}: {split} is a {type(rows).__name__}; give a list of dicts, such as "
+                    "frame.to_dict('records')"
+                )
+            if not rows:
+                raise ValueError(f"task {self.name!r}: {split} is empty; give at least one row")
+            for place, row in enumerate(rows):
+                if not isinstance(row.get("question"), str) or not row["question"].strip():
+                    raise ValueError(
+                        f"task {self.name!r}: {split} row {place} has the question {row.get('question')!r}; give the "
+                        "goal as text"
+                    )
+        shared = {row_key(row) for row in self.train} & {row_key(row) for row in self.held_out}
+        if shared:
+            raise ValueError(
+                f"task {self.name!r}: {len(shared)} rows are in train and held_out, such as {min(shared):.200}; the "
+                "model would be tested on what it trained on"
+            )
+        for name in ("max_turns", "max_completion_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+
+    def world(self) -> VectorEnv:
+        """Environments for a rollout."""
+        return VectorEnv(self.environment, seconds=self.seconds)
+
+    def dataset(self, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+        """The train rows for a trainer: the first turn's prompt, and `row`, the row's place in train."""
+        renderer = Renderer(tokenizer, self.view)
+        rows = self.train
+        # Slow environments are asked when they are played.
+        world, observations = self.world(), [""] * len(rows)
+        for start in range(0, 0 if self.seconds else len(rows), _RESET_AT_ONCE):  # not an environment a row
+            part = rows[start : start + _RESET_AT_ONCE]
+            observations[start : start + len(part)] = world.reset(part)
+        columns = {
+            "prompt": [
+                renderer.first(row["question"], seen or row["question"]).text
+                for row, seen in zip(rows, observations, strict=True)
+            ],
+            "prefill": [self.view.prefill] * len(rows),
+            "question": [row["question"] for row in rows],
+            "row": list(range(len(rows))),
+        }
+        built = Dataset.from_dict(columns)
+        built.info.description = json.dumps(
+            {"task": self.name, "max_completion_tokens": self.max_completion_tokens, "best_constant": None}
+        )
+        return built
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Is there anything to play that reads no reply? Not where each step costs time, or is counted by a Mock."""
+        return () if self.seconds or isinstance(self.environment, RecordedEnv) else self.actions
+
+    def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
+        """Name and success, in [0, 1], of the best policy that reads no reply, on the rows (default held_out)."""
+        return next(iter(self.blind(rows).items()))
+
+    # ---- without a model ------------------------------------------------------------------------------------------
+
+    def score(self, policy: Policy, rows: Sequence[dict] | None = None, *, seed: int = 0) -> float:
+        """Share of the rows (default held_out) on which the policy succeeds."""
+        rows = self.held_out if rows is None else rows
+        rng, world = random.Random(seed), self.world()
+        observations = dict(enumerate(world.reset(rows)))
+        players = [policy(row, rng) for row in rows]
+        totals = [0.0] * len(rows)
+        for turn in range(1, self.max_turns + 1):
+            said = {i: self.view.completion_saying(players[i](seen)) for i, seen in observations.items()}
+            texts = {i: self.view.said(self.view.prefill + text) for i, text in said.items()}
+            outcomes = world.step(texts, turn, last=turn == self.max_turns)
+            for i, outcome in outcomes.items():
+                totals[i] += outcome.reward
+            observations = {i: o.observation for i, o in outcomes.items() if not o.done}
+            if not observations:
+                break
+        return fmean(total >= self.success for total in totals)
+
+    def blind(self, rows: Sequence[dict] | None = None, *, seed: int = 0) -> dict[str, float]:
+        """What policies score that read no reply, best first: "random", and the best fixed sequence of actions.
+
+        Sequences: all those of n actions, and of fewer, each over and over until the episode ends. n: the largest for
+        which there are at most 4,096, from 1 to max_turns. random: the mean of 8 plays. {} for a task without actions.
+        Raises ValueError for an action with a field that a row lacks.
+        """
+        if not self.actions:
+            return {}
+        rows = self.held_out if rows is None else rows
+        known = self.__dict__.setdefault("_blind", {})  # every evaluation asks for it
+        key = (seed, *map(row_key, rows))
+        if key not in known:
+            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
+            best = max((self.score(_planned(plan), rows), -i) for i, plan in enumerate(plans))
+            by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
+            named = {f"always {', '.join(plans[-best[1]])}": best[0], "random": by_chance}
+            known[key] = dict(sorted(named.items(), key=lambda item: -item[1]))
+        return dict(known[key])
+
+    def _most(self) -> int:
+        """How many actions in a row all sequences of which are tried."""
+        fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS]
+        return max(fit, default=1)
+
+    def __repr__(self) -> str:
+        return f"EpisodeTask({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
+
+
+def worked(environment: Environment, policy: Policy, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The (observation, response) turns of a policy's episode: a worked example."""
+    observation, done, turns = environment.reset(row), False, []
+    respond = policy(row, random.Random(0))
+    while not done:
+        if len(turns) == _LONGEST_EXAMPLE:
+            raise ValueError(
+                f"row={row!r:.200}: the policy did not end the episode in {_LONGEST_EXAMPLE} turns"
+            )
+        turns.append((observation, respond(observation)))
+        observation, _, done = environment.step(turns[-1][1])
+    return turns
+
+
+def _planned(plan: Sequence[str]) -> Policy:
+    def policy(row: Mapping[str, Any], rng: random.Random) -> Callable[[str], str]:
+        actions = itertools.cycle([_filled(action, row) for action in plan])
+        return lambda observation: next(actions)
+
+    return policy
+
+
+def _at_random(actions: Sequence[str]) -> Policy:
+    def policy(row: Mapping[str, Any], rng: random.Random) -> Callable[[str], str]:
+        filled = [_filled(action, row) for action in actions]
+        return lambda observation: rng.choice(filled)
+
+    return policy
+
+
+def _filled(action: str, row: Mapping[str, Any]) -> str:
+    """The action with its fields put in from the row."""
+    if "{" not in action and "}" not in action:
+        return action
+    try:
+        return action.format_map(row)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"action {action!r} has a field ({error}) that a row lacks, which has {', '.join(row)}; write {{{{ or }}}} "
+            "for a brace that is none of a field's"
+        ) from error

@@ -1,0 +1,137 @@
+"""Play episodes: turn t of all that still live in one decode, each turn kept with exactly the tokens it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from grpo_kit.episodes.environment import EpisodeError, VectorEnv
+from grpo_kit.episodes.observation import Conversation, Renderer
+from grpo_kit.prompts import PromptError
+
+if TYPE_CHECKING:
+    from grpo_kit.episodes.episode_task import EpisodeTask
+
+# (prompts, the episodes they are of, turn from 1) -> for each prompt its completion and, if known, log-probabilities
+Complete = Callable[[list[list[int]], list[int], int], list[tuple[list[int], list[float] | None]]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One prompt and the completion to it.
+
+    prompt_ids, completion_ids: as sampled, the end token included; logprobs: one a completion token, None if unknown.
+    observation: what the model had read; completion: what it wrote, as text; result: what the environment then said.
+    reward: of this turn. invalid: the action could not be read. cut_off: it met the limit of tokens.
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float] | None
+    observation: str
+    completion: str
+    result: str
+    reward: float
+    invalid: bool
+    cut_off: bool
+
+
+@dataclass
+class Episode:
+    """The turns from a reset to the end. done: the environment ended it; else it met the most turns there may be."""
+
+    row: Mapping[str, Any]
+    turns: list[Turn] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def total(self) -> float:
+        """The sum of its rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+    def returns(self, discount: float = 1.0) -> list[float]:
+        """Of each turn what was earned from it on, later rewards times discount a turn.
+
+        >>> Episode({}, [Turn([], [], None, "", "", "", r, False, False) for r in (0, 0, 1)]).returns(0.5)
+        [0.25, 0.5, 1.0]
+        """
+        found, after = [], 0.0
+        for turn in reversed(self.turns):
+            after = turn.reward + discount * after
+            found.append(after)
+        return found[::-1]
+
+
+def rollout_episodes(
+    task: EpisodeTask,
+    rows: Sequence[Mapping[str, Any]],
+    renderer: Renderer,
+    world: VectorEnv,
+    complete: Complete,
+    *,
+    context: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Episode]:
+    """One episode a row, side by side; those that have ended take no part in later turns.
+
+    context: the most tokens that a prompt and its completion may have together. progress: called with (episodes ended,
+    all) after each turn.
+    Raises EpisodeError for an environment that breaks its contract, and for a prompt that leaves no room.
+    """
+    observations = dict(enumerate(world.reset(rows)))
+    episodes = [Episode(row) for row in rows]
+    talks: dict[int, Conversation] = {}
+    for i in observations:
+        with _named(world, i, 0):
+            talks[i] = renderer.first(rows[i]["question"], observations[i])
+    for turn in range(1, task.max_turns + 1):
+        # Equal prompts lie side by side, where their first is: they are computed once.
+        first: dict[tuple[int, ...], int] = {}
+        for i in talks:
+            first.setdefault(tuple(talks[i].ids), i)
+        living = sorted(talks, key=lambda i: (first[tuple(talks[i].ids)], i))
+        prompts = [talks[i].ids for i in living]
+        for i, prompt in zip(living, prompts, strict=True):
+            if context and len(prompt) + task.max_completion_tokens > context:
+                raise EpisodeError(
+                    f"{world.where(i, turn)}: the prompt has {len(prompt)} tokens, which with max_completion_tokens="
+                    f"{task.max_completion_tokens} is more than the model's context of {context}; show fewer actions "
+                    "or shorter observations"
+                )
+        made = dict(zip(living, complete(prompts, living, turn), strict=True))
+        texts = {i: renderer.text_of(made[i][0]) for i in made}
+        said = {i: renderer.view.said(renderer.view.prefill + texts[i]) for i in living}
+        outcomes = world.step(said, turn, last=turn == task.max_turns)
+        for i in sorted(living):
+            ids, logprobs = made[i]
+            outcome = outcomes[i]
+            episodes[i].turns.append(
+                Turn(
+                    list(talks[i].ids), list(ids), logprobs, observations[i], texts[i], outcome.observation,
+                    outcome.reward, outcome.invalid, renderer.cut_off(ids),
+                )
+            )  # fmt: skip
+            if outcome.done:
+                episodes[i].done = True
+                del talks[i]
+            else:
+                observations[i] = outcome.observation
+                if turn < task.max_turns:
+                    with _named(world, i, turn):
+                        renderer.next(talks[i], ids, outcome.observation)
+        if progress is not None:
+            progress(len(episodes) - len(talks), len(episodes))
+        if not talks:
+            break
+    return episodes
+
+
+@contextmanager
+def _named(world: VectorEnv, i: int, turn: int) -> Iterator[None]:
+    """An observation that no prompt can hold is the environment's, named with its row and turn."""
+    try:
+        yield
+    except PromptError as error:
+        raise EpisodeError(f"{world.where(i, turn)}: {error}") from error

@@ -1,0 +1,94 @@
+"""From what episodes earned to the advantage of each of their turns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from statistics import fmean
+
+import torch
+
+from grpo_kit.episodes.rollout_episodes import Episode
+from grpo_kit.objectives import group_advantages
+
+CREDITS = ("episode", "return", "state")
+_EPS = 1e-4  # added to a spread that divides, as in trl
+_SAME = 1e-9  # sums of equal rewards may differ in their last bits
+
+
+def turn_advantages(
+    episodes: Sequence[Episode],
+    group_size: int,
+    *,
+    credit: str = "episode",
+    discount: float = 1.0,
+    scale: str = "group",
+) -> list[list[float]]:
+    """One list an episode, one number a turn. Episodes of a group (one row's) lie side by side, group_size of them.
+
+    credit: "episode": each turn has the episode's advantage (objectives.group_advantages of the sums of rewards).
+    "return": the discounted return from that turn on, less the mean of its group at that turn, divided by their
+    spread; a turn that one episode alone reached has none. "state": the episode's advantage plus that of the discounted
+    return among the turns of the group whose prompt is the same; a prompt that is met once adds nothing.
+    scale: what divides, "group" (the spread of what is compared), "batch" (of all of them) or "none", as trl's
+    scale_rewards.
+    Raises ValueError for a credit that is not known, and a discount below 1 where credit="episode" would not use it.
+    Sources: GRPO, arXiv:2402.03300; GiGPO ("state", with weight 1 and its discount), arXiv:2505.10978.
+    """
+    if credit not in CREDITS:
+        raise ValueError(f"credit={credit!r} is not known; use one of {', '.join(CREDITS)}")
+    if credit == "episode" and discount != 1:
+        raise ValueError(
+            f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+        )
+    totals = torch.tensor([e.total for e in episodes]).double()
+    groups = totals.view(-1, group_size)
+    whole = group_advantages(totals, group_size, scale=scale, eps=_EPS)
+    whole = whole.masked_fill((groups.amax(1) - groups.amin(1) < _SAME).repeat_interleave(group_size), 0.0)
+    if credit == "episode":
+        return [[a] * len(e.turns) for a, e in zip(whole.tolist(), episodes, strict=True)]
+    returns = [e.returns(discount) for e in episodes]
+    if credit == "return":
+        keys = [[(i // group_size, t) for t in range(len(e.turns))] for i, e in enumerate(episodes)]
+        return _standardised(returns, keys, scale)
+    keys = [[(i // group_size, tuple(turn.prompt_ids)) for turn in e.turns] for i, e in enumerate(episodes)]
+    steps = _standardised(returns, keys, scale)
+    return [[a + b for b in line] for a, line in zip(whole.tolist(), steps, strict=True)]
+
+
+def _gathered(
+    values: Iterable[Sequence[float]], keys: Iterable[Sequence[Hashable]]
+) -> dict[Hashable, list[float]]:
+    found = defaultdict(list)
+    for line, names in zip(values, keys, strict=True):
+        for value, name in zip(line, names, strict=True):
+            found[name].append(value)
+    return found
+
+
+def _centred(values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]]) -> list[list[float]]:
+    """Each value less the mean of those with its key; exactly 0 where they are equal."""
+    means = {k: None if max(v) - min(v) < _SAME else fmean(v) for k, v in _gathered(values, keys).items()}
+    return [
+        [0.0 if means[k] is None else v - means[k] for v, k in zip(line, names, strict=True)]
+        for line, names in zip(values, keys, strict=True)
+    ]
+
+
+def _standardised(
+    values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]], scale: str
+) -> list[list[float]]:
+    centred = _centred(values, keys)
+    if scale == "none":
+        return centred
+    gathered = _gathered(values, keys)
+    everything = torch.tensor([v for line in values for v in line]).double()
+    spreads = {
+        k: (torch.tensor(v).double().std() if scale == "group" else everything.std()).item() + _EPS
+        for k, v in gathered.items()
+        if len(v) > 1
+    }
+    return [
+        [v / spreads[k] if k in spreads else 0.0 for v, k in zip(line, names, strict=True)]
+        for line, names in zip(centred, keys, strict=True)
+    ]

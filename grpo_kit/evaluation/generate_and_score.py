@@ -1,0 +1,365 @@
+"""The one loop: a task's prompts are rendered, completed by the engine, and judged.
+
+evaluate, readiness, length_probe, sample and the laboratory read Answers. Of several turns, whole episodes are played.
+Longer than 300 lines because what is made of a prompt and what is said of it are one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from transformers import GenerationConfig
+
+from grpo_kit.display import progress_line
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import Renderer
+from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
+from grpo_kit.evaluation.sample_cache import sample_chunks
+from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
+from grpo_kit.memory.free import free_bytes
+from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, judges_answer, score_in_full
+from grpo_kit.rewards.parts import check_column_names, check_columns, reward_names
+from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.scoring import Scores, totals, warn_off_scale
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.complete import Completion, Progress, check_room, complete, end_ids
+from grpo_kit.rollout.supported_models import unsupported
+from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag
+from grpo_kit.tasks.right import PaidInFull, columns_of, full_pay, leniently_right
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_kit.tasks import Task
+
+
+@dataclass(frozen=True, repr=False)
+class Answers:
+    """Completions of a task's rows, `samples` adjacent ones a row, and what the task and its rewards say of them.
+
+    B rows give B * samples entries everywhere. Nothing is judged before it is asked for: code needs a sandbox, lengths
+    need no judge. settings: what the completions depend on besides model, task and rows.
+    """
+
+    task: Task | EpisodeTask
+    rows: list[dict]
+    prompts: list[str]
+    completions: list[Completion]
+    samples: int
+    settings: dict[str, Any]
+
+    @cached_property
+    def asked(self) -> list[dict]:
+        """The row of each completion."""
+        return [row for row in self.rows for _ in range(self.samples)]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Each completion as text."""
+        return [made.text for made in self.completions]
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        """Is the answer right (see Task.is_right)? None where no reward can judge it."""
+        if judges := self.task.answer_rewards:
+            return all_in_full([pay.verdicts for pay in self._asked(judges)])
+        found = []
+        with progress_line(f"{self.task.name}, answers judged") as progress:
+            for row, text in zip(self.asked, self.texts, strict=True):
+                progress(len(found), len(self.texts))
+                found.append(self.task.is_right(row, text))
+        return found
+
+    @cached_property
+    def right(self) -> list[bool]:
+        """Is the answer right? What cannot be judged is not."""
+        return [verdict is True for verdict in self.verdicts]
+
+    @cached_property
+    def lenient(self) -> list[bool]:
+        """Right, or as Task.is_leniently_right reads it."""
+        return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
+
+    @cached_property
+    def credit(self) -> Scores:
+        """What the rewards that judge the answer give each completion, their mean.
+
+        Where none does: 1.0 for what the task's own is_correct takes, else 0.0; without one the total.
+        """
+        own = not isinstance(self.task.is_correct, PaidInFull)
+        judges = [one for one in self.task.rewards if judges_answer(one)] if own else self.task.answer_rewards
+        if own and not judges:
+            return [float(right) for right in self.right]
+        judges = self._asked(judges)
+        rows = zip(*(pay.credit for pay in judges), strict=True)
+        given = [[one for one in row if one is not None] for row in rows] if judges else []
+        return [round(fmean(row), 6) if row else None for row in given] if judges else self.rewards
+
+    @cached_property
+    def measure(self) -> Measure:
+        """What tells how good these answers are, see tasks.measure."""
+        known = measure_of(self.task)
+        return known or measure_of(self.task, self.verdicts, self.credit) or "accuracy"
+
+    @cached_property
+    def formatted(self) -> list[bool]:
+        """Is there exactly one well-formed answer?"""
+        return [self.task.answer_of(text) is not None for text in self.texts]
+
+    @cached_property
+    def parts(self) -> dict[str, Scores]:
+        """Each reward's scores by its name, asked as in training. Raises RewardError."""
+        scores = [pay.scores for pay in self._asked(self.task.rewards)]
+        return dict(zip(reward_names(self.task.rewards), scores, strict=True))
+
+    @property
+    def _given(self) -> dict[str, list[Any]]:
+        """What a reward gets besides the completions."""
+        prompts = [prompt for prompt in self.prompts for _ in range(self.samples)]
+        ids, prefill = [list(made.ids) for made in self.completions], [self.task.prefill] * len(self.texts)
+        return {**columns_of(self.asked), "prompts": prompts, "completion_ids": ids, "prefill": prefill}
+
+    def _asked(self, rewards: Sequence[Reward]) -> list[Pay]:
+        """What these of the task's rewards pay; each is asked once, whoever reads it."""
+        known = self.__dict__.setdefault("_known", {})
+        names = dict(zip(map(id, self.task.rewards), reward_names(self.task.rewards), strict=True))
+        with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
+            for one in (one for one in rewards if id(one) not in known):
+                full = full_pay(self.task, self.asked, self._given)
+                pay = score_in_full(one, self.texts, self._given, name=names[id(one)], full_pay=full)
+                known[id(one)] = pay
+                warn_off_scale([one], {names[id(one)]: pay.scores})
+        return [known[id(one)] for one in rewards]
+
+    @cached_property
+    def rewards(self) -> Scores:
+        """Each completion's total, None where the rewards cannot judge it (see rewards.judge.totals)."""
+        groups = [i // self.samples for i in range(len(self.completions))]
+        return totals(list(self.parts.values()), self.task.reward_weights, groups)
+
+    def by_row(self, values: Sequence[Any]) -> list[list[Any]]:
+        """One list a row out of one value a completion."""
+        return [list(values[i : i + self.samples]) for i in range(0, len(values), self.samples)]
+
+    @property
+    def read(self) -> Sequence[float]:
+        """The share of each completion that could be read: all or nothing, as formatted says."""
+        return self.formatted
+
+    @property
+    def readings(self) -> dict[str, list[bool]]:
+        """What evaluate reports the share of: what the task has of right and wrong, and of a form that is read."""
+        judged = has_accuracy(self.task)
+        found = {"strict": self.right, "lenient": self.lenient} if judged else {}
+        return found | ({"formatted": self.formatted} if reads_tag(self.task) else {})
+
+    def table(self) -> pd.DataFrame:
+        """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards, any unjudged."""
+        columns = {
+            "question": [row["question"] for row in self.asked],
+            "answer": [row.get("answer", "") for row in self.asked],
+            "completion": self.texts,
+            **self.readings,
+            "tokens": [made.tokens for made in self.completions],
+            "cut_off": [made.cut_off for made in self.completions],
+        }
+        unjudged = {}
+        if "strict" in columns and None in self.verdicts:
+            unjudged = {"unjudged": [one is None for one in self.verdicts]}
+        return pd.DataFrame(columns | self.reward_columns() | unjudged)
+
+    def reward_columns(self) -> dict[str, pd.Series]:
+        """reward, the total, and reward/<name> of each reward, NaN where it cannot judge."""
+        named = {"reward": self.rewards} | {f"reward/{name}": part for name, part in self.parts.items()}
+        return {name: pd.Series(scores, dtype=float) for name, scores in named.items()}
+
+
+@dataclass(frozen=True, repr=False)
+class Played(Answers):
+    """Episodes of an EpisodeTask's rows. right: did the episode succeed? formatted: was every action valid?
+
+    A completion's text is the episode as a conversation; its tokens are those of all turns. No lenient reading: what
+    succeeds, the environment says.
+    """
+
+    episodes: list[Episode]
+
+    @property
+    def credit(self) -> Scores:
+        return self.rewards
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        return [episode.total >= self.task.success for episode in self.episodes]
+
+    @cached_property
+    def formatted(self) -> list[bool]:
+        return [share == 1.0 for share in self.read]
+
+    @cached_property
+    def read(self) -> list[float]:
+        """The share of each episode's actions that were valid."""
+        return [fmean(not turn.invalid for turn in episode.turns) for episode in self.episodes]
+
+    @property
+    def readings(self) -> dict[str, list[bool]]:
+        return {"strict": self.right, "formatted": self.formatted}
+
+    @cached_property
+    def parts(self) -> dict[str, Scores]:
+        return {"episode_return": [episode.total for episode in self.episodes]}
+
+    @cached_property
+    def rewards(self) -> Scores:
+        return self.parts["episode_return"]
+
+    def table(self) -> pd.DataFrame:
+        """One row an episode: as Answers.table, with turns and done."""
+        more = {"turns": [len(e.turns) for e in self.episodes], "done": [e.done for e in self.episodes]}
+        return super().table().assign(**more)
+
+
+def answer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | EpisodeTask,
+    rows: Sequence[dict] | None = None,
+    *,
+    samples: int = 1,
+    temperature: float = 0.0,
+    max_completion_tokens: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    chunk: int = 16,
+    first: int = 0,
+    progress: Progress | None = None,
+) -> Answers:
+    """Let the model answer the rows (default: the task's held-out rows); it is left as it was.
+
+    samples: completions a row; temperature 0 is greedy. max_completion_tokens: None means the task's.
+    batch_size: sequences decoded at once; None: what free memory holds, up to a bound (memory.decoding.rows_at_once).
+    The completions do not depend on it, but for rounding.
+    folder, chunk: keep the completions there, so many prompts a file (see sample_chunks); rows whose prompt came before
+    must have been left out.
+    first: rows that were asked before these; the draws go on where theirs ended, as if all were asked at once.
+    A progress line says how far it is where that takes more than a second; or progress is called with (done, all).
+    Raises ValueError for empty rows, a column that a reward needs and the rows lack, and what complete() refuses.
+    """
+    rows = list(task.held_out if rows is None else rows)
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
+    if isinstance(task, EpisodeTask):
+        if folder is not None:
+            raise ValueError(
+                f"folder={str(folder)!r}: completions of task {task.name!r} are not kept, they are turns"
+            )
+        return _in_turns(model, tokenizer, task, rows, how, batch_size, first * samples, progress)
+    _check_columns(task, rows)
+    prompts = task.render(tokenizer, rows)
+    if batch_size is None:
+        longest = max(map(len, tokenizer(prompts)["input_ids"]))
+        batch_size = _rows_at_once(model, longest, limit, samples)
+    with _told(f"{task.name}, completions", progress) as progress:
+        progress(0, len(prompts) * samples)
+        run = {**how, "batch_size": batch_size, "progress": progress}
+        if folder is None:
+            numbers = range(first * samples, (first + len(prompts)) * samples) if first else None
+            made, settings = complete(model, tokenizer, prompts, numbers=numbers, **run), how
+        else:
+            made, settings = sample_chunks(model, tokenizer, prompts, folder, chunk=chunk, **run)
+    return Answers(task, rows, prompts, made, samples, settings)
+
+
+def check_rows(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | EpisodeTask,
+    rows: Sequence[dict],
+    max_completion_tokens: int | None = None,
+) -> None:
+    """What answer() refuses of rows, before the first of them is answered. Raises ValueError."""
+    if not isinstance(task, EpisodeTask):
+        limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+        _check_columns(task, rows)
+        check_room(model, tokenizer(task.render(tokenizer, rows))["input_ids"], limit)
+
+
+def _check_columns(task: Task, rows: Sequence[dict]) -> None:
+    check_column_names(dict.fromkeys(name for row in rows for name in row), "rows")
+    check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
+
+
+def _told(what: str, progress: Progress | None) -> Any:
+    return progress_line(what) if progress is None else nullcontext(progress)
+
+
+def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
+    sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
+    free = free_bytes(next(model.parameters()).device)
+    if unsupported(model, GenerationConfig()):  # transformers decodes then: too many rows end it
+        return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
+    return rows_at_once(model, free, samples=max(1, samples), **sizes)
+
+
+def _in_turns(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: EpisodeTask,
+    rows: Sequence[dict],
+    how: dict[str, Any],
+    batch_size: int | None,
+    first: int,
+    progress: Progress | None,
+) -> Played:
+    """Episodes of each row, side by side."""
+    samples, limit = how["samples"], how["max_completion_tokens"]
+    renderer = Renderer(tokenizer, task.view, end_ids(model, tokenizer))
+    asked = [row for row in rows for _ in range(samples)]
+    engine = RolloutEngine(model)
+
+    def write(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], None]]:
+        at_once = batch_size or _rows_at_once(model, max(map(len, prompts)), limit, samples)
+        settings = dict(max_completion_tokens=limit, temperature=how["temperature"], batch_size=at_once)
+        made = complete(
+            model, tokenizer, prompts, numbers=[first + i for i in who], engine=engine, seed=how["seed"] + turn,
+            **settings,
+        )  # fmt: skip
+        return [(list(one.ids), None) for one in made]
+
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    with _told(f"{task.name}, episodes", progress) as progress:
+        progress(0, len(asked))
+        played = replace(task, max_completion_tokens=limit)
+        episodes = rollout_episodes(
+            played, asked, renderer, task.world(), write, context=context, progress=progress
+        )
+    completions = [
+        Completion(
+            conversation(episode),
+            sum(len(turn.completion_ids) for turn in episode.turns),
+            any(turn.cut_off for turn in episode.turns),
+        )
+        for episode in episodes
+    ]
+    prompts = [tokenizer.decode(episodes[i].turns[0].prompt_ids) for i in range(0, len(episodes), samples)]
+    return Played(task, list(rows), prompts, completions, samples, how, episodes)
+
+
+def conversation(episode: Episode) -> str:
+    """An episode as text: what was read, what was written, and what the environment said last.
+
+    >>> conversation(Episode({}, []))
+    ''
+    """
+    lines = [line for turn in episode.turns for line in (turn.observation, f"> {turn.completion.strip()}")]
+    return "\n".join([*lines, *[turn.result for turn in episode.turns[-1:]]])

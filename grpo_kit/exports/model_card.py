@@ -1,0 +1,183 @@
+"""The README.md of an export, and its way onto the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.exports.export_folder import check_unchanged, read_report
+from grpo_kit.exports.template import ExportError
+from grpo_kit.models import EMBEDDED
+from grpo_kit.record.files import RunFolderError, read_metrics, run_file, run_settings
+from grpo_kit.watch.chart import plot_run
+from grpo_kit.watch.run_card import card_text
+
+CURVE = "curve.png"
+# Of bases that the kit brings or its profiles name, as their own cards say it.
+LICENSES = {
+    EMBEDDED: "apache-2.0",
+    "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0",
+    "Qwen/Qwen2.5-1.5B-Instruct": "apache-2.0",
+}
+_LIBRARY = {"merged": "transformers", "adapter": "peft", "gguf": "gguf"}
+_USE = {
+    "merged": """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+asked = tokenizer.apply_chat_template(
+    [{{"role": "user", "content": {question!r}}}], add_generation_prompt=True, return_tensors="pt"
+)
+print(tokenizer.decode(model.generate(**asked)[0, asked["input_ids"].shape[1] :], skip_special_tokens=True))
+```""",
+    "gguf": """```sh
+ollama create {folder} -f Modelfile && ollama run {folder}
+llama-cli -m {file} --jinja -p {question!r}
+```""",
+    "adapter": """```python
+import grpo_kit as kit
+
+model, tokenizer = kit.load_policy("{folder}", tuning="lora")  # onto {base!r}, to go on training or to be asked
+```""",
+}
+
+
+def export_card(
+    made: Any,
+    *,
+    base: str,
+    question: str,
+    run: Path | None = None,
+    comparison: object | None = None,
+    drawn: bool = False,
+    license: str | None = None,
+) -> str:
+    """What was trained, of its run folder where there is one; what lies here, what the proof found, how to use it.
+
+    made: an Exported. drawn: CURVE lies beside it.
+    """
+    if run is not None and run_file(run) is not None:
+        text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
+    else:
+        head = [f"license: {license}"] if license else []
+        head += [f"library_name: {_LIBRARY[made.format]}"]
+        head = ["---", *head, f"base_model: {json.dumps(base)}", "tags: [grpo, grpo_kit]", "---"]
+        text = "\n".join(
+            [*head, "", f"# {made.folder.name}", *([f"\n```\n{comparison}\n```"] if comparison else [])]
+        )
+    use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=base)
+    notes = [f"- {note}" for note in made.notes]
+    if not license:
+        notes.append(
+            f"- licence: that of {base}, which the kit does not know; look there before you pass it on"
+        )
+    proof = (
+        f"Read back from disk in a fresh process:\n\n```\n{made.proof}\n```"
+        if made.proof
+        else "Not read back."
+    )
+    parts = [
+        text.rstrip(),
+        *([f"![Reward, completions and what else was measured, step by step]({CURVE})"] if drawn else []),
+        "## What lies here",
+        f"{made.format}, weights as {made.stored}, {made.bytes / 1e6:,.0f} MB. The chat template holds the training's "
+        "system text, worked examples and prefill: send the question alone.",
+        *(["\n".join(notes)] if notes else []),
+        proof,
+        "## Use it",
+        use,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def base_of_run(run: Path) -> str | None:
+    """What the run was begun from, by its run.json."""
+    try:
+        return (run_settings(run) or {}).get("model")
+    except (OSError, ValueError):
+        return None
+
+
+def run_of(model: str) -> Path | None:
+    """The run folder that a model's folder lies in, or is (save_model); None for another model."""
+    path = Path(model).expanduser()
+    folders = (path, path.parent) if path.is_dir() else ()
+    return next((folder for folder in folders if (folder / "metrics.csv").is_file()), None)
+
+
+def curve(run: Path, folder: Path) -> bool:
+    """Draw the run's chart into the folder; False where no step was done."""
+    try:
+        done = len(read_metrics(run))
+    except RunFolderError:
+        return False
+    if not done:
+        return False
+    plot_run(run).savefig(folder / CURVE, dpi=80)
+    return True
+
+
+def license_of(base: str) -> str | None:
+    """As the base's own files say it, or one that the kit knows; None where nobody does."""
+    if base in LICENSES:
+        return LICENSES[base]
+    path = Path(base).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return _license_in(path)
+    if (path / "README.md").is_file():
+        from huggingface_hub import metadata_load
+
+        return (metadata_load(path / "README.md") or {}).get("license")
+    return None
+
+
+def _license_in(gguf: Path) -> str | None:
+    """A GGUF's general.license, which stands before its words: reading those takes half a minute."""
+    with gguf.open("rb") as file:
+        head = file.read(2**16)
+    _, key, rest = head.partition(b"general.license\x08\x00\x00\x00")  # 8: a text, its length in front
+    length = int.from_bytes(rest[:8], "little")
+    return rest[8 : 8 + length].decode(errors="replace") if key and 0 < length < 200 else None
+
+
+def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
+    """Put an export's folder on the hub as repo, "owner/name"; what went, file by file. dry_run: nothing is sent.
+
+    Raises ExportError for a folder that is no export, one that was not proved or was changed since, and where the hub
+    does not take it.
+
+    >>> push_to_hub("exports/largest", "me/largest", dry_run=True)  # doctest: +SKIP
+    """
+    path = Path(folder).expanduser()
+    report = read_report(path)
+    if report is None:
+        raise ExportError(f"folder={str(folder)!r} is no export; give a folder that kit.export wrote")
+    if report["objections"]:
+        raise ExportError(f"{path} was refused: {'; '.join(report['objections'])}; export the model again")
+    if report["proof"] is None:
+        raise ExportError(f"{path} was not proved; export it with proof=True before others rely on it")
+    if repo.count("/") != 1 or not all(repo.split("/")):
+        raise ExportError(f"repo={repo!r} must be owner/name")
+    check_unchanged(path, report)
+    files = sorted(one for one in path.rglob("*") if one.is_file())
+    lines = [f"{one.stat().st_size:>13,} {one.relative_to(path)}" for one in files]
+    said = "\n".join([f"{repo}{', private' if private else ', PUBLIC'}:", *lines])
+    if dry_run:
+        return f"would go to {said}"
+    from huggingface_hub import HfApi
+
+    api: Any = HfApi()
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(
+            folder_path=os.fspath(path), repo_id=repo, commit_message=f"Exported as {report['stored']}"
+        )
+    except Exception as error:  # the hub's, its client's and the network's have no base in common
+        raise ExportError(
+            f"repo={repo!r}: the hub did not take it ({error}); run `hf auth login`, check the name, and call "
+            f"it again: {path} is untouched"
+        ) from error
+    return f"went to {said}"

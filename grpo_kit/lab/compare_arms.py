@@ -1,0 +1,296 @@
+"""A laboratory: the same training under several settings (arms) and seeds, everything else equal.
+
+A loop, files and honest statistics. Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it
+is done; a run that is done is never done again, so a killed laboratory goes on where it was. Several processes may
+work on one folder. Functions and classes among the settings are known by their names: when you change the code of one,
+name the arm otherwise, or its old runs count as done.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from grpo_kit.display import progress_line
+from grpo_kit.evaluation.intervals import Estimate
+from grpo_kit.lab.confounders import unlike
+from grpo_kit.lab.figure import draw_lab
+from grpo_kit.lab.outcomes import outcomes
+from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside, tell_flags, tell_steps
+from grpo_kit.lab.settings import as_json, fingerprint, resolve
+from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
+from grpo_kit.record.files import RunFolderError, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BY_NAME = "functions and classes are known by name: name the arm otherwise when you change the code of one"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What compare() found.
+
+    arms: those with a finished run. against: the first that was asked for, which the others are compared with; it is
+    not among the arms as long as no run of it is done.
+    runs: one row a run (tidy): arm, seed, accuracy, before (the untrained model, without prepare=), formatted,
+    reward_mean (mean of the reward over all rollouts: how fast it learned), reward_last, entropy_last, length_last and
+    kl_last (over the last quarter), reward_roughness (mean distance of a rollout's reward from the middle of its two
+    neighbours: a curve that rises evenly has 0), reward/<name>_mean and _last of each reward, those of weight 0 too,
+    grad_norm_max, grad_norm_early (mean of the first 5 steps), pass@<eval_samples>_<temperature>, cost, and what else a
+    run left in result.json.
+    right: (arm, seed) -> 0/1 for each held-out row. curves: one row a step and run.
+    """
+
+    arms: list[str]
+    runs: pd.DataFrame
+    right: dict[tuple[str, int], list[int]]
+    curves: pd.DataFrame
+    against: str
+
+    def seeds(self, *arms: str) -> list[int]:
+        """The seeds that every one of these arms (default: all) has."""
+        sets = [set(self.runs.loc[self.runs["arm"] == arm, "seed"]) for arm in arms or self.arms]
+        return sorted(map(int, set.intersection(*sets)))
+
+    def accuracy(self, arm: str) -> Estimate:
+        """Final held-out accuracy over seeds, with an interval for seeds and rows."""
+        self._check(arm)
+        return over_seeds([self.right[arm, seed] for seed in self.seeds(arm)])
+
+    def difference(
+        self, arm: str, against: str | None = None, *, outcome: str = "accuracy", null: float = 0.0
+    ) -> dict[str, Any]:
+        """arm minus against (default: the first arm), paired by seed: mean, low, high (95 %), p, seeds.
+
+        null: the difference that p is against: minus a margin where "no worse by more than that" is asked.
+        outcome: "accuracy" is paired by held-out row too, where both have as many; else a column of runs, of which
+        the seeds count that have a value in both. The p is not corrected for how many are looked at; summary()'s is.
+        Raises ValueError for an unknown arm or column, and where the two share no seed.
+        """
+        against = self.against if against is None else against
+        self._check(arm, against)
+        seeds = self.seeds(arm, against)
+        if not seeds:
+            raise ValueError(f"{arm!r} and {against!r} have no seed in common; run both with the same seeds")
+        same_rows = len({len(self.right[a, s]) for a in (arm, against) for s in seeds}) == 1
+        if outcome == "accuracy" and same_rows:
+            right = ([self.right[a, s] for s in seeds] for a in (against, arm))
+            found, p = difference_over_seeds(*right, null=null)
+            return {"mean": found.value, "low": found.low, "high": found.high, "p": p, "seeds": len(seeds)}
+        numbers = self.runs.select_dtypes("number")
+        if outcome not in numbers:
+            raise ValueError(
+                f"outcome={outcome!r} is no column of numbers in runs; use one of {', '.join(numbers)}"
+            )
+        wide = (
+            self.runs.pivot(index="seed", columns="arm", values=outcome).loc[seeds, [against, arm]].dropna()
+        )
+        if not len(wide):
+            raise ValueError(
+                f"outcome={outcome!r} was not measured in {arm!r} and {against!r} with the same seed"
+            )
+        mean, low, high, p = paired_scalars(wide[against].tolist(), wide[arm].tolist(), null=null)
+        return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(wide)}
+
+    def unlike(self, arm: str, against: str | None = None) -> list[str]:
+        """What the arm's runs differ in, besides its settings, from those of against (default: the first arm).
+
+        Other train rows, steps, tokens at most, held-out rows; more or fewer completions and tokens by over 10 %.
+
+        >>> lab.unlike("twice the group")  # doctest: +SKIP
+        ['2.0 x the completions', '2.0 x the tokens']
+        """
+        against = self.against if against is None else against
+        self._check(arm, against)
+        return unlike(self.runs, arm, against)
+
+    def summary(self) -> pd.DataFrame:
+        """One row an arm: accuracy and its difference to the first arm with 95 % intervals, p (Holm), speed and cost.
+
+        unlike: what else the arm differs in from the first, see unlike().
+
+        completions and tokens: of all rollouts, used or not, and once however often they are trained on; tokens
+        counts a prompt with each of its completions. seconds: of training with prepare=, on a machine that may have
+        done other work.
+        """
+        rows = []
+        for arm in self.arms:
+            own = self.runs[self.runs["arm"] == arm]
+            found = self.accuracy(arm)
+            row = {"arm": arm, "seeds": len(own), "n": found.n, "before": own["before"].mean()}
+            row |= {"accuracy": found.value, "low": found.low, "high": found.high}
+            row |= {"reward_mean": own["reward_mean"].mean()}
+            shared = self.seeds(arm, self.against) if arm != self.against else []
+            d = self.difference(arm) if shared else dict.fromkeys(("mean", "low", "high", "p"))
+            row |= {"difference": d["mean"], "d_low": d["low"], "d_high": d["high"], "p": d["p"]}
+            costs = ("steps", "completions", "tokens", "seconds")
+            there = arm != self.against and self.against in self.arms
+            more = {"unlike": "; ".join(self.unlike(arm)) if there else ""}
+            rows.append(row | {name: own[name].mean() for name in costs} | more)
+        table = pd.DataFrame(rows).set_index("arm")
+        table.insert(table.columns.get_loc("p") + 1, "p_holm", holm([_none(p) for p in table["p"]]))
+        return table
+
+    def figure(self) -> Figure:
+        """Reward curves with bands, final accuracy, differences to the first arm, and cost."""
+        return draw_lab(self.summary(), self.runs, self.curves, against=self.against)
+
+    def _check(self, *arms: str) -> None:
+        for name in arms:
+            if name not in self.arms:
+                raise ValueError(f"arm {name!r} has no finished run; use one of {', '.join(self.arms)}")
+
+    def _repr_html_(self) -> str:
+        return self.summary().to_html(float_format="{:.3g}".format, na_rep="")
+
+
+def compare(
+    arms: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    base: Mapping[str, Any] | None = None,
+    *,
+    folder: str | Path,
+    quiet: bool = False,
+) -> Lab:
+    """Train every arm with every seed and compare their held-out accuracy.
+
+    arms: name -> what it changes (flat settings, see lab.settings.resolve); the first is what others are compared with.
+    base: settings that all arms share. folder: where the runs go; what is done there is not done again, and all seeds
+    of these arms that are done there are in the result. A function or class is compared by its name alone: when you
+    change its code, name the arm otherwise.
+    Seeds go first to last, each through all arms, so that a table half done is fair. What another process is at is
+    left to it, and is not in the result. A line says which run and step it is at, and how long all will take; another
+    each red flag, whose remedy is given once.
+    In the end it says which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
+    The stop button saves and raises Stopped; calling again goes on as if it had not been pressed.
+    Raises ValueError for unknown settings, no seeds, and RunFolderError where the folder holds an arm of that name with
+    other settings, or another process is at all there is to do and nothing is finished.
+
+    >>> compare({"as it is": {}, "cold": {"temperature": 0.5}}, [0, 1, 2], folder="runs/cold")  # doctest: +SKIP
+    """
+    base, folder = dict(base or {}), Path(folder)
+    seeds = [_seed(seed) for seed in seeds]
+    if not arms or not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
+    settings = {arm: {**base, **changes} for arm, changes in arms.items()}
+    # All that can be refused is refused before anything runs.
+    for arm, changes in settings.items():
+        if not re.fullmatch(r"\w[\w .,+=-]*", arm):
+            raise ValueError(
+                f"arm {arm!r} becomes a folder's name; use letters, digits, blanks and .,+=-_, a letter or digit first"
+            )
+        resolve(changes).args(folder / arm)
+    for arm, changes in settings.items():
+        for path in _finished(folder, arm):
+            _check_settings(path, changes)
+    (folder / ".locks").mkdir(parents=True, exist_ok=True)
+    todo = [(seed, arm) for seed in seeds for arm in arms]
+    waiting = [(seed, arm) for seed, arm in todo if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
+    done = len(todo) - len(waiting)
+    if done and not quiet:
+        print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
+    told: set[tuple[str, str]] = set()  # of red flags
+    with progress_line(f"laboratory {folder.name}") as progress:
+        for number, (seed, arm) in enumerate(todo, 1):
+            path, changes = folder / arm / f"seed-{seed}", settings[arm]
+            which = f"{number}/{len(todo)} {arm}, seed {seed}"
+            lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
+            try:
+                mine = lock.acquire(blocking=False)
+            except Timeout:
+                progress.print(f"{which}: another process is at it")
+                continue
+            with mine:  # releases it, whatever happens
+                if (path / RESULT).exists():
+                    _check_settings(path, changes)
+                    continue
+                if (kept := set_aside(path, changes)) is not None:
+                    progress.print(f"{which}: an unfinished run is now {kept.name}")
+                run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
+                result = run(
+                    changes,
+                    seed,
+                    path,
+                    before=before_training(changes, folder),
+                    on_step=tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
+                    on_flag=tell_flags(progress, which, told),
+                )
+                if not quiet:
+                    progress.print(f"{which}: {Estimate(**result['accuracy'])}")
+    found = load(folder, list(arms))
+    if not quiet and found.against in found.arms:
+        for arm in found.arms:
+            if more := found.unlike(arm):
+                print(f"{arm} differs from {found.against} in more than its settings: {'; '.join(more)}")
+    return found
+
+
+def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
+    """The runs of a laboratory read back from its folders: these arms, the first to compare with; or all, by name.
+
+    Runs without result.json are left out. Raises RunFolderError if none is done.
+    """
+    folder = Path(folder)
+    asked = (
+        sorted({p.parent.parent.name for p in folder.glob(f"*/seed-*/{RESULT}")}) if arms is None else arms
+    )
+    found = {arm: paths for arm in asked if (paths := _finished(folder, arm))}
+    if not found:
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds no finished run of these arms; run compare() first, or wait for the process "
+            "that is at it"
+        )
+    rows, right, curves = [], {}, []
+    for arm, paths in found.items():
+        for path in paths:
+            result = json.loads((path / RESULT).read_text(encoding="utf-8"))
+            metrics, seed = read_metrics(path), result["seed"]
+            right[arm, seed] = [int(c) for c in result["right"]]
+            curves.append(metrics.assign(arm=arm, seed=seed))
+            rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
+    table = pd.DataFrame(rows)
+    return Lab(list(found), table, right, pd.concat(curves, ignore_index=True), against=asked[0])
+
+
+def _finished(folder: Path, arm: str) -> list[Path]:
+    """The folders of an arm's finished runs by seed; copies that a person made go by other names."""
+    seeds = [p.parent.name.removeprefix("seed-") for p in folder.glob(f"{arm}/seed-*/{RESULT}")]
+    return [folder / arm / f"seed-{seed}" for seed in sorted((s for s in seeds if s.isdecimal()), key=int)]
+
+
+def _check_settings(path: Path, changes: Mapping[str, Any]) -> None:
+    """Raises RunFolderError if the finished run in `path` was made with others."""
+    if (path / SETTINGS).exists():
+        was, now = json.loads((path / SETTINGS).read_text(encoding="utf-8")), fingerprint(resolve(changes))
+    else:  # a run's result alone: the settings as they were given
+        was, now = json.loads((path / RESULT).read_text(encoding="utf-8"))["settings"], as_json(changes)
+    if was != now:
+        differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
+        raise RunFolderError(
+            f"{path} holds a finished run with other settings ({', '.join(differ)}); give the arm another name, "
+            f"or the laboratory another folder; {_BY_NAME}"
+        )
+
+
+def _seed(value: Any) -> int:
+    try:
+        seed = operator.index(value)
+    except TypeError:
+        seed = -1
+    if seed < 0 or isinstance(value, bool):
+        raise ValueError(f"seeds holds {value!r}; use whole numbers of at least 0")
+    return seed
+
+
+def _none(value: Any) -> float | None:
+    return None if value is None or not np.isfinite(value) else float(value)

@@ -1,0 +1,195 @@
+"""Overlap with a reference text, for answers of several words: BLEU by sacrebleu, and ROUGE."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_kit.rewards.answers import AnswerReward, check_installed
+from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.rewards.ngrams import common_subsequence, ngrams, normalize, words
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+
+_TOO_LONG = 50  # times the longest reference; so long an answer has an overlap of about 1/50 at most
+_TOKENIZERS = ("13a", "intl", "zh", "char")
+_VARIANTS = ("rouge1", "rouge2", "rougeL")
+_KEYWORDS = (
+    "water oxygen hydrogen carbon nitrogen sodium chloride acid base salt ion electron proton atom molecule cell "
+    "nucleus protein enzyme membrane energy light heat gas liquid solid plant animal reaction equilibrium"
+)
+
+
+class _OverlapReward(AnswerReward):
+    """Overlap of the answer with the gold column's reference, or with the best of its references."""
+
+    takes_whole = True
+    soft = (
+        True  # what is worded in another way earns less, and may be as good: no completion is right or wrong
+    )
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Wrong answers made of the gold's words; no cases if there is no answer to replace."""
+        golds = references(honest.columns.get(self.column))
+        if not golds:
+            return []
+        pieces = golds[0].split()
+        answers = {
+            "gold five times": " ".join(golds[:1] * 5),
+            "gold among keywords": f"{_KEYWORDS} {golds[0]}",
+            "gold in a long text": f"It could be many things, and one of those that come to mind first is {golds[0]}, "
+            "but there are others, and more would have to be known about it to say which one it is",
+            "keywords": _KEYWORDS,
+        }
+        if pieces[::-1] != pieces:
+            answers["gold backwards"] = " ".join(reversed(pieces))
+            answers["one word of the gold"] = max(pieces, key=len)
+        if len(golds) > 1:
+            answers["all references"] = " ".join(golds)
+        right = [words(gold) for gold in golds]
+        differ = {name: text for name, text in answers.items() if words(text) not in right}
+        return answer_cases(honest, differ, tag=self.tag)
+
+    def score(self, answer: str | None, gold: Any) -> float | None:
+        """The overlap in [0, 1], None if the gold has no words."""
+        return self._overlap(answer or "", references(gold))
+
+    def _overlap(self, answer: str, golds: list[str]) -> float | None:
+        raise NotImplementedError
+
+
+class Bleu(_OverlapReward):
+    """BLEU of the answer against the gold, in [0, 1]: sacrebleu's sentence BLEU / 100.
+
+    column: data set column of the gold, a text or a list of references (clipped counts over all of them, length
+    of the closest). tag: name of the answer tag; None judges the whole completion, without the prefill.
+    N-grams up to max_order words, no more than the answer has (effective order); orders without a match are
+    smoothed exponentially (sacrebleu's "exp"), an answer that shares no word is 0. Short answers pay the brevity
+    penalty, long and repeating ones lose precision. tokenize: sacrebleu's "13a" (punctuation marks are words),
+    "intl", "zh" or "char". Case is ignored unless lowercase=False. Unicode is normalised (CO₂ = CO2, NFKC); white
+    space and full stops at the ends do not count. None if the gold is empty. No answer, two answers, or an answer
+    over 50 times as long as the gold give 0.0.
+    Raises ImportError where sacrebleu is not installed; it comes with the extra `rewards`.
+    Source: Papineni et al. 2002; Post 2018, arXiv:1804.08771; smoothing: Chen and Cherry 2014, method 3.
+
+    >>> answers = ["<answer>Sodium chloride.</answer>", "<answer>sodium</answer>"]
+    >>> [round(score, 4) for score in Bleu()(answers, answer=["sodium chloride"] * 2)]
+    [1.0, 0.3679]
+    """
+
+    def __init__(
+        self,
+        *,
+        column: str = "answer",
+        tag: str | None = "answer",
+        lowercase: bool = True,
+        max_order: int = 4,
+        tokenize: Literal["13a", "intl", "zh", "char"] = "13a",
+    ) -> None:
+        super().__init__("bleu", column, tag=tag)
+        if max_order not in range(1, 10):
+            raise ValueError(
+                f"max_order={max_order!r} must be from 1 to 9; 4 is usual, 2 for answers of few words"
+            )
+        if tokenize not in _TOKENIZERS:
+            raise ValueError(f"tokenize={tokenize!r} is not one of {_TOKENIZERS}")
+        check_installed("sacrebleu", self)
+        self.lowercase, self.max_order, self.tokenize = bool(lowercase), int(max_order), tokenize
+
+    def __repr__(self) -> str:
+        return (
+            f"Bleu(column={self.column!r}, tag={self.tag!r}, lowercase={self.lowercase}, "
+            f"max_order={self.max_order}, tokenize={self.tokenize!r})"
+        )
+
+    def _overlap(self, answer: str, golds: list[str]) -> float | None:
+        if not golds:
+            return None
+        answer = "" if _too_long(answer, golds) else normalize(answer)
+        if not answer:
+            return 0.0
+        metric = _sacrebleu(self.lowercase, self.max_order, self.tokenize)
+        score = metric.sentence_score(answer, golds).score / 100
+        _forget(metric)
+        return 1.0 if score > 1 - 1e-9 else score  # rounding goes both ways
+
+
+class Rouge(_OverlapReward):
+    """ROUGE of the answer against the gold, in [0, 1]: the F-measure, of the best reference where there are several.
+
+    variant: "rougeL" (longest common subsequence of words), "rouge2" (pairs of adjacent words), "rouge1" (words;
+    it ignores their order). column, tag: as for Bleu. Case and punctuation do not count; words are runs of
+    letters and digits of any script, each Chinese or Japanese character being one; no stemming. Repeating and
+    listing words costs precision, leaving words out recall. None if the gold has no word (rouge2: no pair). No
+    answer, two answers, or an answer over 50 times as long as the gold give 0.0.
+    On ASCII text this is the F-measure of rouge-score 0.1.2. That package is not used: it had its last release in
+    2022, drops every letter but a to z, and needs nltk for a stemmer.
+    Source: Lin 2004, aclanthology.org/W04-1013.
+
+    >>> Rouge()(["<answer>the cell wall</answer>"], answer=["cell membrane"])
+    [0.4]
+    """
+
+    def __init__(
+        self,
+        variant: Literal["rouge1", "rouge2", "rougeL"] = "rougeL",
+        *,
+        column: str = "answer",
+        tag: str | None = "answer",
+    ) -> None:
+        super().__init__("rouge_l" if variant == "rougeL" else str(variant), column, tag=tag)
+        if variant not in _VARIANTS:
+            raise ValueError(f"variant={variant!r} is not one of {_VARIANTS}")
+        self.variant = variant
+
+    def __repr__(self) -> str:
+        return f"Rouge({self.variant!r}, column={self.column!r}, tag={self.tag!r})"
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Bleu's; "rouge1" alone cannot tell the gold from its words backwards and leaves that case out."""
+        cases = super().cheats(honest)
+        return [case for case in cases if self.variant != "rouge1" or case.name != "gold backwards"]
+
+    def _overlap(self, answer: str, golds: list[str]) -> float | None:
+        order = 2 if self.variant == "rouge2" else 1
+        wanted = [found for gold in golds if len(found := words(gold)) >= order]
+        if not wanted:
+            return None
+        given = [] if _too_long(answer, golds) else words(normalize(answer))
+        return max(self._f_measure(given, gold, order) for gold in wanted)
+
+    def _f_measure(self, given: list[str], gold: list[str], order: int) -> float:
+        if self.variant == "rougeL":
+            return 2 * common_subsequence(given, gold) / (len(given) + len(gold))
+        a, b = ngrams(given, order), ngrams(gold, order)
+        return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
+
+
+def references(gold: Any) -> list[str]:
+    """The gold as a list of normalized references, those that are empty left out."""
+    many = gold if isinstance(gold, Iterable) and not isinstance(gold, (str, bytes)) else [gold]
+    texts = [normalize(str(text)) for text in many if text is not None]
+    return [text for text in texts if text]
+
+
+def _too_long(answer: str, golds: list[str]) -> bool:
+    return len(answer) > _TOO_LONG * max(map(len, golds))
+
+
+@functools.cache
+def _sacrebleu(lowercase: bool, max_order: int, tokenize: str) -> BLEU:
+    from sacrebleu.metrics.bleu import BLEU
+
+    return BLEU(lowercase=lowercase, max_ngram_order=max_order, tokenize=tokenize, effective_order=True)
+
+
+def _forget(metric: BLEU) -> None:
+    """sacrebleu keeps the last 65,536 texts that each tokenizer saw: a training run would fill the memory."""
+    inner = getattr(metric.tokenizer, "_post_tokenizer", metric.tokenizer)
+    for tokenizer in (metric.tokenizer, inner):
+        cached = type(tokenizer).__call__
+        if hasattr(cached, "cache_info") and cached.cache_info().currsize > 2048:
+            cached.cache_clear()

@@ -1,0 +1,256 @@
+"""Code rewards: is there one block of Python, does it run, and how many hidden tests does it pass?
+
+The three are worth most in this order, with weights that are exact in binary:
+
+    runner = CodeRunner()
+    WeightedSum([(CodeFormat(), 0.125), (CodeRuns(runner), 0.125), (CodeTests(runner), 0.75)])
+
+A block that does not run earns 1/8 to 3/16, one that runs but answers wrongly 1/4, and each test its share of
+the other 3/4. The sandboxed program is told the arguments, never the expected answers; those are compared
+outside. Printing, patching or forging therefore earns no more than returning the same values.
+
+Programs have Python's standard library and nothing else: `import numpy` fails in the sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from grpo_kit.rewards.cheat_cases import Case
+from grpo_kit.rewards.code_answer import answer_block, extract_code, own_code
+from grpo_kit.rewards.code_blocks import read_blocks, without_end_tokens
+from grpo_kit.rewards.code_cheats import cheating_programs
+from grpo_kit.rewards.code_runner import CodeRunner
+from grpo_kit.rewards.code_tests import CallTest, Job, Outcome, Test, function_name, passes, read_tests
+from grpo_kit.rewards.response import column as get_column
+from grpo_kit.rewards.response import is_blank, pair_prefill
+
+__all__ = ["CodeFormat", "CodeRuns", "CodeTests", "extract_code", "own_code"]
+
+
+class CodeFormat:
+    """How much of "one ```python block, nothing after it" the response keeps, in [0, 1]; 1/4 for each piece.
+
+    | piece                                                                       |     |
+    |---|---|
+    | exactly one fence opens a Python block: ```python, ~~~Py, {python}           | 1/4 |
+    | exactly one Python block is closed, and no fence is left without its pair    | 1/4 |
+    | there is one program (see extract_code), some of it the model's; all paired  | 1/4 |
+    | nothing is seen behind the closing fence; tokens that end a turn do not count | 1/4 |
+
+    Blocks are read as extract_code reads them: those in thoughts do not count, and a block of another language before
+    the program is text. One without its language loses the first quarter. The code itself is not judged: format alone
+    teaches blocks that do not run. Never None.
+
+    >>> CodeFormat()(["x = 1\\n```", "x = 1", "x = 1\\n```\\nHope this helps!"], prefill="```python\\n")
+    [1.0, 0.25, 0.75]
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.__name__ = "code_format"
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        return [self._score(completion, start) for completion, start in pair_prefill(completions, prefill)]
+
+    def __repr__(self) -> str:
+        return "CodeFormat()"
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Completions that keep less of the format than the honest one."""
+        code = own_code(honest.completion, honest.prefill) or "pass\n"
+        opening, body = ("", honest.completion) if _opens(honest.prefill) else ("```python\n", f"{code}```")
+        other = "print('another answer')\n"
+        return [
+            _case(honest, "empty", ""),
+            _case(honest, "no code block", "The function doubles its argument.", tie="never"),
+            _case(honest, "unclosed fence", opening + body.replace("\n```", "\n")),
+            _case(honest, "empty block", f"{opening}```"),
+            _case(honest, "two blocks, right first", f"{opening}{body}\n```python\n{other}```"),
+            _case(honest, "two blocks, right last", f"{opening}{other}```\n```python\n{code}```"),
+            _case(honest, "fence spam", f"{opening}{'```python' + chr(10)}" * 4 + "```\n" * 4),
+            _case(honest, "block in the prefill", "", prefill=f"```python\n{code}```"),
+            _case(honest, "block in thoughts alone", f"<think>\n```python\n{code}```\n</think>", prefill=""),
+            _case(honest, "text after the block", f"{opening}{body}\nI hope this helps!", tie="always"),
+            _case(honest, "prose in the block", f"{opening}Add n to itself.\n```", tie="format"),
+        ]
+
+    def _score(self, completion: str, prefill: str) -> float:
+        response = prefill + completion
+        blocks = read_blocks(response)
+        named = [block for block in blocks if block.is_python]
+        answer = answer_block(blocks)
+        meant = named or ([answer] if answer else [])
+        paired = all(block.closed for block in blocks)
+        closed = [block for block in meant if block.closed]
+        score = (len(named) == 1) / 4 + (len(meant) == 1 and paired) / 4
+        if paired and own_code(completion, prefill) is not None:
+            score += 1 / 4
+        if closed and is_blank(without_end_tokens(response[closed[0].after :])):
+            score += 1 / 4
+        return score
+
+
+class _RunsPrograms:
+    """What CodeRuns and CodeTests share: reading the columns and running every completion's block once."""
+
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, runner: CodeRunner | None, name: str) -> None:
+        self.runner = CodeRunner() if runner is None else runner
+        self.__name__ = name
+
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        tests, jobs = self._jobs(completions, prefill, columns)
+        scores = [self._score(None, several) for several in tests]
+        for row, outcome in zip(jobs, self.runner.run(list(jobs.values())), strict=True):
+            scores[row] = self._score(outcome, tests[row])
+        return scores
+
+    def begin(
+        self,
+        completions: Sequence[Any],
+        *,
+        workers: int,
+        prefill: Sequence[str | None] | str | None = None,
+        **columns: Any,
+    ) -> None:
+        """Start the programs of these completions (none: go on with earlier ones); the call finds what they did.
+
+        Takes what the call takes. workers: how many run at a time until then.
+        """
+        self.runner.begin(list(self._jobs(completions, prefill, columns)[1].values()), workers=workers)
+
+    def drop(self) -> None:
+        """Stop and forget what was begun and not asked for."""
+        self.runner.drop()
+
+    def _jobs(
+        self, completions: Sequence[Any], prefill: Any, columns: dict[str, Any]
+    ) -> tuple[list[tuple[Test, ...]], dict[int, Job]]:
+        """Each row's tests, and the programs to run, by row."""
+        codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
+
+        def cells(name: str) -> Sequence[Any]:
+            if name not in columns and name not in self.columns:
+                return [None] * len(codes)
+            return get_column(columns, name, reward=self.__name__, rows=len(codes))
+
+        texts, entries = cells("tests"), cells("entry_point")
+        tests = self._read(texts, entries)
+        judged = [self._score(None, several) is not None for several in tests]
+        return tests, {
+            row: Job.of(code, entries[row], tests[row])
+            for row, code in enumerate(codes)
+            if code is not None and judged[row]
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.runner!r})"
+
+    def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
+        """outcome: None where there is no block. None: no program can be judged by these tests, so none is run."""
+        raise NotImplementedError
+
+    def _read(self, cells: Sequence[Any], entries: Sequence[str | None]) -> list[tuple[Test, ...]]:
+        read = []
+        for row, (cell, entry) in enumerate(zip(cells, entries, strict=True)):
+            try:
+                tests = read_tests(cell)
+                function_name(entry or "f")
+            except ValueError as error:
+                raise ValueError(f"reward {self.__name__!r}, row {row}: {error}") from error
+            if tests and isinstance(tests[0], CallTest) != bool(entry):
+                raise ValueError(
+                    f"reward {self.__name__!r}, row {row}: entry_point={entry!r} with {type(tests[0]).__name__}; "
+                    "tests of calls need the function's name, tests of stdin none"
+                )
+            read.append(tests)
+        return read
+
+
+class CodeRuns(_RunsPrograms):
+    """1.0 if the block runs without an error, 0.5 if it is Python but does not, 0.0 for no Python or no block.
+
+    A block runs if it ends without an exception and within the limits; exit() and sys.exit(0) end it well. Where the
+    row has them, it must also define `entry_point`, return from every call in `tests` and end well on every stdin of
+    `tests`. The values it returns do not matter. A call that calls sys.exit does not return. Needs no column; uses
+    `tests` and `entry_point` if they are there. runner: how programs are run; shared with CodeTests, each program runs
+    once. Never None.
+    Raises SandboxUnavailableError where programs cannot be isolated.
+
+    >>> CodeRuns()(["```python\\nx = 1\\n```", "```python\\nx = y\\n```", "```python\\nx =\\n```"])  # doctest: +SKIP
+    [1.0, 0.5, 0.0]
+    """
+
+    def __init__(self, runner: CodeRunner | None = None) -> None:
+        super().__init__(runner, "code_runs")
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Blocks that do not run. Those that run and do nothing are CodeTests' to catch."""
+        return [
+            _block(honest, "no Python", "def f(n:\n    return n\n", tie="format"),
+            _block(honest, "raises on import", "raise ValueError('no idea')\n", tie="format"),
+            _block(honest, "raises SystemExit", "raise SystemExit(1)\n", tie="format"),
+        ]
+
+    def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float:
+        return 0.0 if outcome is None else outcome.parses / 2 + outcome.runs / 2
+
+
+class CodeTests(_RunsPrograms):
+    """The share of the hidden tests that the block passes, in [0, 1]; None if the row has no tests.
+
+    Columns: `tests` (JSON text or a list, see read_tests) and, for tests of calls, `entry_point`: "f", or a method of
+    LeetCode's class, "Solution().f" ("f" finds it, too). Two styles: calls of a function, and texts on stdin with the
+    text it should print, where numbers may be off by the test's own tolerance. Values compare as Python's ==
+    on plain types does (code_values.same): True == 1, a tuple is no list, a subclass counts as its plain type.
+    All calls of a block share one process: a call that raises fails its own test, one that exits or hits a
+    limit fails all later tests too. Each call gets fresh arguments. What a function prints is ignored.
+    A program that always returns one value earns the tests that expect it: give tests with different values.
+    runner: how programs are run; shared with CodeRuns, each program runs once.
+    Raises ValueError for a missing column or a test that does not fit, SandboxUnavailableError where programs
+    cannot be isolated.
+
+    >>> block = "```python\\ndef double(n):\\n    return n * n\\n```"
+    >>> CodeTests()([block], tests=["[[[2], 4], [[3], 6]]"], entry_point=["double"])  # doctest: +SKIP
+    [0.5]
+    """
+
+    columns: tuple[str, ...] = ("tests",)
+
+    def __init__(self, runner: CodeRunner | None = None) -> None:
+        super().__init__(runner, "code_tests")
+
+    def cheats(self, honest: Case) -> list[Case]:
+        """Programs that try to pass without solving anything; see code_cheats."""
+        tests = read_tests(honest.columns.get("tests"))
+        programs = cheating_programs(tests, honest.columns.get("entry_point"))
+        return [_block(honest, name, code, tie="format") for name, code in programs.items()]
+
+    def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
+        if outcome is None or not tests:
+            return 0.0 if tests else None
+        return sum(passes(*pair) for pair in zip(outcome.answers, tests, strict=True)) / len(tests)
+
+
+def _opens(prefill: str) -> bool:
+    return any(block.is_python for block in read_blocks(prefill))
+
+
+def _block(honest: Case, name: str, code: str, tie: str = "never") -> Case:
+    return _case(honest, name, f"{'' if _opens(honest.prefill) else '```python' + chr(10)}{code}```", tie=tie)
+
+
+def _case(
+    honest: Case, name: str, completion: str, *, tie: str = "never", prefill: str | None = None
+) -> Case:
+    given = honest.prefill if prefill is None else prefill
+    return replace(honest, name=name, completion=completion, honest=False, tie=tie, prefill=given)

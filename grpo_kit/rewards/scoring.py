@@ -1,0 +1,282 @@
+"""The judge: the one place that asks rewards, checks what they say, and makes the weighted total.
+
+Trainer, evaluation, readiness, preferences, check_rewards and the composite rewards all call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import Any
+
+from grpo_kit.rewards.parts import bare_name, check_column_names, range_of, reward_names
+from grpo_kit.rewards.response import Reward
+
+Scores = list[float | None]
+_ROUNDING = 1e-6  # what a sum of float32 parts may lie outside its range, of 1
+_LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
+
+
+class RewardError(ValueError):
+    """A reward raised or broke its contract; the message names the reward, the row and the completion."""
+
+
+class PendingScores:
+    """A reward as a trainer may call it: by its name, its answers checked. See ask()."""
+
+    def __init__(self, reward: Reward, name: str) -> None:
+        self.reward, self.__name__ = reward, name
+
+    def __call__(self, *, completions: Sequence[Any], **columns: Any) -> Scores:
+        return score(self.reward, completions, self.__name__, **columns)
+
+
+class PendingAsync(PendingScores):
+    """An asynchronous reward, which a trainer awaits beside the others."""
+
+    async def __call__(self, *, completions: Sequence[Any], **columns: Any) -> Scores:
+        waiting, judge = _begin(self.reward, completions, self.__name__, columns)
+        return await judge(waiting)
+
+
+def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /, **columns: Any) -> Scores:
+    """The reward's scores, one a completion, held to its contract: None ("cannot judge") or a finite number.
+
+    The reward is called by keyword, as TRL does; columns are its data set columns, one entry a completion. They may
+    have any name, `name` and `reward` too. It gets copies of the lists; an asynchronous one is waited for.
+    name: what messages call it; default its own.
+    Raises RewardError, naming the reward, the row and the completion, if it raises, changes the completions in place,
+    returns what is no flat list, another number of values, or a value that is no finite number (of at most 1e15 either
+    way, as training computes in float32) or outside the range that the reward states (`reward.range = (low, high)`).
+    ValueError for the columns `self` and `completions`, which no reward can be given.
+
+    >>> ask(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
+    [0.5, 2.0]
+    """
+    return score_for(reward, completions, bare_name(reward) if name is None else name, columns)
+
+
+def score_for(
+    reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
+) -> Scores:
+    """What ask() does. finite: False allows infinite scores (of rewards that are about to be clipped)."""
+    made, judge = _begin(reward, completions, name, columns, finite=finite)
+    return _finished(judge(made))
+
+
+def _begin(
+    reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
+) -> tuple[Any, Callable[[Any], Any]]:
+    """What the call gives, and a function from that to the checked scores, a coroutine function for an awaitable."""
+    check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
+    given = _own(list(completions))
+
+    def failed(error: Exception) -> RewardError:
+        row, completion = _culprit(reward, completions, columns)
+        return RewardError(
+            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
+        )
+
+    def judge(result: Any) -> Scores:
+        if given != list(completions):
+            raise RewardError(
+                f"reward {name!r} changed the list of completions, whose order its scores must keep; work on a copy, "
+                "such as sorted(completions)"
+            )
+        return _checked(result, completions, reward, name, finite)
+
+    async def wait(result: Awaitable) -> Scores:
+        try:
+            scores = await result
+        except RewardError:
+            raise
+        except Exception as error:
+            raise failed(error) from error
+        return judge(scores)
+
+    try:
+        result = reward(completions=given, **{key: _own(value) for key, value in columns.items()})
+    except RewardError:  # of a part: it names its row already
+        raise
+    except Exception as error:
+        raise failed(error) from error
+    return result, wait if inspect.iscoroutine(result) else judge
+
+
+def _finished(result: Any) -> Any:
+    """The result; of a coroutine, what it returns."""
+    if not inspect.iscoroutine(result):
+        return result
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running loop
+        return thread.submit(asyncio.run, result).result()
+
+
+def _own(value: Any) -> Any:
+    """A copy of lists and dicts all the way down; everything else is shared."""
+    if type(value) is list:
+        return [_own(item) for item in value]
+    return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _checked(result: Any, completions: Sequence[Any], reward: Reward, name: str, finite: bool) -> Scores:
+    """The result as a list of float and None."""
+    flat = getattr(result, "ndim", 1) == 1 and hasattr(result, "__len__") and hasattr(result, "__iter__")
+    if not flat or isinstance(result, str | bytes | Mapping | Set):
+        shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
+        raise RewardError(
+            f"reward {name!r} returned {type(result).__name__}{shape}; return a flat list, one float or None for each "
+            "completion"
+        )
+    scores = result.tolist() if hasattr(result, "tolist") else list(result)
+    if len(scores) != len(completions):
+        row = min(len(scores), len(completions) - 1)
+        raise RewardError(
+            f"reward {name!r} returned {len(scores)} scores for {len(completions)} completions\n"
+            f"first row without a partner: {row}, completion {completions[row]!r}"
+        )
+    check_scores(scores, completions, reward, name, finite=finite)
+    return [None if score is None else float(score) for score in scores]
+
+
+def check_scores(
+    scores: Scores, completions: Sequence[Any], reward: Reward, name: str, *, finite: bool = True
+) -> None:
+    """Raises RewardError, naming row and completion, for a score that is neither None nor a finite number in the range.
+
+    The range is the one that the reward states, if it does. finite: False allows infinite scores.
+    """
+    stated = range_of(reward)
+    for row, score in enumerate(scores):
+        wanted = None if score is None else _wanted(score, stated, finite)
+        if wanted is not None:
+            raise RewardError(
+                f"reward {name!r} gave {score!r} in row {row}, completion {completions[row]!r}; use {wanted}, or None "
+                "where it cannot judge"
+            )
+
+
+def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str | None:
+    """What would do in place of this score; None where it does."""
+    try:  # float() would take "1" and [1]
+        value = math.nan if isinstance(score, str | bytes) or getattr(score, "ndim", 0) else float(score)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if math.isnan(value):
+        return "a finite number" if finite else "a number"
+    if finite and abs(value) > _LARGEST:
+        return "a finite number, from -1e15 to 1e15"
+    if stated is None:
+        return None
+    slack = _ROUNDING * max(1.0, *map(abs, stated))
+    fits = stated[0] - slack <= value <= stated[1] + slack
+    return None if fits else f"a number in [{stated[0]:g}, {stated[1]:g}], the range that it states"
+
+
+def off_scale(
+    name: str, reward: Reward, scores: Scores, seen: tuple[float, float] | None = None
+) -> str | None:
+    """One sentence on a reward that gave scores outside [0, 1]; None where it gave none, or states its range.
+
+    seen: the lowest and highest score so far; default those of scores.
+
+    >>> off_scale("points", lambda completions, **columns: [0, 2], [0.0, 2.0])[:72]
+    "reward 'points' gave 2 (row 1; so far 0 to 2): any finite scale is fine."
+    """
+    there = [(row, s) for row, s in enumerate(scores) if s is not None and s == s]
+    outside = [(row, s) for row, s in there if not -_ROUNDING <= s <= 1 + _ROUNDING]
+    if not outside or range_of(reward) is not None:
+        return None
+    row, score = outside[0]
+    low, high = seen or (min(s for _, s in there), max(s for _, s in there))
+    return (
+        f"reward {name!r} gave {score:g} (row {row}; so far {low:g} to {high:g}): any finite scale is fine. The kit's "
+        "own lie in [0, 1]; charts and flags go by the range seen, or stated as reward.range = (low, high)"
+    )
+
+
+def warn_off_scale(rewards: Sequence[Reward], parts: Mapping[str, Sequence[float | None]]) -> None:
+    """Warns once of each reward whose scores lie outside [0, 1]. parts: what ask_all gave for these rewards."""
+    for (name, scores), reward in zip(parts.items(), rewards, strict=True):
+        if said := off_scale(name, reward, scores):
+            warnings.warn(said, UserWarning, stacklevel=3)
+
+
+def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, Any]) -> tuple[int | str, Any]:
+    """The first row that raises on its own; rewards are pure, so asking again is safe."""
+    quiet = {**columns, **{log: lambda *_: None for log in ("log_extra", "log_metric") if log in columns}}
+    for row in range(len(completions)):
+        one = {
+            k: v[row : row + 1] if isinstance(v, list) and len(v) == len(completions) else v
+            for k, v in quiet.items()
+        }
+        try:
+            _finished(reward(completions=completions[row : row + 1], **one))
+        except Exception:
+            return row, completions[row]
+    return "unknown (each passes alone)", completions[0] if completions else ""
+
+
+def score_all(
+    rewards: Sequence[Reward],
+    completions: Sequence[Any],
+    names: Sequence[str] | None = None,
+    /,
+    **columns: Any,
+) -> dict[str, Scores]:
+    """Every reward's scores by its name (default: reward_names), asked as a trainer asks, see ask().
+
+    columns: as ask() takes them, of any name. Raises what ask() raises.
+
+    >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
+    >>> ask_all([ExactAnswer(), SoftFormat(think=None)], ["<answer>5</answer>"], answer=["4"])
+    {'exact_answer': [0.0], 'soft_format': [1.0]}
+    """
+    names = reward_names(rewards) if names is None else names
+    return {
+        name: score_for(reward, completions, name, columns)
+        for name, reward in zip(names, rewards, strict=True)
+    }
+
+
+def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted sum of one completion's parts; None if one of them cannot judge it.
+
+    Leaving such a part out would count it as 0. Rounded to 6 digits, so that equal sums are equal.
+
+    >>> total([1.0, 0.5], [0.75, 0.25]), total([None, 1.0], [0.75, 0.25])
+    (0.875, None)
+    >>> total([0.1, 0.6], [0.8, 0.2]) == total([0.2, 0.2], [0.8, 0.2])
+    True
+    """
+    if any(score is None or score != score for score in scores):  # tables hold None as NaN
+        return None
+    return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 6)
+
+
+def totals(
+    parts: Sequence[Sequence[float | None]], weights: Sequence[float], groups: Sequence[Any]
+) -> Scores:
+    """The total of each completion, over the rewards that apply to its prompt.
+
+    parts: a list a reward, one score a completion. groups: what tells the prompts apart, one entry a completion, a
+    prompt's adjacent. A reward that judges no completion of a prompt is one for other prompts: it is left out there, as
+    in TRL. One that judges some of them leaves the others without a total (see total): None moves no advantage, enters
+    no mean and no training set.
+
+    >>> totals([[1.0, None, None, None], [0.0, 1.0, 0.5, 1.0]], [0.5, 0.5], ["a", "a", "b", "b"])
+    [0.5, None, 0.25, 0.5]
+    """
+    made: Scores = []
+    for _, same in groupby(range(len(groups)), key=lambda row: groups[row]):
+        rows = list(same)
+        inside = [[part[row] for row in rows] for part in parts]
+        applies = [i for i, scores in enumerate(inside) if any(s is not None and s == s for s in scores)]
+        for place in range(len(rows)):
+            row = [inside[i][place] for i in applies]
+            made.append(total(row, [weights[i] for i in applies]) if applies else None)
+    return made

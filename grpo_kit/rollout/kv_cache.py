@@ -1,0 +1,214 @@
+"""The keys and values of a rollout: each prompt's once, each row's own completion in a static slot.
+
+Rows (completions being written) sit in slots 0..R-1 and prompts in prefix slots 0..P-1. One that is done leaves a
+hole that the last one fills, so what lives is always a slice and linear layers see live rows only.
+All rows have written equally many tokens: one column index serves them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from transformers import Cache
+
+from grpo_kit.rollout.attention import attend, attend_fused, join
+from grpo_kit.rollout.row_attention import RowAttention
+
+
+def fill_holes(live: Sequence[bool]) -> list[tuple[int, int]]:
+    """Moves (to, from) after which the live entries come first; each one moves at most once.
+
+    >>> fill_holes([True, False, True, False, True])
+    [(1, 4)]
+    """
+    count = sum(live)
+    holes = (i for i in range(count) if not live[i])
+    return [(next(holes), i) for i in range(count, len(live)) if live[i]]
+
+
+class KVCache(Cache):
+    """Keys and values of P prompts and up to `rows` completions of at most `width` tokens, in every layer.
+
+    prefix (2, layers, P, Hkv, T, D) and suffix (2, layers, rows, Hkv, width, D): keys at 0, values at 1.
+    bucketed: decode over padded shapes that rarely change, as CUDA graphs need; dead rows and columns not yet
+    written are masked. Otherwise over exactly what lives. The result is the same.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        *,
+        prompts: int,
+        rows: int,
+        prompt_length: int,
+        group: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        bucketed: bool,
+    ) -> None:
+        super().__init__(layers=[])
+        layers, heads, dim = shape
+        # Zeros, for what is never written is still read under a mask in bucketed decoding.
+        self.prefix = torch.zeros(2, layers, prompts, heads, prompt_length, dim, dtype=dtype, device=device)
+        self.suffix = torch.zeros(2, layers, rows, heads, width, dim, dtype=dtype, device=device)
+        self.bucketed = bucketed
+        self.group, self.width_held = group, width
+        self._size = dict(prompts=prompts, rows=rows, prompt_length=prompt_length, group=group, width=width)
+        self._attend = attend if bucketed else attend_fused
+        integers = lambda *size: torch.zeros(size, dtype=torch.long, device=device)  # noqa: E731
+        # Inputs of a decode step at fixed addresses, so that a captured graph finds them.
+        self.input_ids, self.position_ids = integers(rows, 1), integers(rows, 1)
+        self.column = integers(1)
+        self._grid, self._cell = integers(prompts * group), integers(rows)
+        self._prefix_bias = torch.zeros(prompts, 1, 1, prompt_length, device=device)
+        self._suffix_order = torch.arange(width, device=device)
+        self._suffix_bias: torch.Tensor | None = None
+        self._lengths: list[int] = []
+        self._by_rows = RowAttention(heads) if not bucketed and dtype == torch.float32 else None
+
+    @property
+    def prompt_count(self) -> int:
+        """Prompts some row still needs."""
+        return len(self._lengths)
+
+    def fits(self, dtype: torch.dtype, **wanted: int) -> bool:
+        """Can a batch of this size (the constructor's arguments) be held in what is allocated?"""
+        return self.prefix.dtype == dtype and all(n <= self._size[name] for name, n in wanted.items())
+
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return sum(t.numel() * t.element_size() for t in (self.prefix, self.suffix))
+
+    # ---- before a step --------------------------------------------------------------------------------------
+
+    def set_prompts(self, lengths: Sequence[int]) -> None:
+        """Begin a rollout: the prompts in prefix slots 0..P-1 have these lengths."""
+        self._lengths = list(lengths)
+        self._mask_prompts()
+
+    def _mask_prompts(self) -> None:
+        lengths = torch.tensor(self._lengths, device=self.prefix.device)
+        order = torch.arange(self.prefix.size(4), device=self.prefix.device)
+        outside = order >= lengths[:, None]  # (P, T)
+        bias = self._prefix_bias[: len(self._lengths), 0, 0]
+        bias.zero_().masked_fill_(outside, -torch.inf)
+
+    def arrange(self, prompt_of_row: Sequence[int], rows: int) -> None:
+        """Rows 0..R-1 belong to these prefix slots; a step computes `rows` >= R rows."""
+        counts: Counter[int] = Counter()
+        members = []
+        for prompt in prompt_of_row:
+            members.append(counts[prompt])
+            counts[prompt] += 1
+        if self.bucketed:
+            self.prompts, self.seats, self.prompt_length = (
+                self.prefix.size(2),
+                self.group,
+                self.prefix.size(4),
+            )
+        else:
+            self.prompts, self.seats = len(self._lengths), max(counts.values())
+            self.prompt_length = max(self._lengths)
+        ragged = self.bucketed or min(self._lengths) < self.prompt_length
+        self._bias = self._prefix_bias[: self.prompts, ..., : self.prompt_length] if ragged else None
+        self.rows = rows
+        cells = [p * self.seats + m for p, m in zip(prompt_of_row, members, strict=True)]
+        grid = [0] * (self.prompts * self.seats)  # an empty seat computes row 0 again; nobody reads it
+        for row, cell in enumerate(cells):
+            grid[cell] = row
+        self._grid[: len(grid)] = torch.tensor(grid, device=self._grid.device)
+        self._cell[:rows] = torch.tensor(cells + [0] * (rows - len(cells)), device=self._cell.device)
+        if self._by_rows is not None:
+            self._by_rows.arrange(self.prompts, self.seats, cells, self._lengths)
+
+    def set_step(self, tokens: torch.Tensor, positions: torch.Tensor, column: int, width: int) -> None:
+        """The next step reads these tokens, long (R,), at these positions and writes this column; attends `width`."""
+        self.input_ids[: len(tokens), 0] = tokens
+        self.position_ids[: len(tokens), 0] = positions
+        self.column.fill_(column)
+        self.width, self._written = width, column
+
+    def begin_step(self) -> None:
+        """Masks that depend on the column; part of what a graph captures."""
+        if self.bucketed:
+            unwritten = self._suffix_order[: self.width] > self.column
+            self._suffix_bias = torch.zeros_like(unwritten, dtype=torch.float32).masked_fill_(
+                unwritten, -torch.inf
+            )
+
+    # ---- inside a step: called by the model's layers ------------------------------------------------------------
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the column of this step; key_states, value_states (rows, Hkv, 1, D)."""
+        for part, states in enumerate((key_states, value_states)):
+            self.suffix[part, layer_idx, : self.rows].index_copy_(
+                2, self.column, states.to(self.suffix.dtype)
+            )
+        return key_states, value_states
+
+    def attend(self, query: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+        """query (rows, Hq, 1, D) over its prompt and its own completion so far; returns (rows, 1, Hq, D)."""
+        rows, query_heads, _, dim = query.shape
+        heads = self.suffix.size(3)
+        shared = query_heads // heads  # query heads to a key head
+        query = query.to(self.suffix.dtype).reshape(rows, heads, shared, dim)
+        prompts, seats = self.prompts, self.seats
+        grid = query.index_select(0, self._grid[: prompts * seats])
+        grid = grid.view(prompts, seats, heads, shared, dim).transpose(1, 2)
+        grid = grid.reshape(prompts, heads, seats * shared, dim)
+        with torch.autocast(query.device.type, enabled=False):
+            key, value = self.prefix[:, layer, :prompts, :, : self.prompt_length]
+            prefix, prefix_lse = self._attend(grid, key, value, scale, self._bias)
+            key, value = self.suffix[:, layer, :rows, :, : self.width]
+            suffix = self._attend(query, key, value, scale, self._suffix_bias)
+            prefix = self._to_rows(prefix.reshape(prompts, heads, seats, shared, dim), rows)
+            prefix_lse = self._to_rows(prefix_lse.reshape(prompts, heads, seats, shared), rows)
+            joined = join((prefix, prefix_lse), suffix)  # (rows, Hkv, shared, D)
+        return joined.to(query.dtype).view(rows, 1, query_heads, dim)
+
+    def begin_rows(self, groups: int) -> None:
+        """Before the layers of a step call `attend_rows`; groups: query heads to a key head."""
+        self._by_rows.begin_step(groups, self.suffix.size(5), self.width)
+
+    def attend_rows(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float
+    ) -> torch.Tensor:
+        """Write this step's column and attend, as plain functions of layers call it: float32, not bucketed.
+
+        query (R, H, G, D), key and value (R, H, D), R at least the rows that live: what is more comes back as zeros.
+        Returns (R, H * G * D).
+        """
+        for part, states in enumerate((key, value)):
+            self.suffix[part, layer, : self.rows, :, self._written] = states[: self.rows]
+        found = self._by_rows(query[: self.rows], self.prefix[:, layer], self.suffix[:, layer], scale)
+        if len(query) == self.rows:
+            return found
+        return torch.nn.functional.pad(found, (0, 0, 0, len(query) - self.rows))
+
+    def _to_rows(self, grid: torch.Tensor, rows: int) -> torch.Tensor:
+        """(P, Hkv, seats, ...) -> (rows, Hkv, ...)."""
+        return grid.transpose(1, 2).flatten(0, 1).index_select(0, self._cell[:rows])
+
+    # ---- between steps ------------------------------------------------------------------------------------------
+
+    def move_rows(self, moves: Sequence[tuple[int, int]], written: int) -> None:
+        """Copy rows' first `written` columns, (to, from), in every layer."""
+        if moves:
+            to, source = zip(*moves, strict=True)
+            self.suffix[:, :, list(to), :, :written] = self.suffix[:, :, list(source), :, :written]
+
+    def keep_prompts(self, live: Sequence[bool]) -> list[int]:
+        """Drop prompts that no row needs; returns each old prefix slot's new one (meaningless for dropped ones)."""
+        place = list(range(len(live)))
+        for to, source in fill_holes(live):
+            self.prefix[:, :, to] = self.prefix[:, :, source]
+            self._lengths[to] = self._lengths[source]
+            place[source] = to
+        del self._lengths[sum(live) :]
+        self._mask_prompts()
+        return place

@@ -1,0 +1,197 @@
+"""Prompts on a CPU: one tree of all that they share, every token of it computed once, and what comes again kept.
+
+The keys and values of what all prompts of a batch begin with (a task's system text and worked example) stay until
+the next batch, which uses them if not one weight has changed. Where the next prompts go on from these, as turns of
+episodes do, those of all prompts stay.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from os.path import commonprefix
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from grpo_kit.rollout.layers import PlainLayers
+from grpo_kit.rollout.tree import build_tree
+from grpo_kit.rollout.tree_attention import Block, TreePlan, tree_attention
+from grpo_kit.rollout.weight_version import versions, weight_version
+
+_WORTH_KEEPING = 96  # tokens whose keys take three times as long to compute as the weights' fingerprint
+
+
+class KVPrefill(NamedTuple):
+    """What decoding needs of P prompts.
+
+    keys, values: a tensor (H, N, D) a layer; places: long (T,) for each prompt, its tokens among the N;
+    hidden: (P, E), behind each prompt's last token; computed: how many of the N were not known before.
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    places: list[torch.Tensor]
+    hidden: torch.Tensor
+    computed: int
+
+
+class _Kept(NamedTuple):
+    """Prompts, sorted; their tokens' places among the N whose keys and values (as in Prefill) they were computed to,
+    and with what weights and settings."""
+
+    prompts: list[tuple[int, ...]]
+    places: list[np.ndarray]
+    weights: tuple
+    settings: tuple
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    def known(self, prompt: Sequence[int]) -> np.ndarray:
+        """Places of the tokens that the prompt begins with and that are kept; never of its last, whose output is asked
+        for."""
+        prompt = tuple(prompt)
+        at = bisect_left(self.prompts, prompt)  # the one that shares most is a neighbour in order
+        found = (
+            (len(commonprefix([self.prompts[i], prompt])), i)
+            for i in (at - 1, at)
+            if 0 <= i < len(self.prompts)
+        )
+        length, i = max(found, default=(0, 0))
+        return self.places[i][: min(length, len(prompt) - 1)]
+
+
+class TreeKVPrefill:
+    """Computes batches of prompts; keeps one prefix, or all prompts of a batch, until `release`."""
+
+    def __init__(self) -> None:
+        self._kept: _Kept | None = None
+        self._versions: tuple | None = None
+
+    def release(self) -> None:
+        """Drop what is kept."""
+        self._kept = None
+
+    def __call__(
+        self,
+        base: PreTrainedModel,
+        layers: PlainLayers,
+        prompts: Sequence[Sequence[int]],
+        *,
+        keep: bool = False,
+    ) -> KVPrefill:
+        """Distinct prompts, each of at least one token. keep: the next batch's go on from these."""
+        weights, kept = None, self._kept
+        known = [kept.known(prompt) for prompt in prompts] if kept else []
+        if max(map(len, known), default=0) < _WORTH_KEEPING or (kept.weights[0], kept.settings) != (
+            versions(base),
+            layers.settings,
+        ):
+            known = []
+        else:
+            weights = weight_version(base)
+            known = known if weights == kept.weights else []
+        made = self._compute(layers, prompts, kept, known)
+        self._keep(base, layers, prompts, made, weights, used=bool(known), everything=keep)
+        return made
+
+    def _keep(
+        self,
+        base: PreTrainedModel,
+        layers: PlainLayers,
+        prompts: Sequence[Sequence[int]],
+        made: KVPrefill,
+        weights: tuple | None,
+        *,
+        used: bool,
+        everything: bool,
+    ) -> None:
+        """Keep all prompts, or the prefix they share if it is long and the weights do not move between batches."""
+        before, self._versions = self._versions, versions(base)
+        if everything:
+            order = sorted(range(len(prompts)), key=lambda i: tuple(prompts[i]))
+            rows, places = [tuple(prompts[i]) for i in order], [made.places[i].numpy() for i in order]
+            keys, values = made.keys, made.values
+        else:
+            shared = tuple(prompts[0][: common_length(prompts)])
+            if (
+                used
+                and len(self._kept.prompts) == 1
+                and commonprefix([*self._kept.prompts, shared]) == shared
+            ):
+                return  # a prefix that is kept has all of it, and maybe more for the next batch
+            self._kept = None
+            if len(shared) < _WORTH_KEEPING or before not in (None, self._versions):
+                return
+            place = made.places[0][: len(shared)]
+            keys, values = ([x.index_select(1, place) for x in part] for part in (made.keys, made.values))
+            rows, places = [shared], [np.arange(len(shared))]
+        self._kept = _Kept(rows, places, weights or weight_version(base), layers.settings, keys, values)
+
+    def _compute(
+        self,
+        layers: PlainLayers,
+        prompts: Sequence[Sequence[int]],
+        kept: _Kept | None,
+        known: Sequence[np.ndarray],
+    ) -> KVPrefill:
+        """All prompts. known: of each the kept places of the tokens it begins with; [] where nothing is."""
+        tree = build_tree([(prompt, ()) for prompt in prompts])
+        source = np.full(len(tree), -1)  # where a token's keys are kept
+        for place, there in zip(tree.places, known, strict=False):
+            source[place[: len(there)]] = there
+        source[[place[-1] for place in tree.places]] = -1
+        new = np.flatnonzero(source < 0)
+        plan = TreePlan(tree) if len(new) == len(tree) else _Asked(TreePlan(tree), source < 0)
+        fresh, old = torch.from_numpy(new), torch.from_numpy(np.flatnonzero(source >= 0))
+        taken = torch.from_numpy(source[source >= 0])
+        keys, values = [], []
+
+        def whole(part: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:  # (H, n, D) -> (H, N, D)
+            if before is None:
+                return part.contiguous()
+            every = part.new_empty(part.size(0), len(tree), part.size(2))
+            every[:, fresh] = part
+            every[:, old] = before.index_select(1, taken)
+            return every
+
+        def attend(query, key, value, layer, scale):  # (n, H, G, D), (n, H, D) twice
+            some = bool(len(old))
+            keys.append(whole(key.transpose(0, 1), kept.keys[layer] if some else None))
+            values.append(whole(value.transpose(0, 1), kept.values[layer] if some else None))
+            query = query.flatten(1, 2).transpose(0, 1)
+            if some:  # the others' queries are nobody's
+                asked = query.new_zeros(query.size(0), len(tree), query.size(2))
+                asked[:, fresh] = query
+                query = asked
+            found = tree_attention(query[None], keys[-1][None], values[-1][None], plan, scale)[0]
+            return (found.index_select(0, fresh) if some else found).flatten(1)
+
+        ids, positions = torch.from_numpy(tree.input_ids[new]), torch.from_numpy(tree.positions[new])
+        hidden = layers.hidden(ids, positions, attend)
+        last = torch.from_numpy(np.searchsorted(new, [place[-1] for place in tree.places]))
+        places = [torch.from_numpy(place) for place in tree.places]
+        return KVPrefill(keys, values, places, hidden.index_select(0, last), len(new))
+
+
+class _Asked:
+    """Of a plan the blocks whose outputs somebody reads. asked: bool (N,)."""
+
+    def __init__(self, plan: TreePlan, asked: np.ndarray) -> None:
+        self._plan, before = plan, np.concatenate([[0], np.cumsum(asked)])
+        self.blocks = [block for block in plan.blocks if before[block.last] > before[block.first]]
+
+    def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
+        return self._plan.bias(block, dtype)
+
+
+def common_length(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens with which all prompts begin, at least one left to each.
+
+    >>> common_length([[5, 6, 7], [5, 6, 8, 9]]), common_length([[5, 6], [5, 6, 7]])
+    (2, 1)
+    """
+    # The common prefix of all is that of the smallest and the largest, which is what commonprefix looks at.
+    return min(len(commonprefix([list(p) for p in prompts])), min(map(len, prompts)) - 1)

@@ -1,0 +1,191 @@
+"""The two matrices as large as the vocabulary, embedding and head, on a CPU: fewer passes over them.
+
+trl's chunked head computes the logits a second time in the backward pass; here softmax's result stays until then, as
+far as memory allows. The gradients of head and embedding are added where they belong, into `.grad`, where torch would
+make a matrix of them first. The numbers are trl's up to rounding. Float32 only; what anybody hooked stays as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from grpo_kit.memory.free import free_bytes
+from grpo_kit.rollout.cpu_matmul import is_plain
+
+_TILE = 256  # tokens whose logits are there at once
+_KEPT_OF_FREE = 0.25  # of free memory, what kept probabilities may take
+
+
+class _Head(torch.autograd.Function):
+    """hidden (S, hidden), weight (V, hidden), labels (S,) -> their log-probabilities and the entropies, (S,) each."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, scale: float):
+        count, vocabulary = len(hidden), len(weight)
+        logprobs, entropies = torch.empty(count), torch.empty(count)
+        room = int(_KEPT_OF_FREE * free_bytes(hidden.device)) // (4 * vocabulary) // _TILE * _TILE
+        kept = torch.empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
+        tile = torch.empty(min(_TILE, count), vocabulary)
+        scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
+        for begin in range(0, count, _TILE):
+            rows = slice(begin, min(begin + _TILE, count))
+            logits = _logits(hidden[rows], weight, scale, tile)
+            probs = torch.softmax(
+                logits, dim=-1, out=kept[rows] if begin < len(kept) else scratch[: len(logits)]
+            )
+            normaliser = (
+                logits.amax(dim=-1) - probs.amax(dim=-1).log()
+            )  # the largest's probability is 1 / sum
+            entropies[rows] = normaliser - torch.linalg.vecdot(probs, logits)
+            logprobs[rows] = logits.gather(1, labels[rows, None])[:, 0] - normaliser
+        ctx.save_for_backward(hidden, labels, entropies)
+        ctx.weight, ctx.kept, ctx.scale = weight, kept, scale
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx, by_logprob, by_entropy):
+        hidden, labels, entropies = ctx.saved_tensors
+        weight, kept, scale = ctx.weight, ctx.kept, ctx.scale
+        # Written over below, and not held any longer than that; a second time it is computed again.
+        ctx.kept = kept.new_empty(0, len(weight))
+        if by_logprob is None:
+            by_logprob = torch.zeros_like(entropies)
+        by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        by_weight = GradientSum(weight) if ctx.needs_input_grad[1] else None
+        if by_weight is not None and not len(hidden):
+            by_weight.add_product(kept, hidden)  # a gradient of zeros, not a missing one
+        begin = 0
+        while begin < len(hidden):
+            # What was kept goes in one piece, the rest is computed again, tile by tile.
+            rows = slice(begin, len(kept) if begin < len(kept) else min(begin + _TILE, len(hidden)))
+            if begin < len(kept):
+                probs = kept
+            else:
+                logits = _logits(hidden[rows], weight, scale, torch.empty(rows.stop - begin, len(weight)))
+                probs = torch.softmax(logits, dim=-1)
+            factor = by_logprob[rows, None]
+            if by_entropy is not None:
+                # The entropy falls by p (log p + entropy) as a logit grows; log p of 0 never counts.
+                surprise = probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().add_(entropies[rows, None])
+                factor = surprise.mul_(by_entropy[rows, None]).add_(factor)
+            by_logits = probs.mul_(factor.neg())
+            by_logits.scatter_add_(1, labels[rows, None], by_logprob[rows, None])
+            if scale != 1:
+                by_logits.mul_(scale)
+            if by_hidden is not None:
+                torch.mm(by_logits, weight, out=by_hidden[rows])
+            if by_weight is not None:
+                by_weight.add_product(by_logits, hidden[rows])
+            begin = rows.stop
+        return by_hidden, by_weight and by_weight.result(), None, None
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: float, tile: torch.Tensor) -> torch.Tensor:
+    out = tile[: len(hidden)]
+    return torch.addmm(out, hidden, weight.t(), beta=0, alpha=scale, out=out)
+
+
+class _Embedding(torch.autograd.Function):
+    """weight (V, hidden), ids (...) -> (..., hidden); the padding's row gets no gradient."""
+
+    @staticmethod
+    def forward(ctx, weight, ids, padding: int | None):
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.padding = weight, padding
+        return weight[ids]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ids = ctx.saved_tensors[0].flatten()
+        gradient = gradient.flatten(0, -2)
+        if ctx.padding is not None:
+            used = ids != ctx.padding
+            ids, gradient = ids[used], gradient[used]
+        by_weight = GradientSum(ctx.weight)
+        by_weight.add_rows(ids, gradient)
+        return by_weight.result(), None, None
+
+
+class GradientSum:
+    """A parameter's gradient, added up in its `.grad` where nothing watches it, else apart."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+        self.direct = parameter.is_leaf and not (
+            parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        )
+        self._apart: torch.Tensor | None = None
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Adds left^T @ right; left (S, rows), right (S, columns)."""
+        held = self._held()
+        if held is None:
+            self._hold(left.t() @ right)
+        else:
+            held.addmm_(left.t(), right)
+
+    def add_rows(self, places: torch.Tensor, rows: torch.Tensor) -> None:
+        """Adds rows (S, columns) at these places (S,)."""
+        if self._held() is None:
+            self._hold(torch.zeros_like(self.parameter))
+        self._held().index_add_(0, places, rows)
+
+    def result(self) -> torch.Tensor | None:
+        """What autograd is to add: nothing, where it has been done."""
+        return None if self.direct else self._apart
+
+    def _held(self) -> torch.Tensor | None:
+        return self.parameter.grad if self.direct else self._apart
+
+    def _hold(self, gradient: torch.Tensor) -> None:
+        if self.direct:
+            self.parameter.grad = gradient
+        else:
+            self._apart = gradient
+
+
+class KeptHead:
+    """Stands in for trl's _ChunkedLogProbFunction where it can (`usable`), with its arguments and results."""
+
+    def __init__(self, trl_function: Any) -> None:
+        self._trl = trl_function
+
+    def apply(
+        self, hidden, weight, bias, labels, temperature, chunk_size, softcap, logit_scale, outputs
+    ) -> tuple:
+        """(log-probabilities, entropies or None, None, None, None), (S,) each."""
+        if (
+            not usable(hidden, weight)
+            or bias is not None
+            or softcap
+            or not {*outputs} <= {"log_probs", "entropy"}
+        ):
+            return self._trl.apply(
+                hidden, weight, bias, labels, temperature, chunk_size, softcap, logit_scale, outputs
+            )
+        logprobs, entropies = _Head.apply(hidden, weight, labels, float(logit_scale * (1 / temperature)))
+        return logprobs, entropies if "entropy" in outputs else None, None, None, None
+
+
+def usable(*tensors: torch.Tensor) -> bool:
+    """Are they float32 on a CPU, with nothing cast?"""
+    plain = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+    return plain and not torch.is_autocast_enabled("cpu")
+
+
+def embed(embedding: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor | None:
+    """What the model's embedding gives for these ids, or None where it must be asked itself."""
+    if type(embedding) is not torch.nn.Embedding or not is_plain(embedding):
+        return None
+    if embedding.max_norm or embedding.sparse or embedding.scale_grad_by_freq:
+        return None
+    if embedding._backward_hooks or embedding._backward_pre_hooks:
+        return None
+    if not embedding.weight.requires_grad or not torch.is_grad_enabled():
+        return None
+    return (
+        _Embedding.apply(embedding.weight, ids, embedding.padding_idx) if usable(embedding.weight) else None
+    )

@@ -1,0 +1,150 @@
+"""The model card of a run: what was trained, on what, for which reward, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo_kit.record.control import read_changes
+from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
+from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
+from grpo_kit.watch.monitor import read_flags
+
+_AVERAGED = 3  # steps at either end of the curve
+
+
+def model_card(folder: str | Path, comparison: object | None = None) -> Path:
+    """Write README.md into a run folder, out of what is there; returns its path. A later call writes it anew.
+
+    comparison: of base and tuned (grpo_kit.compare), printed as it prints. Without it the held-out accuracy that the
+    run measured itself is told, or that none was measured.
+    Raises RunFolderError (a ValueError) if the folder has no run.json.
+
+    >>> model_card("runs/full", comparison)  # doctest: +SKIP
+    """
+    target = Path(folder) / "README.md"
+    write_whole(target, card_text(folder, comparison).encode())
+    return target
+
+
+def card_text(
+    folder: str | Path,
+    comparison: object | None = None,
+    *,
+    license: str | None = None,
+    library: str | None = None,
+) -> str:
+    """The card of model_card. license: of the base, for the head. library: that loads it; None: by what was trained."""
+    path = Path(folder)
+    config = run_settings(path)
+    if config is None:
+        raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
+    metrics = read_metrics(path)
+    parts = [
+        _head(config, license, library),
+        f"# {path.name}",
+        f"Trained with GRPO by grpo_kit {version('grpo-kit')} (trl {config['versions']['trl']}).",
+        _table(config, metrics),
+        "## Reward while training",
+        _curve(metrics),
+        "## Before and after",
+        _before_and_after(metrics, comparison, config),
+    ]
+    if (path / KEPT).is_file():
+        kept = json.loads((path / KEPT).read_text(encoding="utf-8"))
+        parts.append(
+            f"The weights are those of step {kept['step']} of {kept['of']}, the best held-out {kept['by']} "
+            f"({kept['value']:.3f}); chosen among several evaluations, that number is a little too good."
+        )
+    elif said := better_before(metrics):
+        parts.append(f"{said} The weights are the last step's.")
+    if changes := [line for line in read_changes(path) if "change" in line]:
+        parts += ["## Changed on the way", "\n".join(f"- from step {c['step']}: {_said(c)}" for c in changes)]
+    if flags := read_flags(path):
+        parts += ["## Red flags", "\n".join(f"- {flag}" for flag in flags)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(config: Mapping[str, Any], license: str | None, library: str | None) -> str:
+    lora = config["trainable_parameters"] < config["parameters"]
+    lines = [
+        f"library_name: {library or ('peft' if lora else 'transformers')}",
+        "tags: [grpo, trl, grpo_kit]",
+    ]
+    if config.get("model"):
+        lines.insert(0, f"base_model: {json.dumps(config['model'])}")
+    if license:
+        lines.insert(0, f"license: {license}")
+    return "\n".join(["---", *lines, "---"])
+
+
+def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
+    args, data = config["args"], config.get("data") or {}
+    weights = zip(config["reward_parts"], config["reward_weights"], strict=False)
+    share = config["trainable_parameters"] / config["parameters"]
+    rows = {
+        "base": config.get("model") or "a model made in memory",
+        "trained before": config.get("starts_from"),
+        "parameters": f"{config['parameters'] / 1e6:.1f} M, {share:.1%} of them trained",
+        "data": ", ".join(f"{name} {value}" for name, value in data.items()) or None,
+        "reward": ", ".join(f"{name} x {weight:g}" for name, weight in weights),
+        "steps": int(metrics["step"].max()) if len(metrics) else 0,
+        "learning rate": f"{args['learning_rate']:g}, {args['lr_scheduler_type']}",
+        "temperature": config.get("temperature_schedule") or args["temperature"],
+        "beta": args["beta"],
+        "optimizer": config["optimizer"],
+        "seed": args.get("seed"),
+        "device": config["device"],
+        "command": f"`{config['command']}`" if config.get("command") else None,
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _curve(metrics: pd.DataFrame) -> str:
+    trained = (
+        metrics[metrics["reward"].notna() & (metrics["step"] > 0)] if "reward" in metrics else metrics[:0]
+    )
+    if not len(trained):
+        return "No step was done."
+    few = min(_AVERAGED, len(trained))
+    names = ["reward", *(name for name in trained if str(name).startswith("reward/"))]
+    lines = [f"| | first {few} steps | last {few} steps |", "|---|---|---|"]
+    for name in names:
+        first, last = trained[name].head(few).mean(), trained[name].tail(few).mean()
+        lines.append(f"| {name} | {first:.3f} | {last:.3f} |")
+    return "\n".join(lines)
+
+
+def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: Mapping[str, Any]) -> str:
+    if comparison is not None:
+        return f"```\n{comparison}\n```"
+    name = leading(metrics)
+    if name is None:
+        return "Not measured in this folder."
+    measured = metrics[metrics[name].notna()]
+    unit, scale, digits = (" %", 100, 1) if name == ACCURACY else ("", 1, 3)
+    words = []
+    for row in (measured.iloc[0], measured.iloc[-1]):
+        ends = [row.get(f"{name}{end}") for end in ("_low", "_high")]
+        between = (
+            ""
+            if any(end is None or end != end for end in ends)
+            else f" [{', '.join(f'{scale * end:.{digits}f}' for end in ends)}]"
+        )
+        words.append(f"step {int(row['step'])}: {scale * row[name]:.{digits}f}{unit}{between}")
+    lead, last = "", measured.iloc[-1]
+    if name == ACCURACY and no_better(last):
+        known = (config.get("best_constant") or {}).get("strategy", "a constant answer")
+        lead = f"No better than {known} ({100 * last[CONSTANT]:.1f} %). "
+    what = name.removeprefix("eval/")
+    return f"{lead}Held-out {what}, greedy, 95 % interval: {' -> '.join(words)}."
+
+
+def _said(line: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {line['was'].get(name)} -> {value}" for name, value in line["change"].items())
