@@ -1,1 +1,1 @@
-"""The oracle: losses, gradients and first steps of today's trainer, on record, for another trainer to be compared with."""
+"""The oracle: what today's trainer does, on record, for another trainer to be compared with."""

@@ -1,11 +1,11 @@
 """The oracle: record today's trainer, or compare it with the record.
 
-    python -m benchmarks.oracle --record                # losses and steps, a few minutes on one core
     python -m benchmarks.oracle --compare               # today's trainer against the record; exit code 1 if it differs
-    python -m benchmarks.oracle --compare --part losses
+    python -m benchmarks.oracle --compare --part steps
+    python -m benchmarks.oracle --record --part losses
 
 Another implementation is compared by its own callable: see benchmarks/oracle/README.md. The record is in
-benchmarks/results/oracle. The model is tiny-random, in float32, on one thread of a CPU.
+benchmarks/results/oracle. Losses, steps and faults: tiny-random, float32, one thread of a CPU.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from benchmarks.result import command_line, origin, six_digits
 PACKAGES = ("torch", "transformers", "trl", "peft", "numpy")
 
 
-def _told() -> dict[str, Any]:
-    told = origin("python -m benchmarks.oracle --record", *PACKAGES)
-    return told | {"weights": "tiny-random", "dtype": "float32", "threads": torch.get_num_threads()}
+def _facts(part: str) -> dict[str, Any]:
+    facts = origin(f"python -m benchmarks.oracle --record --part {part}", *PACKAGES)
+    return facts | {"weights": "tiny-random", "dtype": "float32", "threads": torch.get_num_threads()}
 
 
 def record_losses() -> None:
@@ -61,7 +61,8 @@ def record_losses() -> None:
     }
     kept = {name: records[name] for name in ("trl", "kit")}
     save_losses(
-        kept, _told() | {"n": len(cases), "largest relative error beside trl": apart, "refused": refused}
+        kept,
+        _facts("losses") | {"n": len(cases), "largest relative error beside trl": apart, "refused": refused},
     )
     recorded.cache_clear()
     for name, differences in beside.items():
@@ -77,7 +78,27 @@ def check_losses() -> list[Difference]:
     return compare_losses(kit_loss) + compare_losses(trl_loss)
 
 
-PARTS = {"losses": (record_losses, check_losses)}
+def record_steps() -> None:
+    """The steps of every run as today's trainer makes them."""
+    from benchmarks.oracle.step_runs import RUNS
+    from benchmarks.oracle.steps import save_steps
+    from benchmarks.oracle.today_steps import todays_steps
+
+    save_steps({run.name: todays_steps(run) for run in RUNS.values()}, _facts("steps") | {"n": len(RUNS)})
+
+
+def check_steps() -> list[Difference]:
+    """Today's trainer against its record, completions included."""
+    from benchmarks.oracle.steps import compare_steps
+    from benchmarks.oracle.today_steps import todays_steps
+
+    return compare_steps(todays_steps, sampled=True)
+
+
+PARTS = {
+    "losses": (record_losses, check_losses),
+    "steps": (record_steps, check_steps),
+}
 
 
 def main() -> int:

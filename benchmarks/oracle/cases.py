@@ -59,7 +59,7 @@ class Case:
 
     def policy(self) -> Any:
         """A new model on the fixed weights, in training mode, without gradients."""
-        return copy.deepcopy(_policy(self.tuning)).train()
+        return copy.deepcopy(policy_of(self.tuning)).train()
 
     def batch(self) -> dict[str, Tensor]:
         """The whole batch.
@@ -102,7 +102,7 @@ def all_cases() -> Iterator[Case]:
 
 
 @functools.cache
-def _policy(tuning: str) -> Any:
+def policy_of(tuning: str) -> Any:
     """tiny-random with logits ten times as far apart; LoRA's adapters are drawn by NumPy, so no version moves them."""
     lora = {"init_lora_weights": False} if tuning == "lora" else None
     model = load_policy("tiny-random", tuning=tuning, lora=lora, quiet=True)[0]
@@ -147,7 +147,7 @@ def make_batch() -> dict[str, np.ndarray]:
     order = random.permutation(rows)
     made = {name: array[order] for name, array in made.items()}
     for tuning in ("full", "lora"):
-        now = _logprobs(_policy(tuning), made)
+        now = _logprobs(policy_of(tuning), made)
         for name in ("old_logprobs", "ref_logprobs"):
             noise = NOISE * draw(f"{name} of {tuning}").standard_normal(now.shape)
             made[f"{name}/{tuning}"] = (now + noise).round(4).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The textbook losses of grpo_kit.objectives on the forced batch: a plain padded forward, no trainer and nothing of TRL.
+"""The textbook losses of grpo_kit.objectives on the forced batch: a padded forward, no trainer, nothing of TRL.
 
 An example of another implementation, as `compare_losses` takes it.
 """
