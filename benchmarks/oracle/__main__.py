@@ -1,7 +1,8 @@
 """The oracle: record today's trainer, or compare it with the record.
 
-    python -m benchmarks.oracle --compare               # today's trainer against the record; exit code 1 if it differs
-    python -m benchmarks.oracle --compare --part steps
+    python -m benchmarks.oracle --compare               # losses, steps, accuracy; exit code 1 if anything differs
+    python -m benchmarks.oracle --compare --part faults # half an hour; goes on where it was stopped
+    python -m benchmarks.oracle --compare --part seconds --before ../an_older_checkout
     python -m benchmarks.oracle --record --part losses
 
 Another implementation is compared by its own callable: see benchmarks/oracle/README.md. The record is in
@@ -18,10 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.oracle.accuracy import check_accuracy, record_accuracy
 from benchmarks.oracle.cases import BATCH, FOLDER, all_cases, make_batch
 from benchmarks.oracle.compare import Difference, table, worst
 from benchmarks.oracle.losses import case_differences, compare_losses, record_case, recorded, save_losses
-from benchmarks.result import command_line, origin, six_digits
+from benchmarks.oracle.seconds import WORKLOADS, check_seconds, record_seconds
+from benchmarks.result import ROOT, command_line, origin, six_digits
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "numpy")
 
@@ -95,10 +98,30 @@ def check_steps() -> list[Difference]:
     return compare_steps(todays_steps, sampled=True)
 
 
+def record_faults() -> None:
+    """The campaign on today's trainer; goes on where it was stopped."""
+    from benchmarks.faults.child import TODAY
+    from benchmarks.oracle import faults
+
+    faults.record_faults(TODAY, _facts("faults"), ROOT / "runs" / "oracle-faults")
+
+
+def check_faults() -> list[Difference]:
+    """The campaign on today's trainer once more."""
+    from benchmarks.faults.child import TODAY
+    from benchmarks.oracle.faults import compare_faults
+
+    return compare_faults(TODAY, ROOT / "runs" / "oracle-faults-compared")
+
+
 PARTS = {
     "losses": (record_losses, check_losses),
     "steps": (record_steps, check_steps),
+    "accuracy": (record_accuracy, check_accuracy),
+    "faults": (record_faults, check_faults),
+    "seconds": (record_seconds, check_seconds),
 }
+QUICK = ("losses", "steps", "accuracy")  # the parts that are taken where none is named
 
 
 def main() -> int:
@@ -108,17 +131,25 @@ def main() -> int:
     what.add_argument("--record", action="store_true", help="write the record anew")
     what.add_argument("--compare", action="store_true", help="compare today's trainer with the record")
     parser.add_argument("--part", choices=sorted(PARTS), action="append", help="this part alone")
+    parser.add_argument("--before", help="seconds: another checkout, measured in turn with this one")
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="seconds: this workload alone")
+    parser.add_argument("--rounds", type=int, default=1, help="seconds: measurements of each workload")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     failed = False
-    for part in options.part or PARTS:
+    for part in options.part or QUICK:
         record, check = PARTS[part]
-        if options.record:
-            record()
+        how: dict[str, Any] = {}
+        if part == "seconds":  # on all threads
+            how = {"workloads": options.workload or WORKLOADS, "rounds": options.rounds}
+            how |= {"before": options.before} if options.compare else {}
         else:
-            differences = check()
+            torch.set_num_threads(1)
+        if options.record:
+            record(**how)
+        else:
+            differences = check(**how)
             failed |= not all(difference.passes for difference in differences)
             print(f"{part}: {table(differences)}", flush=True)
     return int(failed)
