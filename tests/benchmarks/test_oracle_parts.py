@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from benchmarks.oracle import accuracy, faults, seconds
 from benchmarks.oracle.accuracy import check_accuracy, compare_accuracy
 from benchmarks.oracle.faults import FINE, compare_faults, recorded_faults
 from benchmarks.oracle.seconds import compare_seconds
+from benchmarks.result import ROOT
 from grpo_kit.evaluation.intervals import wilson_interval
 
 
@@ -117,3 +120,11 @@ def test_another_trainers_faults_are_compared_by_its_functions(tmp_path):
     assert passes(differences) == [True, True, True, False, True, True]
     assert "different weights" in differences[3].what
     assert [d.error for d in differences[::2]] == [0.0] * 3, "each is drawn as it is on record"
+
+
+def test_what_compares_imports_neither_trl_nor_todays_trainer():
+    code = "import sys; from benchmarks.oracle import accuracy, faults, losses, seconds, steps; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "benchmarks.oracle.steps" in loaded
+    assert not [name for name in loaded if name == "trl" or name.startswith("grpo_kit.training")]
