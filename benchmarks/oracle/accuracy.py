@@ -1,6 +1,6 @@
 """Final held-out accuracy over three seeds, on record from results that exist; nothing is trained here.
 
-Another trainer runs the same job with three seeds of its own, and `compare_accuracy` says whether they fit.
+Another trainer runs the same job with three seeds of its own, and `compare_accuracy` takes their accuracies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LORA = {0: (172, "67.2 % [61.2, 72.6]"), 1: (197, "77.0 % [71.4, 81.7]"), 2: (19
 
 
 def gathered() -> dict[str, Any]:
-    """The record, from the files that it names. Raises ValueError where a source no longer says what is used of it."""
+    """The record, from the files that it names. Raises ValueError where the notebook no longer has LORA's numbers."""
     full = _read("main_job_before_cpu.json")
     rows = [row for row in full["runs"] if row["code"] == "now"]
     hits = {row["seed"]: round(float(row["after"].split("%")[0]) / 100 * row["n"]) for row in rows}
@@ -113,7 +113,7 @@ def record_accuracy() -> None:
 
 
 def check_accuracy() -> list[Difference]:
-    """Is the record still what its sources say? Each recorded run also lies in its own intervals. Trains nothing."""
+    """Does the record match its sources, and lies each recorded run in its own intervals? Trains nothing."""
     saved = json.loads(PATH.read_text())
     made = [Difference("accuracy.json", "record beside its sources", float(saved != gathered()), 0.0)]
     for name, job in saved["jobs"].items():

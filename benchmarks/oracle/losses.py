@@ -33,8 +33,8 @@ def record_case(compute: Compute, case: Case) -> dict[str, Any]:
     return {"loss": loss, "gradients": summary(gradients)}
 
 
-def save_losses(records: dict[str, dict[str, dict[str, Any]]], told: dict[str, Any]) -> None:
-    """Write records[implementation][case], told first, to losses.json, and the gradients' summaries to losses.npz."""
+def save_losses(records: dict[str, dict[str, dict[str, Any]]], facts: dict[str, Any]) -> None:
+    """Write records[implementation][case] behind the facts to losses.json, and the gradients' summaries to losses.npz."""
     arrays, tensors = {}, {}
     for case in all_cases():
         for implementation, by_case in records.items():
@@ -52,7 +52,7 @@ def save_losses(records: dict[str, dict[str, dict[str, Any]]], told: dict[str, A
         }
         for implementation, by_case in records.items()
     }
-    PATH.write_text(as_text(told | {"tensors": tensors, "cases": short}))
+    PATH.write_text(as_text(facts | {"tensors": tensors, "cases": short}))
     np.savez_compressed(PATH.with_suffix(".npz"), **arrays)
 
 

@@ -12,7 +12,7 @@ from benchmarks.oracle import accuracy, faults, seconds
 from benchmarks.oracle.accuracy import check_accuracy, compare_accuracy
 from benchmarks.oracle.faults import FINE, compare_faults, recorded_faults
 from benchmarks.oracle.seconds import compare_seconds
-from benchmarks.result import ROOT
+from benchmarks.result import RESULTS, ROOT
 from grpo_kit.evaluation.intervals import wilson_interval
 
 
@@ -78,6 +78,8 @@ def test_seconds_side_by_side_fail_above_five_percent():
         ("ratio of decode", 1.062, False),
     ]
     assert passes(compare_seconds(result(kit_before=(9.7, 0.3), kit=(10.1, 0.3)))) == [True, True]
+    real = json.loads((RESULTS / "step_cpu_main-job.json").read_text())
+    assert compare_seconds(real)[0].error == pytest.approx(3.08048 / 6.22293, rel=1e-5)
 
 
 def test_seconds_beside_the_record_are_reported_and_never_fail(tmp_path, monkeypatch):
