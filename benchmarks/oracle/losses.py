@@ -34,7 +34,7 @@ def record_case(compute: Compute, case: Case) -> dict[str, Any]:
 
 
 def save_losses(records: dict[str, dict[str, dict[str, Any]]], facts: dict[str, Any]) -> None:
-    """Write records[implementation][case] behind the facts to losses.json, and the gradients' summaries to losses.npz."""
+    """Write the facts and records[implementation][case] to losses.json, the gradients' summaries to losses.npz."""
     arrays, tensors = {}, {}
     for case in all_cases():
         for implementation, by_case in records.items():
