@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from datasets import Dataset
 
+from grpo_kit.argument_checks import check_temperature
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.sample_cache import trained_as_sampled
 
@@ -221,8 +222,7 @@ def sample(
     rows = list(task.train if rows is None else rows)
     if not rows:
         raise ValueError("rows is empty; give at least one row")
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
+    check_temperature(temperature)
     first = {
         prompt: row for prompt, row in reversed(list(zip(task.render(tokenizer, rows), rows, strict=True)))
     }

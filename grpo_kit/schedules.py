@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from grpo_kit.argument_checks import check_above_zero, is_number
+
 
 @dataclass(frozen=True)
 class constant:  # noqa: N801 (used like a function; so are its siblings)
@@ -87,11 +89,7 @@ class exponential:  # noqa: N801
     def __post_init__(self) -> None:
         for name in ("start", "end"):
             value = getattr(self, name)
-            _check_finite(name, value)
-            if value <= 0:
-                raise ValueError(
-                    f"{name}={value!r} must be above 0; a factor never reaches 0, use linear instead"
-                )
+            check_above_zero(name, value, hint="; a factor never reaches 0, use linear instead")
 
     def __call__(self, progress: float) -> float:
         """The value at progress in [0, 1]."""
@@ -172,5 +170,5 @@ def _within(value: float, start: float, end: float) -> float:
 
 
 def _check_finite(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value):
         raise ValueError(f"{name}={value!r} must be a finite number, such as 0.9")

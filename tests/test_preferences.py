@@ -422,8 +422,8 @@ def test_arguments_are_refused_before_anything_is_written(spelling, tmp_path):
     long = [{**task.train[0], "question": "Which? " * 900}]
     asked = [
         ({"rows": []}, "rows is empty"),
-        ({"temperature": 0}, "temperature=0 must be above 0"),
-        ({"samples": 0}, "samples=0 must be at least 1"),
+        ({"temperature": 0}, "temperature=0 must be a number above 0"),
+        ({"samples": 0}, "samples=0 must be a whole number of at least 1"),
         ({"chunk": 0}, "chunk=0 must"),
         ({"batch_size": 0}, "batch_size=0 must"),
         ({"max_completion_tokens": 0}, "max_completion_tokens=0 must"),

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from filelock import FileLock, Timeout
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.models import base_model
 from grpo_kit.record.files import RunFolderError, write_whole
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete, end_ids
@@ -57,8 +58,8 @@ def sample_chunks(
     the folder holds samples of other settings, or another process is at it.
     """
     for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
-        if name != "temperature" and value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+        if name != "temperature":
+            check_whole(name, value)
     ids = tokenizer(list(prompts))["input_ids"]
     check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled
     folder = Path(folder)

@@ -11,7 +11,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.profiles import Profile, profile
 from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
@@ -90,8 +91,7 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
         raise ValueError(f"prepare={prepare!r} must be a function f(model, tokenizer, task, seed)")
     temperatures = _temperatures(changes.pop("eval_temperatures", ()))
     samples = changes.pop("eval_samples", SAMPLES)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"eval_samples={samples!r} must be a whole number of at least 1")
+    check_whole("eval_samples", samples)
     options = {}
     if callable(changes.get("temperature")):
         options["temperature"] = changes.pop("temperature")
@@ -170,13 +170,9 @@ def digest(value: Any) -> str:
 
 
 def _temperatures(given: Any) -> tuple[float, ...]:
-    try:
-        values = tuple(map(float, given))
-    except (TypeError, ValueError):
-        values = (0.0,)
-    if not all(value > 0 for value in values):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise ValueError(f"eval_temperatures={given!r} must be a list of numbers above 0, such as (0.7, 1.0)")
-    return values
+    return tuple(check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(given))
 
 
 def _options(trainer: type) -> set[str]:

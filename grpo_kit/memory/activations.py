@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PretrainedConfig
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.models import MODEL_TYPES
 
 Trainable = Literal["full", "lora"]
@@ -265,8 +266,7 @@ def update_budget(
         ("preferred", preferred),
         ("total", 1 if total is None else total),
     ):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1 token")
+        check_whole(name, value)
     layers = _Sizes(config).layers
     most = max(longest, total if total is not None else 2**20)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.models import load_policy
@@ -90,8 +91,8 @@ class Recipe:
             )
         for name in ("held_out_every", "held_out_rows"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
+            if value is not None:
+                check_whole(name, value)
         if taken := sorted(
             {"seed", "max_steps", "learning_rate", "temperature", "report_to"} & {*self.config}
         ):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
+from grpo_kit.argument_checks import check_whole, is_number
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.neighbours import TRIED, excused, near_misses
 from grpo_kit.rewards.response import column as get_column
@@ -199,10 +200,10 @@ class MathAnswer(_ReadAnswer):
 def _rules(*, units: str, tolerance: float | None, significant: int | None, **more: bool) -> Rules:
     if units not in ("optional", "required"):
         raise ValueError(f"units={units!r} is not known; use 'optional' or 'required'")
-    if tolerance is not None and not 0 <= tolerance < float("inf"):
+    if tolerance is not None and not (is_number(tolerance) and tolerance >= 0):
         raise ValueError(f"tolerance={tolerance!r} must be a finite number >= 0, such as 0.01")
-    if significant is not None and (not isinstance(significant, int) or significant < 1):
-        raise ValueError(f"significant={significant!r} must be a whole number of digits, such as 3")
+    if significant is not None:
+        check_whole("significant", significant, hint=", the digits that count, such as 3")
     return Rules(units=units, tolerance=tolerance or None, significant=significant, **more)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
@@ -102,8 +103,7 @@ class Task:
             raise ValueError(
                 f"task {self.name!r}: reward_weights={self.reward_weights!r} must be >= 0, sum 1"
             )
-        if self.max_completion_tokens < 1:
-            raise ValueError(f"max_completion_tokens={self.max_completion_tokens!r} must be at least 1")
+        check_whole("max_completion_tokens", self.max_completion_tokens)
 
     def dataset(
         self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
@@ -331,8 +331,7 @@ def split_distinct(
     questions they are those behind the held-out ones.
     """
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
+        check_whole(name, count)
     needed, wanted = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
     rows = _draw_distinct(draw, wanted, avoid)
     if len(rows) < needed:

@@ -224,10 +224,3 @@ def align(args: Any, warmup: float) -> None:
     args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, 1
     if args.warmup_steps == 0:
         args.warmup_steps = warmup
-
-
-def check_temperature(value: float, name: str) -> float:
-    """value as a float; raises ValueError, naming it, unless it is above 0."""
-    if not value > 0:
-        raise ValueError(f"{name}={value} must be above 0; greedy decoding has no gradient to learn from")
-    return float(value)

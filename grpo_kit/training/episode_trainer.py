@@ -23,6 +23,7 @@ from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.episodes.template_audit import audit_turns
 from grpo_kit.episodes.turn_advantages import CREDITS, turn_advantages
 from grpo_kit.models import tokenizer_of
+from grpo_kit.models.context import context_length
 from grpo_kit.rollout.complete import end_ids
 from grpo_kit.training.trainer import GRPOTrainer
 from grpo_kit.training.turn_rows import Turns
@@ -173,7 +174,7 @@ class EpisodeTrainer(GRPOTrainer):
             return list(zip(ids, logprobs or [None] * len(ids), strict=True))
 
         rows = [self.task.train[row["row"]] for row in inputs]
-        context = self.model.config.get_text_config().max_position_embeddings
+        context = context_length(self.model)
         with self._sampling.turns():
             episodes = rollout_episodes(
                 self.task, rows, self._renderer, self._world, complete, context=context
