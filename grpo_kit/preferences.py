@@ -211,7 +211,7 @@ def sample(
     the same; called with other settings, other prompts or changed weights it refuses.
     Scores are not kept, but computed by every call: rewards are cheap beside sampling, and a reward that was changed
     can then never be confused with the old one. Change a reward, call again: nothing is sampled anew.
-    A completion without a total (rewards.judge.totals) has no score.
+    A completion without a total (rewards.scoring.totals) has no score.
     Raises ValueError for empty rows, a temperature that is not above 0, and what complete() refuses; RewardError for a
     reward that fails; RunFolderError (a ValueError) for a folder with samples of other settings.
 

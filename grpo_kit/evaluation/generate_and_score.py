@@ -141,7 +141,7 @@ class Answers:
 
     @cached_property
     def rewards(self) -> Scores:
-        """Each completion's total, None where the rewards cannot judge it (see rewards.judge.totals)."""
+        """Each completion's total, None where the rewards cannot judge it (see rewards.scoring.totals)."""
         groups = [i // self.samples for i in range(len(self.completions))]
         return totals(list(self.parts.values()), self.task.reward_weights, groups)
 

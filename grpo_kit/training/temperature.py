@@ -1,4 +1,4 @@
-"""Stage 1 of a step: the temperature, one for the sampler and for whatever scores what was sampled."""
+"""Stage 2 of a step: the temperature, one for the sampler and for whatever scores what was sampled."""
 
 from __future__ import annotations
 

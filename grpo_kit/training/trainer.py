@@ -86,7 +86,7 @@ class GRPOTrainer(TRLGRPOTrainer):
     train_dataset, eval_dataset: as trl takes them, or a list of dicts. A prompt of messages that ends in the
     assistant's is continued.
     reward_funcs: rewards as trl takes them; functions must give None or a finite number, of any scale (outside [0, 1]
-    it is said once). A completion without a total (rewards.judge.totals) moves no advantage.
+    it is said once). A completion without a total (rewards.scoring.totals) moves no advantage.
     temperature: a schedule f(progress) -> temperature > 0; it changes only where a rollout buffer begins.
     None keeps args.temperature.
     eval_temperature: the sampler's in evaluation; None means args.temperature.
