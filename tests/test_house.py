@@ -18,10 +18,10 @@ import grpo_kit
 ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
-    "lazy", "argument_checks", "schedules", "objectives", "unsloth", "torch_builds", "prompts", "cuda", "models",
-    "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim", "guide", "tasks",
-    "watch", "trackers", "profiles", "memory", "training", "evaluation", "preferences", "lab", "exports", "recipe",
-    "doctor", "commands",
+    "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts",
+    "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
+    "guide", "tasks", "watch", "trackers", "profiles", "memory", "training", "evaluation", "preferences", "lab",
+    "exports", "recipe", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
