@@ -23,6 +23,7 @@ from grpo_kit.argument_checks import check_whole
 from grpo_kit.models import base_model
 from grpo_kit.record.files import RunFolderError, write_whole
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete, end_ids
+from grpo_kit.tasks.same_task import content_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -125,7 +126,6 @@ def _settings(
     prompts: Sequence[str],
     ids: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    asked = json.dumps([list(prompts), list(ids)])
     # Adapters may be there and switched off: the weights alone would not tell.
     layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
     return {
@@ -133,7 +133,7 @@ def _settings(
         "weights": weights_digest(model),
         "adapters": sorted({"off" if a.disable_adapters else str(a.active_adapters) for a in layers}),
         "ends": end_ids(model, tokenizer),
-        "prompts": f"{len(prompts)}, digest {hashlib.sha256(asked.encode()).hexdigest()[:16]}",
+        "prompts": f"{len(prompts)}, digest {content_digest([list(prompts), list(ids)])}",
     }
 
 

@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from grpo_kit.profiles import Profile, profile
 from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.measure import has_accuracy
+from grpo_kit.tasks.same_task import content_digest
 from grpo_kit.training.trainer import GRPOTrainer
 
 _OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures", "eval_samples")
@@ -164,9 +164,8 @@ def _prompt(task: Task) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """16 hexadecimal digits of data's contents, the same in every process."""
-    text = json.dumps(value, sort_keys=True, default=lambda other: _plain(other))
-    return sha256(text.encode()).hexdigest()[:16]
+    """content_digest, with what JSON has no form of by the names that the settings have."""
+    return content_digest(value, _plain)
 
 
 def _temperatures(given: Any) -> tuple[float, ...]:

@@ -26,6 +26,7 @@ from grpo_kit.recipe.sources import Source, as_task, check_not_reading, home_of
 from grpo_kit.record.control import in_a_file
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.schedules import schedule_from
+from grpo_kit.tasks.same_task import task_digest
 from grpo_kit.training.episode_trainer import EpisodeTrainer
 from grpo_kit.training.trainer import GRPOTrainer
 
@@ -170,7 +171,7 @@ class Recipe:
         try:  # a file that is read without what stands around it may make nothing, or something else
             made = found.value()
             made = made.make_task() if isinstance(made, Recipe) else made
-            return found if remembered.digest(made) == remembered.digest(self.make_task()) else None
+            return found if task_digest(made) == task_digest(self.make_task()) else None
         except (ValueError, AttributeError):
             return None
 
