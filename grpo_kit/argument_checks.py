@@ -6,6 +6,7 @@ A bool, a text and a NaN are never numbers here. numpy's numbers are.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -40,6 +41,35 @@ def check_whole(name: str, value: Any, least: int = 1, *, hint: str = "") -> int
     if not is_whole(value, least):
         raise ValueError(f"{name}={value!r} must be a whole number of at least {least}{hint}")
     return int(value)
+
+
+def check_number(name: str, value: Any, least: float = -math.inf, *, hint: str = "") -> float:
+    """The value as a float. Raises ValueError, naming the argument, unless it is a finite number of at least `least`.
+
+    hint: what follows in the message, such as "; 0 means no reference model".
+
+    >>> check_number("beta", 0, 0)
+    0.0
+    """
+    if not is_number(value) or value < least:
+        least_words = "" if least == -math.inf else f" of at least {least}"
+        raise ValueError(f"{name}={value!r} must be a number{least_words}{hint}")
+    return float(value)
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raises ValueError, naming the argument and what would do, unless the value is one of the choices.
+
+    choices: two or more, such as the keys of a dict.
+
+    >>> check_choice("keep", "first", ("last", "best"))
+    Traceback (most recent call last):
+    ValueError: keep='first' is not known; use 'last' or 'best'
+    """
+    known = list(choices)
+    if value not in known:
+        *others, last = map(repr, known)
+        raise ValueError(f"{name}={value!r} is not known; use {', '.join(others)} or {last}")
 
 
 def check_above_zero(name: str, value: Any, *, hint: str = "") -> None:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
-from grpo_kit.argument_checks import check_above_zero, check_temperature, check_whole, is_number
+from grpo_kit.argument_checks import (
+    check_above_zero,
+    check_choice,
+    check_number,
+    check_temperature,
+    check_whole,
+)
 from grpo_kit.cuda import has_bf16
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.trackers.names import check_installed
@@ -253,14 +259,10 @@ class Profile:
         for name in ("learning_rate", "lora_learning_rate"):
             check_above_zero(name, getattr(self, name))
         check_temperature(self.temperature)
-        if not is_number(self.beta) or self.beta < 0:
-            raise ValueError(f"beta={self.beta!r} must be a number of at least 0; 0 means no reference model")
+        check_number("beta", self.beta, 0, hint="; 0 means no reference model")
         choices = {"task": _TASKS, "dtype": _DTYPES, "lora_dtype": _DTYPES, "optimizer": tuple(OPTIMIZERS)}
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}"
-                )
+            check_choice(name, getattr(self, name), known)
         if not isinstance(self.task_options, dict):
             raise ValueError(f"task_options={self.task_options!r} must be a dict of the task's arguments")
         own = _own_length(self.task, self.task_options)
@@ -316,8 +318,7 @@ class Profile:
 
         from grpo_kit.unsloth import changed_defaults
 
-        if tuning not in ("full", "lora", "qlora"):
-            raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+        check_choice("tuning", tuning, ("full", "lora", "qlora"))
         known = {f.name for f in fields(GRPOConfig)}
         if unknown := sorted(set(overrides) - known):
             raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_kit.argument_checks import check_above_zero, check_temperature, check_whole, is_number
+from grpo_kit.argument_checks import (
+    check_above_zero,
+    check_choice,
+    check_number,
+    check_temperature,
+    check_whole,
+    is_number,
+)
 from grpo_kit.exports.chat import chat
 from grpo_kit.lab.settings import resolve
 from grpo_kit.objectives import token_logprobs
@@ -57,6 +64,22 @@ def test_whole_numbers():
     assert (
         refusal(lambda: check_whole("n", 99, 100, hint="!")) == "n=99 must be a whole number of at least 100!"
     )
+
+
+def test_numbers_from_a_least_one_on():
+    assert check_number("beta", 0, 0) == 0.0 and check_number("margin", np.float32(-0.5)) == -0.5
+    for value in [*NO_NUMBERS, -0.1]:
+        words = f"beta={value!r} must be a number of at least 0!"
+        assert refusal(lambda value=value: check_number("beta", value, 0, hint="!")) == words
+    assert refusal(lambda: check_number("margin", "1")) == "margin='1' must be a number"
+
+
+@pytest.mark.parametrize("value", ["d", "A", None, ["a"], {"a": 1}], ids=repr)
+def test_choices(value):
+    check_choice("letter", "c", {"a": 1, "b": 2, "c": 3})
+    check_choice("letter", None, ("a", None))
+    words = f"letter={value!r} is not known; use 'a', 'b' or 'c'"
+    assert refusal(lambda: check_choice("letter", value, {"a": 1, "b": 2, "c": 3})) == words
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "1", -1.0, 0], ids=repr)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from transformers import PretrainedConfig
 
-from grpo_kit.argument_checks import check_above_zero, check_whole
+from grpo_kit.argument_checks import check_above_zero, check_choice, check_whole
 from grpo_kit.memory.activations import checkpoint_bytes, chunk_bytes, head_bytes, layer_bytes, update_budget
 from grpo_kit.memory.advice import advice
 from grpo_kit.memory.plan_table import GIB, MemoryPlan
@@ -104,10 +104,8 @@ def request_for(
     cfg = profile_named(profile) if isinstance(profile, str) else profile
     if not isinstance(cfg, Profile):
         raise ValueError(f"profile={profile!r} must be a profile or its name, such as 'gpu24'")
-    if tuning not in ("full", "lora", "qlora"):
-        raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
-    if attention not in ("flex_attention", "sdpa"):
-        raise ValueError(f"attention={attention!r} is not known; use 'flex_attention' or 'sdpa'")
+    check_choice("tuning", tuning, ("full", "lora", "qlora"))
+    check_choice("attention", attention, ("flex_attention", "sdpa"))
     gpu_gb = WITHOUT_BFLOAT16.get(cfg.name, 24.0) if gpu_gb is None else gpu_gb
     check_above_zero("gpu_gb", gpu_gb, hint=", such as 24")
     sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1), "gpus": (gpus, 1)}

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.models import load_policy
@@ -77,14 +77,11 @@ class Recipe:
     source: Source | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.tuning not in ("full", "lora", "qlora"):
-            raise ValueError(f"tuning={self.tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+        check_choice("tuning", self.tuning, ("full", "lora", "qlora"))
         if self.lora and self.tuning == "full":
             raise ValueError(f"lora={dict(self.lora)!r} has no effect with tuning='full'; use tuning='lora'")
-        if self.on_flag not in ("warn", "stop"):
-            raise ValueError(f"on_flag={self.on_flag!r} is not known; use 'warn' or 'stop'")
-        if self.keep not in ("last", "best"):
-            raise ValueError(f"keep={self.keep!r} is not known; use 'last' or 'best'")
+        check_choice("on_flag", self.on_flag, ("warn", "stop"))
+        check_choice("keep", self.keep, ("last", "best"))
         if self.keep == "best" and self.held_out_every is None:
             raise ValueError(
                 "keep='best', but held_out_every=None looks at no held-out rows while it trains; give the steps "

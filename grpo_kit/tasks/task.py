@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
@@ -113,8 +113,7 @@ class Task:
         It carries the task's name, its completion length, and what the best constant strategy earns (see carried_by),
         for the checks and the red flags of a run on it.
         """
-        if split not in ("train", "held_out"):
-            raise ValueError(f"split={split!r} is not known; use 'train' or 'held_out'")
+        check_choice("split", split, ("train", "held_out"))
         rows = getattr(self, split)
         built = build_dataset(
             tokenizer, rows, system=self.system, prefill=self.prefill, examples=self.examples

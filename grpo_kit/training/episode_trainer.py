@@ -17,6 +17,7 @@ import torch
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
@@ -66,8 +67,7 @@ class EpisodeTrainer(GRPOTrainer):
         discount: float = 1.0,
         **options: Any,
     ) -> None:
-        if credit not in CREDITS:
-            raise ValueError(f"credit={credit!r} is not known; use one of {', '.join(CREDITS)}")
+        check_choice("credit", credit, CREDITS)
         if not 0 < discount <= 1:
             raise ValueError(f"discount={discount!r} must lie in (0, 1]")
         if credit == "episode" and discount != 1:
