@@ -429,7 +429,7 @@ def test_arguments_are_refused_before_anything_is_written(spelling, tmp_path):
         ({"max_completion_tokens": 0}, "max_completion_tokens=0 must"),
         (
             {"rows": task.train + long},
-            r"prompts\[14\] has \d+ tokens, which with max_completion_tokens=4 exceeds",
+            r"prompts\[14\] has \d+ tokens; with max_completion_tokens=4 that is \d+, which exceeds",
         ),
         (
             {"rows": [{"question": "a?", "answer": "b"}], "task": from_rows_needing("gold")},
