@@ -567,13 +567,13 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from test_preferences import nines_task, speller, WORDS
 from grpo_kit import sample
-from grpo_kit.evaluation import chunks
-draw = chunks.complete
+from grpo_kit.evaluation import sample_cache
+draw = sample_cache.complete
 def slow(*args, **how):
     made = draw(*args, **how)
     time.sleep(0.2)
     return made
-chunks.complete = slow
+sample_cache.complete = slow
 sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 """
 
