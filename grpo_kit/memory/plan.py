@@ -11,11 +11,11 @@ What several cards divide, and what they need besides, stands in sharding.py wit
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from transformers import PretrainedConfig
 
+from grpo_kit.argument_checks import check_above_zero, check_choice, check_whole
 from grpo_kit.memory.activations import checkpoint_bytes, chunk_bytes, head_bytes, layer_bytes, update_budget
 from grpo_kit.memory.advice import advice
 from grpo_kit.memory.plan_table import GIB, MemoryPlan
@@ -104,19 +104,15 @@ def request_for(
     cfg = profile_named(profile) if isinstance(profile, str) else profile
     if not isinstance(cfg, Profile):
         raise ValueError(f"profile={profile!r} must be a profile or its name, such as 'gpu24'")
-    if tuning not in ("full", "lora", "qlora"):
-        raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
-    if attention not in ("flex_attention", "sdpa"):
-        raise ValueError(f"attention={attention!r} is not known; use 'flex_attention' or 'sdpa'")
+    check_choice("tuning", tuning, ("full", "lora", "qlora"))
+    check_choice("attention", attention, ("flex_attention", "sdpa"))
     gpu_gb = WITHOUT_BFLOAT16.get(cfg.name, 24.0) if gpu_gb is None else gpu_gb
-    if not (isinstance(gpu_gb, (int, float)) and math.isfinite(gpu_gb) and gpu_gb > 0):
-        raise ValueError(f"gpu_gb={gpu_gb!r} must be a number above 0, e.g. 24")
+    check_above_zero("gpu_gb", gpu_gb, hint=", such as 24")
     sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1), "gpus": (gpus, 1)}
     for name, value, least in (("chunk_tokens", cut[0], 1), ("checkpointed_layers", cut[1], 0)):
         sizes |= {name: (value, least)} if value is not None else {}
     for name, (value, least) in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+        check_whole(name, value, least)
     _check_cards(cfg, gpus, sharding, sparing, tuning, cut)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.argument_checks import check_choice, check_number, check_whole
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import gold_text, own_answer, pair_prefill
@@ -206,12 +207,11 @@ class MathAnswer(_ReadAnswer):
 def _rules(*, units: str, tolerance: float | None, significant: int | None, **more: bool) -> Rules:
     from grpo_kit.verdicts import Rules
 
-    if units not in ("optional", "required"):
-        raise ValueError(f"units={units!r} is not known; use 'optional' or 'required'")
-    if tolerance is not None and not 0 <= tolerance < float("inf"):
-        raise ValueError(f"tolerance={tolerance!r} must be a finite number >= 0, such as 0.01")
-    if significant is not None and (not isinstance(significant, int) or significant < 1):
-        raise ValueError(f"significant={significant!r} must be a whole number of digits, such as 3")
+    check_choice("units", units, ("optional", "required"))
+    if tolerance is not None:
+        check_number("tolerance", tolerance, 0, hint=", such as 0.01")
+    if significant is not None:
+        check_whole("significant", significant, hint=", the digits that count, such as 3")
     return Rules(units=units, tolerance=tolerance or None, significant=significant, **more)
 
 

@@ -20,7 +20,9 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.models import base_model
+from grpo_kit.models.context import check_context, context_length
 from grpo_kit.rollout.autocast_cache import AutocastCache
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.decode import Decoder, Spent
@@ -199,21 +201,17 @@ class RolloutEngine:
     @staticmethod
     def check(model: Any, prompt_ids: list[list[int]], limit: int | None) -> None:
         """Raises ValueError for no or an empty prompt, and for one too long for the context with `limit` new tokens."""
-        if not limit or limit < 1:
-            raise ValueError(f"max_new_tokens={limit!r} must be at least 1")
+        check_whole("max_new_tokens", limit)
         if not prompt_ids:
             raise ValueError("prompt_ids is empty; give at least one prompt")
         for i, prompt in enumerate(prompt_ids):
             if not len(prompt):
                 raise ValueError(f"prompt_ids[{i}] is an empty prompt; every prompt needs at least one token")
-        config = base_model(model).config
         longest = max(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-        total = len(prompt_ids[longest]) + limit
-        if total > config.max_position_embeddings:
-            raise ValueError(
-                f"prompt_ids[{longest}] has {len(prompt_ids[longest])} tokens; with max_new_tokens={limit} that is "
-                f"{total}, over the model's context of {config.max_position_embeddings}: shorten one of the two"
-            )
+        check_context(
+            context_length(model), len(prompt_ids[longest]), limit, where=f"prompt_ids[{longest}]",
+            length="max_new_tokens", mend="shorten one of the two",
+        )  # fmt: skip
 
     def _stop_ids(self, generation_config: GenerationConfig) -> list[int]:
         ids = generation_config.eos_token_id

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
@@ -102,8 +103,7 @@ class Task:
             raise ValueError(
                 f"task {self.name!r}: reward_weights={self.reward_weights!r} must be >= 0, sum 1"
             )
-        if self.max_completion_tokens < 1:
-            raise ValueError(f"max_completion_tokens={self.max_completion_tokens!r} must be at least 1")
+        check_whole("max_completion_tokens", self.max_completion_tokens)
 
     def dataset(
         self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
@@ -113,8 +113,7 @@ class Task:
         It carries the task's name, its completion length, and what the best constant strategy earns (see carried_by),
         for the checks and the red flags of a run on it.
         """
-        if split not in ("train", "held_out"):
-            raise ValueError(f"split={split!r} is not known; use 'train' or 'held_out'")
+        check_choice("split", split, ("train", "held_out"))
         rows = getattr(self, split)
         built = build_dataset(
             tokenizer, rows, system=self.system, prefill=self.prefill, examples=self.examples
@@ -331,8 +330,7 @@ def split_distinct(
     questions they are those behind the held-out ones.
     """
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
+        check_whole(name, count)
     needed, wanted = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
     rows = _draw_distinct(draw, wanted, avoid)
     if len(rows) < needed:

@@ -1,4 +1,4 @@
-"""Between stages 2 and 4 of a step: completions that end early are judged while the others are still being written."""
+"""Between stages 3 and 4 of a step: completions that end early are judged while the others are still being written."""
 
 from __future__ import annotations
 

@@ -17,12 +17,14 @@ import torch
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.episodes.template_audit import audit_turns
 from grpo_kit.episodes.turn_advantages import CREDITS, turn_advantages
 from grpo_kit.models import tokenizer_of
+from grpo_kit.models.context import context_length
 from grpo_kit.rollout.complete import end_ids
 from grpo_kit.training.batch import Batch
 from grpo_kit.training.trainer import GRPOTrainer
@@ -66,8 +68,7 @@ class EpisodeTrainer(GRPOTrainer):
         discount: float = 1.0,
         **options: Any,
     ) -> None:
-        if credit not in CREDITS:
-            raise ValueError(f"credit={credit!r} is not known; use one of {', '.join(CREDITS)}")
+        check_choice("credit", credit, CREDITS)
         if not 0 < discount <= 1:
             raise ValueError(f"discount={discount!r} must lie in (0, 1]")
         if credit == "episode" and discount != 1:
@@ -172,7 +173,7 @@ class EpisodeTrainer(GRPOTrainer):
             return list(zip(ids, logprobs or [None] * len(ids), strict=True))
 
         rows = [self.task.train[row["row"]] for row in inputs]
-        context = self.model.config.get_text_config().max_position_embeddings
+        context = context_length(self.model)
         with self.sampling.turns():
             episodes = rollout_episodes(
                 self.task, rows, self._renderer, self._world, complete, context=context

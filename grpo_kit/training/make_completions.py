@@ -1,4 +1,4 @@
-"""Stage 2 of a step: completions, by the kit's engine on the trainer's own weights, or by trl's ways."""
+"""Stage 3 of a step: completions, by the kit's engine on the trainer's own weights, or by trl's ways."""
 
 from __future__ import annotations
 

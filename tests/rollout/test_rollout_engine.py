@@ -370,7 +370,7 @@ def test_real_model_writes_what_generate_writes(smol):
         ([[5], []], {}, r"prompt_ids\[1\] is an empty prompt"),
         ([[5], [5] * 250], {}, r"prompt_ids\[1\] has 250 tokens.*262.*256"),
         ([[5]], {"max_new_tokens": None}, "max_new_tokens=None"),
-        ([[5]], {"temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ([[5]], {"temperature": 0.0}, "temperature=0.0 must be a number above 0"),
         ([[5]], {"num_beams": 3}, "num_beams=3"),
     ],
 )

@@ -384,7 +384,7 @@ class Talks(Letters):
 
 def test_observations_that_leave_no_room_are_named(tmp_path):
     trainer = make(tmp_path, of=task(environment=Talks), max_steps=1)
-    with pytest.raises(EpisodeError, match="turn 2: the prompt has .* more than the model's context"):
+    with pytest.raises(EpisodeError, match="turn 2: the prompt has .* exceeds the model's context"):
         trainer.train()
 
 
