@@ -1,8 +1,8 @@
 """GRPOTrainer: trl's, with the kit's guarantees.
 
 It takes what trl.GRPOTrainer takes. A step, in order, one file a stage: temperature.py sets the temperature where a
-rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring asks the rewards, which
-ahead.py has begun; old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
+rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring asks the rewards;
+old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
 recorder.py writes the row, the completions and the chart. session.py is around them: stop, save and go on.
 
 Of several processes each makes and trains its own rows (ranks.py), and what ends one ends all (together.py).
@@ -35,7 +35,6 @@ from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import run_file
 from grpo_kit.trackers.names import check_installed
 from grpo_kit.training.accelerate_state import AccelerateState
-from grpo_kit.training.ahead import Ahead
 from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
 from grpo_kit.training.checks import (
@@ -195,7 +194,6 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._logged = Logged(self, self._recorder.say)
         self._sampling = Sampling(self, self._recorder.say)
         self._first_contact = FirstContact(self, self._recorder.say)
-        self._ahead = Ahead(self)
         self._logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
         self.update = self._logprobs.update
         self.held_out, self.planned_epochs = held_out, 0
@@ -361,10 +359,7 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         inputs = with_prefills(inputs)
-        with self._ahead.of(inputs):
-            return self._sampled_and_scored(inputs, super()._generate_and_score_completions)
-
-    def _sampled_and_scored(self, inputs: list[dict[str, Any]], trl_does: Any) -> dict[str, Any]:
+        trl_does = super()._generate_and_score_completions
         if not self.model.training:
             return self._rows_and_output(inputs, trl_does)[1]
         step = self.state.global_step
