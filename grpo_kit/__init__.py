@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from grpo_kit.memory.plan import plan_memory  # does it fit the card, or each of several?
     from grpo_kit.memory.cards import cards_table  # what fits on how many cards, on paper
     from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
-    from grpo_kit.guide.which_method import which_method  # which method for which data and reward
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
@@ -90,7 +89,7 @@ __all__ = [
     "build_prompt", "build_dataset", "audit_tags", "roundtrip_drift",
     "rewards",
     "constant", "cosine", "exponential", "linear", "stepwise",
-    "tasks", "profile", "plan_memory", "cards_table", "describe", "load_policy", "which_method",
+    "tasks", "profile", "plan_memory", "cards_table", "describe", "load_policy",
     "readiness", "length_probe",
     "Recipe",
     "GRPOTrainer", "EpisodeTrainer", "OffPolicyTrainer", "PositivesTrainer", "Stopped", "HeldOut", "make_optimizer",
@@ -108,7 +107,6 @@ _MODULES = {
     "memory.plan": ["plan_memory"],
     "memory.cards": ["cards_table"],
     "models": ["describe", "load_policy"],
-    "guide.which_method": ["which_method"],
     "evaluation.readiness": ["readiness"],
     "evaluation.lengths": ["length_probe"],
     "recipe": ["Recipe"],

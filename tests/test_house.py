@@ -17,7 +17,7 @@ ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
     "lazy", "schedules", "objectives", "unsloth", "torch_builds", "prompts", "cuda", "models", "record", "display",
-    "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim", "guide", "tasks", "watch", "trackers", "profiles",
+    "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim", "tasks", "watch", "trackers", "profiles",
     "memory", "training", "evaluation", "preferences", "lab", "exports", "recipe", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
