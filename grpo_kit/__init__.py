@@ -60,9 +60,7 @@ if TYPE_CHECKING:
 
     # Several turns.
     from grpo_kit import episodes  # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
-    from grpo_kit.episodes.template_audit import (
-        audit_turns,
-    )  # what a chat template does with earlier thoughts
+    from grpo_kit.episodes.template_audit import audit_turns  # what a template does with earlier thoughts
     from grpo_kit.episodes.show import show_turns  # what the model reads each turn, as text
 
     # Watching.
