@@ -20,7 +20,7 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts",
     "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
-    "guide", "tasks", "watch", "trackers", "profiles", "memory", "training", "evaluation", "preferences", "lab",
+    "tasks", "watch", "trackers", "profiles", "memory", "training", "evaluation", "preferences", "lab",
     "exports", "recipe", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))

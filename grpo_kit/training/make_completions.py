@@ -96,15 +96,11 @@ class Sampling:
             self.engine = RolloutEngine(trainer.accelerator.unwrap_model(trainer.model_wrapped))
             trainer.update.memory.give_back = self._give_back
         rollouts = None
-        checked = (
-            "engine" in trainer.first_contact.due
-        )  # completions that may be thrown away: no reward begins
         try:
             rollouts = self.engine.generate(
                 prompt_ids,
                 trainer.generation_config,
                 tokenizer=trainer.text_tokenizer,
-                ended=None if checked else trainer._ahead.listener(len(prompt_ids)),
                 keep=self.goes_on,
             )
         finally:

@@ -1,8 +1,8 @@
 """GRPOTrainer: trl's, with the kit's guarantees.
 
 It takes what trl.GRPOTrainer takes. A step, in order, one file a stage: temperature.py sets the temperature where a
-rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring asks the rewards, which
-ahead.py has begun; old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
+rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring asks the rewards;
+old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
 recorder.py writes the row, the completions and the chart. session.py is around them: stop, save and go on.
 
 Of several processes each makes and trains its own rows (ranks.py), and what ends one ends all (together.py).
@@ -36,7 +36,6 @@ from grpo_kit.record.files import run_file
 from grpo_kit.rewards.scoring import totals
 from grpo_kit.trackers.names import check_installed
 from grpo_kit.training.accelerate_state import AccelerateState
-from grpo_kit.training.ahead import Ahead
 from grpo_kit.training.batch import Batch, StepSettings
 from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
@@ -198,7 +197,6 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._logged = Logged(self, self.recorder.say)
         self.sampling = Sampling(self, self.recorder.say)
         self.first_contact = FirstContact(self, self.recorder.say)
-        self._ahead = Ahead(self)
         self.batch: Batch | None = None  # of the latest rollout, filled in while it is made
         self.logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
         self.update = self.logprobs.update
@@ -365,11 +363,7 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         inputs = with_prefills(inputs)
-        with self._ahead.of(inputs):
-            return self._sampled_and_scored(inputs, super()._generate_and_score_completions)
-
-    def _sampled_and_scored(self, inputs: list[dict[str, Any]], trl_does: Any) -> dict[str, Any]:
-        training = self.model.training
+        trl_does, training = super()._generate_and_score_completions, self.model.training
         if training:
             self.temperatures.set(self.temperatures.at(self.state.global_step))
             # Else a column that a reward logs only at times would show an earlier batch's.
