@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from grpo_kit.memory.plan_table import GIB
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.training.checkpoints import checkpoints
+
+GIB = 2**30
 
 
 def weight_bytes(model: torch.nn.Module) -> int:

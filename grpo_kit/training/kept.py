@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import KEPT, read_metrics, write_whole
-from grpo_kit.watch.held_out_words import HOW_TO_KEEP, better_before
 
 
 def record_kept(trainer: Any, say: Any) -> None:
@@ -27,6 +26,8 @@ def record_kept(trainer: Any, say: Any) -> None:
         found = {"step": state.best_global_step, "of": state.global_step, "by": by, "value": value}
         write_whole(folder / KEPT, json.dumps(found).encode())
         return
+    from grpo_kit.watch.held_out_words import HOW_TO_KEEP, better_before
+
     (folder / KEPT).unlink(missing_ok=True)
     if said := better_before(read_metrics(folder)):
         say(f"{said} {HOW_TO_KEEP}")

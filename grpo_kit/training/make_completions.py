@@ -11,7 +11,6 @@ from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
 from grpo_kit.models.renamed import enable_checkpointing, is_checkpointing
 from grpo_kit.training.batch import Batch
-from grpo_kit.training.in_step import InStepCheck
 from grpo_kit.training.restore import weights_come_back
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
@@ -24,8 +23,11 @@ class Sampling:
         self.trainer, self.say = trainer, say
         self.engine: Any = None  # a RolloutEngine, from the first rollout that it makes
         self.goes_on = False  # the next prompts begin with these: turns of episodes
-        self._in_step = InStepCheck(trainer, say)
+        self._in_step: Any = None  # an InStepCheck of another engine's weights
         if trainer.use_vllm:
+            from grpo_kit.training.in_step import InStepCheck
+
+            self._in_step = InStepCheck(trainer, say)
             trainer.vllm_generation.end_with(trainer.eos_token_ids)
 
     def turn(
@@ -141,7 +143,8 @@ class Sampling:
         """A run begins or resumes: it goes on from no keys of the one before, so that it computes what that one did."""
         if self.engine is not None:
             self.engine.release()
-        self._in_step.begin()
+        if self._in_step is not None:
+            self._in_step.begin()
 
     def forget(self) -> None:
         """The engine is off for the rest of the run: it holds no memory."""
@@ -161,7 +164,7 @@ class Sampling:
     def check_in_step(self, batch: Batch) -> None:
         """Of a rollout by vLLM: raises SamplerNotInStep where its weights are not the trainer's."""
         trainer = self.trainer
-        if not trainer.use_vllm:
+        if self._in_step is None:
             return
         with self._evaluating():
             gap = self._in_step.compare(batch)

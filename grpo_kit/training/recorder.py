@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -18,9 +18,10 @@ from grpo_kit.training.batch import Batch
 from grpo_kit.training.config import config_of
 from grpo_kit.training.rollouts import Rollouts
 from grpo_kit.training.told import Told
-from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.live import LiveChart
-from grpo_kit.watch.monitor import Monitor, OnFlag
+
+if TYPE_CHECKING:
+    from grpo_kit.watch.flags import Flag
+    from grpo_kit.watch.monitor import OnFlag
 
 # trl's metric -> ours (DESIGN.md: one word per thing)
 _NAMES = {
@@ -56,6 +57,9 @@ class Recorder(TrainerCallback):
     def __init__(
         self, trainer: Any, *, live: bool | None, on_flag: OnFlag, trackers: Sequence[str] = ()
     ) -> None:
+        from grpo_kit.watch.live import LiveChart
+        from grpo_kit.watch.monitor import Monitor
+
         self.trainer = trainer
         self._writes = trainer.accelerator.is_main_process
         self.folder: RunFolder | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -18,8 +18,9 @@ from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_completions, read_metrics, write_whole
 from grpo_kit.trackers.names import TRACKERS
 from grpo_kit.trackers.tracker_table import is_told, table_of
-from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.monitor import read_flags
+
+if TYPE_CHECKING:
+    from grpo_kit.watch.flags import Flag
 
 TRACKERS_FILE = "trackers.json"
 _NOTHING = -1  # the step up to which a new tracker's run was told
@@ -126,6 +127,8 @@ class Told:
 
     def _catch_up(self) -> None:
         """What the run folder has beyond the step up to which a tracker was told."""
+        from grpo_kit.watch.monitor import read_flags
+
         rows, changes = read_metrics(self._folder).to_dict("records"), read_changes(self._folder)
         flags, step = read_flags(self._folder), self.trainer.state.global_step
         completions = read_completions(self._folder)

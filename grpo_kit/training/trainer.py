@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import copy
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
@@ -73,10 +74,10 @@ from grpo_kit.training.trl_internals import (
     remove_notebook_table,
     without_total,
 )
-from grpo_kit.training.vllm_sampler import sampled_by_vllm
-from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.monitor import OnFlag
-from grpo_kit.watch.run_card import model_card
+
+if TYPE_CHECKING:
+    from grpo_kit.watch.flags import Flag
+    from grpo_kit.watch.monitor import OnFlag
 
 
 class GRPOTrainer(TRLGRPOTrainer):
@@ -161,7 +162,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self.reports_to = args.report_to
         # Else transformers tells them TRL's names, and trl its tables and timings.
         trackers, args.report_to = own_trackers(args.report_to)
-        with reference_is_a_copy_of(model), sampled_by_vllm(args):
+        with reference_is_a_copy_of(model), _vllm_of(args):
             super().__init__(
                 model=model,
                 reward_funcs=self._given.asked,
@@ -348,6 +349,8 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """README.md in the run folder: base, data, reward, curve, before and after. Takes what trl's takes."""
+        from grpo_kit.watch.run_card import model_card
+
         if self.is_world_process_zero() and run_file(self.args.output_dir) is not None:
             model_card(self.args.output_dir)
 
@@ -501,3 +504,12 @@ class GRPOTrainer(TRLGRPOTrainer):
         self.recorder.stopped_by = broadcast_object_list([self.stopped_by])[0]
         if self.stopped_by is not None:
             self.control.should_training_stop = True
+
+
+def _vllm_of(args: GRPOConfig) -> AbstractContextManager[None]:
+    """trl's trainer made inside samples by the kit's VllmSampler, where args.use_vllm."""
+    if not args.use_vllm:
+        return nullcontext()
+    from grpo_kit.training.vllm_sampler import sampled_by_vllm
+
+    return sampled_by_vllm(args)
