@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.memory.plan import request_for
+from grpo_kit.memory.plan import request_for, tokens_of
 from grpo_kit.memory.plan_table import MemoryPlan
 from grpo_kit.memory.request import Request
 from grpo_kit.memory.roofline import CARDS, Card, step_floor
@@ -98,6 +98,7 @@ def largest_that_fits(
 ) -> tuple[Request, MemoryPlan, dict[str, float]] | None:
     """What was asked of the largest model that fits, its plan, and the floor of its step; None where none fits."""
     cfg = profile(card.profile, **changes)
+    cfg = replace(cfg, max_completion_tokens=tokens_of(cfg))  # once, for all models and ways
     for model in reversed(models):
         fitting = [way for way in _ways(card, gpus, tuning, replace(cfg, model=model)) if way[1].fits]
         if fitting:

@@ -35,6 +35,7 @@ def plan_memory(
     *,
     tuning: str = "full",
     prompt_tokens: int = 256,
+    completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
     attention: str = "flex_attention",
     chunk_tokens: int | None = None,
@@ -50,6 +51,8 @@ def plan_memory(
     "full", "lora" or "qlora".
     prompt_tokens: of the longest prompt, prefill included; completions are taken at their maximum. Qwen's are 142 to
     256 on gsm8k, up to 700 on countdown with thoughts; from 256 to 1,024 gpu24's peaks move by less than 0.1 GiB.
+    completion_tokens: such as task.max_completion_tokens. None: the profile's max_completion_tokens, else its task's,
+    which is made for that.
     config: where a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer.
     chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer chooses from free memory.
     Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
@@ -74,6 +77,7 @@ def plan_memory(
         gpu_gb,
         tuning=tuning,
         prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
         config=config,
         attention=attention,
         rank=rank,
@@ -92,6 +96,7 @@ def request_for(
     *,
     tuning: str = "full",
     prompt_tokens: int = 256,
+    completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
     attention: str = "flex_attention",
     rank: int = 16,
@@ -112,7 +117,8 @@ def request_for(
     if not (isinstance(gpu_gb, (int, float)) and math.isfinite(gpu_gb) and gpu_gb > 0):
         raise ValueError(f"gpu_gb={gpu_gb!r} must be a number above 0, e.g. 24")
     sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1), "gpus": (gpus, 1)}
-    for name, value, least in (("chunk_tokens", cut[0], 1), ("checkpointed_layers", cut[1], 0)):
+    chosen = (("completion_tokens", completion_tokens, 1), ("chunk_tokens", cut[0], 1))
+    for name, value, least in (*chosen, ("checkpointed_layers", cut[1], 0)):
         sizes |= {name: (value, least)} if value is not None else {}
     for name, (value, least) in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -120,9 +126,16 @@ def request_for(
     _check_cards(cfg, gpus, sharding, sparing, tuning, cut)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB
+    tokens = tokens_of(cfg) if completion_tokens is None else completion_tokens
     return Request(
-        cfg, config, tuning, prompt_tokens, attention, rank, usable, counts, gpus, sharding, sparing
+        cfg, config, tuning, prompt_tokens, tokens, attention, rank, usable, counts, gpus, sharding, sparing
     )
+
+
+def tokens_of(cfg: Profile) -> int:
+    """The longest completion of a run: the profile's number, else its task's, which is made if no argument names it."""
+    named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
+    return named or cfg.make_task().max_completion_tokens
 
 
 def _check_cards(

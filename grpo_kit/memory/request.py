@@ -41,6 +41,7 @@ class Request:
     config: PretrainedConfig
     tuning: str
     prompt_tokens: int
+    completion_tokens: int
     attention: str
     rank: int
     usable: float
@@ -98,8 +99,8 @@ class Request:
     def tokens(self) -> int:
         """Positions that the update of one card computes; the kit's packs each prompt once."""
         if self.trls_own:
-            return self.rows * (self.prompt_tokens + self.cfg.max_completion_tokens)
-        return self.prompts * (self.prompt_tokens - 1) + self.rows * self.cfg.max_completion_tokens
+            return self.rows * (self.prompt_tokens + self.completion_tokens)
+        return self.prompts * (self.prompt_tokens - 1) + self.rows * self.completion_tokens
 
     def plan(self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None) -> MemoryPlan:
         """The plan without advice; None: as the trainer would cut the update."""
@@ -176,7 +177,7 @@ class Request:
     ) -> tuple[int, int]:
         """Tokens that go forward and backward at once, and layers whose activations are computed again."""
         if self.trls_own:
-            row = self.prompt_tokens + self.cfg.max_completion_tokens
+            row = self.prompt_tokens + self.completion_tokens
             return self.micro_batch * row, self.layers if self.cfg.gradient_checkpointing else 0
         free = (
             self.usable / (1 + FRAGMENTATION) - self._context - sum(states.always.values()) - states.gradients
@@ -185,7 +186,7 @@ class Request:
             max(free, 0.0),
             self.config,
             residual,
-            longest=self.prompt_tokens - 1 + self.cfg.max_completion_tokens,
+            longest=self.prompt_tokens - 1 + self.completion_tokens,
             total=self.tokens,
             **self._chunk(),
         )
@@ -193,8 +194,8 @@ class Request:
         return tokens, checkpointed if checkpointed_layers is None else checkpointed_layers
 
     def _rollout(self, cast: float) -> dict[str, float]:
-        cfg, config = self.cfg, self.config.get_text_config()
-        sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": cfg.max_completion_tokens}
+        config = self.config.get_text_config()
+        sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         sizes |= {"rows": self.rows, "prompts": self.prompts}
         return {
             "cast weights": cast + config.vocab_size * config.hidden_size * self.compute if cast else 0.0,
@@ -203,8 +204,8 @@ class Request:
 
     def _chunk(self) -> dict[str, Any]:
         """TRL's rows, padded, go through SDPA with a dense mask of a row; the kit's as `attention` says."""
-        group = self.prompt_tokens - 1 + min(self.cfg.group_size, self.rows) * self.cfg.max_completion_tokens
-        keys = self.prompt_tokens + self.cfg.max_completion_tokens if self.trls_own else group
+        group = self.prompt_tokens - 1 + min(self.cfg.group_size, self.rows) * self.completion_tokens
+        keys = self.prompt_tokens + self.completion_tokens if self.trls_own else group
         return {
             "trainable": "full" if self.full else "lora",
             "compute_itemsize": self.compute,
@@ -216,7 +217,7 @@ class Request:
     def _update(
         self, states: States, tokens: int, checkpointed: int, residual: int, cast: float
     ) -> dict[str, float]:
-        scored = self.rows * self.cfg.max_completion_tokens
+        scored = self.rows * self.completion_tokens
         peak = chunk_bytes(
             self.config,
             residual,
@@ -252,7 +253,9 @@ class Request:
         optimizer = "adamw" if self.trls_own else cfg.optimizer
         dtype = "float32" if self.sharding == "fsdp" else cfg.dtype
         how = f"full, {dtype}, {optimizer}" if self.full else adapters
-        size = f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {cfg.max_completion_tokens})"
+        size = (
+            f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {self.completion_tokens})"
+        )
         cards = (
             "" if self.gpus == 1 else f"; each of {self.gpus} cards, {self.sharding}, {self.rows} completions"
         )

@@ -53,7 +53,7 @@ CARDS = {
 def step_floor(request: Request, plan: MemoryPlan, card: Card) -> dict[str, float]:
     """Seconds by part: rollout, update, and exchange, the time in them that nothing hides; "step" is their sum."""
     cfg, counts, cards = request.cfg, request.counts, request.gpus
-    rows, prompts, length = request.rows, request.prompts, cfg.max_completion_tokens
+    rows, prompts, length = request.rows, request.prompts, request.completion_tokens
     rate, memory, link = card.tflops * 1e12, card.memory * 1e9, card.link * 1e9
     c, share = request.compute, (cards - 1) / cards
     model, body = counts.linear + counts.norms + counts.matrix, counts.linear + counts.norms
