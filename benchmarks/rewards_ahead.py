@@ -69,19 +69,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model,
-            task.rewards,
+            task,
             GRPOConfig(
                 output_dir=f"{folder}/run",
                 per_device_train_batch_size=PROMPTS * GROUP,
                 num_generations=GROUP,
-                max_completion_length=task.max_completion_tokens,
                 use_cpu=True,
                 bf16=False,
                 report_to=[],
-                reward_weights=task.reward_weights,
                 max_steps=1,
             ),  # fmt: skip
-            data,
             processing_class=tokenizer,
             live=None,
         )
