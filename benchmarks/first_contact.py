@@ -129,7 +129,7 @@ def _scaled(factor: float) -> Callable:
 def _temperature_of_packed(trainer: Any) -> Iterator[None]:
     def wrap(inner: Callable) -> Callable:
         def scores(*args: Any) -> Any:
-            (head, *_), was = trainer._temperature.heads, trainer.temperature
+            (head, *_), was = trainer.temperatures.heads, trainer.temperature
             head.cell_contents = 1.25 * was
             try:
                 return inner(*args)

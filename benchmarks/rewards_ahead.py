@@ -83,9 +83,9 @@ def main() -> None:
             live=None,
         )
         trainer.model.train()
-        trainer._recorder.completions = lambda *_: None  # no run folder here
+        trainer.recorder.completions = lambda *_: None  # no run folder here
         inputs = [dict(data[p]) for p in range(PROMPTS) for _ in range(GROUP)]
-        engine = trainer._sampling.engine = RolloutEngine(model)
+        engine = trainer.sampling.engine = RolloutEngine(model)
         began = time.perf_counter()
         for pair in range(options.pairs + 1):
             if pair > 1 and time.perf_counter() - began > options.seconds:

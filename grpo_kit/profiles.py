@@ -301,7 +301,7 @@ class Profile:
         """The profile as a trl.GRPOConfig; overrides are its fields and win.
 
         output_dir: the run folder. task: what is trained on; its reward_weights and its max_completion_tokens are
-        taken. The profile's max_completion_tokens win over the task's, and an override max_completion_length over both.
+        taken. The profile's max_completion_tokens win over the task's, and an override of trl's length over both.
         Without any of the three, the length is trl's own, until a trainer that is given the task takes the task's.
         save_steps, eval_steps and num_train_epochs count where they are given: they set save_strategy, eval_strategy
         and max_steps. One rollout buffer a step; a constant rate after a warmup of 10 % of the

@@ -113,7 +113,7 @@ def recorded(trainer):
 
     def generate(*args, **kwargs):
         made = inner(*args, **kwargs)
-        calls.append((*made, trainer._sampling.entropies))
+        calls.append((*made, trainer.sampling.entropies))
         return made
 
     trainer._generate_single_turn = generate
@@ -130,7 +130,7 @@ def replayed(trainer, calls):
             [row for rows in part for row in rows] for part in zip(*made, strict=True)
         )
         assert len(ids) == len(prompt_ids)
-        trainer._sampling.entropies = entropies
+        trainer.sampling.entropies = entropies
         return ids, logprobs
 
     trainer._generate_single_turn = generate

@@ -75,7 +75,7 @@ def touched(fault: dict[str, Any], folder: Path, lasts: dict[str, float]) -> dic
             return {"goes_on": True, "hit": hit, "said": said}
         if len(said) > 3:
             raise RuntimeError(f"it does not go on: {said}")
-        waits = trainer._session._unsaved is not None or trainer._recorder.folder is not None
+        waits = trainer.session._unsaved is not None or trainer.recorder.folder is not None
         if trainer.state.global_step == STEPS and not trainer.interrupted and not waits:
             return {"hit": hit, "said": said} | result_of(trainer)
 

@@ -46,7 +46,7 @@ class Ahead:
     def _certain(self, inputs: list[dict[str, Any]]) -> bool:
         trainer = self.trainer
         parsed = any(
-            getattr(trainer._tokenizer, name, None) is not None
+            getattr(trainer.text_tokenizer, name, None) is not None
             for name in ("response_template", "response_schema")
         )
         return not (

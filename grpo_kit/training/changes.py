@@ -192,7 +192,7 @@ class Changes:
     def _share(self) -> None:
         """Of several processes: what any of them was asked for counts for all, in one order, from the same step on."""
         mine = [self._asked.popleft() for _ in range(len(self._asked))]  # another thread may add one
-        asked, refused = asked_of_any(self.trainer._ranks, mine)
+        asked, refused = asked_of_any(self.trainer.ranks, mine)
         self._asked.extendleft(reversed(asked))
         for values in refused:
             self._refuse(values, CANNOT_TRAVEL, self.trainer.state.global_step + 1)
@@ -237,7 +237,7 @@ class Changes:
 
     def _lines(self, folder: Path) -> list[dict[str, Any]]:
         """The changes in the run's record, as the main process finds it."""
-        lines = self.trainer._ranks.from_main(lambda: read_changes(folder))
+        lines = self.trainer.ranks.from_main(lambda: read_changes(folder))
         return [line for line in lines if "change" in line]
 
     def _drop(self, folder: Path, lines: list[dict[str, Any]], names: set[str]) -> None:
@@ -290,7 +290,7 @@ class Changes:
     def _look_again(self) -> dict[str, tuple[Any, Any]]:
         now = self._look()
         # The kit itself sets it, where a rollout buffer begins.
-        before = self._seen | {"trainer.temperature": self.trainer._temperature.now}
+        before = self._seen | {"trainer.temperature": self.trainer.temperatures.now}
         return {n: (old, now[n]) for n, old in before.items() if not _same(old, now[n])}
 
 

@@ -127,7 +127,7 @@ class Checkpoints:
         of several processes; with sharded weights the error itself.
         """
         trainer = self.trainer
-        together = trainer._session.together
+        together = trainer.session.together
         name = f"checkpoint-{trainer.state.global_step}"
         run = Path(trainer._get_output_dir(trial))
         if trainer.args.should_save:
@@ -149,7 +149,7 @@ class Checkpoints:
             trainer.state.best_model_checkpoint = best
             shutil.rmtree(run / SAVING / name, ignore_errors=True)
             # A full disk is an error of its own in every library. With shards the others would wait for ever.
-            agreed = trainer._ranks.count == 1 or (trainer._ranks.together and not together.passes)
+            agreed = trainer.ranks.count == 1 or (trainer.ranks.together and not together.passes)
             if isinstance(error, Exception) and agreed:
                 what = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise CheckpointNotSaved(f"{run / name} cannot be written ({what})") from error

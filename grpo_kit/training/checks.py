@@ -194,7 +194,7 @@ def check_sharded(trainer: Any, *, held_out: Any, optimizer: str | None) -> str:
     for name, given in needs.items():
         if given:
             raise ValueError(
-                f"{name} needs all weights in each process, and here {trainer._ranks.sharded} shards them; "
+                f"{name} needs all weights in each process, and here {trainer.ranks.sharded} shards them; "
                 f"{instead[name]}"
             )
     return "hf" if trainer.rollout == "kit" else trainer.rollout

@@ -18,17 +18,17 @@ from grpo_kit.training.logged import names_inside
 
 def config_of(trainer: Any) -> dict[str, Any]:
     """The settings of a trainer, for RunFolder.open."""
-    schedule, task = trainer._temperature.schedule, trainer.task
+    schedule, task = trainer.temperatures.schedule, trainer.task
     return {
         "reward_parts": _parts(trainer),
         "reward_weights": trainer.reward_weights.tolist(),
         "reward_ranges": _ranges(trainer),
         "answer_parts": _answer_parts(trainer),
         "best_constant": task.best_constant_parts() if isinstance(task, Task) else None,
-        "temperature_schedule": trainer._changes.keep(schedule) if schedule else None,
+        "temperature_schedule": trainer.changes.keep(schedule) if schedule else None,
         "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
         "rollout": trainer.rollout,
-        "optimizer": trainer._optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
+        "optimizer": trainer.optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
         "model": model_name(trainer.model),
         "starts_from": trainer.starts_from,
         "data": _data_of(task, trainer.train_dataset),

@@ -87,7 +87,7 @@ class Findings:
         path = Path(self.trainer.args.output_dir) / CHECKS
         if self._file is None or self._file.path != path:
             self._file = LineFile(path)
-        if not self.trainer._ranks.main:
+        if not self.trainer.ranks.main:
             return
         line = {"step": self.trainer.state.global_step + 1, "part": part, "outcome": outcome, **more}
         self._file.waiting.append((json.dumps(line) + "\n").encode())

@@ -189,7 +189,7 @@ def _check_answers_fit(trainer: Any, data: Dataset, name: str) -> None:
     opened = _OPEN_TAG.search(rows["prefill"][0]) if "prefill" in rows else None
     closing = f"</{opened[1]}>" if opened else ""
     texts = [f"{answer}{closing}" for answer in rows["answer"]]
-    lengths = [len(ids) for ids in trainer._tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    lengths = [len(ids) for ids in trainer.text_tokenizer(texts, add_special_tokens=False)["input_ids"]]
     over = sum(length > limit for length in lengths)
     if over:
         warnings.warn(
@@ -223,7 +223,7 @@ def _ids(trainer: Any, prompts: list[Any], name: str, first: int) -> list[list[i
             try:
                 trainer._tokenize_prompts([prompt])
             except Exception as error:
-                if not isinstance(prompt, str) and not trainer._tokenizer.chat_template:
+                if not isinstance(prompt, str) and not trainer.text_tokenizer.chat_template:
                     raise ValueError(f"{name} row {row}: {NO_TEMPLATE}") from error
                 raise ValueError(f"{name} row {row}: {error}") from error
         raise
@@ -231,7 +231,7 @@ def _ids(trainer: Any, prompts: list[Any], name: str, first: int) -> list[list[i
 
 def _warn_of_bare_prompts(trainer: Any, prompt: Any, name: str) -> bool:
     """Warns, and says whether, of bare text for an instruct model, which then answers as a base model would."""
-    tokenizer = trainer._tokenizer
+    tokenizer = trainer.text_tokenizer
     if not isinstance(prompt, str) or not tokenizer.chat_template:
         return False
     try:

@@ -41,7 +41,7 @@ def lacks_room(trainer: Any) -> str | None:
     """One line where the disk of args.output_dir is too small for what the run will keep; None where it is not."""
     args, steps = trainer.args, trainer.state.max_steps - trainer.state.global_step
     one = checkpoint_bytes(
-        trainer.model, trainer._optimizer_name, str(getattr(args.optim, "value", args.optim))
+        trainer.model, trainer.optimizer_name, str(getattr(args.optim, "value", args.optim))
     )
     due = 1  # where it is stopped
     if args.save_strategy == "steps" and args.save_steps >= 1:

@@ -158,7 +158,7 @@ class EpisodeTrainer(GRPOTrainer):
                 output["num_items_in_batch"] - output["completion_mask"][-fill:].sum()
             )
             output["completion_mask"][-fill:] = 0
-        self._sampling.entropies = entropies and [*entropies, *[[0.0]] * fill]
+        self.sampling.entropies = entropies and [*entropies, *[[0.0]] * fill]
         self._measure(turns, flat, mode)
         return turns.inputs, output
 
@@ -173,14 +173,14 @@ class EpisodeTrainer(GRPOTrainer):
         trl_turn = partial(TRLGRPOTrainer._generate_single_turn, self)
 
         def complete(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], Any]]:
-            ids, logprobs = self._sampling.turn(trl_turn, prompts, None, {}, 1)
-            if self._sampling.entropies is not None:
-                entropies.update({(i, turn): e for i, e in zip(who, self._sampling.entropies, strict=True)})
+            ids, logprobs = self.sampling.turn(trl_turn, prompts, None, {}, 1)
+            if self.sampling.entropies is not None:
+                entropies.update({(i, turn): e for i, e in zip(who, self.sampling.entropies, strict=True)})
             return list(zip(ids, logprobs or [None] * len(ids), strict=True))
 
         rows = [self.task.train[row["row"]] for row in inputs]
         context = self.model.config.get_text_config().max_position_embeddings
-        with self._sampling.turns():
+        with self.sampling.turns():
             episodes = rollout_episodes(
                 self.task, rows, self._renderer, self._world, complete, context=context
             )

@@ -45,17 +45,17 @@ class FirstContact:
     @property
     def active(self) -> bool:
         """Is this a run whose fast parts may fail without ending it?"""
-        return cuda.may_fail(self.trainer.accelerator.device) and not self.trainer._ranks.sharded
+        return cuda.may_fail(self.trainer.accelerator.device) and not self.trainer.ranks.sharded
 
     def begin(self) -> None:
         """A run begins or goes on: its first step checks what is in use."""
         trainer = self.trainer
-        packs = trainer._logprobs.pack and not trainer._logprobs.plain
+        packs = trainer.logprobs.pack and not trainer.logprobs.plain
         used = {
             "engine": trainer.rollout == "kit",
             "scores": packs,
             "update": packs,
-            "optimizer": trainer._optimizer_name is not None,
+            "optimizer": trainer.optimizer_name is not None,
         }
         self.due = {part for part, there in used.items() if there and self.active}
         trainer.update.memory.flex_failed = partial(self.findings.off, "flex")
@@ -67,7 +67,7 @@ class FirstContact:
         """What the engine makes; None where TRL's way has to, from the random state that it would have had."""
         if not self.active:
             return sample()
-        self.trainer._sampling.check(prompt_ids)  # what raises here is about the user's data
+        self.trainer.sampling.check(prompt_ids)  # what raises here is about the user's data
         state, made, failed = get_random_state(), None, None
         try:
             made = sample()
@@ -84,7 +84,7 @@ class FirstContact:
         set_random_state(state)
         self.due.discard("engine")
         self.trainer.rollout = "hf"
-        self.trainer._sampling.forget()
+        self.trainer.sampling.forget()
         engine_failed(self.trainer.model, str(failed))
         self.findings.off("engine", failed)
         return None
@@ -165,7 +165,7 @@ class FirstContact:
         if not self.active:
             return trainer.update.step(model, window)
         if "update" in self.due:
-            with trainer._ranks.alone(trainer.accelerator):
+            with trainer.ranks.alone(trainer.accelerator):
                 self._check_update(model, plain_pass.with_signal(window))
         if not self._off_in_any():
             try:
@@ -175,18 +175,18 @@ class FirstContact:
                 raise
             except Exception as error:
                 self._packing_off("update", error)
-        return trainer._logprobs.plain_step(model, window)
+        return trainer.logprobs.plain_step(model, window)
 
     def _packed(self, model: Any, window: list[MicroBatch]) -> torch.Tensor:
         update, passes = self.trainer.update, (torch.OutOfMemoryError, ProcessFailed)
-        made = self.trainer._ranks.all_or_none(lambda: update.gradients(model, window), passes)
+        made = self.trainer.ranks.all_or_none(lambda: update.gradients(model, window), passes)
         update.report(made[1])
         return made[0]
 
     def _off_in_any(self) -> bool:
         """Is packing off in any of the processes? Then it is in all."""
-        off = self.trainer._ranks.any(self.trainer._logprobs.plain)
-        if off and not self.trainer._logprobs.plain:
+        off = self.trainer.ranks.any(self.trainer.logprobs.plain)
+        if off and not self.trainer.logprobs.plain:
             self._packing_off("update", "it failed in another process")
         return off
 
@@ -197,8 +197,8 @@ class FirstContact:
             return
         try:
             plain_pass.checkpoint_layers(model, True)  # the plain side has nothing that goes by free memory
-            plain = self._measured(model, trainer._logprobs.plain_step, micros)
-            again = self._measured(model, trainer._logprobs.plain_step, plain_pass.moved(micros))
+            plain = self._measured(model, trainer.logprobs.plain_step, micros)
+            again = self._measured(model, trainer.logprobs.plain_step, plain_pass.moved(micros))
         except Exception as error:
             self.due.discard("update")
             return self.findings.not_checked("update", error)
@@ -217,7 +217,7 @@ class FirstContact:
 
     def _measured(self, model: Any, step: Callable[..., torch.Tensor], micros: list[MicroBatch]) -> tuple:
         """Log-probabilities of each row, sampled gradients, loss."""
-        logprobs = self.trainer._logprobs
+        logprobs = self.trainer.logprobs
         lengths = [int(micro["completion_mask"].sum()) for micro in micros]
         heard = logprobs.heard = []
         try:
@@ -250,7 +250,7 @@ class FirstContact:
     def _packing_off(self, part: str, why: str | Exception) -> None:
         trainer = self.trainer
         self.due -= {"scores", "update"}
-        trainer._logprobs.plain = True
+        trainer.logprobs.plain = True
         plain_pass.checkpoint_layers(trainer.model, is_asked(trainer.args))
         self.findings.off(part, why)
 
@@ -273,7 +273,7 @@ class FirstContact:
         state, failed = get_random_state(), None
         try:
             error = beside_adamw(
-                trainer._optimizer_name,
+                trainer.optimizer_name,
                 weights,
                 gradients,
                 learning_rate=groups[0]["lr"],
@@ -287,14 +287,14 @@ class FirstContact:
         except Exception as error:
             failed = error
         set_random_state(state)
-        if trainer._ranks.any(failed is not None):
+        if trainer.ranks.any(failed is not None):
             failed = "it failed in another process" if failed is None else failed
             self.findings.off("optimizer", failed)
             to_transformers_own(trainer)
 
     def keeps_optimizer_off(self) -> bool:
         """Was it off in this run before? Then its checkpoints are of transformers' optimizer, which stays."""
-        off = self.trainer._ranks.from_main(lambda: self.findings.was_off("optimizer"))
+        off = self.trainer.ranks.from_main(lambda: self.findings.was_off("optimizer"))
         if off:
-            self.trainer._optimizer_name = None
+            self.trainer.optimizer_name = None
         return off

@@ -153,7 +153,7 @@ def schedule_anew(trainer: Any, steps: int) -> bool:
 
 
 def _set_temperature(trainer: Any, value: Any) -> None:
-    trainer._temperature.change(value)
+    trainer.temperatures.change(value)
 
 
 def _rounded(weights: list[float]) -> list[float]:
@@ -165,7 +165,7 @@ def _set_weights(trainer: Any, value: Any) -> None:
     weights = [float(weight) for weight in value]
     trainer.args.reward_weights = weights
     trainer.reward_weights = torch.tensor(weights, dtype=torch.float32, device=trainer.reward_weights.device)
-    trainer._recorder.weights_changed(weights)
+    trainer.recorder.weights_changed(weights)
 
 
 def _set_in_args_and(attribute: str, name: str) -> Callable[[Any, Any], None]:
@@ -198,7 +198,7 @@ def _in_args(name: str) -> Callable[[Any], Any]:
 
 _KNOBS = {
     "learning_rate": Knob(_in_args("learning_rate"), _set_rate),
-    "temperature": Knob(lambda trainer: trainer._temperature.asked, _set_temperature),
+    "temperature": Knob(lambda trainer: trainer.temperatures.asked, _set_temperature),
     "max_steps": Knob(_in_args("max_steps"), _set_max_steps),
     "beta": Knob(lambda trainer: trainer.beta, _set_in_args_and("beta", "beta")),
     "epsilon": Knob(lambda trainer: trainer.epsilon_low, _set_in_args_and("epsilon_low", "epsilon")),

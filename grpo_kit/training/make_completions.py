@@ -44,7 +44,7 @@ class Sampling:
         self.entropies = None
         with self._evaluating():
             if self._uses_engine(images, fields):
-                made = self.trainer._first_contact.rollout(partial(self.with_engine, prompt_ids), prompt_ids)
+                made = self.trainer.first_contact.rollout(partial(self.with_engine, prompt_ids), prompt_ids)
                 if made is not None:
                     return made
             with (
@@ -92,13 +92,13 @@ class Sampling:
             trainer.update.memory.give_back = self._give_back
         rollouts = None
         checked = (
-            "engine" in trainer._first_contact.due
+            "engine" in trainer.first_contact.due
         )  # completions that may be thrown away: no reward begins
         try:
             rollouts = self.engine.generate(
                 prompt_ids,
                 trainer.generation_config,
-                tokenizer=trainer._tokenizer,
+                tokenizer=trainer.text_tokenizer,
                 ended=None if checked else trainer._ahead.listener(len(prompt_ids)),
                 keep=self.goes_on,
             )
@@ -120,7 +120,7 @@ class Sampling:
         trainer = self.trainer
         if trainer.accelerator.device.type != "cuda":
             return free_bytes(trainer.accelerator.device) >= _ROOM_ON_A_CPU
-        if not getattr(trainer.optimizer, "state", None) or not trainer._logprobs.packs({}):
+        if not getattr(trainer.optimizer, "state", None) or not trainer.logprobs.packs({}):
             return False
         rows = [(tuple(p), c) for p, c in zip(prompt_ids, completion_ids, strict=True)]
         return trainer.update.memory.spares(self.engine.nbytes(), rows)
@@ -165,7 +165,7 @@ class Sampling:
         with self._evaluating():
             gap = self._in_step.judge(output)
         metrics, sampler = trainer._metrics["train"], trainer.vllm_generation
-        if not trainer._logprobs.packs({}):  # the packed update logs it
+        if not trainer.logprobs.packs({}):  # the packed update logs it
             metrics["rollout/logprob_gap"].append(gap)
         metrics["rollout/sync_seconds"].append(sampler.sync_seconds)
 

@@ -54,7 +54,7 @@ def prompt_ids(
         "chat_template": trainer.chat_template,
         **trainer.chat_template_kwargs,
     }
-    tokenizer, ids = trainer._tokenizer, []
+    tokenizer, ids = trainer.text_tokenizer, []
     for place, prompt in enumerate(prompts):
         if place and prompt == prompts[place - 1]:  # of one group
             ids.append(list(ids[-1]))

@@ -140,9 +140,9 @@ class OffPolicyTrainer(GRPOTrainer):
                 parameter.data = tensor
             yield
         finally:
-            self._session.guard.begin_finish_first()  # a second press must not find half of them
+            self.session.guard.begin_finish_first()  # a second press must not find half of them
             self._put_back()
-            self._session.guard.end_finish_first()
+            self.session.guard.end_finish_first()
 
     def _put_back(self) -> None:
         for parameter, tensor in self._own_weights:
@@ -150,7 +150,7 @@ class OffPolicyTrainer(GRPOTrainer):
         self._own_weights = []
 
     def _save_where_it_stopped(self, why: str) -> None:
-        self._session.guard.begin_finish_first()
+        self.session.guard.begin_finish_first()
         self._put_back()  # where an interrupt came on the very way out of a rollout
         super()._save_where_it_stopped(why)
 
@@ -206,7 +206,7 @@ class OffPolicyTrainer(GRPOTrainer):
         metrics["rollout/age"].append(float(age))
         if self.buffer:
             metrics["rollout/buffered"].append(float(len(self._waiting)))
-        self._temperature.set(batch.temperature)
+        self.temperatures.set(batch.temperature)
         inputs = dict(batch.inputs)
         if age and self.importance_weights:
             inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"]

@@ -58,7 +58,7 @@ class Logprobs:
         why_not = why_not_packed(self.trainer, inputs)
         if why_not is not None and why_not not in self._said:
             self._said.add(why_not)
-            self.trainer._recorder.say(
+            self.trainer.recorder.say(
                 f"The packed update cannot do this run ({why_not}); log-probabilities and update are trl's own, each "
                 "prompt computed once a completion."
             )
@@ -92,7 +92,7 @@ class Logprobs:
             if scoring and self.packs(given):  # who differentiates them has trl's graph
                 packed = partial(self.update.logprobs, model)
                 rows = input_ids, attention_mask, logits_to_keep
-                found = self.trainer._first_contact.scores(packed, trl, *rows)
+                found = self.trainer.first_contact.scores(packed, trl, *rows)
                 if found is not None:
                     return found[0], found[1] if kwargs.get("compute_entropy") else None, None
             found = trl(input_ids, attention_mask, logits_to_keep, *args, **kwargs)
@@ -107,7 +107,7 @@ class Logprobs:
         loss = torch.zeros((), device=self.trainer.accelerator.device)
         if self.trainer.accelerator.sync_gradients:
             window, self._window = self._window, []
-            loss = self.trainer._first_contact.step(model, window)
+            loss = self.trainer.first_contact.step(model, window)
         return loss.requires_grad_()  # backward finds nothing below
 
     def plain_step(self, model: Any, window: list[dict[str, Any]]) -> torch.Tensor:
@@ -159,7 +159,7 @@ class Logprobs:
         try:
             if log:
                 return trainer._compute_loss(model, micro)
-            with metrics_set_aside(trainer), trainer._ranks.alone(trainer.accelerator):
+            with metrics_set_aside(trainer), trainer.ranks.alone(trainer.accelerator):
                 return trainer._compute_loss(model, micro)
         finally:
             self._ready = self.high_entropy = None

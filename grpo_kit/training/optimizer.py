@@ -66,7 +66,7 @@ def to_transformers_own(trainer: Any) -> None:
     The schedule goes on where it stands.
     """
     old, scheduler = trainer.optimizer, trainer.lr_scheduler
-    trainer.optimizer = trainer._optimizer_name = None
+    trainer.optimizer = trainer.optimizer_name = None
     made = GRPOTrainer.create_optimizer(trainer)  # trl's: the kit's would name the one that failed
     trainer.optimizer = trainer.callback_handler.optimizer = trainer.accelerator.prepare(made)
     trainer.accelerator._optimizers.remove(old)

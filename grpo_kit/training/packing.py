@@ -83,7 +83,7 @@ def why_not_packed(trainer: Any, inputs: dict[str, Any]) -> str | None:
     Text only, a known decoder, no auxiliary loss, all of its weights here.
     """
     model, config = trainer.model, base_model(trainer.model).config
-    if trainer._ranks.sharded:
+    if trainer.ranks.sharded:
         return "its weights are sharded"
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"

@@ -186,7 +186,7 @@ class Recorder(TrainerCallback):
 
     def _seconds(self) -> float:
         """Of training since the run began: what came before a stop counts, a pause does not."""
-        paused = self.trainer._requests.paused_seconds
+        paused = self.trainer.requests.paused_seconds
         return self._seconds_before + time.monotonic() - self._begin - paused
 
     def changed(self, step: int, text: str) -> None:
@@ -265,7 +265,7 @@ class Recorder(TrainerCallback):
         return True
 
     def _flush(self) -> bool:
-        return all([self.folder.flush(), self._monitor.flush(), self.trainer._changes.flush()])
+        return all([self.folder.flush(), self._monitor.flush(), self.trainer.changes.flush()])
 
 
 def _discard_if_nothing_happened(path: Path) -> bool:
@@ -283,11 +283,11 @@ def _discard_if_nothing_happened(path: Path) -> bool:
 
 def _share_that_moves(trainer: Any) -> float | None:
     """Of 16-bit weights under an optimizer that has nothing but them; None where no update can be rounded away."""
-    if trainer._ranks.sharded:  # no process has them all
+    if trainer.ranks.sharded:  # no process has them all
         return None
     rate = trainer.args.learning_rate
     narrow = [p for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize == 2]
-    own = OPTIMIZERS.get(trainer._optimizer_name or "")
+    own = OPTIMIZERS.get(trainer.optimizer_name or "")
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     kept = own is not None and own.weights != torch.float32 or type(optimizer).__name__ in _KEEP_LOW_BITS
     return None if kept or not narrow or not rate else share_that_moves(narrow, rate)

@@ -30,7 +30,7 @@ class Requests:
         self._folder = folder
         for request in self._take():
             if isinstance(request, dict) and "change" in request:
-                self.trainer._changes.hear(request)
+                self.trainer.changes.hear(request)
 
     def open(self) -> None:
         """A run begins."""
@@ -61,19 +61,19 @@ class Requests:
             return
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        trainer._recorder.status(f"Paused after step {trainer.state.global_step}.")
+        trainer.recorder.status(f"Paused after step {trainer.state.global_step}.")
         try:
             while self._paused:
                 time.sleep(_LOOK)
                 trainer.control.should_save = False
                 self.take_up()
                 if trainer.control.should_save:
-                    trainer._session.save_between_steps()
-                trainer._session.heed_interrupt()
+                    trainer.session.save_between_steps()
+                trainer.session.heed_interrupt()
         finally:
             self._paused = False
             self.paused_seconds += time.monotonic() - began
-        trainer._recorder.status(f"Going on after step {trainer.state.global_step}.")
+        trainer.recorder.status(f"Going on after step {trainer.state.global_step}.")
 
     def _obey(self, request: Any) -> None:
         do = request.get("do") if isinstance(request, dict) else None
@@ -81,16 +81,16 @@ class Requests:
             self._paused = do == "pause"
         elif do == "stop":
             self._paused = False
-            self.trainer._session.guard.pending = True
+            self.trainer.session.guard.pending = True
         elif do == "save":
             self.trainer.control.should_save = True
-            self.trainer._recorder.status(f"Saving a checkpoint of step {self.trainer.state.global_step}.")
+            self.trainer.recorder.status(f"Saving a checkpoint of step {self.trainer.state.global_step}.")
         elif isinstance(request, dict) and "change" in request:
-            self.trainer._changes.hear(request)
+            self.trainer.changes.hear(request)
         else:
             known = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
-            self.trainer._recorder.status(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.')
+            self.trainer.recorder.status(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.')
 
     def _take(self) -> list[Any]:
         """The main process looks, all obey."""
-        return self.trainer._ranks.from_main(lambda: take_requests(self._folder))
+        return self.trainer.ranks.from_main(lambda: take_requests(self._folder))

@@ -28,7 +28,7 @@ class Rollouts:
         """
         trainer, logs = self.trainer, self.trainer._logs
         prefills = [row.get("prefill") or "" for row in inputs]
-        prompts = prompt_texts(trainer._tokenizer, inputs, batch)
+        prompts = prompt_texts(trainer.text_tokenizer, inputs, batch)
         answers = [None if row.get("answer") is None else str(row["answer"]) for row in inputs]
         tokens, logprobs = self._tokens(batch)
         mine = zip(prompts, prefills, trainer.completion_texts, answers, tokens, logprobs, strict=True)
@@ -61,7 +61,7 @@ class Rollouts:
         lengths = batch["completion_mask"].sum(1).tolist()
         rows = [ids[:n].tolist() for ids, n in zip(batch["completion_ids"], lengths, strict=True)]
         for token in {token for row in rows for token in row} - self._token_texts.keys():
-            self._token_texts[token] = self.trainer._tokenizer.decode([token])
+            self._token_texts[token] = self.trainer.text_tokenizer.decode([token])
         tokens = [[self._token_texts[token] for token in row] for row in rows]
         sampled = batch.get("sampling_per_token_logps")
         if sampled is None:

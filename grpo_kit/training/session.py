@@ -42,7 +42,7 @@ class Session(TrainerCallback):
     def __init__(self, trainer: Any, recorder: Recorder) -> None:
         self.trainer, self.recorder = trainer, recorder
         self.guard = InterruptGuard()
-        self.ranks = trainer._ranks
+        self.ranks = trainer.ranks
         self.together = Together(self.ranks, self.guard, lambda: (trainer.state.global_step, self._updating))
         self.checkpoints = Checkpoints(trainer)
         self.interrupted = False
@@ -91,9 +91,9 @@ class Session(TrainerCallback):
         self.guard.patient = self.ranks.count > 1 and not self.ranks.together
         self._check_all_stand_at_one_place()
         folder = Path(trainer.args.output_dir)
-        trainer._changes.take_over_assigned(running=False)
-        trainer._changes.open(folder)
-        trainer._requests.hear_what_waits(folder)
+        trainer.changes.take_over_assigned(running=False)
+        trainer.changes.open(folder)
+        trainer.requests.hear_what_waits(folder)
         if not checkpoint and not self.ranks.any(not self._nothing_left()):
             return self._show_what_is_done()
         with self.guard, quiet(trainer.model), kept_for_the_next_step(trainer.accelerator.device):
@@ -104,8 +104,8 @@ class Session(TrainerCallback):
             failed = False
             try:
                 step = checkpoints.steps_in(checkpoint) if checkpoint else 0
-                trainer._requests.open()
-                trainer._changes.prepare(folder, step, config if checkpoint else None)
+                trainer.requests.open()
+                trainer.changes.prepare(folder, step, config if checkpoint else None)
                 with self.together.ending(), self.guard.at_once():
                     output = trl_train(resume_from_checkpoint=checkpoint or None, **kwargs)
                 self._stopped_at, done = None, True
@@ -141,7 +141,7 @@ class Session(TrainerCallback):
             finally:
                 self.guard.begin_finish_first()
                 self._started = False
-                trainer._requests.close()
+                trainer.requests.close()
                 if trainer.state.global_step:
                     mark_trained(trainer.model, trainer.args.output_dir, trainer.state.global_step)
                 left = not self.recorder.close(failed=failed) or self._save_failed
@@ -180,12 +180,12 @@ class Session(TrainerCallback):
         waits = self._unsaved is not None or self.recorder.folder is not None
         if self._finished is None or self._stopped_at is not None or waits:
             return False
-        return (self.trainer._changes.waiting("max_steps") or 0) <= self._finished[0]
+        return (self.trainer.changes.waiting("max_steps") or 0) <= self._finished[0]
 
     def _show_what_is_done(self) -> TrainOutput:
         step = self._finished[0]
         self.recorder.show_again()
-        self.trainer._requests.close()
+        self.trainer.requests.close()
         self.recorder.say(
             f"All {step} steps are done. To go on from here: trainer.change(max_steps={step + max(1, step // 2)}), "
             "then train() again. To start anew: load the model again, and a trainer with another folder."
@@ -281,13 +281,13 @@ class Session(TrainerCallback):
     def after_step(self) -> None:
         """Logged, evaluated and saved: from here on the stop button works at once again."""
         trainer, state = self.trainer, self.trainer.state
-        if state.global_step >= state.max_steps and trainer._changes.at_the_end():
+        if state.global_step >= state.max_steps and trainer.changes.at_the_end():
             trainer.control.should_training_stop = False
         if trainer.args.load_best_model_at_end and state.global_step >= state.max_steps:
             self.save_between_steps()  # the last step too, to go on from: the memory gets the best one's weights
         self.guard.end_finish_first()
         self.heed_interrupt()
-        trainer._requests.wait_while_paused()
+        trainer.requests.wait_while_paused()
 
     def heed_interrupt(self) -> None:
         """Between two steps: one that waits is raised; where weights are sharded, in all processes at once."""
@@ -361,16 +361,16 @@ class Session(TrainerCallback):
         trainer._metrics["train"].clear()
         trainer._pending_metrics.clear()
         trainer._pending_extra_logs.clear()
-        trainer._logprobs.begin()
-        trainer._sampling.begin()
-        trainer._first_contact.begin()
+        trainer.logprobs.begin()
+        trainer.sampling.begin()
+        trainer.first_contact.begin()
         control.should_log = control.should_evaluate = control.should_save = False
         self.random_state, self._evaluated_at = None, -1
         self._save_failed = False
         if args.should_save and (words := lacks_room(trainer)):
             self.recorder.say(words)
         self._began_at = state.global_step
-        trainer._changes.begin()
+        trainer.changes.begin()
         state.num_train_epochs = trainer.planned_epochs
         self.recorder.begin()
         folder = self._on_disk[1]
@@ -395,7 +395,7 @@ class Session(TrainerCallback):
         """An unfinished step is done again from here; where a rollout buffer begins changes take effect."""
         self.guard.raise_if_pending()
         if begins_buffer(self.trainer):
-            self.trainer._changes.at_buffer()
+            self.trainer.changes.at_buffer()
         if self.random_state is None or self.random_state[0] != state.global_step:
             self._remember(state.global_step)
 
@@ -415,10 +415,10 @@ class Session(TrainerCallback):
         if not self.ranks.together:  # else they have agreed to make it
             self.guard.raise_if_pending()
         self.guard.begin_finish_first()
-        self.trainer._first_contact.before_optimizer_step()
+        self.trainer.first_contact.before_optimizer_step()
         self._updating = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The weights are whole again; what was asked for meanwhile is heard."""
         self._updating = False
-        self.trainer._requests.take_up()
+        self.trainer.requests.take_up()

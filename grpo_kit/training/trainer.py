@@ -144,11 +144,11 @@ class GRPOTrainer(TRLGRPOTrainer):
         args = copy.copy(args) if args is not None else default_args()
         check_installed(args.report_to)
         check_engine(rollout, use_vllm=args.use_vllm, torch_compile=args.torch_compile, pack=pack)
-        self._ranks = Ranks(args)
-        args.output_dir = self._ranks.from_main(
+        self.ranks = Ranks(args)
+        args.output_dir = self.ranks.from_main(
             lambda: args.output_dir
         )  # each may have found another name free
-        self._ranks.from_main(lambda: check_run_folder(args.output_dir, quiet=live is None))
+        self.ranks.from_main(lambda: check_run_folder(args.output_dir, quiet=live is None))
         settle_precision(args, quiet=live is None)
         evaluates = evaluation_of(args, held_out, keep)
         self.starts_from = trained_before(model, args.output_dir)
@@ -183,10 +183,11 @@ class GRPOTrainer(TRLGRPOTrainer):
                 processing_class=tokenizer,
                 **trl_options,
             )
-        self._accelerate_state = AccelerateState(self.accelerator)
+        self.accelerate_state = AccelerateState(self.accelerator)
+        self.text_tokenizer = self._tokenizer
         vars(self.args).update(evaluates)
-        self._ranks.sharded = who_shards(self)
-        if self._ranks.sharded:
+        self.ranks.sharded = who_shards(self)
+        if self.ranks.sharded:
             self.rollout, pack = check_sharded(self, held_out=held_out, optimizer=optimizer), False
         restore_dtypes(self.model, dtypes)
         check_trained_for_fp16(self.args, self.model)
@@ -194,30 +195,30 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._given.check_prompts(self, eval_dataset, "eval_dataset")
         self._optimizer_asked = optimizer is not None
         optim = getattr(args.optim, "value", args.optim)
-        self._optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=optim)
-        if self._ranks.sharded:  # transformers' own is what shards come apart for
-            self._optimizer_name = None
-        self._temperature = Temperature(self, temperature, eval_temperature)
-        self._recorder = Recorder(self, live=live, on_flag=on_flag, trackers=trackers)
-        if self._ranks.sharded:
-            self._recorder.say(in_trls_way(self._ranks))
-        elif self._ranks.count > 1 and self.args.fsdp:
-            self._recorder.say(
+        self.optimizer_name = choose_optimizer(optimizer, self.model, given=self.optimizer, optim=optim)
+        if self.ranks.sharded:  # transformers' own is what shards come apart for
+            self.optimizer_name = None
+        self.temperatures = Temperature(self, temperature, eval_temperature)
+        self.recorder = Recorder(self, live=live, on_flag=on_flag, trackers=trackers)
+        if self.ranks.sharded:
+            self.recorder.say(in_trls_way(self.ranks))
+        elif self.ranks.count > 1 and self.args.fsdp:
+            self.recorder.say(
                 "fsdp is ignored here, as accelerate does on a CPU: every process has all weights."
             )
-        self._logged = Logged(self, self._recorder.say)
-        self._sampling = Sampling(self, self._recorder.say)
-        self._first_contact = FirstContact(self, self._recorder.say)
+        self._logged = Logged(self, self.recorder.say)
+        self.sampling = Sampling(self, self.recorder.say)
+        self.first_contact = FirstContact(self, self.recorder.say)
         self._ahead = Ahead(self)
-        self._logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
-        self.update = self._logprobs.update
+        self.logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
+        self.update = self.logprobs.update
         self.held_out, self.planned_epochs = held_out, 0
         self.has_reference = self.beta != 0
-        self._changes = Changes(self, self._recorder.changed, self._recorder.say)
-        self._requests = Requests(self)
-        self._session = Session(self, self._recorder)
-        self.add_callback(self._session)
-        self.callback_handler.callbacks.insert(0, self._recorder)  # before the trackers'
+        self.changes = Changes(self, self.recorder.changed, self.recorder.say)
+        self.requests = Requests(self)
+        self.session = Session(self, self.recorder)
+        self.add_callback(self.session)
+        self.callback_handler.callbacks.insert(0, self.recorder)  # before the trackers'
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         remove_notebook_table(self)
@@ -225,7 +226,7 @@ class GRPOTrainer(TRLGRPOTrainer):
     @property
     def is_training_now(self) -> bool:
         """Is train() between its first step and its last?"""
-        return self._session.training
+        return self.session.training
 
     def _rewards_of(self, task: Task | EpisodeTask) -> list:
         if isinstance(task, EpisodeTask):
@@ -257,8 +258,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         Raises RunFolderError if the folder already holds a run and resuming was not asked for; ValueError where there
         is no whole checkpoint; CheckpointNotSaved (an OSError) while the disk is too full to go on.
         """
-        self._accelerate_state.put_back()
-        return self._session.train(super().train, resume_from_checkpoint, on_stop, **kwargs)
+        self.accelerate_state.put_back()
+        return self.session.train(super().train, resume_from_checkpoint, on_stop, **kwargs)
 
     def change(self, **values: Any) -> None:
         """Other numbers, from the next rollout buffer on: before, between and during train(), from any thread.
@@ -273,35 +274,35 @@ class GRPOTrainer(TRLGRPOTrainer):
 
         >>> trainer.change(learning_rate=5e-6, max_steps=64)  # doctest: +SKIP
         """
-        self._changes.ask(values)
+        self.changes.ask(values)
 
     @property
     def interrupted(self) -> bool:
         """Did the stop button end the last train()?"""
-        return self._session.interrupted
+        return self.session.interrupted
 
     @property
     def stopped_by(self) -> Flag | None:
         """The red flag that ended the last train(), where on_flag="stop"; interrupts are another matter."""
-        return self._recorder.stopped_by
+        return self.recorder.stopped_by
 
     def _save_where_it_stopped(self, why: str) -> None:
-        self._session.save_where_it_stopped(why)
+        self.session.save_where_it_stopped(why)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = super()._save_checkpoint
-        self._session.save(lambda: write(model, trial), self._write_own, trial)
+        self.session.save(lambda: write(model, trial), self._write_own, trial)
 
     def _write_own(self, folder: Path) -> None:
         """What a subclass keeps in a checkpoint."""
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
-        return str(Path(folder) / SAVING) if self._session.checkpoints.writing else folder
+        return str(Path(folder) / SAVING) if self.session.checkpoints.writing else folder
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._session.checkpoints.writing:
-            self._session.checkpoints.push_later(checkpoint_folder)
+        if self.session.checkpoints.writing:
+            self.session.checkpoints.push_later(checkpoint_folder)
         else:
             super()._push_from_checkpoint(checkpoint_folder)
 
@@ -317,15 +318,15 @@ class GRPOTrainer(TRLGRPOTrainer):
             super()._maybe_log_save_evaluate(*args, **kwargs)
         except CheckpointNotSaved as error:
             self.control.should_save = False
-            self._session.saving_failed(error)
-        self._session.after_step()
+            self.session.saving_failed(error)
+        self.session.after_step()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As trl's, at the evaluation temperature; in training an interrupt cuts it short, and train() makes it up.
 
         Raises ValueError for an eval_dataset that cannot work, as the trainer does for its own.
         """
-        self._accelerate_state.put_back()
+        self.accelerate_state.put_back()
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             eval_dataset = self._given.take(eval_dataset, "eval_dataset")
             self._given.check_prompts(self, eval_dataset, "eval_dataset")
@@ -337,14 +338,14 @@ class GRPOTrainer(TRLGRPOTrainer):
                 found = evaluate(eval_dataset, *args, **kwargs) | found
             return found
 
-        return self._session.evaluate(both)
+        return self.session.evaluate(both)
 
     def _measure_held_out(self) -> dict[str, float]:
         model = self.accelerator.unwrap_model(self.model)
-        divided = {"divide": self._ranks.divide} if self._ranks.together else {}
-        with progress_told(self._recorder.progress):
+        divided = {"divide": self.ranks.divide} if self.ranks.together else {}
+        with progress_told(self.recorder.progress):
             measured = self.held_out.measure(model, self._tokenizer, **divided)
-        self._recorder.progress("")
+        self.recorder.progress("")
         found = {f"eval_{name}": value for name, value in measured.items()}
         training = self.model.training
         self.model.eval()  # trl logs by the mode
@@ -361,7 +362,7 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """As transformers'."""
-        self._accelerate_state.put_back()
+        self.accelerate_state.put_back()
         super().save_model(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
@@ -371,7 +372,7 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """As trl's, sampled and scored at the evaluation temperature."""
-        with self._temperature.of_evaluation():
+        with self.temperatures.of_evaluation():
             return super().prediction_step(*args, **kwargs)
 
     # ---- a step: prompts, temperature, completions, rewards -----------------------------------------------------
@@ -388,15 +389,15 @@ class GRPOTrainer(TRLGRPOTrainer):
         if not self.model.training:
             return self._rows_and_output(inputs, trl_does)[1]
         step = self.state.global_step
-        self._temperature.set(self._temperature.at(step))
+        self.temperatures.set(self.temperatures.at(step))
         # Else a column that a reward logs only at times would show an earlier batch's.
         self._logs["extra"].clear()
-        with self._logprobs.old_ones_by_the_first_pass():
+        with self.logprobs.old_ones_by_the_first_pass():
             inputs, output = self._rows_and_output(inputs, trl_does)
-        self._sampling.check_in_step(output)
-        self._sampling.add_entropies(output)
+        self.sampling.check_in_step(output)
+        self.sampling.add_entropies(output)
         self._metrics["train"]["temperature"].append(self.temperature)
-        self._recorder.completions(inputs, output)
+        self.recorder.completions(inputs, output)
         return output
 
     def _rows_and_output(
@@ -415,7 +416,7 @@ class GRPOTrainer(TRLGRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, *args: Any, **kwargs: Any
     ):
-        return self._sampling.turn(
+        return self.sampling.turn(
             super()._generate_single_turn, prompt_ids, images, multimodal_fields, *args, **kwargs
         )
 
@@ -438,33 +439,33 @@ class GRPOTrainer(TRLGRPOTrainer):
     # ---- a step: log-probabilities, loss, optimizer ---------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any):
-        return self._logprobs.of(super()._get_per_token_logps_and_entropies, *args, **kwargs)
+        return self.logprobs.of(super()._get_per_token_logps_and_entropies, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """As trl's. Packed, the micro-batches of an optimizer step are collected and computed at its last one."""
-        if model.training and self._logprobs.collects(inputs):
-            return self._logprobs.collect(model, inputs)
+        if model.training and self.logprobs.collects(inputs):
+            return self.logprobs.collect(model, inputs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As trl's; of several processes each has its own rows' gradients until the last micro-batch."""
         loss = super().training_step(*args, **kwargs)
-        if self._ranks.together and self.accelerator.sync_gradients:
-            self._session.average_gradients()
+        if self.ranks.together and self.accelerator.sync_gradients:
+            self.session.average_gradients()
         return loss
 
     def get_high_entropy_mask(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As trl's, of the tokens of all processes; asked for once in a step, however often that starts over."""
-        known = self._logprobs.high_entropy
+        known = self.logprobs.high_entropy
         return super().get_high_entropy_mask(*args, **kwargs) if known is None else known
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple:
         """As transformers', but nothing is put around a model of which every process has all weights."""
         if (checkpoint := args[2]) and isinstance(self.model, PeftModel):
             load_trained_adapter(self.model, Path(checkpoint))
-        if not self._ranks.together:
+        if not self.ranks.together:
             return super()._prepare_for_training(*args, **kwargs)
-        self._ranks.same_weights(self.model)
+        self.ranks.same_weights(self.model)
         bare = partial(self.accelerator.prepare_model, evaluation_mode=True)
         with patch.object(self.accelerator, "prepare_model", bare):
             return super()._prepare_for_training(*args, **kwargs)
@@ -473,16 +474,16 @@ class GRPOTrainer(TRLGRPOTrainer):
         """The one of grpo_kit.optim that was asked for, or that the weights need; else as transformers'."""
         lacks_one = self.optimizer is None
         # A stop in this very moment leaves one process with an optimizer and another without: they ask together.
-        if self._ranks.any(lacks_one) and not self._first_contact.keeps_optimizer_off() and lacks_one:
-            how = {"asked": self._optimizer_asked, "say": self._recorder.say}
-            self.optimizer = own_optimizer(self, self._optimizer_name, **how)
+        if self.ranks.any(lacks_one) and not self.first_contact.keeps_optimizer_off() and lacks_one:
+            how = {"asked": self._optimizer_asked, "say": self.recorder.say}
+            self.optimizer = own_optimizer(self, self.optimizer_name, **how)
         return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
         """As transformers', but the first step of a warmup has a rate above 0."""
         if self.lr_scheduler is not None:
             return super().create_scheduler(num_training_steps, *args, **kwargs)
-        begun = self._changes.begun_steps
+        begun = self.changes.begun_steps
         asked, warmup = (
             self.args.warmup_steps,
             self.args.get_warmup_steps(begun if begun > 0 else num_training_steps),
@@ -507,8 +508,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         """As trl's; every training step also becomes a row of metrics.csv and a point in the live chart."""
         super().log(logs, start_time)  # a training step's row: Recorder.on_log
         if any(name.startswith("eval_") for name in logs):
-            self._recorder.evaluation(logs)
+            self.recorder.evaluation(logs)
         # The main process alone knows; all must stop.
-        self._recorder.stopped_by = broadcast_object_list([self.stopped_by])[0]
+        self.recorder.stopped_by = broadcast_object_list([self.stopped_by])[0]
         if self.stopped_by is not None:
             self.control.should_training_stop = True

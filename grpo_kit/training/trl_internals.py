@@ -110,7 +110,7 @@ def add_high_entropy_masks(trainer: Any, job: Any) -> None:
 
     They meet here once a micro-batch, also where one of them starts over for lack of memory. One alone needs none.
     """
-    if trainer.top_entropy_quantile == 1.0 or not trainer._ranks.together:
+    if trainer.top_entropy_quantile == 1.0 or not trainer.ranks.together:
         return
     for m in range(len(job.high_entropy), len(job.window)):
         micro = job.window[m]

@@ -13,7 +13,7 @@ import torch
 
 
 def _file(trainer: Any, folder: str | Path) -> Path:
-    index = trainer._ranks.index
+    index = trainer.ranks.index
     return Path(folder) / ("stop_and_go.pt" if index == 0 else f"stop_and_go_{index}.pt")
 
 
@@ -47,15 +47,15 @@ def take_up_unfinished(trainer: Any, folder: str) -> bool:
         device = trainer.accelerator.device  # of several processes "cpu:0", which torch.load does not know
         kept = torch.load(file, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
     fits = kept["buffer"] is not None and kept["shape"] == _shape(trainer)
-    if not trainer._ranks.any(not fits):  # each process has its part of it, or they make another
+    if not trainer.ranks.any(not fits):  # each process has its part of it, or they make another
         trainer._buffered_inputs = kept["buffer"]
-        trainer._temperature.set(kept["temperature"])
-    return trainer._ranks.any(kept["owes_evaluation"])
+        trainer.temperatures.set(kept["temperature"])
+    return trainer.ranks.any(kept["owes_evaluation"])
 
 
 def _shape(trainer: Any) -> list[int]:
     """A buffer fits a trainer that has the same."""
-    args, processes = trainer.args, trainer._ranks.count
+    args, processes = trainer.args, trainer.ranks.count
     return [
         args.per_device_train_batch_size,
         args.gradient_accumulation_steps,

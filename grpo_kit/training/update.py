@@ -216,9 +216,9 @@ class PackedUpdate:
                 last = m == len(job.window) - 1
                 self.loss(job.model, logged, logprobs, entropies, log=True, last=last)
         metrics = self.trainer._metrics["train"]
-        if self.trainer._ranks.together:
-            gap, tokens, self.skipped = self.trainer._ranks.sum(gap, tokens, self.skipped)
-            self.skipped /= self.trainer._ranks.count  # each has as many rows
+        if self.trainer.ranks.together:
+            gap, tokens, self.skipped = self.trainer.ranks.sum(gap, tokens, self.skipped)
+            self.skipped /= self.trainer.ranks.count  # each has as many rows
         metrics["update/skipped"].append(self.skipped)
         if tokens:
             metrics["rollout/logprob_gap"].append(gap / tokens)

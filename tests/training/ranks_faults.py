@@ -121,7 +121,7 @@ def case_stop_at_the_optimizer():
     """Of one process, as it makes its optimizer: the other has one already when both begin again."""
     for who in (0, 1):
         trainer = small(f"optimizer {who}")
-        make_one, stops = trainer._first_contact.keeps_optimizer_off, [RANK == who]
+        make_one, stops = trainer.first_contact.keeps_optimizer_off, [RANK == who]
 
         def keeps_off(make_one=make_one, stops=stops):
             off = make_one()
@@ -130,7 +130,7 @@ def case_stop_at_the_optimizer():
             stops.append(False)
             return off
 
-        trainer._first_contact.keeps_optimizer_off = keeps_off
+        trainer.first_contact.keeps_optimizer_off = keeps_off
         with pytest.raises(Stopped):
             trainer.train()
         assert (trainer.optimizer is None) == (RANK == who)
@@ -267,7 +267,7 @@ def case_changes():
     assert trainer.state.global_step == 5 and (folder / "checkpoint-3").is_dir()
     assert trainer.epsilon_low == 0.2, "asked for in the last step, which had begun"
     assert trainer.temperature != 0.9, "a function that one process alone was given cannot be obeyed"
-    weights = trainer._ranks.gather(state_of(trainer))
+    weights = trainer.ranks.gather(state_of(trainer))
     assert equal(weights[0], weights[1])
 
 
@@ -296,9 +296,9 @@ def case_held_out():
     trainer.train()
     measured = [line["eval_accuracy"] for line in trainer.state.log_history if "eval_accuracy" in line]
     assert len(measured) == 2
-    assert trainer._ranks.gather(measured)[0] == measured
+    assert trainer.ranks.gather(measured)[0] == measured
     asked = []
-    right = trainer._ranks.divide(lambda rows: [asked.append(row) or bool(row % 3) for row in rows], range(7))
+    right = trainer.ranks.divide(lambda rows: [asked.append(row) or bool(row % 3) for row in rows], range(7))
     assert right == [bool(row % 3) for row in range(7)] and asked == list(range(7))[RANK::2]
 
 
@@ -308,7 +308,7 @@ def case_first_contact():
     try:
         clean = small("contact")
         clean.train()
-        assert not clean._logprobs.plain
+        assert not clean.logprobs.plain
         broken = small("contact broken")
         gradients = broken.update.gradients
 
@@ -319,12 +319,12 @@ def case_first_contact():
 
         broken.update.gradients = fails
         broken.train()
-        assert broken._logprobs.plain, "in both"
+        assert broken.logprobs.plain, "in both"
     finally:
         first_contact.card.may_fail = own
     for trainer in (clean, broken):
         assert max((state_of(trainer)[n] - w).abs().max() for n, w in untouched()[0].items()) < 1e-6
-    weights = broken._ranks.gather(state_of(broken))
+    weights = broken.ranks.gather(state_of(broken))
     assert equal(weights[0], weights[1])
 
 

@@ -63,7 +63,7 @@ def difference(a, b):
 plain = sharded("plain", "plain")
 plain.train()
 kit = sharded("kit", "kit", kit={"live": False, "temperature": None})
-assert kit._ranks.sharded == "FSDP2" and not kit._ranks.together
+assert kit.ranks.sharded == "FSDP2" and not kit.ranks.together
 kit.train()
 assert any(isinstance(p, DTensor) for p in kit.model.parameters()), "nothing is sharded"
 assert difference(whole(kit), whole(plain)) == 0

@@ -60,7 +60,7 @@ def reference(name, folder):
         trainer.create_scheduler = create_scheduler
         return trainer
     trainer = make("kit", folder, **COMMON)
-    trainer._changes.take_over_assigned = lambda running: None  # trl reads what is assigned here
+    trainer.changes.take_over_assigned = lambda running: None  # trl reads what is assigned here
     do = {
         "beta": lambda args: setattr(trainer, "beta", 0.5),
         "epsilon_high": lambda args: setattr(trainer, "epsilon_high", 0.001),
@@ -330,7 +330,7 @@ def test_another_process_changes_saves_pauses_and_stops(tmp_path):
         hand.save()
         wait_for(lambda: list((tmp_path / "run").glob("checkpoint-*")))
         hand.pause()
-        wait_for(lambda: trainer._requests._paused)
+        wait_for(lambda: trainer.requests._paused)
         paused_at = trainer.state.global_step
         threading.Event().wait(0.5)
         seen.append(trainer.state.global_step == paused_at)

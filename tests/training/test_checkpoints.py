@@ -163,7 +163,7 @@ class FillsUp(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == self.step and self._disk is None:
             if self.rows:
-                folder = self.trainer._recorder.folder
+                folder = self.trainer.recorder.folder
                 folder.write_step({"step": 1, "note": "x" * 110_000})
             self._disk = full_disk(self.bytes)
             self._disk.__enter__()

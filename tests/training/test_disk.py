@@ -28,7 +28,7 @@ def test_a_checkpoint_takes_what_is_said(tmp_path, tuning, dtype, optimizer):
     saved = tmp_path / "checkpoint-1"
     files = [file for file in saved.iterdir() if file.suffix == ".safetensors" or file.stem == "optimizer"]
     size = sum(file.stat().st_size for file in files)
-    said = checkpoint_bytes(trainer.model, trainer._optimizer_name, trainer.args.optim.value)
+    said = checkpoint_bytes(trainer.model, trainer.optimizer_name, trainer.args.optim.value)
     assert len(files) == 2 and said == pytest.approx(size, rel=0.02, abs=60_000)  # and what names the tensors
 
 
@@ -57,7 +57,7 @@ def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch, free,
     assert one == 12 * trainer.model.num_parameters()
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=int(free * one)))
     lines = []
-    monkeypatch.setattr(trainer._session.recorder, "say", lambda line: lines.append((line, len(heard))))
+    monkeypatch.setattr(trainer.session.recorder, "say", lambda line: lines.append((line, len(heard))))
     trainer.train()
     found = [(line, when) for line, when in lines if line.startswith("The disk of")]
     assert len(found) == (more is not None)

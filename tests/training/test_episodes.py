@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_the_expected_return(view, parts, tmp_path, monk
 
         return real(of, rows, renderer, world, noted, **how)
 
-    monkeypatch.setattr(trainer._sampling, "turn", every_way)
+    monkeypatch.setattr(trainer.sampling, "turn", every_way)
     monkeypatch.setattr(module, "play", play)
     exact, probabilities = expected_return(model, tokenizer, view)
     exact.backward()
@@ -214,7 +214,7 @@ def test_with_a_reference_too(tmp_path):
 def test_rows_hold_the_sampled_tokens_behind_the_prompts_they_were_sampled_from(name, tmp_path, monkeypatch):
     trainer = make(tmp_path, of=task(view=VIEWS[name]), max_steps=1)
     sampled, rows = [], []
-    turn, play = trainer._sampling.turn, module.play
+    turn, play = trainer.sampling.turn, module.play
 
     def noted(trl_turn, prompts, *rest):
         made = turn(trl_turn, prompts, *rest)
@@ -229,7 +229,7 @@ def test_rows_hold_the_sampled_tokens_behind_the_prompts_they_were_sampled_from(
             rows.append((tuple(prompt), tuple(completion)))
         return output
 
-    monkeypatch.setattr(trainer._sampling, "turn", noted)
+    monkeypatch.setattr(trainer.sampling, "turn", noted)
     inner = trainer._rows_and_output
     trainer._rows_and_output = lambda inputs, trl: inner(inputs, lambda i: rows_of(trl, i))
     trainer.train()
@@ -313,7 +313,7 @@ def test_stopped_and_gone_on_is_as_never_stopped(where, step, tmp_path):
     straight.train()
     stopped = make(tmp_path / "b", max_steps=4)
     if where == "rollout":  # in the middle of an episode
-        pressed, inner = [], stopped._sampling.turn
+        pressed, inner = [], stopped.sampling.turn
 
         def turn(*args):
             made = inner(*args)
@@ -323,7 +323,7 @@ def test_stopped_and_gone_on_is_as_never_stopped(where, step, tmp_path):
                     press_stop()
             return made
 
-        stopped._sampling.turn = turn
+        stopped.sampling.turn = turn
     else:
         pressed = interrupted_once(stopped, where, step)
     with pytest.raises(KeyboardInterrupt):

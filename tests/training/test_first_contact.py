@@ -192,7 +192,7 @@ def test_interrupts_and_a_full_memory_are_not_the_updates_fault(error, card, tmp
 
     with changed(trainer.update, "_label_logprobs", lambda _: fail), pytest.raises(error):
         trainer.train()
-    assert not trainer._logprobs.plain
+    assert not trainer.logprobs.plain
 
 
 def test_a_model_that_is_nan_stays_an_error(card, tmp_path):
@@ -241,7 +241,7 @@ def test_flex_attention_gives_way_to_a_dense_mask_first(card, tmp_path, monkeypa
     assert [(c["part"], c["outcome"]) for c in checks(tmp_path) if c["part"] != "engine"] == [
         ("update", "differs"), ("flex", "off"), ("update", "equal"),
     ]  # fmt: skip
-    assert not trainer._logprobs.plain and trainer.update.memory.attention == "sdpa"
+    assert not trainer.logprobs.plain and trainer.update.memory.attention == "sdpa"
 
 
 def test_flex_attention_that_raises_is_in_the_record_too(card, tmp_path, monkeypatch, capsys):
@@ -261,7 +261,7 @@ def test_flex_attention_that_raises_is_in_the_record_too(card, tmp_path, monkeyp
     trainer.train()
     found = {c["part"]: c for c in checks(tmp_path)}
     assert found["flex"]["outcome"] == "off" and "no such kernel" in found["flex"]["why"]
-    assert found["update"]["outcome"] == "equal" and not trainer._logprobs.plain
+    assert found["update"]["outcome"] == "equal" and not trainer.logprobs.plain
     assert capsys.readouterr().out.count("FlexAttention in the packed update failed") == 1
 
 
@@ -323,7 +323,7 @@ def test_gaps_and_errors_of_numbers_that_are_none_are_infinite():
 
 
 def limits_of(trainer):
-    return trainer._first_contact._limits()
+    return trainer.first_contact._limits()
 
 
 def test_limits_go_by_the_least_precise_arithmetic(tmp_path):

@@ -32,8 +32,8 @@ def fp16(monkeypatch):
         monkeypatch.setitem(AcceleratorState._shared_state, "_mixed_precision", "fp16")
         trainer.accelerator.native_amp = True
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        if hasattr(trainer, "_accelerate_state"):  # the kit's: what it puts back is of this one
-            trainer._accelerate_state = AccelerateState(trainer.accelerator)
+        if hasattr(trainer, "accelerate_state"):  # the kit's: what it puts back is of this one
+            trainer.accelerate_state = AccelerateState(trainer.accelerator)
         return trainer
 
     return on

@@ -43,7 +43,7 @@ def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind
 
     def noting(*args, **kwargs):
         made = single_turn(*args, **kwargs)
-        graphs = trainer._sampling.engine._decoder.graphs
+        graphs = trainer.sampling.engine._decoder.graphs
         captured.append((graphs.captures, len(graphs._graphs), graphs.replays))
         weights.append([p.detach().clone() for p in trainer.model.parameters() if p.requires_grad])
         return made

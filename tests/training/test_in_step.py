@@ -143,7 +143,7 @@ def test_the_packed_update_is_trls_with_its_correction(sampled):
         trainer = sampled(
             str(pack), reached=rough, max_steps=2, optim="sgd", learning_rate=1.0, kit={"pack": pack}
         )
-        trainer._sampling._in_step.judge = lambda output: 0.0
+        trainer.sampling._in_step.judge = lambda output: 0.0
         trainer.train()
         ratios = [row["sampling/importance_sampling_ratio/max"] for row in trainer.state.log_history[:2]]
         assert ratios[0] == pytest.approx(1, abs=1e-4) and ratios[1] > 1.001

@@ -30,7 +30,7 @@ class Watch(TrainerCallback):
 
     def __init__(self, trainer):
         self.trainer, self.policy, self.sampled_by, self.updates = trainer, [], [], []
-        self._wrap(trainer._sampling, "with_engine", self.sampler)
+        self._wrap(trainer.sampling, "with_engine", self.sampler)
         self._wrap(trainer.update, "step", self.update)
         trainer.add_callback(self)
 
@@ -228,7 +228,7 @@ def test_evaluation_samples_from_the_policy(tmp_path):
 def test_an_interrupt_while_the_sampler_has_its_weights_leaves_the_policy_its_own(where, tmp_path):
     trainer = make(tmp_path, kit={"sync_every": 4})
     watch = Watch(trainer)
-    inner, begin, pressed = trainer._sampling.with_engine, trainer._session.guard.begin_finish_first, []
+    inner, begin, pressed = trainer.sampling.with_engine, trainer.session.guard.begin_finish_first, []
 
     def late():  # after the sampler is done, before anything waits
         if trainer.state.global_step == 2 and not pressed:
@@ -241,10 +241,10 @@ def test_an_interrupt_while_the_sampler_has_its_weights_leaves_the_policy_its_ow
             assert same(clone(trainer), watch.policy[0])
             if where == "inside":
                 press_stop()
-            trainer._session.guard.begin_finish_first = late
+            trainer.session.guard.begin_finish_first = late
         return inner(prompt_ids)
 
-    trainer._sampling.with_engine = generate
+    trainer.sampling.with_engine = generate
     trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step == 2 and bool(pressed) == (where != "inside")
     assert same(clone(trainer), watch.policy[2]) and not same(watch.policy[0], watch.policy[2])

@@ -136,7 +136,7 @@ def test_a_second_press_while_the_first_is_obeyed_changes_nothing(where, tmp_pat
 @pytest.mark.parametrize("part", ["open", "begin"])
 def test_a_press_before_the_first_step_leaves_the_name_free(part, tmp_path, untouched):
     trainer = make("kit", tmp_path / "run")
-    inner, pressed = getattr(trainer._recorder, part), []
+    inner, pressed = getattr(trainer.recorder, part), []
 
     def then_press(*args, **kwargs):
         inner(*args, **kwargs)
@@ -144,7 +144,7 @@ def test_a_press_before_the_first_step_leaves_the_name_free(part, tmp_path, unto
             pressed.append(True)
             press_stop()
 
-    setattr(trainer._recorder, part, then_press)
+    setattr(trainer.recorder, part, then_press)
     trainer.train(on_stop="return")
     assert trainer.interrupted and trainer.state.global_step == 0
     other = make("kit", tmp_path / "run")

@@ -39,7 +39,7 @@ def slow(completions, **columns):  # so that a kill finds the run under way
 for name in sys.argv[3:]:
     trainer = make("kit", folder / name, rewards=slow, **how)
     trainer.train(resume_from_checkpoint=sys.argv[2] == "resume" or None)
-    torch.save(state_of(trainer), folder / f"{name} {trainer._ranks.index}.pt")
+    torch.save(state_of(trainer), folder / f"{name} {trainer.ranks.index}.pt")
 """
 
 

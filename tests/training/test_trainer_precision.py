@@ -32,7 +32,7 @@ def test_autocast_with_a_reference(tmp_path):
     """accelerate wraps the reference's forward then; the temperature must still reach its head."""
     trainer = make("kit", tmp_path, bf16=True, beta=0.1, max_steps=2, kit={"temperature": lambda p: 1.5 - p})
     trainer.train()
-    assert [cell.cell_contents for cell in trainer._temperature.heads] == [0.5, 0.5]
+    assert [cell.cell_contents for cell in trainer.temperatures.heads] == [0.5, 0.5]
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 

@@ -129,8 +129,8 @@ def test_schedule_reaches_everything(which, tuning, tmp_path):
 def test_schedule_is_exact_at_both_ends(tmp_path):
     trainer = make("kit", tmp_path, max_steps=5, kit={"temperature": schedule})
     trainer.state.max_steps = 5
-    assert trainer._temperature.at(0) == START
-    assert trainer._temperature.at(4) == END
+    assert trainer.temperatures.at(0) == START
+    assert trainer.temperatures.at(4) == END
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])

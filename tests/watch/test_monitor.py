@@ -496,14 +496,14 @@ def test_bfloat16_weights_under_plain_adamw_lose_updates(tmp_path):
 
 def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
     trainer = make("kit", tmp_path / "gap", max_steps=4)
-    inner = trainer._sampling.with_engine
+    inner = trainer.sampling.with_engine
 
     def sharper(prompt_ids):  # as a sampler that does not know the temperature
         trainer.generation_config.temperature = 0.3
         ids, logprobs = inner(prompt_ids)
         return ids, [[value * 0.5 for value in row] for row in logprobs]
 
-    trainer._sampling.with_engine = sharper
+    trainer.sampling.with_engine = sharper
     trainer.train()
     assert "sampler gap" in {flag.name for flag in read_flags(tmp_path / "gap")}
 
