@@ -201,7 +201,7 @@ def test_the_card_says_what_was_trained(tmp_path):
     run.train()
     text = (tmp_path / "run/README.md").read_text()
     for words in (
-        "| base | tiny-random |", "| data | task largest, rows 32 |", "exact_answer x 1, soft_format x 1",
+        "| base | tiny-random |", "| data | task largest, rows 32 |", "exact_answer x 0.75, soft_format x 0.25",
         "| steps | 4 |",
         "Held-out accuracy, greedy, 95 % interval: step 0: ", "-> step 4: ",
         "- from step 4: learning_rate 0.001 -> 0.0005", "| reward | 0.",
