@@ -78,7 +78,7 @@ class HintedTrainer(EpisodeTrainer):
             right = torch.tensor(
                 [e.total >= self.task.success for e in self._turns.episodes for _ in e.turns]
             )
-            right = torch.cat([right, torch.zeros(self._turns.fill)]).float()
+            right = torch.cat([right, torch.zeros(self._turns.fillers)]).float()
             # The mean over the tokens of those that are imitated, whatever the others hold.
             kept = (output["completion_mask"].sum(1) * right).sum().clamp(min=1)
             output["advantages"] = right * output["num_items_in_batch"] / kept

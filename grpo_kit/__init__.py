@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     # A task, its model and its machine, before training.
     from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
     from grpo_kit.profiles import profile  # the numbers of a run that fit this machine
-    from grpo_kit.memory.plan import plan_memory  # does it fit the card, or each of several?
-    from grpo_kit.memory.cards import cards_table  # what fits on how many cards, on paper
+    from grpo_kit.memory.plan import plan_memory  # does it fit the card?
     from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
-    from grpo_kit.guide.which_method import which_method  # which method for which data and reward
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
@@ -62,9 +60,7 @@ if TYPE_CHECKING:
 
     # Several turns.
     from grpo_kit import episodes  # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
-    from grpo_kit.episodes.template_audit import (
-        audit_turns,
-    )  # what a chat template does with earlier thoughts
+    from grpo_kit.episodes.template_audit import audit_turns  # what a template does with earlier thoughts
     from grpo_kit.episodes.show import show_turns  # what the model reads each turn, as text
 
     # Watching.
@@ -90,7 +86,7 @@ __all__ = [
     "build_prompt", "build_dataset", "audit_tags", "roundtrip_drift",
     "rewards",
     "constant", "cosine", "exponential", "linear", "stepwise",
-    "tasks", "profile", "plan_memory", "cards_table", "describe", "load_policy", "which_method",
+    "tasks", "profile", "plan_memory", "describe", "load_policy",
     "readiness", "length_probe",
     "Recipe",
     "GRPOTrainer", "EpisodeTrainer", "OffPolicyTrainer", "PositivesTrainer", "Stopped", "HeldOut", "make_optimizer",
@@ -106,9 +102,7 @@ _MODULES = {
     "schedules": ["constant", "cosine", "exponential", "linear", "stepwise"],
     "profiles": ["profile"],
     "memory.plan": ["plan_memory"],
-    "memory.cards": ["cards_table"],
     "models": ["describe", "load_policy"],
-    "guide.which_method": ["which_method"],
     "evaluation.readiness": ["readiness"],
     "evaluation.lengths": ["length_probe"],
     "recipe": ["Recipe"],

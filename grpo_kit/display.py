@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo_kit.argument_checks import check_whole
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -262,8 +264,7 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     >>> tuple(round(x, 4) for x in wilson_interval(81, 263))
     (0.2553, 0.3662)
     """
-    if n < 1:
-        raise ValueError(f"n={n!r} must be at least 1; without rows there is no rate")
+    check_whole("n", n, hint="; without rows there is no rate")
     if not 0 <= successes <= n:
         raise ValueError(f"successes={successes!r} must lie in 0..n={n}")
     if not 0 < confidence < 1:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from datasets import Dataset
 
+from grpo_kit.argument_checks import check_number, check_temperature
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.sample_cache import trained_as_sampled
 
@@ -60,7 +61,7 @@ class Samples:
         >>> samples.pairs()[0]["chosen"]
         ' 4'
         """
-        _check_number("margin", margin, 0)
+        check_number("margin", margin, 0)
         if self.settings["samples"] < 2:
             raise ValueError("samples=1 a prompt leaves nothing to compare; sample at least 2, such as 4")
         rows = self._pairs(margin, cut_off)
@@ -77,7 +78,7 @@ class Samples:
         A prompt's completions are spread over the set, whose order TRL keeps: for KTO's KL term it gives each prompt
         the completion of its neighbour in the batch, which has to be another prompt's.
         """
-        _check_number("threshold", threshold)
+        check_number("threshold", threshold)
         rows = [
             {"prompt": c["prompt"], "completion": c["completion"], "label": label, "score": c["score"]}
             for c in _spread(self._candidates(cut_off))
@@ -90,7 +91,7 @@ class Samples:
 
         For SFTTrainer: prompt, completion, score. Source: RAFT, arXiv:2304.06767.
         """
-        least = -math.inf if threshold is None else _check_number("threshold", threshold)
+        least = -math.inf if threshold is None else check_number("threshold", threshold)
         best = [max(group, key=_score) for group in self._candidates()]
         return self._data_set([_target(c) for c in best if c["score"] >= least], threshold)
 
@@ -99,7 +100,7 @@ class Samples:
 
         For SFTTrainer: prompt, completion, score. Source: RFT, arXiv:2308.01825.
         """
-        _check_number("threshold", threshold)
+        check_number("threshold", threshold)
         rows = [_target(c) for group in self._candidates() for c in group if c["score"] >= threshold]
         return self._data_set(rows, threshold)
 
@@ -210,7 +211,7 @@ def sample(
     the same; called with other settings, other prompts or changed weights it refuses.
     Scores are not kept, but computed by every call: rewards are cheap beside sampling, and a reward that was changed
     can then never be confused with the old one. Change a reward, call again: nothing is sampled anew.
-    A completion without a total (rewards.judge.totals) has no score.
+    A completion without a total (rewards.scoring.totals) has no score.
     Raises ValueError for empty rows, a temperature that is not above 0, and what complete() refuses; RewardError for a
     reward that fails; RunFolderError (a ValueError) for a folder with samples of other settings.
 
@@ -221,8 +222,7 @@ def sample(
     rows = list(task.train if rows is None else rows)
     if not rows:
         raise ValueError("rows is empty; give at least one row")
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
+    check_temperature(temperature)
     first = {
         prompt: row for prompt, row in reversed(list(zip(task.render(tokenizer, rows), rows, strict=True)))
     }
@@ -273,11 +273,3 @@ def _score(candidate: dict[str, Any]) -> float:
 
 def _target(candidate: dict[str, Any]) -> dict[str, Any]:
     return {name: candidate[name] for name in ("prompt", "completion", "score")}
-
-
-def _check_number(name: str, value: float, least: float = -math.inf) -> float:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
-        raise ValueError(
-            f"{name}={value!r} must be a number" + (f" of at least {least}" if least == 0 else "")
-        )
-    return float(value)

@@ -18,6 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
+from grpo_kit.argument_checks import (
+    check_above_zero,
+    check_choice,
+    check_number,
+    check_temperature,
+    check_whole,
+)
 from grpo_kit.cuda import has_bf16
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.trackers.names import check_installed
@@ -255,20 +262,14 @@ class Profile:
         whole |= {} if self.max_completion_tokens is None else {"max_completion_tokens": 1}
         whole |= {"micro_batch": 1, "held_out": 1, "eval_batch": 1, "save_steps": 0, "seed": 0}
         for name, least in whole.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
-        for name in ("learning_rate", "lora_learning_rate", "temperature"):
-            if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a number above 0")
-        if not _is_number(self.beta) or self.beta < 0:
-            raise ValueError(f"beta={self.beta!r} must be a number of at least 0; 0 means no reference model")
+            object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
+        for name in ("learning_rate", "lora_learning_rate"):
+            check_above_zero(name, getattr(self, name))
+        check_temperature(self.temperature)
+        check_number("beta", self.beta, 0, hint="; 0 means no reference model")
         choices = {"task": _TASKS, "dtype": _DTYPES, "lora_dtype": _DTYPES, "optimizer": tuple(OPTIMIZERS)}
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}"
-                )
+            check_choice(name, getattr(self, name), known)
         if not isinstance(self.task_options, dict):
             raise ValueError(f"task_options={self.task_options!r} must be a dict of the task's arguments")
         _check_arguments(self.task, self.task_options)
@@ -320,8 +321,7 @@ class Profile:
 
         from grpo_kit.unsloth import changed_defaults
 
-        if tuning not in ("full", "lora", "qlora"):
-            raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+        check_choice("tuning", tuning, ("full", "lora", "qlora"))
         known = {f.name for f in fields(GRPOConfig)}
         if unknown := sorted(set(overrides) - known):
             raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
@@ -475,7 +475,3 @@ def _pick() -> tuple[str, str]:
     if not has_bf16():
         return "t4", f"{has} but no bfloat16 of its own, which gpu24 trains in; t4 computes in float32"
     return "gpu24", has
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,10 +6,12 @@ exact at both ends, never outside the range between its ends, and prints as the 
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from grpo_kit.argument_checks import check_above_zero, is_number
+from grpo_kit.literal_calls import call_from_text
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,7 @@ class exponential:  # noqa: N801
     def __post_init__(self) -> None:
         for name in ("start", "end"):
             value = getattr(self, name)
-            _check_finite(name, value)
-            if value <= 0:
-                raise ValueError(
-                    f"{name}={value!r} must be above 0; a factor never reaches 0, use linear instead"
-                )
+            check_above_zero(name, value, hint="; a factor never reaches 0, use linear instead")
 
     def __call__(self, progress: float) -> float:
         """The value at progress in [0, 1]."""
@@ -145,11 +143,9 @@ def schedule_from(text: str) -> Callable[[float], float]:
     """
     known = {kind.__name__: kind for kind in (constant, linear, cosine, exponential, stepwise)}
     try:
-        call = ast.parse(text.strip(), mode="eval").body
-        given = [ast.literal_eval(value) for value in call.args]
-        named = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        return known[call.func.id](*given, **named)
-    except (AttributeError, KeyError, SyntaxError, TypeError, ValueError) as error:
+        call = call_from_text(text)
+        return known[call.name](*call.arguments, **call.keywords)
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"schedule {text!r} cannot be read ({error}); write it as 'linear(1.2, 0.6)', one of {', '.join(known)}"
         ) from error
@@ -172,5 +168,5 @@ def _within(value: float, start: float, end: float) -> float:
 
 
 def _check_finite(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value):
         raise ValueError(f"{name}={value!r} must be a finite number, such as 0.9")

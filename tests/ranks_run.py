@@ -113,7 +113,7 @@ def recorded(trainer):
 
     def generate(*args, **kwargs):
         made = inner(*args, **kwargs)
-        calls.append((*made, trainer.sampling.entropies))
+        calls.append((*made, trainer.batch.entropies))
         return made
 
     trainer._generate_single_turn = generate
@@ -130,7 +130,7 @@ def replayed(trainer, calls):
             [row for rows in part for row in rows] for part in zip(*made, strict=True)
         )
         assert len(ids) == len(prompt_ids)
-        trainer.sampling.entropies = entropies
+        trainer.batch.entropies = entropies
         return ids, logprobs
 
     trainer._generate_single_turn = generate

@@ -229,7 +229,9 @@ def test_links_lead_somewhere(page):
 
 def test_links_in_what_a_cell_shows_lead_to_pages(tree):
     shown = (tree / "notebooks" / "10_preferences_then_grpo.ipynb").read_text()
-    assert "href=" in shown and "07_warm_start.html" in shown and not re.search(r"href=[^>]*\.ipynb", shown)
+    outputs = [str(cell.get("outputs")) for cell in json.loads(shown)["cells"]]
+    assert any("](07_warm_start.html)" in output for output in outputs)
+    assert not any(re.search(r"href=[^>]*\.ipynb|\]\([\w./-]+\.ipynb", output) for output in outputs)
 
 
 def test_links_of_the_reference_lead_to_pages(tree):

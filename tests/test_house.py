@@ -3,9 +3,11 @@
 import ast
 import functools
 import importlib
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from types import ModuleType
 
@@ -16,9 +18,10 @@ import grpo_kit
 ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
-    "lazy", "schedules", "objectives", "unsloth", "torch_builds", "prompts", "cuda", "models", "record", "display",
-    "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim", "guide", "tasks", "watch", "trackers", "profiles",
-    "memory", "training", "evaluation", "preferences", "lab", "exports", "recipe", "doctor", "commands",
+    "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts",
+    "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
+    "tasks", "watch", "trackers", "profiles", "memory", "training", "evaluation", "preferences", "lab",
+    "exports", "recipe", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -232,3 +235,93 @@ def test_no_file_names_a_folder_of_one_machine():
             if hits:
                 found[name] = hits[:3]
     assert not found
+
+
+# Files of a user, of a run folder, and the one that the rules forbid.
+EXAMPLES = {
+    "my_recipe.py", "my_task.py", "train_mine.py", "FILE.py", "file.py", "recipe.py", "cluster/train.py", "utils.py",
+}  # fmt: skip
+CITED = re.compile(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.py\b")
+DOTTED = re.compile(r"(?<![\w.])(?:grpo_kit\.)?([a-z]\w*)\.([a-z]\w*)(?![\w(])")
+
+
+def prose(path):
+    """Docstrings and comments of a Python file; all of another."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return [text]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(n) or "" for n in ast.walk(ast.parse(text)) if isinstance(n, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return found + [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def missing(texts, files):
+    """Python files that a text names by their name, or by the last folders of their path, and that are not there."""
+    ends = {"/".join(parts[i:]) for parts in (f.split("/") for f in files) for i in range(len(parts))}
+    return sorted({cited for text in texts for cited in CITED.findall(text)} - ends - EXAMPLES)
+
+
+@functools.cache
+def python_files():
+    root = ROOT.parent
+    found = [
+        p
+        for d in ("grpo_kit", "tests", "benchmarks", ".ci", "docs", "scripts")
+        for p in (root / d).rglob("*.py")
+    ]
+    return frozenset(p.relative_to(root).as_posix() for p in [*found, *root.glob("*.py")])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*FILES, *sorted((ROOT.parent / "docs").glob("*.md"))],
+    ids=lambda p: str(p.relative_to(ROOT.parent)),
+)
+def test_no_citation_of_a_file_that_is_not_there(path):
+    assert not missing(prose(path), python_files())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_citation_of_a_module_that_is_not_there(path):
+    """`rewards.scoring` in a docstring or comment: a room that is a package, and what it holds."""
+    packages = {name.split(".")[1] for name in MODULES if name.count(".") > 1}
+    lines = [line for text in prose(path) for line in text.splitlines() if ">>>" not in line]
+    for first, second in DOTTED.findall("\n".join(lines)):
+        if first in packages and second not in ("py", "json", "csv"):
+            held = f"grpo_kit.{first}.{second}" in MODULES or hasattr(
+                importlib.import_module(f"grpo_kit.{first}"), second
+            )
+            assert held, f"{first}.{second}"
+
+
+def test_the_finder_of_citations_finds_them():
+    files = {"grpo_kit/rewards/scoring.py", "grpo_kit/lazy.py"}
+    text = "see scoring.py, rewards/scoring.py (judge.py), training/lazy.py and my_task.py; a.python, x.pyc"
+    assert missing([text], files) == ["judge.py", "training/lazy.py"]
+
+
+def stages():
+    """The paragraph of each stage of a step in docs/architecture.md, by its number."""
+    text = (
+        (ROOT.parent / "docs/architecture.md").read_text().split("## What one step of training looks like")[1]
+    )
+    found = re.findall(r"^(\d)\. (.*?)(?=^\d\. |^\S)", text, re.MULTILINE | re.DOTALL)
+    return {int(number): paragraph for number, paragraph in found}
+
+
+def test_stages_of_a_step_have_the_numbers_of_the_architecture():
+    paragraphs, checked = stages(), 0
+    assert sorted(paragraphs) == list(range(1, 10))
+    for path in sorted((ROOT / "training").glob("*.py")):
+        head = re.match(
+            r"(?:Between )?[Ss]tages? (\d)(?: and (\d))? of a step",
+            ast.get_docstring(ast.parse(path.read_text())) or "",
+        )
+        if head is None:
+            continue
+        numbers = {int(n) for n in head.groups() if n}
+        where = {n for n, paragraph in paragraphs.items() if f"training/{path.name}" in paragraph}
+        assert where and (where <= numbers if head[0].startswith("Between") else where == numbers), path.name
+        checked += 1
+    assert checked >= 7

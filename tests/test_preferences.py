@@ -419,14 +419,14 @@ def test_arguments_are_refused_before_anything_is_written(spelling, tmp_path):
     long = [{**task.train[0], "question": "Which? " * 900}]
     asked = [
         ({"rows": []}, "rows is empty"),
-        ({"temperature": 0}, "temperature=0 must be above 0"),
-        ({"samples": 0}, "samples=0 must be at least 1"),
+        ({"temperature": 0}, "temperature=0 must be a number above 0"),
+        ({"samples": 0}, "samples=0 must be a whole number of at least 1"),
         ({"chunk": 0}, "chunk=0 must"),
         ({"batch_size": 0}, "batch_size=0 must"),
         ({"max_completion_tokens": 0}, "max_completion_tokens=0 must"),
         (
             {"rows": task.train + long},
-            r"prompts\[14\] has \d+ tokens, which with max_completion_tokens=4 exceeds",
+            r"prompts\[14\] has \d+ tokens; with max_completion_tokens=4 that is \d+, which exceeds",
         ),
         (
             {"rows": [{"question": "a?", "answer": "b"}], "task": from_rows_needing("gold")},
@@ -564,13 +564,13 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from test_preferences import nines_task, speller, WORDS
 from grpo_kit import sample
-from grpo_kit.evaluation import chunks
-draw = chunks.complete
+from grpo_kit.evaluation import sample_cache
+draw = sample_cache.complete
 def slow(*args, **how):
     made = draw(*args, **how)
     time.sleep(0.2)
     return made
-chunks.complete = slow
+sample_cache.complete = slow
 sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 """
 

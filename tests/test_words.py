@@ -34,6 +34,8 @@ OF_TRANSFORMERS = "the name of the argument in transformers, whose GenerationCon
 ALLOWED = {  # (file, word): (how often at most, why)
     ("benchmarks/flag_fixtures.py", "max_completion_length"): (1, OF_TRL),
     ("benchmarks/induced_failures.py", "max_completion_length"): (3, OF_TRL),
+    ("benchmarks/oracle/cases.py", "max_completion_length"): (1, OF_TRL),
+    ("benchmarks/oracle/textbook.py", "max_completion_length"): (1, OF_TRL),
     ("benchmarks/step/forcing.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
     ("grpo_kit/profiles.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/rollout/engine.py", "max_new_tokens"): (4, OF_TRANSFORMERS),

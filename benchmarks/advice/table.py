@@ -27,7 +27,6 @@ from benchmarks.advice.row import (
     of_elsewhere,
 )
 from grpo_kit import lab
-from grpo_kit.guide.which_method import anchor
 from grpo_kit.lab.statistics import holm
 
 NOTEBOOK = "../../notebooks/15_the_advice_measured.ipynb"
@@ -39,6 +38,15 @@ _VERDICTS = {
     "cannot tell": "cannot be told",
     WITHDRAWN: "withdrawn",
 }
+
+
+def anchor(claim: str) -> str:
+    """What the cell of a row in notebook 15 is linked by, made of the row's name.
+
+    >>> anchor("not-below-0.7")
+    'not-below-0-7'
+    """
+    return re.sub("[^a-z0-9]+", "-", claim.lower()).strip("-")
 
 
 def table(

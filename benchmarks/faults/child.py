@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.campaign import Implementation
 from benchmarks.faults.runs import STEPS, make, result_of
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.training.checkpoints import checkpoints
@@ -129,3 +130,6 @@ def _timed(lasts: dict[str, float], moment: str, work: Callable[..., Any], *args
     out = work(*args, **kwargs)
     lasts[moment] = time.monotonic() - start
     return out
+
+
+TODAY = Implementation(untouched, touched, resumed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from grpo_kit.literal_calls import value_from_text
 
 if TYPE_CHECKING:
     from grpo_kit.recipe import Recipe
@@ -165,6 +166,6 @@ def temperature_of(text: str) -> float | str:
 def _value(text: str) -> Any:
     """A number, a list, True, ...; what Python does not read is text."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return value_from_text(text)
+    except ValueError:
         return text

@@ -6,7 +6,6 @@ or Python's call syntax, `look(x=3)`.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_kit.episodes.environment import Environment
+from grpo_kit.literal_calls import call_from_text
 
 _TAGGED = re.compile(r"<(tool_call|function_call|tools?)>\s*(.*?)\s*</\1>", re.DOTALL)
 _BEGUN = re.compile(r"<(tool_call|function_call)>")
@@ -214,12 +214,10 @@ def _python_call(text: str) -> ToolCall | None:
     while match := re.compile(r"(?<![\w.])[A-Za-z]\w*\(").search(text, start):
         start = _closing(text, match.end() - 1)
         try:
-            node = ast.parse(text[match.start() : start], mode="eval").body
-            given = {str(i): ast.literal_eval(value) for i, value in enumerate(node.args)}
-            given |= {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg}
-            return ToolCall(node.func.id, given)
-        except (SyntaxError, ValueError, AttributeError):
+            call = call_from_text(text[match.start() : start])
+        except ValueError:
             continue
+        return ToolCall(call.name, {str(i): value for i, value in enumerate(call.arguments)} | call.keywords)
     return None
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.episodes.environment import Environment, VectorEnv, row_key
 from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.episodes.recorded_env import RecordedEnv
@@ -80,9 +81,7 @@ class EpisodeTask:
                 "model would be tested on what it trained on"
             )
         for name in ("max_turns", "max_completion_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+            check_whole(name, getattr(self, name))
 
     def world(self) -> VectorEnv:
         """Environments for a rollout."""

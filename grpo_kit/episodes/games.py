@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from grpo_kit.argument_checks import check_above_zero, check_whole
 from grpo_kit.episodes.environment import Environment
 
 # textarena's games seed Python's own generator and draw from it: one of them moves at a time.
@@ -33,8 +34,7 @@ def from_textarena(name: str, *, highest: float = 1.0, **options: Any) -> Callab
     >>> rows = [{"question": "Guess the number.", "seed": seed} for seed in range(80)]
     >>> task = EpisodeTask("number", rows[16:], rows[:16], from_textarena("GuessTheNumber-v0"))  # doctest: +SKIP
     """
-    if not highest > 0:
-        raise ValueError(f"highest={highest!r} must be above 0: what the best game pays")
+    check_above_zero("highest", highest, hint=": what the best game pays")
     _Game(name, highest, options).reset({"seed": 0})  # what is wrong is said now
     return lambda: _Game(name, highest, options)
 
@@ -53,11 +53,7 @@ class _Game:
 
     def reset(self, row: Mapping[str, Any]) -> str:
         """The game's prompt, and its board where it has one."""
-        seed = row.get("seed")
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise ValueError(
-                f"a row for {self.name!r} has seed={seed!r}; it must be a whole number of at least 0: which game it is"
-            )
+        seed = check_whole(f"a row for {self.name!r}: seed", row.get("seed"), 0, hint=": which game it is")
         self.numbers, self.invalid = random.Random(seed).getstate(), False
         with self._own_numbers():
             try:

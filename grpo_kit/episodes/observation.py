@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.prompts import PromptError, build_prompt, opening_messages, special_tokens
 
 if TYPE_CHECKING:
@@ -63,12 +64,9 @@ class View:
     write: Callable[[str, Sequence[str], str], str] = write_turn
 
     def __post_init__(self) -> None:
-        if self.actions is not None and (not isinstance(self.actions, int) or self.actions < 0):
-            raise ValueError(
-                f"actions={self.actions!r} must be a whole number of at least 0, or None for all"
-            )
-        if self.thoughts not in ("as served", "kept"):
-            raise ValueError(f"thoughts={self.thoughts!r} is not known; use 'as served' or 'kept'")
+        if self.actions is not None:
+            check_whole("actions", self.actions, 0, hint=", or None for all")
+        check_choice("thoughts", self.thoughts, ("as served", "kept"))
         if self.thoughts == "kept" and not self.chat:
             raise ValueError("thoughts='kept' needs chat=True: other views show no earlier responses")
 

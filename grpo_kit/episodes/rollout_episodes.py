@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_kit.episodes.environment import EpisodeError, VectorEnv
 from grpo_kit.episodes.observation import Conversation, Renderer
+from grpo_kit.models.context import check_context
 from grpo_kit.prompts import PromptError
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def rollout_episodes(
     world: VectorEnv,
     complete: Complete,
     *,
-    context: int | None = None,
+    context: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Episode]:
     """One episode a row, side by side; those that have ended take no part in later turns.
@@ -94,12 +96,13 @@ def rollout_episodes(
         living = sorted(talks, key=lambda i: (first[tuple(talks[i].ids)], i))
         prompts = [talks[i].ids for i in living]
         for i, prompt in zip(living, prompts, strict=True):
-            if context and len(prompt) + task.max_completion_tokens > context:
-                raise EpisodeError(
-                    f"{world.where(i, turn)}: the prompt has {len(prompt)} tokens, which with max_completion_tokens="
-                    f"{task.max_completion_tokens} is more than the model's context of {context}; show fewer actions "
-                    "or shorter observations"
-                )
+            try:
+                check_context(
+                    context, len(prompt), task.max_completion_tokens, where=f"{world.where(i, turn)}: the prompt",
+                    mend="show fewer actions or shorter observations",
+                )  # fmt: skip
+            except ValueError as error:
+                raise EpisodeError(str(error)) from None
         made = dict(zip(living, complete(prompts, living, turn), strict=True))
         texts = {i: renderer.text_of(made[i][0]) for i in made}
         said = {i: renderer.view.said(renderer.view.prefill + texts[i]) for i in living}

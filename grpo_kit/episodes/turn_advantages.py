@@ -8,6 +8,7 @@ from statistics import fmean
 
 import torch
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.episodes.rollout_episodes import Episode
 from grpo_kit.objectives import group_advantages
 
@@ -35,8 +36,7 @@ def turn_advantages(
     Raises ValueError for a credit that is not known, and a discount below 1 where credit="episode" would not use it.
     Sources: GRPO, arXiv:2402.03300; GiGPO ("state", with weight 1 and its discount), arXiv:2505.10978.
     """
-    if credit not in CREDITS:
-        raise ValueError(f"credit={credit!r} is not known; use one of {', '.join(CREDITS)}")
+    check_choice("credit", credit, CREDITS)
     if credit == "episode" and discount != 1:
         raise ValueError(
             f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
 from grpo_kit.evaluation.generate_and_score import Answers, answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
@@ -207,14 +208,13 @@ def evaluate(
     """
     rows = list(task.held_out if rows is None else rows)
     ks = sorted({size for size in k if size <= samples})
-    if samples < 0:
-        raise ValueError(f"samples={samples!r} must be at least 0")
+    check_whole("samples", samples, 0)
     if samples and (not ks or ks[0] < 1):
         raise ValueError(
             f"k={tuple(k)!r} has no number in 1..samples={samples}; ask for fewer or draw more samples"
         )
-    if samples and not temperature > 0:
-        raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are the greedy one")
+    if samples:
+        check_temperature(temperature)
 
     how = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size, "seed": seed}
     greedy, sampled = answer(model, tokenizer, task, rows, **how), None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.constant import Constant, compared
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p
@@ -176,8 +177,7 @@ class Comparison:
         Columns question, answer, base and tuned (the completions whole); a notebook shows base and tuned side by side,
         long ones behind a click.
         """
-        if n < 1:
-            raise ValueError(f"n={n!r} must be at least 1")
+        check_whole("n", n)
         before, after = self.base.rows, self.tuned.rows
         both = pd.DataFrame(
             {

@@ -24,6 +24,7 @@ from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.evaluation.sample_cache import sample_chunks
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
+from grpo_kit.models.context import context_length
 from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, judges_answer, score_in_full
 from grpo_kit.rewards.parts import check_column_names, check_columns, reward_names
 from grpo_kit.rewards.response import Reward
@@ -140,7 +141,7 @@ class Answers:
 
     @cached_property
     def rewards(self) -> Scores:
-        """Each completion's total, None where the rewards cannot judge it (see rewards.judge.totals)."""
+        """Each completion's total, None where the rewards cannot judge it (see rewards.scoring.totals)."""
         groups = [i // self.samples for i in range(len(self.completions))]
         return totals(list(self.parts.values()), self.task.reward_weights, groups)
 
@@ -336,7 +337,7 @@ def _in_turns(
         )  # fmt: skip
         return [(list(one.ids), None) for one in made]
 
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(model)
     with _told(f"{task.name}, episodes", progress) as progress:
         progress(0, len(asked))
         played = replace(task, max_completion_tokens=limit)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import mean_reward, wilson_interval
 from grpo_kit.tasks.measure import has_accuracy, measure_of, reads_tag
@@ -37,9 +38,7 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         for name in ("rows", "every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
+            check_whole(name, getattr(self, name))
         if self.rows > len(self.task.held_out):
             raise ValueError(
                 f"rows={self.rows}, but task {self.task.name!r} holds out {len(self.task.held_out)}; ask for fewer"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import wilson_interval
 
 
@@ -88,8 +89,7 @@ def bootstrap_mean(
         raise ValueError(
             f"values has {n} entries; give at least one, each a number in [{lowest:g}, {highest:g}]"
         )
-    if resamples < 100:
-        raise ValueError(f"resamples={resamples!r} must be at least 100")
+    check_whole("resamples", resamples, 100)
     if (data == data[0]).all():
         room = wilson_interval(0, n)[1] * max(abs(lowest), abs(highest))
         low, high = max(lowest, data[0] - room), min(highest, data[0] + room)

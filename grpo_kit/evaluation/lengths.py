@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import Estimate, wilson_interval
 from grpo_kit.memory.plan import plan_memory
@@ -113,8 +114,8 @@ def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:
     >>> decode_steps(Lengths({1: 1, 3: 1}, 0, 8), maximum=8, rows=2)
     2.5
     """
-    if maximum < 1 or rows < 1:
-        raise ValueError(f"maximum={maximum!r} and rows={rows!r} must be at least 1")
+    check_whole("maximum", maximum)
+    check_whole("rows", rows)
     return math.fsum(1 - lengths.within(t - 1) ** rows for t in range(1, maximum + 1))
 
 

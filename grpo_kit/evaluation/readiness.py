@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_temperature
 from grpo_kit.evaluation.constant import Constant, constant_reward, doing
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
@@ -377,8 +378,7 @@ def readiness(
     """
     if not 2 <= group_size <= samples:
         raise ValueError(f"group_size={group_size!r} must lie in 2..samples={samples!r}")
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature!r} must be above 0; at 0 all samples are alike")
+    check_temperature(temperature)
     check_seconds(seconds)
     rows = list(task.held_out if rows is None else rows)
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}

@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 import torch
 from filelock import FileLock, Timeout
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.models import base_model
 from grpo_kit.record.files import RunFolderError, write_whole
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete, end_ids
+from grpo_kit.tasks.same_task import content_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,8 +59,8 @@ def sample_chunks(
     the folder holds samples of other settings, or another process is at it.
     """
     for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
-        if name != "temperature" and value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+        if name != "temperature":
+            check_whole(name, value)
     ids = tokenizer(list(prompts))["input_ids"]
     check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled
     folder = Path(folder)
@@ -124,7 +126,6 @@ def _settings(
     prompts: Sequence[str],
     ids: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    asked = json.dumps([list(prompts), list(ids)])
     # Adapters may be there and switched off: the weights alone would not tell.
     layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
     return {
@@ -132,7 +133,7 @@ def _settings(
         "weights": weights_digest(model),
         "adapters": sorted({"off" if a.disable_adapters else str(a.active_adapters) for a in layers}),
         "ends": end_ids(model, tokenizer),
-        "prompts": f"{len(prompts)}, digest {hashlib.sha256(asked.encode()).hexdigest()[:16]}",
+        "prompts": f"{len(prompts)}, digest {content_digest([list(prompts), list(ids)])}",
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
+from grpo_kit.argument_checks import check_temperature
 from grpo_kit.display import escape, in_notebook
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
@@ -187,8 +188,10 @@ def chat(
         limit = task.max_completion_tokens if task is not None else 256
     if temperature is None:
         temperature = float(brought.get("temperature") or 0.0)
-    if not temperature >= 0:
-        raise ExportError(f"temperature={temperature!r} must be 0 (greedy) or above")
+    try:
+        temperature = check_temperature(temperature, greedy=True)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
     return Chat(sides, temperature=temperature, tokens=limit, seed=seed)
 
 

@@ -11,18 +11,19 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from trl import GRPOConfig
 
+from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.profiles import Profile, profile
 from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.measure import has_accuracy
+from grpo_kit.tasks.same_task import content_digest
 from grpo_kit.training.trainer import GRPOTrainer
 
 _OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures", "eval_samples")
@@ -90,8 +91,7 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
         raise ValueError(f"prepare={prepare!r} must be a function f(model, tokenizer, task, seed)")
     temperatures = _temperatures(changes.pop("eval_temperatures", ()))
     samples = changes.pop("eval_samples", SAMPLES)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"eval_samples={samples!r} must be a whole number of at least 1")
+    check_whole("eval_samples", samples)
     options = {}
     if callable(changes.get("temperature")):
         options["temperature"] = changes.pop("temperature")
@@ -164,19 +164,14 @@ def _prompt(task: Task) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """16 hexadecimal digits of data's contents, the same in every process."""
-    text = json.dumps(value, sort_keys=True, default=lambda other: _plain(other))
-    return sha256(text.encode()).hexdigest()[:16]
+    """content_digest, with what JSON has no form of by the names that the settings have."""
+    return content_digest(value, _plain)
 
 
 def _temperatures(given: Any) -> tuple[float, ...]:
-    try:
-        values = tuple(map(float, given))
-    except (TypeError, ValueError):
-        values = (0.0,)
-    if not all(value > 0 for value in values):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise ValueError(f"eval_temperatures={given!r} must be a list of numbers above 0, such as (0.7, 1.0)")
-    return values
+    return tuple(check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(given))
 
 
 def _options(trainer: type) -> set[str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PretrainedConfig
 
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.models import MODEL_TYPES
 
 Trainable = Literal["full", "lora"]
@@ -43,10 +44,7 @@ class _Sizes:
 
     def __init__(self, config: PretrainedConfig) -> None:
         config = config.get_text_config()
-        if config.model_type not in MODEL_TYPES:
-            raise ValueError(
-                f"config.model_type={config.model_type!r} is not known; use one of {', '.join(MODEL_TYPES)}"
-            )
+        check_choice("config.model_type", config.model_type, MODEL_TYPES)
         self.hidden, self.mlp = config.hidden_size, config.intermediate_size
         self.layers, self.vocabulary = config.num_hidden_layers, config.vocab_size
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -265,8 +263,7 @@ def update_budget(
         ("preferred", preferred),
         ("total", 1 if total is None else total),
     ):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1 token")
+        check_whole(name, value)
     layers = _Sizes(config).layers
     most = max(longest, total if total is not None else 2**20)
 
@@ -291,6 +288,5 @@ def _itemsizes(itemsize: int, compute_itemsize: int | None) -> tuple[int, int]:
 
 
 def _is_full(trainable: str) -> bool:
-    if trainable not in ("full", "lora"):
-        raise ValueError(f"trainable={trainable!r} is not known; use 'full' or 'lora'")
+    check_choice("trainable", trainable, ("full", "lora"))
     return trainable == "full"

@@ -7,7 +7,6 @@ from dataclasses import replace
 from grpo_kit.memory.plan_table import MemoryPlan
 from grpo_kit.memory.request import WITHOUT_BFLOAT16, Request
 from grpo_kit.memory.shapes import config_of, count
-from grpo_kit.memory.sharding import DIVIDES_WEIGHTS, SHARDINGS
 
 
 def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
@@ -15,24 +14,20 @@ def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed:
     cfg, full = request.cfg, request.tuning == "full"
     ideas: list[tuple[str, Request]] = []
     split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg
-    narrow, own = cfg.name not in WITHOUT_BFLOAT16, not request.trls_own
-    if own and narrow and split != cfg and (cfg.optimizer, cfg.dtype) != ("flash-adamw", "bfloat16"):
+    narrow = cfg.name not in WITHOUT_BFLOAT16
+    if narrow and split != cfg and (cfg.optimizer, cfg.dtype) != ("flash-adamw", "bfloat16"):
         ideas.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
-    if own and full and cfg.dtype == "float32" and cfg.optimizer == "adamw":
+    if full and cfg.dtype == "float32" and cfg.optimizer == "adamw":
         ideas.append(("optimizer='adamw-8bit'", replace(request, cfg=replace(cfg, optimizer="adamw-8bit"))))
     if full and cfg.beta > 0:
         ideas.append(("beta=0 (no reference model)", replace(request, cfg=replace(cfg, beta=0.0))))
     for smaller in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(request.tuning, ()):
-        if smaller == "qlora" and not own:
-            continue
         ideas.append((f"tuning={smaller!r}", replace(request, tuning=smaller)))
-    ideas += _of_several_cards(request)
-    half = cfg.prompts_per_step // 2
-    if half and not half * cfg.group_size % request.gpus:
+    if half := cfg.prompts_per_step // 2:
         ideas.append((f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half))))
     if half := request.completion_tokens // 2:
         ideas.append((f"max_completion_tokens={half}", replace(request, completion_tokens=half)))
-    if own and request.attention == "sdpa":
+    if request.attention == "sdpa":
         ideas.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
     name, shape = "Qwen/Qwen2.5-0.5B-Instruct", config_of("Qwen/Qwen2.5-0.5B-Instruct")
     small = replace(request, cfg=replace(cfg, model=name), config=shape, counts=count(shape, request.rank))
@@ -50,24 +45,3 @@ def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed:
         name = f"chunk_tokens={free.chunk_tokens} and {free.checkpointed_layers} checkpointed layers"
         found.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if free.fits else ''}"))
     return [text for saved, text in sorted(found, reverse=True) if saved >= 0.05]
-
-
-def _of_several_cards(request: Request) -> list[tuple[str, Request]]:
-    """Other ways to divide, and what TRL's own path lets one choose."""
-    cfg, ideas = request.cfg, []
-    if request.gpus == 1:
-        return []
-    if request.trls_own:
-        if not cfg.gradient_checkpointing:
-            spared = replace(cfg, gradient_checkpointing=True)
-            ideas.append(("gradient_checkpointing=True", replace(request, cfg=spared)))
-        if request.micro_batch > 1:
-            half = request.micro_batch // 2
-            ideas.append((f"micro_batch={half}", replace(request, cfg=replace(cfg, micro_batch=half))))
-    if request.sharding in DIVIDES_WEIGHTS and not request.sparing:
-        ideas.append(("sparing=True (more traffic)", replace(request, sparing=True)))
-    for other in SHARDINGS if request.tuning != "qlora" else ():
-        if other != request.sharding:
-            changed = replace(request, sharding=other, sparing=False)
-            ideas.append((f"sharding={other!r}", changed))
-    return ideas

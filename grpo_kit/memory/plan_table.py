@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -15,11 +15,9 @@ GIB = 2**30
 _COLOURS = {
     "weights": "#0072B2",
     "reference model": "#5B9BD5",
-    "gathered weights": "#2F6F7E",
     "cast weights": "#3F4E8C",
     "optimizer": "#00785A",
     "gradients": "#B4568E",
-    "communication": "#7D4A2D",
     "keys and values": "#8C6D31",
     "logits and sampling": "#C58B00",
     "activations": "#C24E00",
@@ -35,8 +33,7 @@ class MemoryPlan:
 
     parts: moment -> part -> bytes. usable_gib: what the card offers, the CUDA context included.
     chunk_tokens, checkpointed_layers: how the update is cut. checkpoint_gib: of disk, weights (or adapters) and
-    optimizer state. advice: what to change, empty if the plan fits. micro_batch: rows at a time where the update is
-    TRL's own, None where it is the kit's. notes: what the plan takes for granted.
+    optimizer state. advice: what to change, empty if the plan fits.
     """
 
     title: str
@@ -47,8 +44,6 @@ class MemoryPlan:
     layers: int
     checkpoint_gib: float
     advice: list[str]
-    micro_batch: int | None = None
-    notes: list[str] = field(default_factory=list)
 
     @property
     def peak_gib(self) -> float:
@@ -112,9 +107,8 @@ class MemoryPlan:
 
     def _verdict(self) -> str:
         word = "fits" if self.fits else "does not fit"
-        rows = f"micro-batches of {self.micro_batch} rows," if self.micro_batch else "chunks of"
         return (
-            f"{word}: {self.peak_gib:.1f} of {self.usable_gib:.1f} GiB at the peak; update in {rows} "
+            f"{word}: {self.peak_gib:.1f} of {self.usable_gib:.1f} GiB at the peak; update in chunks of "
             f"{self.chunk_tokens} tokens, {self.checkpointed_layers} of {self.layers} layers checkpointed"
         )
 
@@ -126,11 +120,11 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         table = self.table().to_string(float_format=lambda v: f"{v:.2f}" if v else "-")
-        lines = [self.title, f"GiB\n{table}", self._verdict(), self._disk(), *self.notes]
+        lines = [self.title, f"GiB\n{table}", self._verdict(), self._disk()]
         return "\n".join([*lines, *(f"- {line}" for line in self.advice)])
 
     def _repr_html_(self) -> str:
         table = self.table().to_html(float_format=lambda v: f"{v:.2f}" if v else "-")
         advice = "".join(f"<li>{line}</li>" for line in self.advice)
-        said = "<br>".join([self._verdict(), self._disk(), *self.notes])
+        said = "<br>".join([self._verdict(), self._disk()])
         return f"<p><b>{self.title}</b> (GiB)</p>{table}<p>{said}</p><ul>{advice}</ul>"

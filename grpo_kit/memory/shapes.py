@@ -27,16 +27,12 @@ KNOWN = tuple(_SHAPES)
 
 
 class Counts(NamedTuple):
-    """Parameters: of linear layers but the head; embedding and head; biases and norms; adapters on the first.
-
-    matrix: of the embedding alone, which is as large as the head.
-    """
+    """Parameters: of linear layers but the head; embedding and head; biases and norms; adapters on the first."""
 
     linear: int
     ends: int
     norms: int
     adapters: int
-    matrix: int
 
     @property
     def all(self) -> int:
@@ -71,7 +67,7 @@ def count(config: PretrainedConfig, rank: int) -> Counts:
     ends = sum({id(p): p.numel() for m in (head, embedding) for p in m.parameters()}.values())
     adapters = sum(rank * (layer.in_features + layer.out_features) for layer in layers)
     norms = model.num_parameters() - linear - ends
-    return Counts(linear, ends, norms, adapters, embedding.weight.numel())
+    return Counts(linear, ends, norms, adapters)
 
 
 @functools.cache

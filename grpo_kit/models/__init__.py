@@ -24,6 +24,7 @@ from transformers import (
 )
 
 import grpo_kit.models.libraries  # noqa: F401  before peft: it takes up bitsandbytes quickly, and leaves bars out
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.cuda import has_bf16, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
 from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
@@ -69,8 +70,7 @@ def load_policy(
     True
     """
     warn_if_late()
-    if tuning not in ("full", "lora", "qlora"):
-        raise ValueError(f"tuning={tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+    check_choice("tuning", tuning, ("full", "lora", "qlora"))
     if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
         raise ValueError(f"name_or_path={name_or_path!r} must be a name or a path, such as {EMBEDDED!r}")
     if lora is not None and not isinstance(lora, Mapping):

@@ -17,9 +17,11 @@ def token_logprobs(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> 
     >>> token_logprobs(torch.tensor([[0.0, 0.0], [0.0, 100.0]]), torch.tensor([0, 1])).exp().tolist()
     [0.5, 1.0]
     """
-    if not temperature > 0:
+    # The words of check_temperature (argument_checks.py): the losses are read, and copied, with torch alone.
+    if isinstance(temperature, (bool, str)) or not 0 < temperature < float("inf"):
         raise ValueError(
-            f"temperature={temperature!r} must be above 0; greedy decoding has no log-probabilities"
+            f"temperature={temperature!r} must be a number above 0, such as 1.0; at 0 (greedy) all samples of a prompt "
+            "are alike"
         )
     if logits.shape[:-1] != ids.shape:
         raise ValueError(

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from grpo_kit.argument_checks import check_choice
+
 _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
 # transformers' names of plain AdamW; "galore_adamw", "stable_adamw" and the like are other algorithms.
 _ADAMW = re.compile(r"(paged_)?adamw_")
@@ -86,8 +88,7 @@ def make_optimizer(
     >>> type(make_optimizer("adamw-8bit-split", model, learning_rate=1e-6)).__name__
     'SplitAdamW8bit'
     """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"name={name!r} is not known; use one of {', '.join(OPTIMIZERS)}")
+    check_choice("name", name, OPTIMIZERS)
     for label, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay), ("eps", eps)):
         if not 0 <= value < math.inf:
             raise ValueError(f"{label}={value} must be a number >= 0")
@@ -142,8 +143,7 @@ def choose_optimizer(
             raise ValueError(f"optimizer={name!r} and optimizers= are both given; say one of the two")
         return None
     if name is not None:
-        if name not in OPTIMIZERS:
-            raise ValueError(f"optimizer={name!r} is not known; use one of {', '.join(OPTIMIZERS)}")
+        check_choice("optimizer", name, OPTIMIZERS)
     elif _ADAMW.match(optim) and any(p.requires_grad and p.dtype == _BFLOAT16 for p in model.parameters()):
         name = "adamw-8bit-split"
     if name is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 import torch
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.optim.choose import check_bitsandbytes
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ def update_survival(
     >>> bool(table.set_index("optimizer").kept["adamw, bfloat16 rounded to nearest"] < 0.05)
     True
     """
-    if steps < 1:
-        raise ValueError(f"steps={steps} must be at least 1")
+    check_whole("steps", steps)
     generator = torch.Generator().manual_seed(seed)
     if weights is None:
         n = 2**15 if gradients is None else gradients.shape[1]

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.models import load_policy
@@ -25,6 +26,7 @@ from grpo_kit.recipe.sources import Source, as_task, check_not_reading, home_of
 from grpo_kit.record.control import in_a_file
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.schedules import schedule_from
+from grpo_kit.tasks.same_task import task_digest
 from grpo_kit.training.episode_trainer import EpisodeTrainer
 from grpo_kit.training.trainer import GRPOTrainer
 
@@ -75,14 +77,11 @@ class Recipe:
     source: Source | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.tuning not in ("full", "lora", "qlora"):
-            raise ValueError(f"tuning={self.tuning!r} is not known; use 'full', 'lora' or 'qlora'")
+        check_choice("tuning", self.tuning, ("full", "lora", "qlora"))
         if self.lora and self.tuning == "full":
             raise ValueError(f"lora={dict(self.lora)!r} has no effect with tuning='full'; use tuning='lora'")
-        if self.on_flag not in ("warn", "stop"):
-            raise ValueError(f"on_flag={self.on_flag!r} is not known; use 'warn' or 'stop'")
-        if self.keep not in ("last", "best"):
-            raise ValueError(f"keep={self.keep!r} is not known; use 'last' or 'best'")
+        check_choice("on_flag", self.on_flag, ("warn", "stop"))
+        check_choice("keep", self.keep, ("last", "best"))
         if self.keep == "best" and self.held_out_every is None:
             raise ValueError(
                 "keep='best', but held_out_every=None looks at no held-out rows while it trains; give the steps "
@@ -90,8 +89,8 @@ class Recipe:
             )
         for name in ("held_out_every", "held_out_rows"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
+            if value is not None:
+                check_whole(name, value)
         if taken := sorted(
             {"seed", "max_steps", "learning_rate", "temperature", "report_to"} & {*self.config}
         ):
@@ -169,7 +168,7 @@ class Recipe:
         try:  # a file that is read without what stands around it may make nothing, or something else
             made = found.value()
             made = made.make_task() if isinstance(made, Recipe) else made
-            return found if remembered.digest(made) == remembered.digest(self.make_task()) else None
+            return found if task_digest(made) == task_digest(self.make_task()) else None
         except (ValueError, AttributeError):
             return None
 

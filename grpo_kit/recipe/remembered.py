@@ -6,18 +6,16 @@ runs/<name>/recipe.json   every number of the recipe, and what its task is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.profiles import UNITS, Profile, profile
 from grpo_kit.recipe.sources import Source
 from grpo_kit.record.control import in_a_file
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
+from grpo_kit.tasks.same_task import task_digest
 
 FILE, COPY = "recipe.json", "recipe.py"
 # What a recipe says besides its task and its numbers.
@@ -34,7 +32,7 @@ def write(recipe: Any, folder: Path, script: str | None) -> None:
     source = recipe.home()
     data = {
         "made_by": script,
-        "task": {"name": task.name, "digest": digest(task)},
+        "task": {"name": task.name, "digest": task_digest(task)},
         "profile": recipe.cfg.name,
         "numbers": numbers,
         "temperature": None if recipe.schedule is None else in_a_file(recipe.schedule),
@@ -94,31 +92,12 @@ def data_of(folder: Path) -> dict[str, Any]:
 def check_same(folder: Path, task: Any) -> None:
     """Raises RunFolderError where a task is not the one that the run was begun with."""
     kept = data_of(folder)["task"]
-    if digest(task) != kept["digest"]:
+    if task_digest(task) != kept["digest"]:
         how = f"the task {task.name!r} in {kept['file']}" if kept.get("file") else f"task {task.name!r}"
         raise RunFolderError(
             f"{how} is not what {folder} was begun with: its rows, prompt or rewards are others. Give the one that it "
             "was, or begin a new run"
         )
-
-
-def digest(task: Any) -> str:
-    """Of a task's rows, prompt, rewards and lengths: two that differ in any have two digests."""
-    prompt: dict[str, Any] = {"name": task.name, "length": task.max_completion_tokens}
-    if isinstance(task, EpisodeTask):
-        prompt |= {"view": asdict(task.view), "turns": task.max_turns, "success": task.success}
-    else:
-        prompt |= {"system": task.system, "prefill": task.prefill, "examples": task.examples}
-        prompt |= {"rewards": [reward_name(r) for r in task.rewards], "weights": task.reward_weights}
-    text = json.dumps(
-        [prompt, task.train, task.held_out], sort_keys=True, default=lambda value: type(value).__name__
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def reward_name(reward: Any) -> str:
-    """What a reward is called in metrics."""
-    return getattr(reward, "__name__", type(reward).__name__)
 
 
 def overrides_of(cfg: Profile) -> dict[str, Any]:

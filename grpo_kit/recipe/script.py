@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.recipe import remembered
 from grpo_kit.recipe.sources import Source
@@ -95,8 +96,7 @@ debug: false
 
 def write_script(recipe: Any, path: Path, *, processes: int, run: str | os.PathLike | None) -> list[Path]:
     """See Recipe.to_script."""
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise ValueError(f"processes={processes!r} must be a whole number, at least 1")
+    check_whole("processes", processes)
     if recipe.cfg.completions_per_step % processes:
         raise ValueError(
             f"processes={processes}, but a step has {recipe.cfg.completions_per_step} completions "

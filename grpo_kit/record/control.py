@@ -9,7 +9,6 @@ The trainer takes requests up between two steps, in the order of their names, an
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import uuid
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.argument_checks import is_number, is_whole
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
 from grpo_kit.schedules import schedule_from
 
@@ -25,27 +25,19 @@ CONTROL, CHANGES = "control", "changes.jsonl"
 ACTIONS = ("pause", "go on", "stop", "save")
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _temperature(value: Any) -> bool:
     if isinstance(value, str):
         schedule_from(value)  # says what is wrong with it
-    return callable(value) or isinstance(value, str) or (_number(value) and value > 0)
+    return callable(value) or isinstance(value, str) or (is_number(value) and value > 0)
 
 
 def _weights(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(map(_number, value))
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(is_number, value))
 
 
-_AT_LEAST_0 = (lambda value: _number(value) and value >= 0, "a number, at least 0")
-_ABOVE_0 = (lambda value: _number(value) and value > 0, "a number above 0")
-_COUNT = (lambda value: _whole(value) and value >= 1, "a whole number, at least 1")
+_AT_LEAST_0 = (lambda value: is_number(value) and value >= 0, "a number, at least 0")
+_ABOVE_0 = (lambda value: is_number(value) and value > 0, "a number above 0")
+_COUNT = (lambda value: is_whole(value, 1), "a whole number of at least 1")
 CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "learning_rate": _ABOVE_0,
     "temperature": (_temperature, "a number above 0, or a schedule"),

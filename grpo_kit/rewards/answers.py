@@ -8,14 +8,17 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.argument_checks import check_choice, check_number, check_whole
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
-from grpo_kit.rewards.neighbours import TRIED, excused, near_misses
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import gold_text, own_answer, pair_prefill
-from grpo_kit.verdicts import Rules, number, verdict
 from grpo_kit.verdicts.spelling import exact as exact_text
+
+# What reads formulas is imported with the first reward that reads one.
+if TYPE_CHECKING:
+    from grpo_kit.verdicts import Rules
 
 
 class AnswerReward:
@@ -100,12 +103,15 @@ class _ReadAnswer(AnswerReward):
 
     def __repr__(self) -> str:
         """Its arguments, those that are not the defaults."""
-        asked = {name: value for name, value in vars(self.rules).items() if value != getattr(Rules(), name)}
+        plain = type(self.rules)()
+        asked = {name: value for name, value in vars(self.rules).items() if value != getattr(plain, name)}
         given = {"column": self.column, "tag": self.tag} | asked
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def cheats(self, honest: Case) -> list[Case]:
         """Near misses of the gold: neighbours, hedges, a denial, an earlier draft, the question's own expression."""
+        from grpo_kit.rewards.neighbours import TRIED, excused, near_misses
+
         wanted, question = gold_text(honest.columns.get(self.column)), honest.columns.get("question")
         if wanted is None:
             return []
@@ -117,6 +123,8 @@ class _ReadAnswer(AnswerReward):
         wanted = gold_text(gold)
         if wanted is None or isinstance(gold, bool):
             return None
+        from grpo_kit.verdicts import verdict
+
         judged = verdict(
             wanted,
             answer or "",
@@ -197,12 +205,13 @@ class MathAnswer(_ReadAnswer):
 
 
 def _rules(*, units: str, tolerance: float | None, significant: int | None, **more: bool) -> Rules:
-    if units not in ("optional", "required"):
-        raise ValueError(f"units={units!r} is not known; use 'optional' or 'required'")
-    if tolerance is not None and not 0 <= tolerance < float("inf"):
-        raise ValueError(f"tolerance={tolerance!r} must be a finite number >= 0, such as 0.01")
-    if significant is not None and (not isinstance(significant, int) or significant < 1):
-        raise ValueError(f"significant={significant!r} must be a whole number of digits, such as 3")
+    from grpo_kit.verdicts import Rules
+
+    check_choice("units", units, ("optional", "required"))
+    if tolerance is not None:
+        check_number("tolerance", tolerance, 0, hint=", such as 0.01")
+    if significant is not None:
+        check_whole("significant", significant, hint=", the digits that count, such as 3")
     return Rules(units=units, tolerance=tolerance or None, significant=significant, **more)
 
 
@@ -219,4 +228,6 @@ def as_number(value: Any) -> Fraction | None:
     >>> as_number("$1,200.50"), as_number("3 or 4")
     (Fraction(2401, 2), None)
     """
+    from grpo_kit.verdicts import number
+
     return None if value is None or isinstance(value, bool) else number(str(value))

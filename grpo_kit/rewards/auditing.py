@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import wilson_interval
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.combine import answer_parts
@@ -137,8 +138,7 @@ def audit(
     >>> print(audit(MathAnswer(), [{"answer": "5"}, {"answer": "1/2"}]).summary)
     math_answer refuses 0.0 % of 24 right spellings and pays 0.0 % of 24 near misses in full (2 golds).
     """
-    if n < 1:
-        raise ValueError(f"n={n!r} must be at least 1: the texts of either list that a gold gets")
+    check_whole("n", n, hint=": the texts of either list that a gold gets")
     rewards, honest_of = [task], None
     if hasattr(task, "cases_for"):
         if task.read_answer is not None:

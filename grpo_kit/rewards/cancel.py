@@ -27,7 +27,7 @@ def cancelled_groups(
     completions of a prompt adjacent, with weights, one a part, and group_size.
     tolerance: what varies by no more does not vary, as a share of the group's largest score where that is above 1;
     weights such as 0.2 leave differences of 1e-17 in Python and of 1e-7 in a trainer's float32.
-    Completions without a total (None, NaN; see judge.totals) are left out, and groups with fewer than two others. A
+    Completions without a total (None, NaN; see scoring.totals) are left out, and groups with fewer than two others. A
     gate that holds back what the reward behind it gives counts as cancelling; from scores a part of weight 0 does not
     (a table does not tell its weight).
     Returns step (0 for scores), groups, cancelled, share (NaN without groups) and example: the scores of the first

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import cut
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError
 from grpo_kit.rewards.parts import check_column_names, reward_names
@@ -63,8 +64,7 @@ def check_rewards(
     if not isinstance(cases, Sequence) and not hasattr(cases, "cases_for"):
         raise ValueError(f"cases={cases!r:.100} must be a task or a list of Case")
     names = reward_names(rewards)
-    if rows < 1:
-        raise ValueError(f"rows={rows!r} must be at least 1")
+    check_whole("rows", rows)
     if not isinstance(cases, Sequence):
         if weights is None and len(cases.reward_weights) == len(rewards):
             weights = cases.reward_weights

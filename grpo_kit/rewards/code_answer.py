@@ -14,7 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from grpo_kit.rewards.code_blocks import Block, parse_quietly, read_blocks
+from grpo_kit.literal_calls import parse_quietly
+from grpo_kit.rewards.code_blocks import Block, read_blocks
 from grpo_kit.rewards.response import is_blank
 
 _MOST_PROGRAMS = 16  # in one response: who shows more gives no answer

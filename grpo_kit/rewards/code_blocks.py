@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
-import warnings
 from dataclasses import dataclass
 
+from grpo_kit.literal_calls import parse_quietly, parse_without_warnings
 from grpo_kit.rewards.response import is_blank
 
 # Behind white space, quote signs and list signs, perhaps an <answer> tag: three ticks or tildes, and the language.
@@ -31,8 +30,6 @@ _THOUGHT_ENDS = re.compile(rf"</(?:{_THOUGHT})>|\[/THINK\]", re.IGNORECASE)
 _OPEN_BEFORE = re.compile(rf"(?:{_THOUGHT_ENDS.pattern})(?=\s|```|~~~|<|\Z)", re.IGNORECASE)
 _FURTHER_IN = 3  # columns that a closing fence may stand further in than its opening one, as in CommonMark
 _TRIED = 8  # closing fences, where the first ones may stand in a text of the program
-# What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
-_WARNS = re.compile(r"\\|(?:[0-9.jJ]|(?<!\w)0\w*)(?:and|else|for|if|in|is|not|or)")
 
 
 @dataclass(frozen=True)
@@ -92,26 +89,6 @@ def without_end_tokens(text: str) -> str:
     'f(1)'
     """
     return _END_TOKENS.sub("", text)
-
-
-def parse_quietly(text: str) -> ast.Module | None:
-    """What ast.parse makes of the text, without its warnings: a model wrote it. None if it is not Python.
-
-    >>> parse_quietly("x =") is None
-    True
-    """
-    try:
-        return _parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: NUL, lone surrogates
-        return None
-
-
-def _parse(text: str) -> ast.Module:
-    if not _WARNS.search(text):
-        return ast.parse(text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
 
 
 def _line_end(text: str, at: int) -> int:
@@ -174,7 +151,7 @@ def _in_text(code: str) -> bool:
     if '"""' not in code and "'''" not in code:
         return False
     try:
-        _parse(code)
+        parse_without_warnings(code)
     except SyntaxError as error:
         return "unterminated triple-quoted" in str(error.msg)
     except (ValueError, RecursionError, MemoryError):

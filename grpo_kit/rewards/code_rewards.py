@@ -114,24 +114,6 @@ class _RunsPrograms:
             scores[row] = self._score(outcome, tests[row])
         return scores
 
-    def begin(
-        self,
-        completions: Sequence[Any],
-        *,
-        workers: int,
-        prefill: Sequence[str | None] | str | None = None,
-        **columns: Any,
-    ) -> None:
-        """Start the programs of these completions (none: go on with earlier ones); the call finds what they did.
-
-        Takes what the call takes. workers: how many run at a time until then.
-        """
-        self.runner.begin(list(self._jobs(completions, prefill, columns)[1].values()), workers=workers)
-
-    def drop(self) -> None:
-        """Stop and forget what was begun and not asked for."""
-        self.runner.drop()
-
     def _jobs(
         self, completions: Sequence[Any], prefill: Any, columns: dict[str, Any]
     ) -> tuple[list[tuple[Test, ...]], dict[int, Job]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.rewards.ngrams import WORD, ngrams
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import pair_prefill
@@ -46,8 +47,7 @@ class RightSize:
                 f"shortest={shortest!r}, expected={expected!r}, limit={limit!r}: use 0 <= shortest <= expected "
                 "< limit, with limit the maximum length of a completion, such as expected=192, limit=256"
             )
-        if unit not in ("tokens", "characters"):
-            raise ValueError(f"unit={unit!r} is not known; use 'tokens' or 'characters'")
+        check_choice("unit", unit, ("tokens", "characters"))
         self.expected, self.limit, self.unit, self.shortest = expected, limit, unit, shortest
         self.__name__ = "right_size"
 

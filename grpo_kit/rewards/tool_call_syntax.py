@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from grpo_kit.rewards.code_blocks import parse_quietly, read_blocks, without_end_tokens
+from grpo_kit.literal_calls import call_from_node, literal_value, parse_quietly
+from grpo_kit.rewards.code_blocks import read_blocks, without_end_tokens
 from grpo_kit.rewards.code_values import keys_once
 from grpo_kit.rewards.response import is_blank
 
@@ -157,7 +158,7 @@ def _read(text: str) -> list[Call]:
 
 def _from_dict(node: ast.Dict) -> list[Call]:
     _value(node)  # no key twice
-    return _json_calls(ast.literal_eval(node))
+    return _json_calls(literal_value(node))
 
 
 def _json_text(text: str) -> list[Call]:
@@ -250,21 +251,8 @@ def _dict(pairs: list[tuple[Any, Any]]) -> tuple[str, Any]:
 
 
 def _call(node: ast.expr | None) -> Call:
-    if not isinstance(node, ast.Call):
-        raise ValueError("no call")
-    keywords = {keyword.arg: _value(keyword.value) for keyword in node.keywords}
-    if None in keywords or len(keywords) < len(node.keywords):
-        raise ValueError("** or a keyword twice")
-    return Call(_name(node.func), tuple(map(_value, node.args)), tuple(sorted(keywords.items())))
-
-
-def _name(node: ast.expr) -> str:
-    match node:
-        case ast.Name():
-            return node.id
-        case ast.Attribute():
-            return f"{_name(node.value)}.{node.attr}"
-    raise ValueError("no plain name")
+    call = call_from_node(node, _value)
+    return Call(call.name, call.arguments, tuple(sorted(call.keywords.items())))
 
 
 def _value(node: ast.expr) -> tuple[str, Any]:

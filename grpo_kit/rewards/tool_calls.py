@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.combine import WeightedSum
@@ -176,8 +177,7 @@ class CallEfficiency(_CallReward):
 
     def __init__(self, *, n_max: int = 50, tag: str = "answer") -> None:
         super().__init__("call_efficiency", tag=tag)
-        if n_max < 1:
-            raise ValueError(f"n_max={n_max!r} must be at least 1, the number of calls that earns nothing")
+        check_whole("n_max", n_max, hint=", the number of calls that earns nothing")
         self.n_max = n_max
 
     def cheats(self, honest: Case) -> list[Case]:

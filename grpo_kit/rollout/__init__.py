@@ -1,5 +1,12 @@
 """How completions are made."""
 
-from grpo_kit.rollout.engine import RolloutEngine, Rollouts
+from typing import TYPE_CHECKING
+
+from grpo_kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from grpo_kit.rollout.engine import RolloutEngine, Rollouts
 
 __all__ = ["RolloutEngine", "Rollouts"]
+
+lazy(__name__, {"engine": ["RolloutEngine", "Rollouts"]})

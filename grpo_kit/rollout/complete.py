@@ -18,7 +18,9 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_kit import cuda
+from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.models import base_model
+from grpo_kit.models.context import check_context, context_length
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.rollout.supported_models import engine_failed, unsupported
@@ -74,10 +76,8 @@ def complete(
         raise ValueError(f"prompts={prompts[:40]!r} is one text; give a list of them")
     sizes = {"samples": samples, "max_completion_tokens": max_completion_tokens, "batch_size": batch_size}
     for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature!r} must be 0 (greedy) or above")
+        check_whole(name, value)
+    temperature = check_temperature(temperature, greedy=True)
     if temperature == 0 and samples > 1:
         raise ValueError(
             f"temperature=0 makes samples={samples} alike; use a temperature above 0, such as 1.0"
@@ -244,12 +244,14 @@ def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
 
 def check_room(model: PreTrainedModel, ids: Sequence[Sequence[int]], limit: int) -> None:
     """Raises ValueError for prompts without tokens, or with too many to write `limit` more into the model's context."""
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(model)
     for place, prompt in enumerate(ids):
         if not prompt:
             raise ValueError(f"prompts[{place}] has no tokens; every prompt needs at least one")
-        if context and len(prompt) + limit > context:
-            raise ValueError(
-                f"prompts[{place}] has {len(prompt)} tokens, which with max_completion_tokens={limit} exceeds the "
-                f"model's context of {context}; drop it or lower max_completion_tokens"
-            )
+        check_context(
+            context,
+            len(prompt),
+            limit,
+            where=f"prompts[{place}]",
+            mend="drop it or lower max_completion_tokens",
+        )

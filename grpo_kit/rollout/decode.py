@@ -222,7 +222,6 @@ class Decoder:
             token = sampled.token
             done = watch.look(step)
             if done is not None:
-                tape.tell(done)
                 live = [not done[r] for r in seat]
                 if not any(live):
                     return

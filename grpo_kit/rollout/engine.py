@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,11 +19,13 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.models import base_model
+from grpo_kit.models.context import check_context, context_length
 from grpo_kit.rollout.autocast_cache import AutocastCache
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.decode import Decoder, Spent
-from grpo_kit.rollout.output_buffer import Ended, OutputBuffer
+from grpo_kit.rollout.output_buffer import OutputBuffer
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.supported_models import unsupported
 
@@ -55,7 +56,6 @@ class _Batch:
     numbers: list[int]
     config: GenerationConfig
     tokenizer: PreTrainedTokenizerBase | None
-    ended: Ended | None
     keep: bool
 
 
@@ -94,7 +94,6 @@ class RolloutEngine:
         numbers: bool = True,
         processors: Sequence[Processor] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
-        ended: Ended | None = None,
         keep: bool = False,
     ) -> Rollouts:
         """One completion for each entry of prompt_ids, the completions of a prompt adjacent (groups may differ).
@@ -107,9 +106,6 @@ class RolloutEngine:
         processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
         input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
         tokenizer: needed for stop_strings.
-        ended: told of completions that stop while others are still being written, {index into prompt_ids: token ids},
-        often {}, at every look at who is done: each step, on a card every fourth and some steps late. Rows that end
-        last or at that limit may never be told; after running out of memory rows are told again.
         keep: the next call's prompts go on from these, as turns of episodes do: on a CPU their keys and values stay.
         Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so. The
         next calls halve them, too; after a while twice as many are tried again (backoff.py).
@@ -129,7 +125,7 @@ class RolloutEngine:
         spent = Spent({"prefill": 0.0, "decode": 0.0}, {"prefill": 0, "decode": 0})
         with self._evaluating():
             ids = list(range(len(prompt_ids)) if rows is None else rows)
-            batch = _Batch(prompt_ids, ids, generation_config, tokenizer, ended, keep)
+            batch = _Batch(prompt_ids, ids, generation_config, tokenizer, keep)
             result = self._rollout(batch, sampler, spent)
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), *spent)
@@ -160,8 +156,7 @@ class RolloutEngine:
                 continue
             try:
                 prompts = [batch.prompt_ids[r] for r in part]
-                told = batch.ended and partial(_tell, batch.ended, part)
-                tape = OutputBuffer(prompts, limit, device=device, ended=told, **ending)
+                tape = OutputBuffer(prompts, limit, device=device, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
                 more = self._decoder.run(prompts, numbers, tape, sampler, limit, keep=batch.keep)
                 result.update(zip(part, tape.read(), strict=True))
@@ -199,21 +194,17 @@ class RolloutEngine:
     @staticmethod
     def check(model: Any, prompt_ids: list[list[int]], limit: int | None) -> None:
         """Raises ValueError for no or an empty prompt, and for one too long for the context with `limit` new tokens."""
-        if not limit or limit < 1:
-            raise ValueError(f"max_new_tokens={limit!r} must be at least 1")
+        check_whole("max_new_tokens", limit)
         if not prompt_ids:
             raise ValueError("prompt_ids is empty; give at least one prompt")
         for i, prompt in enumerate(prompt_ids):
             if not len(prompt):
                 raise ValueError(f"prompt_ids[{i}] is an empty prompt; every prompt needs at least one token")
-        config = base_model(model).config
         longest = max(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-        total = len(prompt_ids[longest]) + limit
-        if total > config.max_position_embeddings:
-            raise ValueError(
-                f"prompt_ids[{longest}] has {len(prompt_ids[longest])} tokens; with max_new_tokens={limit} that is "
-                f"{total}, over the model's context of {config.max_position_embeddings}: shorten one of the two"
-            )
+        check_context(
+            context_length(model), len(prompt_ids[longest]), limit, where=f"prompt_ids[{longest}]",
+            length="max_new_tokens", mend="shorten one of the two",
+        )  # fmt: skip
 
     def _stop_ids(self, generation_config: GenerationConfig) -> list[int]:
         ids = generation_config.eos_token_id
@@ -237,11 +228,6 @@ class RolloutEngine:
         finally:
             for module in training:
                 module.training = True
-
-
-def _tell(ended: Ended, part: Sequence[int], rows: dict[int, list[int]]) -> None:
-    """From rows of the batch that is decoded to those of prompt_ids."""
-    ended({part[r]: tokens for r, tokens in rows.items()})
 
 
 def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 
 from grpo_kit.rollout.sampling import Sampled
-
-Ended = Callable[[dict[int, list[int]]], None]  # {row: its tokens} of those that ended since the last look
 
 
 class OutputBuffer:
@@ -17,7 +14,6 @@ class OutputBuffer:
 
     input_ids: long (n, T + limit), prompts left-padded to T; padding: long (n,), pad tokens before each prompt.
     length: long (n,), tokens written up to and with the first stop, `limit` where there was none.
-    ended: is told of rows that stopped, while the others go on.
     """
 
     def __init__(
@@ -29,7 +25,6 @@ class OutputBuffer:
         stop_text: Callable | None,
         pad_id: int,
         device: torch.device,
-        ended: Ended | None = None,
     ) -> None:
         rows = len(prompts)
         self.prompt_width = max(map(len, prompts))
@@ -42,9 +37,6 @@ class OutputBuffer:
         self._limit = limit
         self._stop_ids = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
         self._stop_text = stop_text
-        self._ended, self._told = ended, [False] * rows
-        # CUDA only: reading what lies still must not wait for the step that is being computed.
-        self._aside = torch.cuda.Stream(device) if ended is not None and device.type == "cuda" else None
 
     def so_far(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """long (R, T + step): prompts and completions before this step."""
@@ -61,16 +53,6 @@ class OutputBuffer:
         first = stopped & ~self.done[rows]
         self.length[rows] = torch.where(first, step + 1, self.length[rows])
         self.done[rows] |= stopped
-
-    def tell(self, done: Sequence[bool]) -> None:
-        """Hand rows that are seen to have ended for the first time, with their tokens, to `ended`; often none."""
-        if self._ended is None:
-            return
-        new = [r for r, now in enumerate(done) if now and not self._told[r]]
-        self._told = [was or now for was, now in zip(self._told, done, strict=True)]
-        with nullcontext() if self._aside is None else torch.cuda.stream(self._aside):
-            tokens = [self.input_ids[r, self.prompt_width :].tolist()[: int(self.length[r])] for r in new]
-        self._ended(dict(zip(new, tokens, strict=True)))
 
     def read(self) -> list[tuple[list[int], list[float], list[float], list[float]]]:
         """By row: token ids, log-probabilities under sampler and policy, entropies. Waits for the device."""

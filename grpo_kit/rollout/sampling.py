@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper
 
+from grpo_kit.argument_checks import check_above_zero, check_temperature
 from grpo_kit.rollout.top_p import TopP
 
 # f(input_ids, scores, rows) -> scores; see RolloutEngine.generate.
@@ -60,10 +61,10 @@ class Sampler:
 
         Raises ValueError for a temperature or a penalty that is not above 0.
         """
-        for name in ("temperature", "repetition_penalty"):
-            value = getattr(config, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value!r} must be above 0; for greedy decoding use do_sample=False")
+        if config.temperature is not None:
+            check_temperature(config.temperature)
+        if config.repetition_penalty is not None:
+            check_above_zero("repetition_penalty", config.repetition_penalty, hint="; 1.0 is no penalty")
         warpers = []
         if config.do_sample:
             if config.top_k:

@@ -21,16 +21,16 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from grpo_kit.sandbox import syscalls
 from grpo_kit.sandbox.pool import Pool
-from grpo_kit.sandbox.run_programs import LauncherError, Running
+from grpo_kit.sandbox.run_programs import LauncherError
 
 __all__ = [
-    "PythonBatch", "SandboxResult", "SandboxUnavailableError", "isolation", "run_python", "run_python_batch",
+    "SandboxResult", "SandboxUnavailableError", "isolation", "run_python", "run_python_batch",
 ]  # fmt: skip
 
 Status = Literal["ok", "error", "timeout", "memory", "output", "killed"]
@@ -103,87 +103,35 @@ def run_python_batch(
     >>> [result.stdout for result in run_python_batch([("print(1)", ""), ("print(2)", "")])]
     ['1\\n', '2\\n']
     """
-    limits = {"seconds": seconds, "memory_mb": memory_mb, "output_kb": output_kb}
-    batch = PythonBatch(workers=workers, **limits, allow_unsafe=allow_unsafe)
-    return batch.results(batch.add(programs))
-
-
-class PythonBatch:
-    """run_python_batch for who does something else meanwhile: `add` starts programs and returns at once.
-
-    The arguments are those of run_python_batch; workers may be set anew at any time. A program that waits for its turn
-    is started by the next call of any method, so `look` now and then. An exception, an interrupt too, in any of them
-    stops all that runs; `close` does, wherever else one comes.
-    """
-
-    def __init__(
-        self,
-        *,
-        workers: int | None = None,
-        seconds: float = 2.0,
-        memory_mb: int = 256,
-        output_kb: int = 64,
-        allow_unsafe: bool = False,
-    ) -> None:
-        if not 0 < seconds <= LONGEST_SECONDS:
-            raise ValueError(
-                f"seconds is {seconds!r}: a program needs a time limit above 0, and of at most {LONGEST_SECONDS}"
-            )
-        if memory_mb < SMALLEST_MEMORY_MB:
-            raise ValueError(
-                f"memory_mb is {memory_mb!r}: the interpreter alone needs about 40; give {SMALLEST_MEMORY_MB} or more"
-            )
-        if output_kb < 1:
-            raise ValueError(f"output_kb is {output_kb!r}: give 1 or more")
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers is {workers!r}: give 1 or more, or None for one a CPU core")
-        self.workers = workers
-        self._limits = {
-            "seconds": float(seconds),
-            "memory_mb": int(memory_mb),
-            "output_kb": int(output_kb),
-        }
-        self._allow_unsafe = allow_unsafe
-        self._running: Running | None = None
-
-    def add(self, programs: Sequence[tuple[str, str]]) -> list[int]:
-        """Start programs, each (code, stdin); numbers to ask for their results by. Raises as `run_python`."""
-        for index, program in enumerate(programs):
-            if (
-                isinstance(program, str)
-                or len(program) != 2
-                or not all(isinstance(text, str) for text in program)
-            ):
-                raise ValueError(f"programs[{index}] is {program!r:.80}: give (code, stdin), two strings")
-        if programs and self._running is None:
-            self._running = Running(_pool(self._allow_unsafe), self._limits, 1)
-        encoded = [(_bytes(code), _bytes(stdin)) for code, stdin in programs]
-        return self._do(lambda running: running.add(encoded)) if programs else []
-
-    def look(self) -> None:
-        """See who is done and start who waits; waits for nobody."""
-        if self._running is not None:
-            self._do(lambda running: running.look())
-
-    def has(self, numbers: Sequence[int]) -> bool:
-        """Were all of these done at the last look?"""
-        return not numbers or self._running.has(numbers)
-
-    def results(self, numbers: Sequence[int]) -> list[SandboxResult]:
-        """Wait for these; each can be had once. The others go on."""
-        return [_result(*one) for one in self._do(lambda running: running.take(numbers))] if numbers else []
-
-    def close(self) -> None:
-        """Stop what runs."""
-        if self._running is not None:
-            self._running.close()
-
-    def _do(self, what: Callable[[Running], Any]) -> Any:
-        self._running.workers = self.workers or os.cpu_count() or 1
-        try:
-            return what(self._running)
-        except LauncherError as problem:
-            raise SandboxUnavailableError(f"A program could not be started: {problem}") from problem
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise ValueError(
+            f"seconds is {seconds!r}: a program needs a time limit above 0, and of at most {LONGEST_SECONDS}"
+        )
+    if memory_mb < SMALLEST_MEMORY_MB:
+        raise ValueError(
+            f"memory_mb is {memory_mb!r}: the interpreter alone needs about 40; give {SMALLEST_MEMORY_MB} or more"
+        )
+    if output_kb < 1:
+        raise ValueError(f"output_kb is {output_kb!r}: give 1 or more")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers is {workers!r}: give 1 or more, or None for one a CPU core")
+    for index, program in enumerate(programs):
+        if (
+            isinstance(program, str)
+            or len(program) != 2
+            or not all(isinstance(text, str) for text in program)
+        ):
+            raise ValueError(f"programs[{index}] is {program!r:.80}: give (code, stdin), two strings")
+    if not programs:
+        return []
+    limits = {"seconds": float(seconds), "memory_mb": int(memory_mb), "output_kb": int(output_kb)}
+    encoded = [(_bytes(code), _bytes(stdin)) for code, stdin in programs]
+    pool = _pool(allow_unsafe)
+    try:
+        found = pool.run(encoded, limits, workers or os.cpu_count() or 1)
+    except LauncherError as problem:
+        raise SandboxUnavailableError(f"A program could not be started: {problem}") from problem
+    return [_result(*one) for one in found]
 
 
 def isolation() -> Literal["sandlock", "bubblewrap"] | None:

@@ -169,8 +169,7 @@ class Pool:
 
         Raises LauncherError as `Running` does.
         """
-        running = Running(self, limits, workers)
-        return running.take(running.add(programs))
+        return Running(self, programs, limits, workers).results()
 
     def close(self) -> None:
         with self._lock:

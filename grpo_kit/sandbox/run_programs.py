@@ -1,11 +1,11 @@
-"""Programs handed to launchers and their results read, while the caller waits or does something else."""
+"""Programs handed to launchers, and their results read."""
 
 from __future__ import annotations
 
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 Launcher = Any  # pool.Launcher, which stands above this file
@@ -27,65 +27,35 @@ def wait_for(launchers: list[Launcher], deadline: float) -> list[Launcher]:
 
 
 class Running:
-    """Programs on a pool's launchers, at most `workers` at a time, which go on while the caller does something else.
+    """One batch of programs on a pool's launchers, at most `workers` at a time.
 
     A program whose launcher ends or cannot start it gets a second one. LauncherError where that cannot start it either:
     a full disk, say. One whose second launcher ends while it runs is "killed".
     """
 
-    def __init__(self, pool: Any, limits: dict, workers: int):
-        self.workers = workers
-        self._pool, self._limits = pool, limits
-        self._count = 0
-        self._programs: dict[int, tuple[bytes, bytes]] = {}  # without a result
-        self._waiting: deque[int] = deque()
+    def __init__(self, pool: Any, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int):
+        self._pool, self._programs, self._limits, self._workers = pool, programs, limits, workers
+        self._waiting = deque(range(len(programs)))
         self._busy: dict[Launcher, int] = {}
         self._refused: set[int] = set()
         self._results: dict[int, tuple] = {}
 
-    def add(self, programs: Sequence[tuple[bytes, bytes]]) -> list[int]:
-        """Start these (code, stdin), or let them wait for their turn; numbers to ask for them by."""
-        numbers = list(range(self._count, self._count + len(programs)))
-        self._count += len(programs)
-        self._programs.update(zip(numbers, programs, strict=True))
-        self._waiting.extend(numbers)
-        self.look()
-        return numbers
-
-    def look(self) -> None:
-        """Read the results that are there and start those that wait; does not wait for any."""
-        self._turns(lambda: False)
-
-    def has(self, numbers: Sequence[int]) -> bool:
-        """Are these done, as of the last look?"""
-        return all(number in self._results for number in numbers)
-
-    def take(self, numbers: Sequence[int]) -> list[tuple]:
-        """Wait for these and hand them out: (fields, stdout, stderr) of each. The others go on."""
-        self._turns(lambda: not self.has(numbers))
-        return [self._results.pop(number) for number in numbers]
-
-    def close(self) -> None:
-        """Stop what runs."""
-        self._waiting.clear()
-        busy, self._busy = self._busy, {}
-        for launcher in busy:
-            launcher.close()
-
-    def _turns(self, wait: Callable[[], bool]) -> None:
-        """Start and read until nothing is there to be read, and wait() says no."""
+    def results(self) -> list[tuple]:
+        """Run all: (fields, stdout, stderr) of each, in order. An exception, an interrupt too, stops what runs."""
         try:
             self._start()
-            while ready := self._ready(wait()):
-                for launcher in ready:
+            while self._busy:
+                for launcher in self._ready():
                     self._receive(launcher)
                 self._start()
-        except BaseException:  # an interrupt, too
-            self.close()
+        except BaseException:
+            for launcher in self._busy:
+                launcher.close()
             raise
+        return [self._results[number] for number in range(len(self._programs))]
 
     def _start(self) -> None:
-        while self._waiting and len(self._busy) < self.workers:
+        while self._waiting and len(self._busy) < self._workers:
             number = self._waiting.popleft()
             launcher = self._pool._take()
             self._busy[launcher] = number
@@ -94,18 +64,15 @@ class Running:
             except LauncherError:
                 pass  # it has ended, which `receive` then says
 
-    def _ready(self, wait: bool) -> list[Launcher]:
-        """Launchers with something to read, and those that are overdue."""
-        if not self._busy:
-            return []
-        until = min(launcher.deadline for launcher in self._busy) if wait else 0.0
+    def _ready(self) -> list[Launcher]:
+        """Wait for launchers with something to read, or for the first that is overdue."""
         while True:
-            ready = wait_for(list(self._busy), until)
+            ready = wait_for(list(self._busy), min(launcher.deadline for launcher in self._busy))
             now = time.monotonic()
-            for launcher in ready:  # where nobody looked for long the rest of its message may take a moment
+            for launcher in ready:  # on a busy machine the rest of its message may take a moment
                 launcher.deadline = max(launcher.deadline, now + GRACE_SECONDS)
             ready = ready or [one for one in self._busy if one.deadline <= now]
-            if ready or not wait:
+            if ready:
                 return ready
 
     def _receive(self, launcher: Launcher) -> None:
@@ -120,7 +87,8 @@ class Running:
             if not launcher.ready:
                 raise
             fields = {"status": "killed", "exit_code": None, "seconds": self._limits["seconds"]}
-            return self._done(number, (fields, b"", f"sandbox: {problem}\n".encode()))
+            self._results[number] = fields, b"", f"sandbox: {problem}\n".encode()
+            return None
         if "ready" in fields:
             launcher.ready = True
             return None
@@ -131,12 +99,9 @@ class Running:
                 raise LauncherError(fields["problem"])
             return self._once_more(number)
         self._pool._give(launcher)
-        return self._done(number, (fields, *bodies))
+        self._results[number] = (fields, *bodies)
+        return None
 
     def _once_more(self, number: int) -> None:
         self._refused.add(number)
         self._waiting.appendleft(number)
-
-    def _done(self, number: int, result: tuple) -> None:
-        self._results[number] = result
-        del self._programs[number]

@@ -6,6 +6,7 @@ import ast
 import operator
 from typing import Any
 
+from grpo_kit.literal_calls import call_from_node, literal_value
 from grpo_kit.rewards.code_values import encode
 
 _ARITHMETIC = {
@@ -74,7 +75,7 @@ def literal(node: ast.expr) -> Any:
             return _READ_AS[name](literal(inside))
         case ast.Call(func=ast.Name(id="set"), args=[], keywords=[]):
             return set()
-    return ast.literal_eval(node)
+    return literal_value(node)
 
 
 def _test(node: ast.expr, entry_point: str) -> dict:
@@ -104,9 +105,10 @@ def _test(node: ast.expr, entry_point: str) -> dict:
 
 
 def _made(call: ast.expr, expected: Any, entry_point: str, **more: Any) -> dict:
-    if not _is_call(call, entry_point) or call.keywords:
+    name, given, keywords = call_from_node(call, literal)
+    if name != entry_point or keywords:
         raise ValueError("no call of the entry point")
-    args = [encode(literal(arg)) for arg in call.args]
+    args = list(map(encode, given))
     named = {"tolerance": more.get("tolerance"), "as": more.get("read_as")}
     return {"args": args, "expected": encode(expected)} | {k: v for k, v in named.items() if v is not None}
 

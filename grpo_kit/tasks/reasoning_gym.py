@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import View
 from grpo_kit.rewards import SoftFormat
@@ -108,8 +109,7 @@ def from_reasoning_gym_tries(
     >>> from_reasoning_gym_tries("leg_counting", n_train=4, n_held_out=2)
     EpisodeTask('leg_counting', train=4, held_out=2)
     """
-    if not isinstance(tries, int) or tries < 1:
-        raise ValueError(f"tries={tries!r} must be a whole number of at least 1")
+    check_whole("tries", tries)
     once = from_reasoning_gym(
         name, n_train=n_train, n_held_out=n_held_out, seed=seed, prefill=prefill, system=system, **config
     )

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
 from grpo_kit.rewards.ngrams import words
@@ -56,8 +57,7 @@ def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL") -> Task:
     >>> science().train[0]["question"]
     'What is a Brønsted acid?'
     """
-    if overlap not in ("rougeL", "bleu"):
-        raise ValueError(f"overlap={overlap!r} is not known; use 'rougeL' or 'bleu'")
+    check_choice("overlap", overlap, ("rougeL", "bleu"))
     reward = Rouge("rougeL", column="answers") if overlap == "rougeL" else Bleu(column="answers")
     rows = [{"answer": row["answers"][0], **row} for row in load_rows()]
     train = [row for row in rows if not _is_held_out(row["question"])]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
@@ -101,8 +102,7 @@ class Task:
             raise ValueError(
                 f"task {self.name!r}: reward_weights={self.reward_weights!r} must be >= 0, sum 1"
             )
-        if self.max_completion_tokens < 1:
-            raise ValueError(f"max_completion_tokens={self.max_completion_tokens!r} must be at least 1")
+        check_whole("max_completion_tokens", self.max_completion_tokens)
 
     def dataset(
         self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
@@ -111,8 +111,7 @@ class Task:
 
         A trainer makes it of its task. To train on a part, give `task.dataset(tokenizer).select(range(64))` beside it.
         """
-        if split not in ("train", "held_out"):
-            raise ValueError(f"split={split!r} is not known; use 'train' or 'held_out'")
+        check_choice("split", split, ("train", "held_out"))
         rows = getattr(self, split)
         return build_dataset(
             tokenizer, rows, system=self.system, prefill=self.prefill, examples=self.examples
@@ -313,8 +312,7 @@ def split_distinct(
     questions they are those behind the held-out ones.
     """
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
+        check_whole(name, count)
     needed, wanted = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
     rows = _draw_distinct(draw, wanted, avoid)
     if len(rows) < needed:

@@ -17,6 +17,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig
 from trl import __version__ as trl_version
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.cuda import has_bf16
 from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.training.checkpoints import last_whole_checkpoint
@@ -109,8 +110,7 @@ def evaluation_of(args: Any, held_out: Any, keep: str) -> dict[str, Any]:
     Until then they say nothing of it: transformers refuses to evaluate without an eval_dataset.
     Raises ValueError for another keep, and for "best" with nothing to judge by.
     """
-    if keep not in ("last", "best"):
-        raise ValueError(f"keep={keep!r} is not known; use 'last' or 'best'")
+    check_choice("keep", keep, ("last", "best"))
     if keep == "best" and held_out is None:
         raise ValueError(
             "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
@@ -160,8 +160,7 @@ def choose_rollout(rollout: str | None, args: Any) -> str:
     asked = "vllm" if args.use_vllm else "continuous" if args.use_transformers_continuous_batching else None
     if rollout is None:
         return asked or "kit"
-    if rollout not in _ROLLOUTS:
-        raise ValueError(f"rollout={rollout!r} is not known; use one of {', '.join(map(repr, _ROLLOUTS))}")
+    check_choice("rollout", rollout, _ROLLOUTS)
     if asked not in (None, rollout):
         raise ValueError(f"rollout={rollout!r}, but args ask for {asked!r}; say one of the two")
     if rollout == "vllm" and asked is None:
@@ -224,10 +223,3 @@ def align(args: Any, warmup: float) -> None:
     args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, 1
     if args.warmup_steps == 0:
         args.warmup_steps = warmup
-
-
-def check_temperature(value: float, name: str) -> float:
-    """value as a float; raises ValueError, naming it, unless it is above 0."""
-    if not value > 0:
-        raise ValueError(f"{name}={value} must be above 0; greedy decoding has no gradient to learn from")
-    return float(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import warnings
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from torch.nn import Module
 
+from grpo_kit.models.context import check_context, context_length
 from grpo_kit.prompts import NO_TEMPLATE, from_list
 from grpo_kit.rewards.parts import all_parts, check_column_names, check_columns, range_of, reward_names
 from grpo_kit.rewards.scoring import PendingAsync, PendingScores
@@ -201,18 +201,16 @@ def _check_answers_fit(trainer: Any, data: Dataset, name: str) -> None:
 
 
 def _check_lengths(trainer: Any, data: Dataset, name: str) -> None:
-    context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    completion = trainer.max_completion_length
+    context, completion = context_length(trainer.model), trainer.max_completion_length
     for first in range(0, len(data), _AT_ONCE):
         prompts = data[first : first + _AT_ONCE]["prompt"]
         for row, ids in enumerate(_ids(trainer, prompts, name, first), start=first):
             if not ids:
                 raise ValueError(f"{name} row {row}: its prompt has no tokens; give it at least one")
-            if len(ids) + completion > context:
-                raise ValueError(
-                    f"{name} row {row}: its prompt has {len(ids)} tokens, which with max_completion_length="
-                    f"{completion} exceeds the model's context of {context}; drop the row or shorten the completion"
-                )
+            check_context(
+                context, len(ids), completion, where=f"{name} row {row}: its prompt", length="max_completion_length",
+                mend="drop the row or shorten the completion",
+            )  # fmt: skip
 
 
 def _ids(trainer: Any, prompts: list[Any], name: str, first: int) -> list[list[int]]:

@@ -6,11 +6,11 @@ and they teach nothing. In those left one right completion stands against seven 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
+from grpo_kit.argument_checks import check_number, check_whole
 from grpo_kit.objectives import weigh_advantages
 from grpo_kit.training.draw_rows import check_can_draw, draw_rows
 from grpo_kit.training.trainer import GRPOTrainer
@@ -55,10 +55,8 @@ class PositivesTrainer(GRPOTrainer):
         **options: Any,
     ) -> None:
         for name, weight in (("positive_weight", positive_weight), ("negative_weight", negative_weight)):
-            if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"{name}={weight!r} must be a finite factor, at least 0 (1 changes nothing)")
-        if not isinstance(resample, int) or resample < 0:
-            raise ValueError(f"resample={resample!r} must be a whole number of rounds, 0 for none")
+            check_number(name, weight, 0, hint="; 1 changes nothing")
+        check_whole("resample", resample, 0, hint=", the rounds of drawing again (0: none)")
         super().__init__(*args, **options)
         self.positive_weight, self.negative_weight, self.resample = positive_weight, negative_weight, resample
         if resample:

@@ -17,13 +17,16 @@ import torch
 from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.episodes.template_audit import audit_turns
 from grpo_kit.episodes.turn_advantages import CREDITS, turn_advantages
 from grpo_kit.models import tokenizer_of
+from grpo_kit.models.context import context_length
 from grpo_kit.rollout.complete import end_ids
+from grpo_kit.training.batch import Batch
 from grpo_kit.training.trainer import GRPOTrainer
 from grpo_kit.training.turn_rows import Turns
 
@@ -65,8 +68,7 @@ class EpisodeTrainer(GRPOTrainer):
         discount: float = 1.0,
         **options: Any,
     ) -> None:
-        if credit not in CREDITS:
-            raise ValueError(f"credit={credit!r} is not known; use one of {', '.join(CREDITS)}")
+        check_choice("credit", credit, CREDITS)
         if not 0 < discount <= 1:
             raise ValueError(f"discount={discount!r} must lie in (0, 1]")
         if credit == "episode" and discount != 1:
@@ -128,39 +130,37 @@ class EpisodeTrainer(GRPOTrainer):
 
     # ---- a step: episodes, then their turns as rows ---------------------------------------------------------------
 
-    def _rows_and_output(
-        self, inputs: list[dict[str, Any]], trl_does: Any
-    ) -> tuple[list[dict[str, Any]], Any]:
-        mode = "train" if self.model.training else "eval"
-        for (
-            kept
-        ) in self._logs.values():  # trl's tables of this rollout alone, however many turns the last one had
+    def _fill(self, batch: Batch, trl_does: Any) -> dict[str, Any]:
+        mode = "train" if batch.settings.training else "eval"
+        # trl's tables are of this rollout alone, however many turns the last one had.
+        for kept in self._logs.values():
             kept.clear()
-        sizes = self.num_generations, self.num_generations_eval
-        size = sizes[mode == "eval"]
+        size = batch.settings.group_size
         parts = self.args.steps_per_generation if mode == "train" else 1
-        episodes, entropies = self._play(inputs)
-        turns = self._turns = Turns(episodes, inputs, size, parts, self._tokenizer.decode)
+        episodes, entropies = self._play(batch.rows)
+        turns = self._turns = Turns(episodes, batch.rows, size, parts, self._tokenizer.decode)
+        batch.rows, batch.groups = turns.rows, [row["group"] for row in turns.rows]
+        batch.fillers, batch.completions = turns.fillers, [row["completion"] for row in turns.rows]
+        sizes = self.num_generations, self.num_generations_eval
         self.num_generations = self.num_generations_eval = 1  # none of these rows is another's sibling to trl
         try:
-            output = trl_does(turns.inputs)
+            output = trl_does(turns.rows)
         finally:
             self.num_generations, self.num_generations_eval = sizes
         advantages = turn_advantages(
             episodes, size, credit=self.credit, discount=self.discount, scale=self.scale_rewards
         )
         flat = [a for line in advantages for a in line]
-        fill = turns.fill
-        self._filled = len(turns.inputs) / len(flat)
-        output["advantages"] = torch.tensor([*flat, *[0.0] * fill], device=self.accelerator.device)
-        if fill:
+        self._filled = len(turns.rows) / len(flat)
+        output["advantages"] = torch.tensor([*flat, *[0.0] * turns.fillers], device=self.accelerator.device)
+        if turns.fillers:
             output["num_items_in_batch"] = (
-                output["num_items_in_batch"] - output["completion_mask"][-fill:].sum()
+                output["num_items_in_batch"] - output["completion_mask"][-turns.fillers :].sum()
             )
-            output["completion_mask"][-fill:] = 0
-        self.sampling.entropies = entropies and [*entropies, *[[0.0]] * fill]
-        self._measure(turns, flat, mode)
-        return turns.inputs, output
+            output["completion_mask"][-turns.fillers :] = 0
+        batch.entropies = entropies and [*entropies, *[[0.0]] * turns.fillers]
+        self._measure(turns, mode)
+        return output
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """trl's; rows that fill up the last micro-batch count in no mean over rows."""
@@ -173,13 +173,13 @@ class EpisodeTrainer(GRPOTrainer):
         trl_turn = partial(TRLGRPOTrainer._generate_single_turn, self)
 
         def complete(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], Any]]:
-            ids, logprobs = self.sampling.turn(trl_turn, prompts, None, {}, 1)
-            if self.sampling.entropies is not None:
-                entropies.update({(i, turn): e for i, e in zip(who, self.sampling.entropies, strict=True)})
+            (ids, logprobs), nats = self.sampling.turn(trl_turn, prompts, None, {}, 1)
+            if nats is not None:
+                entropies.update({(i, turn): e for i, e in zip(who, nats, strict=True)})
             return list(zip(ids, logprobs or [None] * len(ids), strict=True))
 
         rows = [self.task.train[row["row"]] for row in inputs]
-        context = self.model.config.get_text_config().max_position_embeddings
+        context = context_length(self.model)
         with self.sampling.turns():
             episodes = rollout_episodes(
                 self.task, rows, self._renderer, self._world, complete, context=context
@@ -189,18 +189,15 @@ class EpisodeTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
         """(turns, 1): to each what its episode earned."""
-        self.completion_texts = [row["completion"] for row in inputs]
-        self.parts = torch.tensor([[row["total"]] for row in inputs], device=self.accelerator.device)
+        parts = torch.tensor([[row["total"]] for row in inputs], device=self.accelerator.device)
+        self.batch.parts = parts
         for column in RECORDED:
             self._log_completion_extra(column, [row[column] for row in inputs])
-        return self.parts
+        return parts
 
-    def _groups_of(self, inputs: list[dict[str, Any]], rows: int) -> list[int]:
-        return [row["group"] for row in inputs]
-
-    def _measure(self, turns: Turns, advantages: list[float], mode: str) -> None:
+    def _measure(self, turns: Turns, mode: str) -> None:
         """Metrics by episode where trl has them by row."""
-        metrics, logs = self._metrics[mode], self._logs
+        metrics = self._metrics[mode]
         totals = torch.tensor([e.total for e in turns.episodes]).view(-1, turns.size)  # (B, G)
         spread = totals.amax(1) - totals.amin(1)
         several = totals.numel() > 1
@@ -216,9 +213,6 @@ class EpisodeTrainer(GRPOTrainer):
             metrics[name][-1] = value
         for name, value in turns.measured(self.task.success, chat=self.task.view.chat).items():
             metrics[f"episodes/{name}"].append(value)
-        for _ in range(len(turns.inputs)):
-            logs["advantages"].pop()
-        logs["advantages"].extend([*advantages, *[0.0] * turns.fill])
 
 
 def _check_thoughts(tokenizer: Any, view: View) -> None:

@@ -63,7 +63,7 @@ class FirstContact:
 
     # ---- completions ------------------------------------------------------------------------------------------
 
-    def rollout(self, sample: Callable[[], tuple[list, list]], prompt_ids: list[list[int]]) -> tuple | None:
+    def rollout(self, sample: Callable[[], tuple], prompt_ids: list[list[int]]) -> tuple | None:
         """What the engine makes; None where TRL's way has to, from the random state that it would have had."""
         if not self.active:
             return sample()
@@ -78,7 +78,7 @@ class FirstContact:
                 raise
             failed = error
         if made is not None and "engine" in self.due:
-            failed = self._engine_differs(prompt_ids, *made)
+            failed = self._engine_differs(prompt_ids, *made[:2])
         if failed is None:
             return made
         set_random_state(state)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from grpo_kit.rollout.compare_logprobs import few
+from grpo_kit.training.batch import Batch
 from grpo_kit.training.plain_pass import plain_logprobs
 
 # Nats a token, the mean over a rollout. The floor of 16-bit samplers is the red flag "sampler gap"'s.
@@ -44,9 +45,9 @@ class InStepCheck:
                 "rounding. rollout/logprob_gap says how far; trl weighs the completions by it."
             )
 
-    def judge(self, output: dict[str, Any]) -> float:
-        """The mean gap of a rollout, in nats a token; raises SamplerNotInStep. output: trl's tensors of the rollout."""
-        gap = self._gap(output)
+    def compare(self, batch: Batch) -> float:
+        """The mean gap of a rollout, in nats a token. Raises SamplerNotInStep where it is more than rounding."""
+        gap = self._gap(batch)
         floor, step = _FLOOR[self._exact()], self.trainer.state.global_step
         most = _FIRST * floor if self.first is None else max(_TIMES_THE_FIRST * self.first, floor)
         if self._cuts_off():
@@ -64,25 +65,23 @@ class InStepCheck:
             self.first = gap
         return gap
 
-    def _gap(self, output: dict[str, Any]) -> float:
-        sampled, mask = output["sampling_per_token_logps"], output["completion_mask"].bool()
-        mask = mask & output["tool_mask"].bool() if "tool_mask" in output else mask
-        scored = output.get("old_per_token_logps")
+    def _gap(self, batch: Batch) -> float:
+        sampled, mask, scored = batch.sampler_logprobs, batch.loss_mask().bool(), batch.old_logprobs
         if scored is None:
-            rows, scored = self._few(output)
+            rows, scored = self._few(batch)
             sampled, mask = sampled[rows], mask[rows]
         apart = (scored - sampled)[mask & ~sampled.isnan()].abs()
         worst = self.trainer.accelerator.gather(apart.mean() if len(apart) else apart.sum()).max()
         return worst.item()  # of all processes: they stop together or not at all
 
-    def _few(self, output: dict[str, Any]) -> tuple[list[int], torch.Tensor]:
+    def _few(self, batch: Batch) -> tuple[list[int], torch.Tensor]:
         """Some rows, and their log-probabilities by the trainer, where trl had no use for them."""
         kept = lambda ids, mask: [row[m.bool()].tolist() for row, m in zip(ids, mask, strict=True)]  # noqa: E731
-        prompts = kept(output["prompt_ids"], output["prompt_mask"])
-        completions = kept(output["completion_ids"], output["completion_mask"])
+        prompts = kept(batch.prompt_ids, batch.prompt_mask)
+        completions = kept(batch.completion_ids, batch.completion_mask)
         rows = few(list(map(tuple, prompts)), list(map(len, completions)))
         made = plain_logprobs(self.trainer, [prompts[i] for i in rows], [completions[i] for i in rows])
-        width = output["completion_ids"].size(1)
+        width = batch.completion_ids.size(1)
         return rows, torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in made])
 
     def _exact(self) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from grpo_kit.record.files import METRIC_COLUMNS
 from grpo_kit.rewards.scoring import PendingScores, RewardError, check_scores, off_scale
+from grpo_kit.training.batch import Batch
 
 # Where the kit's and trl's own numbers and columns are; what a reward logs goes beside them, under other names.
 _METRICS = {*METRIC_COLUMNS, "step_time", "policy_loss", "cispo_clip_ratio"}
@@ -51,25 +50,25 @@ class Logged:
             )
         return [v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values]
 
-    def check(self, scores: torch.Tensor, completions: int) -> None:
+    def check(self, batch: Batch, pending: Mapping[str, Sequence[Any]]) -> None:
         """Raises RewardError for a log_extra column that has not one value a completion, and for scores.
 
-        scores: (B*G, rewards), NaN where a reward cannot judge. Those of a reward model or an environment are held to
-        what the judge holds functions to. Scores outside [0, 1] are said once a reward.
+        batch: with completions and parts. The scores of a reward model or an environment are held to what scoring holds
+        functions to; scores outside [0, 1] are printed once a reward. pending: the columns that rewards logged.
         """
-        for column, values in self._trainer._pending_extra_logs.items():
-            if len(values) != completions:
+        for column, values in pending.items():
+            if len(values) != len(batch.rows):
                 raise RewardError(
-                    f"log_extra({column!r}, ...) was given {len(values)} values for {completions} completions; give "
-                    "one for each, once a call"
+                    f"log_extra({column!r}, ...) was given {len(values)} values for {len(batch.rows)} completions; "
+                    "give one for each, once a call"
                 )
         rewards, names = self._trainer.reward_funcs, self._trainer.reward_func_names
-        for column, reward, name in zip(scores.T, rewards, names, strict=True):
+        for column, reward, name in zip(batch.parts.T, rewards, names, strict=True):
             given = [None if score != score else score for score in column.tolist()]
             if isinstance(reward, PendingScores):
                 reward = reward.reward
             else:
-                texts = self._trainer.completion_texts  # this process's
+                texts = batch.completions  # this process's
                 check_scores(given, texts if len(texts) == len(given) else [""] * len(given), reward, name)
             self._say_scale(given, reward, name)
 

@@ -1,4 +1,4 @@
-"""Stage 2 of a step: completions, by the kit's engine on the trainer's own weights, or by trl's ways."""
+"""Stage 3 of a step: completions, by the kit's engine on the trainer's own weights, or by trl's ways."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
-
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
 from grpo_kit.models.renamed import enable_checkpointing, is_checkpointing
-from grpo_kit.rollout import RolloutEngine
+from grpo_kit.training.batch import Batch
 from grpo_kit.training.in_step import InStepCheck
 from grpo_kit.training.restore import weights_come_back
 
@@ -24,8 +22,7 @@ class Sampling:
 
     def __init__(self, trainer: Any, say: Callable[[str], None]) -> None:
         self.trainer, self.say = trainer, say
-        self.engine: RolloutEngine | None = None
-        self.entropies: list[list[float]] | None = None  # of the last rollout, where the engine made it
+        self.engine: Any = None  # a RolloutEngine, from the first rollout that it makes
         self.goes_on = False  # the next prompts begin with these: turns of episodes
         self._in_step = InStepCheck(trainer, say)
         if trainer.use_vllm:
@@ -39,14 +36,16 @@ class Sampling:
         fields: dict,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
-        """One turn of completions. trl_turn: trl's own way, for what the engine does not do."""
-        self.entropies = None
+    ) -> tuple[Any, list[list[float]] | None]:
+        """One turn of completions: what trl's way gives (ids, log-probabilities, ...), and the tokens' entropies.
+
+        trl_turn: trl's own way, for what the engine does not do; it gives no entropies.
+        """
         with self._evaluating():
             if self._uses_engine(images, fields):
                 made = self.trainer.first_contact.rollout(partial(self.with_engine, prompt_ids), prompt_ids)
                 if made is not None:
-                    return made
+                    return made[:2], made[2]
             with (
                 weights_come_back(self.trainer.model)
                 if self.trainer.use_transformers_continuous_batching
@@ -56,7 +55,7 @@ class Sampling:
                     self.trainer._last_loaded_step = (
                         -1
                     )  # trl goes by the step; weights change for other reasons too
-                return trl_turn(prompt_ids, images, fields, *args, **kwargs)
+                return trl_turn(prompt_ids, images, fields, *args, **kwargs), None
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -78,28 +77,30 @@ class Sampling:
         trainer = self.trainer
         if trainer.rollout != "kit" or images is not None or fields:
             return False
+        from grpo_kit.rollout import RolloutEngine
+
         why_not = RolloutEngine.unsupported(trainer.model, trainer.generation_config)
         if why_not:
             trainer.rollout = "hf"
             self.say(f"The kit's rollout engine cannot do this run ({why_not}); rollouts are trl's own.")
         return not why_not
 
-    def with_engine(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-        """Completion ids and their log-probabilities."""
+    def with_engine(
+        self, prompt_ids: list[list[int]]
+    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+        """Completion ids, their log-probabilities and their entropies."""
         trainer = self.trainer
         if self.engine is None:
+            from grpo_kit.rollout import RolloutEngine
+
             self.engine = RolloutEngine(trainer.accelerator.unwrap_model(trainer.model_wrapped))
             trainer.update.memory.give_back = self._give_back
         rollouts = None
-        checked = (
-            "engine" in trainer.first_contact.due
-        )  # completions that may be thrown away: no reward begins
         try:
             rollouts = self.engine.generate(
                 prompt_ids,
                 trainer.generation_config,
                 tokenizer=trainer.text_tokenizer,
-                ended=None if checked else trainer._ahead.listener(len(prompt_ids)),
                 keep=self.goes_on,
             )
         finally:
@@ -108,8 +109,7 @@ class Sampling:
             )
             if not stays:
                 self.engine.release()
-        self.entropies = rollouts.entropies
-        return rollouts.completion_ids, rollouts.policy_logprobs
+        return rollouts.completion_ids, rollouts.policy_logprobs, rollouts.entropies
 
     def _may_stay(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> bool:
         """Can the engine keep what it holds until the next rollout, to capture no graph again?
@@ -144,12 +144,13 @@ class Sampling:
         self._in_step.begin()
 
     def forget(self) -> None:
-        """The engine is off for the rest of the run: it holds no memory, and its last entropies are nobody's."""
-        self.entropies = None
+        """The engine is off for the rest of the run: it holds no memory."""
         self.engine.release()
 
     def check(self, prompt_ids: list[list[int]]) -> None:
         """Raises the ValueErrors of RolloutEngine.generate that are about the prompts."""
+        from grpo_kit.rollout import RolloutEngine
+
         RolloutEngine.check(self.trainer.model, prompt_ids, self.trainer.generation_config.max_new_tokens)
 
     def _give_back(self) -> bool:
@@ -157,22 +158,14 @@ class Sampling:
         self.engine.release()
         return held
 
-    def check_in_step(self, output: dict[str, Any]) -> None:
+    def check_in_step(self, batch: Batch) -> None:
         """Of a rollout by vLLM: raises SamplerNotInStep where its weights are not the trainer's."""
         trainer = self.trainer
         if not trainer.use_vllm:
             return
         with self._evaluating():
-            gap = self._in_step.judge(output)
+            gap = self._in_step.compare(batch)
         metrics, sampler = trainer._metrics["train"], trainer.vllm_generation
         if not trainer.logprobs.packs({}):  # the packed update logs it
             metrics["rollout/logprob_gap"].append(gap)
         metrics["rollout/sync_seconds"].append(sampler.sync_seconds)
-
-    def add_entropies(self, batch: dict[str, Any]) -> None:
-        """The entropies at sampling time beside the log-probabilities, for the metrics of skipped completions."""
-        rows, width = self.entropies, batch["completion_ids"].size(1)
-        if rows is not None and len(rows) == len(batch["completion_ids"]) and max(map(len, rows)) <= width:
-            padded = [row + [0.0] * (width - len(row)) for row in rows]
-            device = self.trainer.accelerator.device
-            batch["sampling_per_token_entropies"] = torch.tensor(padded, device=device)

@@ -80,12 +80,14 @@ def without_prefills(tokenizer: Any, prompts: Sequence[Any], completions: list[A
     return made
 
 
-def prompt_texts(tokenizer: Any, rows: Sequence[dict[str, Any]], batch: dict[str, torch.Tensor]) -> list[str]:
+def prompt_texts(
+    tokenizer: Any, rows: Sequence[dict[str, Any]], prompt_ids: torch.Tensor, prompt_mask: torch.Tensor
+) -> list[str]:
     """Each row's prompt for the record: a text as it is, messages as the model saw them, template and all.
 
-    batch: prompt_ids and prompt_mask (B, T).
+    prompt_ids, prompt_mask: (N, P).
     """
-    ids, masks = batch["prompt_ids"].tolist(), batch["prompt_mask"].bool().tolist()
+    ids, masks = prompt_ids.tolist(), prompt_mask.bool().tolist()
     return [
         prompt if isinstance(prompt := row.get("prompt"), str) else _decoded(tokenizer, line, mask)
         for row, line, mask in zip(rows, ids, masks, strict=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.training.draw_rows import check_can_draw, draw_rows
 from grpo_kit.training.trainer import GRPOTrainer
 from grpo_kit.training.trl_internals import metrics_set_aside
@@ -74,10 +75,8 @@ class OffPolicyTrainer(GRPOTrainer):
         lead: int = 0,
         **options: Any,
     ) -> None:
-        if not isinstance(sync_every, int) or sync_every < 1:
-            raise ValueError(f"sync_every={sync_every!r} must be a whole number of steps, at least 1")
-        if buffer not in (None, "fifo", "newest"):
-            raise ValueError(f"buffer={buffer!r} is not known; use None, 'fifo' or 'newest'")
+        check_whole("sync_every", sync_every, hint=", the steps between two syncs")
+        check_choice("buffer", buffer, (None, "fifo", "newest"))
         if not isinstance(lead, int) or (lead < 1 if buffer else lead != 0):
             raise ValueError(
                 f"lead={lead!r} with buffer={buffer!r}: give a buffer and at least 1 batch, or neither"

@@ -1,4 +1,4 @@
-"""Stage 4 of a step: log-probabilities and entropies, packed where that can be done, and trl's loss of known ones."""
+"""Stages 6 and 7 of a step: log-probabilities and entropies, packed where possible, and trl's loss of known ones."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from grpo_kit.optim.choose import OPTIMIZERS, share_that_moves
 from grpo_kit.record.files import REDONE, RUN, RunFolderError, read_metrics, run_settings
 from grpo_kit.record.run_folder import RunFolder
+from grpo_kit.training.batch import Batch
 from grpo_kit.training.config import config_of
 from grpo_kit.training.rollouts import Rollouts
 from grpo_kit.training.told import Told
@@ -67,7 +68,7 @@ class Recorder(TrainerCallback):
         self._sampled = False  # completions that no row has measured yet
         self._completions: pd.DataFrame | None = None
         self._config: dict[str, Any] = {}
-        self._rollouts = Rollouts(trainer)
+        self._rollouts = Rollouts(trainer.text_tokenizer)
         self._begin = self._seconds_before = 0.0
         self._told = Told(trainer, list(trackers), self.say)
 
@@ -92,7 +93,7 @@ class Recorder(TrainerCallback):
         self.folder = RunFolder.open(trainer.args.output_dir, config=config, resume=resume)
         self._config = config
         self._completions, self._sampled, self._row = None, False, {}
-        self._rollouts = Rollouts(trainer)
+        self._rollouts = Rollouts(trainer.text_tokenizer)
         self._begin = time.monotonic()
         return begun
 
@@ -231,9 +232,9 @@ class Recorder(TrainerCallback):
             self.stopped_by = flags[0]
         return flags
 
-    def completions(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> None:
+    def completions(self, batch: Batch) -> None:
         """The rollouts just scored; written at once, so that a crash in the update does not lose them."""
-        table = self._rollouts.table(inputs, batch)
+        table = self._rollouts.table(batch)
         if self._writes:
             self._completions, self._sampled = pd.DataFrame(table), True
             self.folder.write_completions(table)

@@ -16,6 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
 from grpo_kit.training.digests import what_is_wrong
@@ -74,8 +75,7 @@ class Session(TrainerCallback):
         **kwargs: Any,
     ) -> TrainOutput:
         """See GRPOTrainer.train."""
-        if on_stop not in ("raise", "return"):
-            raise ValueError(f"on_stop={on_stop!r} is not known; use 'raise' or 'return'")
+        check_choice("on_stop", on_stop, ("raise", "return"))
         with self.together.run():
             return self._train(trl_train, checkpoint, on_stop, **kwargs)
 

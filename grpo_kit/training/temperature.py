@@ -1,4 +1,4 @@
-"""Stage 1 of a step: the temperature, one for the sampler and for whatever scores what was sampled."""
+"""Stage 2 of a step: the temperature, one for the sampler and for whatever scores what was sampled."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from grpo_kit.argument_checks import check_temperature
 from grpo_kit.models import base_model
-from grpo_kit.training.checks import buffer_steps, check_temperature
+from grpo_kit.training.checks import buffer_steps
 from grpo_kit.training.trl_internals import fused_head
 
 Schedule = Callable[[float], float]

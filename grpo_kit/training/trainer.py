@@ -2,9 +2,8 @@
 
 It takes a task (from_task.py), or what trl.GRPOTrainer takes. A step, in order, one file a stage: temperature.py sets
 the temperature where a rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring
-asks the rewards, which ahead.py has begun; old_logprobs.py and update.py compute log-probabilities, loss and gradient,
-each prompt once; recorder.py writes the row, the completions and the chart. session.py is around them: stop, save and
-go on.
+asks the rewards; old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
+recorder.py writes the row, the completions and the chart. session.py is around them: stop, save and go on.
 
 Of several processes each makes and trains its own rows (ranks.py), and what ends one ends all (together.py).
 Left out: sharded weights take trl's own path; images too. Every private method of trl and transformers that it leans on
@@ -35,10 +34,11 @@ from grpo_kit.models import tokenizer_of
 from grpo_kit.models.adapters import load_trained_adapter
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import run_file
+from grpo_kit.rewards.scoring import totals
 from grpo_kit.tasks.task import Task
 from grpo_kit.trackers.names import check_installed
 from grpo_kit.training.accelerate_state import AccelerateState
-from grpo_kit.training.ahead import Ahead
+from grpo_kit.training.batch import Batch, StepSettings
 from grpo_kit.training.changes import Changes
 from grpo_kit.training.checkpoints import SAVING, CheckpointNotSaved
 from grpo_kit.training.checks import (
@@ -93,7 +93,7 @@ class GRPOTrainer(TRLGRPOTrainer):
     train_dataset, eval_dataset: as trl takes them, or a list of dicts. A prompt of messages that ends in the
     assistant's is continued.
     reward_funcs: rewards as trl takes them; functions must give None or a finite number, of any scale (outside [0, 1]
-    it is said once). A completion without a total (rewards.judge.totals) moves no advantage.
+    it is said once). A completion without a total (rewards.scoring.totals) moves no advantage.
     temperature: a schedule f(progress) -> temperature > 0; it changes only where a rollout buffer begins.
     None keeps args.temperature.
     eval_temperature: the sampler's in evaluation; None means args.temperature.
@@ -209,7 +209,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         self._logged = Logged(self, self.recorder.say)
         self.sampling = Sampling(self, self.recorder.say)
         self.first_contact = FirstContact(self, self.recorder.say)
-        self._ahead = Ahead(self)
+        self.batch: Batch | None = None  # of the latest rollout, filled in while it is made
         self.logprobs = Logprobs(self, pack=pack, skip_zero_advantage=skip_zero_advantage)
         self.update = self.logprobs.update
         self.held_out, self.planned_epochs = held_out, 0
@@ -382,33 +382,41 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         inputs = with_prefills(inputs)
-        with self._ahead.of(inputs):
-            return self._sampled_and_scored(inputs, super()._generate_and_score_completions)
-
-    def _sampled_and_scored(self, inputs: list[dict[str, Any]], trl_does: Any) -> dict[str, Any]:
-        if not self.model.training:
-            return self._rows_and_output(inputs, trl_does)[1]
-        step = self.state.global_step
-        self.temperatures.set(self.temperatures.at(step))
-        # Else a column that a reward logs only at times would show an earlier batch's.
-        self._logs["extra"].clear()
+        trl_does, training = super()._generate_and_score_completions, self.model.training
+        if training:
+            self.temperatures.set(self.temperatures.at(self.state.global_step))
+            # Else a column that a reward logs only at times would show an earlier batch's.
+            self._logs["extra"].clear()
+        batch = self.batch = Batch(self._step_settings(), inputs)
+        if not training:
+            return self._fill(batch, trl_does)
         with self.logprobs.old_ones_by_the_first_pass():
-            inputs, output = self._rows_and_output(inputs, trl_does)
-        self.sampling.check_in_step(output)
-        self.sampling.add_entropies(output)
-        self._metrics["train"]["temperature"].append(self.temperature)
-        self.recorder.completions(inputs, output)
+            output = self._fill(batch, trl_does)
+        batch.take(output)
+        settings = batch.settings
+        groups = batch.groups_of(len(batch.parts))
+        batch.rewards = totals(batch.parts.T.tolist(), settings.reward_weights, groups)
+        batch.extra = {name: list(values) for name, values in self._logs["extra"].items()}
+        self.sampling.check_in_step(batch)
+        if (entropies := batch.padded_entropies()) is not None:  # for the metrics of skipped completions
+            output["sampling_per_token_entropies"] = entropies
+        self._metrics["train"]["temperature"].append(settings.temperature)
+        self.recorder.completions(batch)
         return output
 
-    def _rows_and_output(
-        self, inputs: list[dict[str, Any]], trl_does: Any
-    ) -> tuple[list[dict[str, Any]], Any]:
-        """What is trained on of a rollout: rows, and trl's tensors of them. Of episodes the rows are turns."""
-        return inputs, trl_does(inputs)
+    def _step_settings(self) -> StepSettings:
+        return StepSettings(
+            step=self.state.global_step,
+            training=self.model.training,
+            temperature=self.temperature,
+            group_size=self.num_generations if self.model.training else self.num_generations_eval,
+            reward_names=tuple(self.reward_func_names),
+            reward_weights=tuple(self.reward_weights.tolist()),
+        )
 
-    def _groups_of(self, inputs: list[dict[str, Any]], rows: int) -> list[int]:
-        """The group of each row of all processes, from 0 in this rollout. inputs: this process's."""
-        return [row // self.num_generations for row in range(rows)]
+    def _fill(self, batch: Batch, trl_does: Any) -> dict[str, Any]:
+        """trl's tensors of a batch's rows. Of episodes the batch's rows become turns."""
+        return trl_does(batch.rows)
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list[list[int]], Any, dict]:
         return prompt_ids(self, super()._tokenize_prompts, prompts)
@@ -416,9 +424,10 @@ class GRPOTrainer(TRLGRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, *args: Any, **kwargs: Any
     ):
-        return self.sampling.turn(
+        made, self.batch.entropies = self.sampling.turn(
             super()._generate_single_turn, prompt_ids, images, multimodal_fields, *args, **kwargs
         )
+        return made
 
     def _log_completion_extra(self, column: str, values: list) -> None:
         super()._log_completion_extra(column, self._logged.extra(column, values))
@@ -427,14 +436,12 @@ class GRPOTrainer(TRLGRPOTrainer):
         super()._log_metric(name, self._logged.metric(name, value))
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
+        batch = self.batch
         completions = without_prefills(self._tokenizer, prompts, completions)
-        self.completion_texts = completion_texts(self._tokenizer, completions, ids)
-        # (B*G, rewards), NaN: cannot judge
-        self.parts = super()._calculate_rewards(inputs, prompts, completions, ids)
-        self._logged.check(self.parts, len(prompts))
-        return without_total(
-            self.parts, self.num_generations if self.model.training else self.num_generations_eval
-        )
+        batch.completions = completion_texts(self._tokenizer, completions, ids)
+        batch.parts = super()._calculate_rewards(inputs, prompts, completions, ids)
+        self._logged.check(batch, self._pending_extra_logs)
+        return without_total(batch.parts, batch.settings.group_size)
 
     # ---- a step: log-probabilities, loss, optimizer ---------------------------------------------------------------
 

@@ -120,7 +120,7 @@ def add_high_entropy_masks(trainer: Any, job: Any) -> None:
 
 
 def without_total(parts: torch.Tensor, group_size: int) -> torch.Tensor:
-    """trl's rewards (B*G, rewards), all NaN in the rows that have no total (see rewards.judge.totals).
+    """trl's rewards (B*G, rewards), all NaN in the rows that have no total (see rewards.scoring.totals).
 
     trl leaves such rows out of the group's mean and spread and gives them no advantage; a row of which only some
     rewards are NaN it would add up as if those were 0.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo_kit.episodes.rollout_episodes import Episode
 from grpo_kit.rollout.tree import common_length
 
-FILLS = ("fills",)  # no text, so that no column of a data set has this name
+if TYPE_CHECKING:
+    from grpo_kit.episodes.rollout_episodes import Episode
 
 
 class Turns:
     """The turns of a rollout's episodes as rows for trl, in order, filled up to a multiple of `parts`.
 
-    inputs: one dict a row; those that fill up say FILLS. size: episodes of a group.
+    rows: one dict a turn; the last `fillers` of them only fill up. size: episodes of a group.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class Turns:
     ) -> None:
         self.episodes, self.size = episodes, size
         self.made = [turn for episode in episodes for turn in episode.turns]
-        self.inputs = [
+        self.rows = [
             {
                 "prompt": decode(turn.prompt_ids),
                 "prefill": row.get("prefill", ""),
@@ -42,9 +42,9 @@ class Turns:
             for i, (row, episode) in enumerate(zip(rows, episodes, strict=True))
             for t, turn in enumerate(episode.turns, start=1)
         ]
-        self.fill = -len(self.made) % parts
-        self.made += self.made[-1:] * self.fill
-        self.inputs += [self.inputs[-1] | {FILLS: True}] * self.fill
+        self.fillers = -len(self.made) % parts
+        self.made += self.made[-1:] * self.fillers
+        self.rows += self.rows[-1:] * self.fillers
 
     def measured(self, success: float, *, chat: bool) -> dict[str, float]:
         """What the chart and the red flags go by, by name."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.rewards.ngrams import WORD, ngrams
 
 _PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]")  # words and signs: 3+4 is not 3*4
@@ -39,8 +40,7 @@ def distinct_n(texts: Sequence[str], n: int = 2) -> float:
     >>> distinct_n(["a b c", "a b d"])
     0.75
     """
-    if n < 1:
-        raise ValueError(f"n={n!r} must be at least 1; 1 and 2 are usual")
+    check_whole("n", n, hint="; 1 and 2 are usual")
     grams = [gram for text in texts for gram in ngrams(pieces(text), n)]
     return len(set(grams)) / len(grams) if grams else math.nan
 

@@ -20,10 +20,9 @@ from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
 from benchmarks.advice.plan import campaign
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
 from benchmarks.advice.row import labs_of, of_elsewhere
-from benchmarks.advice.table import counts_text, effect_text, markdown, not_asked_text, write
+from benchmarks.advice.table import anchor, counts_text, effect_text, markdown, not_asked_text, write
 from benchmarks.advice.table import table as whole_table
 from grpo_kit import display, lab
-from grpo_kit.guide.which_method import anchor
 from grpo_kit.lab.settings import resolve
 
 ROOT = Path(__file__).parents[2]

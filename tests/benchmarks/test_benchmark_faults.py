@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.faults.__main__ import KINDS, drawn, ended
+from benchmarks.faults.campaign import ARMS as NAMES
+from benchmarks.faults.campaign import KINDS, drawn, ended
 from benchmarks.faults.runs import ARMS
 from benchmarks.result import RESULTS
 
@@ -16,6 +17,7 @@ def test_faults_are_a_function_of_seed_and_number():
     assert (
         faults == [drawn(0, number) for number in range(128)] != [drawn(1, number) for number in range(128)]
     )
+    assert NAMES == tuple(ARMS)
     assert {f["arm"] for f in faults} == set(ARMS) and {f["kind"] for f in faults} == set(KINDS)
     presses = {f["moment"] for f in faults if "press" in f["kind"]}
     assert presses == {f["moment"] for f in faults if f["kind"] == "kill"} == {"any", "evaluation", "saving"}

@@ -201,7 +201,7 @@ def test_a_task_of_games_is_played_like_any_other(real):
         ("QuantumTicTacToe-v0", {}, "name='QuantumTicTacToe-v0' is no game for one player"),
         ("Wordel-v0", {}, "name='Wordel-v0' is no game of textarena; the nearest are Wordle-v0"),
         ("TowerOfHanoi-v0", {"disks": 4}, "options={'disks': 4} do not fit 'TowerOfHanoi-v0'"),
-        ("TowerOfHanoi-v0", {"highest": 0}, "highest=0 must be above 0"),
+        ("TowerOfHanoi-v0", {"highest": 0}, "highest=0 must be a number above 0"),
     ],
 )
 def test_what_cannot_be_played_is_refused_by_name(name, options, said, real):
@@ -276,9 +276,7 @@ def test_an_exception_leaves_the_callers_numbers_alone_and_the_others_can_move(s
 @pytest.mark.parametrize("seed", [None, "3", 1.0, True, -1])
 def test_a_row_without_a_seed_is_refused_by_name(seed, stand_in):
     game = from_textarena("Wrong-v0")()
-    with pytest.raises(
-        ValueError, match=f"a row for 'Wrong-v0' has seed={seed!r}; it must be a whole number"
-    ):
+    with pytest.raises(ValueError, match=f"a row for 'Wrong-v0': seed={seed!r} must be a whole number"):
         game.reset({"question": "one"} if seed is None else {"question": "one", "seed": seed})
 
 

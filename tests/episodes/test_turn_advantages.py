@@ -74,5 +74,5 @@ def test_a_discount_that_nothing_uses_is_refused():
 
 
 def test_an_unknown_credit_is_refused():
-    with pytest.raises(ValueError, match="credit='turns' is not known; use one of episode, return, state"):
+    with pytest.raises(ValueError, match="credit='turns' is not known; use 'episode', 'return' or 'state'"):
         turn_advantages(GROUP, 4, credit="turns")

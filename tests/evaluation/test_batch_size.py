@@ -122,7 +122,7 @@ def test_a_number_is_obeyed_or_refused(tiny, asked):
     task = kit.tasks.largest(n_train=4, n_held_out=4)
     kit.evaluate(*tiny, task, batch_size=300, max_completion_tokens=4)
     assert asked == [300]
-    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+    with pytest.raises(ValueError, match="batch_size=0 must be a whole number of at least 1"):
         kit.evaluate(*tiny, task, batch_size=0, max_completion_tokens=4)
 
 

@@ -90,7 +90,7 @@ def test_bootstrap_of_values_all_alike_still_has_width():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: wilson_interval(0, 0), "n=0 must be at least 1"),
+        (lambda: wilson_interval(0, 0), "n=0 must be a whole number of at least 1"),
         (lambda: wilson_interval(6, 5), "successes=6 must lie in 0..n=5"),
         (lambda: wilson_interval(1, 5, 95), "confidence=95"),
         (lambda: pass_at_k(4, 5, 1), "n=4, c=5"),
@@ -533,12 +533,15 @@ def test_comparing_what_cannot_be_compared(taught):
     [
         ({"rows": []}, "rows is empty"),
         ({"samples": -1}, "samples=-1"),
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens=0 must be a whole number of at least 1"),
         ({"samples": 2, "k": (4, 8)}, r"k=\(4, 8\) has no number in 1..samples=2"),
         ({"samples": 2, "k": (0, 1)}, r"k=\(0, 1\)"),
-        ({"samples": 2, "temperature": 0}, "temperature=0 must be above 0"),
-        ({"max_completion_tokens": 2000}, "max_completion_tokens=2000 exceeds the model's context of 1024"),
+        ({"samples": 2, "temperature": 0}, "temperature=0 must be a number above 0"),
+        (
+            {"max_completion_tokens": 2000},
+            "max_completion_tokens=2000 that is .* exceeds the model's context of 1024",
+        ),
     ],
 )
 def test_evaluate_refusals(taught, how, message):

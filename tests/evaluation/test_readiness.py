@@ -349,7 +349,7 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         ({"rows": []}, "rows is empty"),
         ({"samples": 4, "group_size": 5}, r"group_size=5 must lie in 2..samples=4"),
         ({"group_size": 1}, "group_size=1 must"),
-        ({"temperature": 0}, "temperature=0 must be above 0"),
+        ({"temperature": 0}, "temperature=0 must be a number above 0"),
         ({"seconds": 0}, "seconds=0 must be a number above 0, such as 300; .* None at all rows"),
         ({"seconds": float("nan")}, "seconds=nan must be a number above 0"),
         ({"seconds": "60"}, "seconds='60' must be a number above 0"),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import WeightedSum, check_rewards
+from grpo_kit import sandbox
+from grpo_kit.rewards import WeightedSum, check_rewards, code_runner
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.code_harness import as_json, encode
 from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, extract_code, own_code
@@ -27,7 +28,7 @@ from grpo_kit.rewards.code_tests import (
     read_tests,
 )
 from grpo_kit.rewards.code_values import decode, read_json, same
-from grpo_kit.sandbox import PythonBatch, SandboxUnavailableError, isolation
+from grpo_kit.sandbox import SandboxUnavailableError, isolation, run_python_batch
 
 PREFILL = "```python\n"
 UNSAFE = (
@@ -644,8 +645,9 @@ def test_expected_answers_never_enter_the_child():
 def given_to_the_sandbox(monkeypatch):
     """The (code, stdin) of every program from here on."""
     seen = []
-    real = PythonBatch.add
-    monkeypatch.setattr(PythonBatch, "add", lambda self, p: seen.extend(p) or real(self, p))
+    monkeypatch.setattr(
+        code_runner, "run_python_batch", lambda p, **limits: seen.extend(p) or run_python_batch(p, **limits)
+    )
     return seen
 
 
@@ -722,11 +724,8 @@ def test_any_text_is_scored_in_the_range(texts):
 
 
 def test_a_sandbox_that_is_not_there_is_no_score(monkeypatch):
-    def refuse(self, programs):
-        raise SandboxUnavailableError("no isolation here")
-
-    monkeypatch.setattr(PythonBatch, "add", refuse)
-    for reward in (CodeRuns(runner()), CodeTests(runner())):
+    monkeypatch.setattr(sandbox, "_working", lambda: (None, ["no isolation here"]))
+    for reward in (CodeRuns(CodeRunner()), CodeTests(CodeRunner())):
         with pytest.raises(SandboxUnavailableError):
             reward([block("def f(n): pass")], prefill=PREFILL, tests=[DOUBLE], entry_point=["f"])
         assert reward(["no block"], tests=[DOUBLE], entry_point=["f"]) == [0.0]  # nothing to run

@@ -16,11 +16,9 @@ from grpo_kit.rewards import (
     check_rewards,
     on_response,
 )
-from grpo_kit.rewards.ahead import begin
 from grpo_kit.rewards.parts import check_column_names
 from grpo_kit.rewards.scoring import PendingScores, score, score_all
 from grpo_kit.tasks import from_rows
-from grpo_kit.training import ahead
 
 FREE = [
     "name", "names", "reward", "rewards", "in_range", "finite", "columns", "step", "group", "advantage", "total", "row",
@@ -129,35 +127,17 @@ def test_pictures_beside_messages_are_for_a_model_that_sees(tmp_path):
     make("kit", tmp_path, dataset=data)
 
 
-class Begins(Sees):
-    """Has begun with what it is called with later, but for the name of its own option."""
-
-    def __init__(self, column):
-        super().__init__(column)
-        self.begun = []
-
-    def begin(self, completions, *, workers, **columns):
-        self.begun.append((workers, set(columns)))
-
-    def drop(self):
-        pass
-
-
-def test_all_of_them_at_once_in_training_evaluation_and_samples(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(ahead, "spare_cores", lambda device: 1)
+def test_all_of_them_at_once_in_training_evaluation_and_samples(tmp_path, tiny):
     names = [name for name in FREE if name != "responses"]
     rows = [{"question": f"Say {i}:", "answer": str(i), **dict.fromkeys(FREE, "first")} for i in range(16)]
-    seen, begins = {name: Sees(name) for name in names}, Begins("name")
+    seen = {name: Sees(name) for name in names}
     for name, one in seen.items():
         one.__name__ = f"sees {name}"
-    begins.__name__ = "begins"
-    rewards = [*seen.values(), begins, WeightedSum({letters: 1.0})]
+    rewards = [*seen.values(), WeightedSum({letters: 1.0})]
     task = from_rows("own", rows[:8], rows[8:], reward=rewards, max_completion_tokens=6, strategies={})
     data = task.dataset(tiny[1])
     make("kit", tmp_path / "run", rewards=rewards, dataset=data, max_steps=1).train()
     assert all(one.got == ["first"] * 8 for one in seen.values())
-    workers, columns = begins.begun[0]
-    assert workers == 1 and set(FREE) - columns == {"workers"}
     table = kit.read_completions(tmp_path / "run")
     assert len(table) == 8 and (table["reward/sees name"] == 1).all(), "a column 'fills' hides no row"
     for one in seen.values():
@@ -168,10 +148,3 @@ def test_all_of_them_at_once_in_training_evaluation_and_samples(tmp_path, tiny, 
     )
     samples = kit.sample(*tiny, task, samples=2, folder=tmp_path / "samples")
     assert seen["reward"].got == ["first"] * 16 and samples.table["reward/sees reward"].min() == 1
-
-
-def test_begin_takes_columns_of_any_name():
-    begins = Begins("name")
-    columns = {name: ["first"] for name in FREE if name != "workers"}
-    begin([begins], ["a"], workers=2, **columns)
-    assert begins.begun == [(2, set(columns))]

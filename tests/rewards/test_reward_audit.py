@@ -308,7 +308,7 @@ def test_its_shapes_and_errors():
         (lambda: audit(ExactAnswer()), "rows=None: give rows"),
         (lambda: audit(ExactAnswer(), []), r"rows=\[\]: give rows"),
         (lambda: audit(ExactAnswer(), rows), "row 0 has no column 'answer'; it has \\['gold'\\]"),
-        (lambda: audit(ExactAnswer(), [{"answer": "5"}], n=0), "n=0 must be at least 1"),
+        (lambda: audit(ExactAnswer(), [{"answer": "5"}], n=0), "n=0 must be a whole number of at least 1"),
         (lambda: audit(code()), "has no answer tags"),
         (lambda: audit(ExactAnswer(), [{"answer": ["5", "6"]}]), "is a list, not one answer"),
     ):

@@ -194,14 +194,14 @@ def test_out_of_memory_halves_the_rows_and_changes_nothing(monkeypatch, capsys):
 
     built = []
 
-    class Small(decode.Slots):
+    class Small(decode.KVCache):
         def __init__(self, shape, *, rows, **kwargs):
             if rows > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             built.append(rows)
             super().__init__(shape, rows=rows, **kwargs)
 
-    monkeypatch.setattr(decode, "Slots", Small)
+    monkeypatch.setattr(decode, "KVCache", Small)
     engine = RolloutEngine(model)
     got = engine.generate(PROMPTS, settings, seed=4)
     assert got.completion_ids == wanted.completion_ids
@@ -212,7 +212,9 @@ def test_out_of_memory_halves_the_rows_and_changes_nothing(monkeypatch, capsys):
     assert "do not fit" not in capsys.readouterr().out  # it remembers what fits
     assert max(built) == 2
 
-    monkeypatch.setattr(decode, "Slots", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("one")))
+    monkeypatch.setattr(
+        decode, "KVCache", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("one"))
+    )
     with pytest.raises(torch.OutOfMemoryError):
         RolloutEngine(model).generate([[5]], settings)
     assert model.config._attn_implementation == "sdpa"
@@ -368,7 +370,7 @@ def test_real_model_writes_what_generate_writes(smol):
         ([[5], []], {}, r"prompt_ids\[1\] is an empty prompt"),
         ([[5], [5] * 250], {}, r"prompt_ids\[1\] has 250 tokens.*262.*256"),
         ([[5]], {"max_new_tokens": None}, "max_new_tokens=None"),
-        ([[5]], {"temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ([[5]], {"temperature": 0.0}, "temperature=0.0 must be a number above 0"),
         ([[5]], {"num_beams": 3}, "num_beams=3"),
     ],
 )

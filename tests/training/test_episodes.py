@@ -92,9 +92,9 @@ def test_the_gradient_is_that_of_the_expected_return(view, parts, tmp_path, monk
         turn = len(prompts)
         prompts[turn] = list(prompt_ids)
         order = sorted(range(100), key=lambda e: e % 100) if turn == 0 else every_way.order
-        return [[e // 10 if turn == 0 else e % 10] for e in order], None
+        return ([[e // 10 if turn == 0 else e % 10] for e in order], None), None
 
-    real = module.play
+    real = module.rollout_episodes
 
     def play(of, rows, renderer, world, complete, **how):
         def noted(prompt_ids, who, turn):
@@ -104,7 +104,7 @@ def test_the_gradient_is_that_of_the_expected_return(view, parts, tmp_path, monk
         return real(of, rows, renderer, world, noted, **how)
 
     monkeypatch.setattr(trainer.sampling, "turn", every_way)
-    monkeypatch.setattr(module, "play", play)
+    monkeypatch.setattr(module, "rollout_episodes", play)
     exact, probabilities = expected_return(model, tokenizer, view)
     exact.backward()
     wanted = {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -214,11 +214,11 @@ def test_with_a_reference_too(tmp_path):
 def test_rows_hold_the_sampled_tokens_behind_the_prompts_they_were_sampled_from(name, tmp_path, monkeypatch):
     trainer = make(tmp_path, of=task(view=VIEWS[name]), max_steps=1)
     sampled, rows = [], []
-    turn, play = trainer.sampling.turn, module.play
+    turn, play = trainer.sampling.turn, module.rollout_episodes
 
     def noted(trl_turn, prompts, *rest):
         made = turn(trl_turn, prompts, *rest)
-        sampled.extend(zip(map(tuple, prompts), map(tuple, made[0]), strict=True))
+        sampled.extend(zip(map(tuple, prompts), map(tuple, made[0][0]), strict=True))
         return made
 
     def rows_of(trl_does, inputs):
@@ -230,11 +230,11 @@ def test_rows_hold_the_sampled_tokens_behind_the_prompts_they_were_sampled_from(
         return output
 
     monkeypatch.setattr(trainer.sampling, "turn", noted)
-    inner = trainer._rows_and_output
-    trainer._rows_and_output = lambda inputs, trl: inner(inputs, lambda i: rows_of(trl, i))
+    inner = trainer._fill
+    trainer._fill = lambda batch, trl: inner(batch, lambda rows: rows_of(trl, rows))
     trainer.train()
     assert sorted(sampled) == sorted(rows) and len(rows) > 8
-    assert play is module.play
+    assert play is module.rollout_episodes
 
 
 def test_the_record_has_a_row_a_turn_in_order(tmp_path):
@@ -288,14 +288,14 @@ def test_rows_that_fill_up_the_last_micro_batch_are_not_recorded(tmp_path):
         row["turns"] = 2 + int(row["question"][-1]) % 2
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "num_generations": 4}
     trainer = make(tmp_path, of=of, max_steps=4, **options)
-    filled, inner = [], trainer._rows_and_output
+    filled, inner = [], trainer._fill
 
-    def rows_and_output(*args):
-        rows, output = inner(*args)
-        filled.append(trainer._turns.fill)
-        return rows, output
+    def fill(batch, trl_does):
+        output = inner(batch, trl_does)
+        filled.append(batch.fillers)
+        return output
 
-    trainer._rows_and_output = rows_and_output
+    trainer._fill = fill
     trainer.train()
     table, metrics = read_completions(tmp_path), read_metrics(tmp_path)
     assert any(filled) and not table.duplicated(["step", "episode", "turn"]).any()
@@ -384,7 +384,7 @@ class Talks(Letters):
 
 def test_observations_that_leave_no_room_are_named(tmp_path):
     trainer = make(tmp_path, of=task(environment=Talks), max_steps=1)
-    with pytest.raises(EpisodeError, match="turn 2: the prompt has .* more than the model's context"):
+    with pytest.raises(EpisodeError, match="turn 2: the prompt has .* exceeds the model's context"):
         trainer.train()
 
 
@@ -435,7 +435,7 @@ def test_rows_that_fill_up_weigh_nothing_in_the_kl_term_either(loss, tmp_path, m
 
     def counted(self, *args):
         inner(self, *args)
-        filled[-1].append(self.fill)
+        filled[-1].append(self.fillers)
 
     monkeypatch.setattr(Turns, "__init__", counted)
     for size in (8, 1):

@@ -206,7 +206,7 @@ def test_a_model_that_is_nan_stays_an_error(card, tmp_path):
 
 def test_a_prompt_that_is_too_long_stays_the_users(card, tmp_path):
     trainer = make("kit", tmp_path, max_steps=1)
-    with pytest.raises(ValueError, match="over the model's context"):
+    with pytest.raises(ValueError, match="exceeds the model's context"):
         trainer._generate_single_turn([[5] * 10**6] * 4, None, {}, 4)
     assert trainer.rollout == "kit"
 

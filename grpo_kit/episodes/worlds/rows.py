@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from grpo_kit.argument_checks import check_whole
+
 _TRIES = 1000  # draws without a new row, after which there are taken to be no more
 
 
@@ -20,8 +22,7 @@ def draw_rows(
     ([{'n': 0}], [{'n': 2}, {'n': 3}], [{'n': 1}])
     """
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}={count!r} must be a whole number of at least 1")
+        check_whole(name, count)
     rows: dict[Hashable, dict[str, Any]] = {}
     failed = 0
     while len(rows) < n_worked + n_train + n_held_out:

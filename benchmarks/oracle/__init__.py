@@ -1,0 +1,1 @@
+"""The oracle: what today's trainer does, on record, for another trainer to be compared with."""

@@ -1,0 +1,130 @@
+"""The first two steps of the tiny runs: what is on record, and the comparison of another trainer with it.
+
+A step is a dictionary. Of each row, a completion or a turn: `rows`, the place of its question in task.train;
+`episodes`, a number shared by the turns of an episode; `prompt_ids`, `completion_ids` (the end token included),
+`sampler_logprobs` (at `temperature`, by the weights before the step), `rewards`, `advantages`; `parts`: the scores of
+each reward. None stands where a reward, or the total, cannot judge. A group's rows are adjacent.
+`updates`: for each update its `loss`, `grad_norm` (before clipping), `learning_rate` and `weights`, a summary of the
+trained weights less those that the run began with.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.oracle.cases import FOLDER
+from benchmarks.oracle.compare import Difference, number_error, summary, tensor_errors
+from benchmarks.oracle.step_runs import RUNS, Run
+from benchmarks.result import as_text
+
+PATH = FOLDER / "steps.json"
+Step = dict[str, Any]
+Train = Callable[[Run, list[Step] | None], list[Step]]
+"""(run, forced) -> its steps. forced: the recorded steps, whose rows, episodes and completion_ids take the place of
+sampling; None: the trainer samples. A forced step may leave sampler_logprobs out."""
+# The largest errors that pass. rewards, advantages and log-probabilities: absolute; the others: relative. An update by
+# Adam has the size of the learning rate however small a gradient is, so a gradient's rounding shows in the weights.
+LIMITS = {"rewards": 1e-6, "advantages": 1e-4, "sampler_logprobs": 2e-4}
+UPDATE_LIMITS = {"loss": 3e-5, "grad_norm": 1e-4, "learning_rate": 1e-6}
+WEIGHTS_LIMIT = 1e-3
+EXACT = ("rows", "episodes", "prompt_ids", "completion_ids")
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the trained weights by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def change(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    """The summary of the trained weights less those of `start`."""
+    return summary({name: tensor - start[name] for name, tensor in weights(model).items()})
+
+
+def save_steps(steps: dict[str, list[Step]], facts: dict[str, Any]) -> None:
+    """Write steps.json: the facts, then each run's steps. A prompt that several rows share is written once."""
+    short = {name: [_shared(step) for step in made] for name, made in steps.items()}
+    PATH.parent.mkdir(parents=True, exist_ok=True)
+    PATH.write_text(as_text(facts | {"runs": _digits(short)}))
+    recorded_steps.cache_clear()
+
+
+def _shared(step: Step) -> Step:
+    prompts = list(dict.fromkeys(map(tuple, step["prompt_ids"])))
+    places = [prompts.index(tuple(ids)) for ids in step["prompt_ids"]]
+    return step | {"prompt_ids": [prompts[i] for i in range(len(prompts))], "prompt_of": places}
+
+
+def _digits(value: Any) -> Any:
+    """Eight digits of every number."""
+    if isinstance(value, dict):
+        return {key: _digits(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_digits(v) for v in value]
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
+@functools.cache
+def recorded_steps() -> dict[str, list[Step]]:
+    """The record: the steps of each run by its name."""
+    runs = json.loads(PATH.read_text())["runs"]
+    for step in (step for steps in runs.values() for step in steps):
+        step["prompt_ids"] = [step["prompt_ids"][place] for place in step.pop("prompt_of")]
+    return runs
+
+
+def compare_steps(
+    train: Train, *, sampled: bool = False, runs: Iterable[Run] | None = None
+) -> list[Difference]:
+    """How far the steps of `train` are from the record.
+
+    sampled: False gives the trainer the recorded completions and compares everything after sampling; True lets it
+    sample, and the completions must be the recorded ones: for a trainer that draws the same random numbers.
+    runs: all of RUNS unless given.
+
+    >>> all(d.passes for d in compare_steps(todays_steps, sampled=True))  # doctest: +SKIP
+    True
+    """
+    made = []
+    for run in RUNS.values() if runs is None else runs:
+        wanted = recorded_steps()[run.name]
+        got = train(run, None if sampled else wanted)
+        made.append(Difference(run.name, "number of steps", float(len(got) != len(wanted)), 0.0))
+        for number, (one, other) in enumerate(zip(got, wanted, strict=False), start=1):
+            made += step_differences(f"{run.name}, step {number}", one, other)
+    return made
+
+
+def step_differences(name: str, got: Step, wanted: Step) -> list[Difference]:
+    """The differences of one step. A number that stands for None, or a list of another length, differs by infinity."""
+    made = [Difference(name, what, float(got[what] != wanted[what]), 0.0) for what in EXACT]
+    made.append(Difference(name, "temperature", abs(got["temperature"] - wanted["temperature"]), 1e-9))
+    for what, limit in LIMITS.items():
+        if what in got or what != "sampler_logprobs":
+            made.append(Difference(name, what, _furthest(got[what], wanted[what]), limit))
+    for part in got["parts"].keys() | wanted["parts"].keys():
+        error = _furthest(got["parts"].get(part), wanted["parts"].get(part))
+        made.append(Difference(name, f"part of reward {part}", error, LIMITS["rewards"]))
+    count = len(got["updates"]) != len(wanted["updates"])
+    made.append(Difference(name, "number of updates", float(count), 0.0))
+    for one, other in zip(got["updates"], wanted["updates"], strict=False):
+        for what, limit in UPDATE_LIMITS.items():
+            least = 0.1 if what == "loss" else 0.0  # terms of a loss cancel; each is of the order of 0.1
+            made.append(Difference(name, what, number_error(one[what], other[what], least), limit))
+        errors = tensor_errors(one["weights"], other["weights"])
+        made += [Difference(name, f"weights of {tensor}", e, WEIGHTS_LIMIT) for tensor, e in errors.items()]
+    return made
+
+
+def _furthest(got: Any, wanted: Any) -> float:
+    """The largest absolute error of two nested lists of numbers and None."""
+    if isinstance(got, Sequence) and isinstance(wanted, Sequence) and len(got) == len(wanted):
+        return max(map(_furthest, got, wanted), default=0.0)
+    if isinstance(got, int | float) and isinstance(wanted, int | float):
+        return abs(got - wanted) if math.isfinite(got) else math.inf
+    return 0.0 if got is None and wanted is None else math.inf

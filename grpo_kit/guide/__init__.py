@@ -1,1 +1,0 @@
-"""Which method for which data and reward?"""

@@ -1,0 +1,45 @@
+"""Are two tasks, or two sets of rows, the same? Digests of their contents, the same in every process.
+
+Run folders, laboratories and caches of samples keep these digests: a change here makes them refuse what they hold, so
+tests/tasks/test_same_task.py holds digests of before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any
+
+from grpo_kit.episodes.episode_task import EpisodeTask
+
+
+def content_digest(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """16 hexadecimal digits of data's contents, such as a list of rows; the order of a dict's keys does not count.
+
+    default: f(value) -> JSON value, for what JSON has no form of. Without it such a value raises TypeError.
+
+    >>> content_digest([{"a": 1, "b": 2}]) == content_digest([{"b": 2, "a": 1}])
+    True
+    """
+    return sha256(json.dumps(value, sort_keys=True, default=default).encode()).hexdigest()[:16]
+
+
+def task_digest(task: Any) -> str:
+    """16 hexadecimal digits of a task's rows, prompt, names of rewards, and lengths.
+
+    Two tasks that differ in any of them have two digests. The code of rewards does not count.
+
+    >>> from grpo_kit.tasks import largest
+    >>> task_digest(largest(n_train=4)) == task_digest(largest(n_train=5))
+    False
+    """
+    prompt: dict[str, Any] = {"name": task.name, "length": task.max_completion_tokens}
+    if isinstance(task, EpisodeTask):
+        prompt |= {"view": asdict(task.view), "turns": task.max_turns, "success": task.success}
+    else:
+        prompt |= {"system": task.system, "prefill": task.prefill, "examples": task.examples}
+        names = [getattr(reward, "__name__", type(reward).__name__) for reward in task.rewards]
+        prompt |= {"rewards": names, "weights": task.reward_weights}
+    return content_digest([prompt, task.train, task.held_out], lambda value: type(value).__name__)

@@ -1,0 +1,132 @@
+"""The oracle's accuracy, seconds and faults: what passes, what fails, and that the records are whole."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.faults.campaign import ARMS, Implementation, drawn
+from benchmarks.oracle import accuracy, faults, seconds
+from benchmarks.oracle.accuracy import check_accuracy, compare_accuracy
+from benchmarks.oracle.faults import FINE, compare_faults, recorded_faults
+from benchmarks.oracle.seconds import compare_seconds
+from benchmarks.result import RESULTS, ROOT
+from grpo_kit.evaluation.intervals import wilson_interval
+
+
+def passes(differences):
+    return [d.passes for d in differences]
+
+
+def test_accuracies_inside_and_outside():
+    assert passes(compare_accuracy("main job, full", [0.88, 0.80, 0.90], 256)) == [True] * 4
+    assert passes(compare_accuracy("main job, full", [0.88, 0.80, 0.30], 256)) == [True, True, False, False]
+    # each inside [61.2, 81.7], all at its lower end: their mean 61.5 lies inside [60.3, 85.3]; 96 % lies above both
+    assert passes(compare_accuracy("main job, LoRA", [0.615] * 3, 256)) == [True] * 4
+    assert passes(compare_accuracy("main job, LoRA", [0.96] * 3, 256)) == [False] * 4
+
+
+@pytest.mark.parametrize("job, three, n", [("main job", [1] * 3, 256), ("grid episodes", [1] * 2, 256)])
+def test_an_unknown_job_and_too_few_runs_are_refused(job, three, n):
+    with pytest.raises(ValueError, match="job=|accuracies="):
+        compare_accuracy(job, three, n)
+    with pytest.raises(ValueError, match="n=64"):
+        compare_accuracy("grid episodes", [1.0] * 3, 64)
+
+
+def test_the_recorded_accuracies_are_those_of_their_sources(monkeypatch):
+    assert all(passes(check_accuracy()))
+    job = json.loads(accuracy.PATH.read_text())["jobs"]["main job, LoRA"]
+    for run, (_, text) in zip(job["seeds"], accuracy.LORA.values(), strict=True):
+        low, high = wilson_interval(run["right"], job["n"])
+        assert text == f"{100 * run['right'] / job['n']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    # Student's t of 2 degrees of freedom at 97.5 %: 4.3027; the spread of 172, 197 and 190 of 256: 0.05038
+    half = 4.3027 * 0.05038 / math.sqrt(3)
+    assert job["mean within"] == pytest.approx([job["mean"] - half, job["mean"] + half], abs=1e-4)
+    monkeypatch.setitem(accuracy.LORA, 0, (172, "67.3 % [61.2, 72.6]"))
+    with pytest.raises(ValueError, match="67.3"):
+        accuracy.gathered()
+
+
+def result(**arms):
+    """A result of benchmarks.step: an arm's seconds of decode and of the optimizer."""
+    made = {}
+    for arm, phases in arms.items():
+        named = dict(zip(("decode", "optimizer"), phases, strict=True))
+        medians = {phase: {"median": value} for phase, value in named.items()}
+        made[arm.replace("_", "-")] = {"seconds": {"median": sum(phases)}, "phases": medians}
+        made[arm.replace("_", "-")] |= {"measured on a busy machine": 0, "code": {"commit": "c"}}
+    facts = {
+        "load average before": 0.1,
+        "hardware": "h",
+        "threads": 2,
+        "date": "d",
+        "versions": {},
+        "n": 1,
+        "command": "c",
+    }
+    return facts | {"arms": made, "work": {"kind": "long"}}
+
+
+def test_seconds_side_by_side_fail_above_five_percent():
+    # decode 9.7 of 10.0 s is compared by itself; the optimizer's 0.3 s are less than 5 % of the step
+    slower = compare_seconds(result(kit_before=(9.7, 0.3), kit=(10.3, 0.6)))
+    assert [(d.what, round(d.error, 3), d.passes) for d in slower] == [
+        ("ratio of the step", 1.09, False),
+        ("ratio of decode", 1.062, False),
+    ]
+    assert passes(compare_seconds(result(kit_before=(9.7, 0.3), kit=(10.1, 0.3)))) == [True, True]
+    real = json.loads((RESULTS / "step_cpu_main-job.json").read_text())
+    assert compare_seconds(real)[0].error == pytest.approx(3.08048 / 6.22293, rel=1e-5)
+
+
+def test_seconds_beside_the_record_are_reported_and_never_fail(tmp_path, monkeypatch):
+    monkeypatch.setattr(seconds, "PATH", tmp_path / "seconds.json")
+    kept = {"workloads": {"long": seconds.short(result(kit=(5.0, 0.5)))}}
+    seconds.PATH.write_text(json.dumps(kept))
+    found = compare_seconds(result(kit=(10.0, 1.0)))
+    assert [(round(d.error, 6), d.passes) for d in found] == [(2.0, True)] * 3
+    with pytest.raises(ValueError, match="new='loop'.*kit"):
+        compare_seconds(result(kit=(1.0, 1.0)), new="loop")
+
+
+def test_the_recorded_faults_are_those_that_are_drawn():
+    record = recorded_faults()
+    assert len(record) == faults.COUNT and {fault["arm"] for fault in record} == {*ARMS}
+    for number, fault in enumerate(record):
+        made = drawn(faults.SEED, number)
+        assert fault["at"] == pytest.approx(made["at"], rel=1e-5)
+        assert {k: fault[k] for k in made if k not in ("at", "second")} == {
+            k: v for k, v in made.items() if k not in ("at", "second")
+        }
+    assert {fault["outcome"] for fault in record} <= {*FINE}
+
+
+WHOLE = {"weights": "a", "rows": "b", "completions": "c"}
+
+
+def untouched(arm, folder):
+    folder.mkdir()
+    return WHOLE | {"lasts": {"train": 1.0, "evaluation": 1.0, "saving": 1.0}}
+
+
+def struck(fault, folder, lasts):
+    folder.mkdir()
+    return {"hit": [2], "said": []} | WHOLE | ({"weights": "x"} if fault["number"] == 1 else {})
+
+
+def test_another_trainers_faults_are_compared_by_its_functions(tmp_path):
+    differences = compare_faults(Implementation(untouched, struck, None), tmp_path, 3)
+    assert passes(differences) == [True, True, True, False, True, True]
+    assert "different weights" in differences[3].what
+    assert [d.error for d in differences[::2]] == [0.0] * 3, "each is drawn as it is on record"
+
+
+def test_what_compares_imports_neither_trl_nor_todays_trainer():
+    code = "import sys; from benchmarks.oracle import accuracy, faults, losses, seconds, steps; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "benchmarks.oracle.steps" in loaded
+    assert not [name for name in loaded if name == "trl" or name.startswith("grpo_kit.training")]

@@ -1,0 +1,74 @@
+"""Digests by which run folders know their task: values written down before, and what makes two tasks two."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo_kit.episodes.worlds.grid import grid
+from grpo_kit.evaluation.sample_cache import _settings
+from grpo_kit.lab import settings as lab
+from grpo_kit.models import load_policy
+from grpo_kit.recipe import Recipe, remembered
+from grpo_kit.tasks import largest
+from grpo_kit.tasks.same_task import content_digest, task_digest
+
+
+def small():
+    return largest(n_train=4, n_held_out=2)
+
+
+def test_digests_that_older_run_folders_hold():
+    """Made by the three functions that this one replaces: those runs go on, and those samples are found again."""
+    games = grid(n_train=4, n_held_out=2)
+    assert task_digest(small()) == "e4da8921dc279c52"
+    assert task_digest(games) == "f342b19cdc9de40b"
+    odd = replace(small(), train=[{**row, "x": {1, 2}} for row in small().train])
+    assert task_digest(odd) == "8cf4d9546dc0b6b2"
+    assert lab.digest(small().train) == content_digest(small().train) == "7b8344c6eea46ee4"
+    assert lab.digest(games.train) == "3849ee1971459e06"
+    assert lab.digest([{"a": (1, 2.5), "b": None, "é": Path("x")}, {1, 2}]) == "b4065e4679fea2f4"
+    assert lab.prompt_fingerprint(lab.resolve({"profile": "smoke", "task": small()})) == "9df85df5bacfd188"
+    assert content_digest([["a b", "ü"], [[1, 2], [3]]]) == "c857d673bb709407"
+
+
+def test_the_cache_of_samples_keeps_the_digest_of_its_prompts():
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    kept = _settings(model, tokenizer, ("a b", "ü"), ((1, 2), (3,)))
+    assert kept["prompts"] == "2, digest c857d673bb709407"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "other"},
+        {"system": "Other."},
+        {"prefill": "<think>"},
+        {"max_completion_tokens": 13},
+        {"reward_weights": [0.5, 0.5]},
+        {"examples": ()},
+    ],
+    ids=str,
+)
+def test_another_prompt_reward_or_length_is_another_task(change):
+    assert task_digest(replace(small(), **change)) != task_digest(small())
+
+
+def test_other_rows_are_another_task():
+    task = small()
+    for split in ("train", "held_out"):
+        fewer = replace(task, **{split: getattr(task, split)[1:]})
+        assert task_digest(fewer) != task_digest(task)
+    assert task_digest(replace(task, train=task.train[::-1])) != task_digest(task)
+    assert task_digest(
+        replace(task, train=[dict(reversed(row.items())) for row in task.train])
+    ) == task_digest(task)
+
+
+def test_a_run_folder_of_before_takes_its_task_and_no_other(tmp_path):
+    remembered.write(Recipe(small(), profile="smoke"), tmp_path, None)
+    text = (tmp_path / remembered.FILE).read_text()
+    assert '"digest": "e4da8921dc279c52"' in text
+    remembered.check_same(tmp_path, small())
+    with pytest.raises(ValueError, match="not what .* was begun with"):
+        remembered.check_same(tmp_path, largest(n_train=5, n_held_out=2))
