@@ -138,7 +138,7 @@ def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict
     args = cfg.grpo_config(folder, task=task)
     set_seed(seed)
     begun = time.perf_counter()
-    EpisodeTrainer(model, seen, args, tokenizer, live=None, **arm.options).train()
+    EpisodeTrainer(model, seen, args, processing_class=tokenizer, live=None, **arm.options).train()
     seconds = time.perf_counter() - begun
     after, metrics = succeeded(model, tokenizer, task), read_metrics(folder)
     made = {

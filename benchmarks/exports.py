@@ -31,9 +31,7 @@ def train(base: str, folder: Path, task: Any, steps: int) -> Path:
         cfg = kit.profile("cpu", steps=steps, model=base, prompts_per_step=2)
         model, tokenizer = kit.load_policy(base, tuning="lora", seed=cfg.seed)
         args = cfg.grpo_config(folder, tuning="lora", task=task)
-        trainer = kit.GRPOTrainer(
-            model, task.rewards, args, task.dataset(tokenizer), processing_class=tokenizer, live=None
-        )
+        trainer = kit.GRPOTrainer(model, task, args, processing_class=tokenizer, live=None)
         trainer.train()
         trainer.save_model(str(folder / "adapter"))
     return folder / "adapter"

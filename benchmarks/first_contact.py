@@ -27,7 +27,6 @@ from unittest import mock
 
 import bitsandbytes
 import torch
-from datasets import Dataset
 from trl import GRPOTrainer as PlainTrainer
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
@@ -224,7 +223,7 @@ def trainer_of(which: type, folder: str, model: str = "tiny-random", **options: 
     loads = {name: options.pop(name) for name in ("tuning", "lora", "dtype") if name in options}
     kit = {name: options.pop(name) for name in ("rollout", "pack", "optimizer") if name in options}
     policy, tokenizer = load_policy(model, quiet=True, seed=0, **loads)
-    tokens = options.pop("max_completion_tokens", cfg.max_completion_tokens)
+    tokens = options.pop("max_completion_tokens", 8)  # the smoke profile's
     options = {
         "max_steps": STEPS,
         "save_strategy": "no",
@@ -236,8 +235,7 @@ def trainer_of(which: type, folder: str, model: str = "tiny-random", **options: 
     args = cfg.grpo_config(folder, max_completion_length=tokens, **options)
     args.bf16_on_cpu = bool(options.get("bf16"))
     kit = {"warmup": 0, "live": None, **kit} if which is GRPOTrainer else {}
-    rows = largest(n_train=8, n_held_out=1).dataset(tokenizer).to_list()
-    data = Dataset.from_list(rows)  # not the task's own, whose length of completions would be asked for
+    data = largest(n_train=8, n_held_out=1).dataset(tokenizer)
     torch.manual_seed(0)
     return which(policy, letters, args, data, processing_class=tokenizer, **kit)
 

@@ -136,9 +136,8 @@ def hour(name: str) -> dict:
         cfg = kit.profile("cpu", steps=STEPS, prompts_per_step=2, group_size=8)
         began = time.perf_counter()
         trainer = kit.GRPOTrainer(
-            model=model, args=cfg.grpo_config(f"{folder}/run", task=task), processing_class=tokenizer,
-            reward_funcs=task.rewards, train_dataset=task.dataset(tokenizer), live=False,
-        )  # fmt: skip
+            model, task, cfg.grpo_config(f"{folder}/run", task=task), processing_class=tokenizer, live=False
+        )
         trainer.train()
         seconds = trainer.state.log_history[0].get("step_time") or (time.perf_counter() - began) / STEPS
         minutes["first reward"] = round((began - STARTED + seconds) / 60, 1)

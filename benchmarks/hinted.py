@@ -105,12 +105,12 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
     kept = _kept(seed)
     set_seed(seed)
     if arm in ("never hinted", "hint kept"):
-        trainer = EpisodeTrainer(model, task, args, tokenizer, live=None)
+        trainer = EpisodeTrainer(model, task, args, processing_class=tokenizer, live=None)
     else:
         if arm == "sft" and not kept.exists():
             raise SystemExit(f'arm "sft" imitates what "{CONTROL}" played: run that first, with seed {seed}')
         trainer = HintedTrainer(
-            model, task, args, tokenizer, live=None, plain=task_of(hint=False).view,
+            model, task, args, processing_class=tokenizer, live=None, plain=task_of(hint=False).view,
             weights=arm == "weights on", episodes=pickle.loads(kept.read_bytes()) if arm == "sft" else None,
         )  # fmt: skip
     trainer.train()

@@ -192,13 +192,12 @@ def run(name: str, folder: Path) -> None:
     task, changes = failure.task(), dict(failure.changes)
     rewards = failure.rewards() if failure.rewards else task.rewards
     weights = failure.weights or task.reward_weights
-    longest = changes.setdefault("max_completion_length", task.max_completion_tokens)
-    task = replace(task, max_completion_tokens=longest)
+    longest = changes.pop("max_completion_length", task.max_completion_tokens)
+    task = replace(task, rewards=rewards, reward_weights=list(weights), max_completion_tokens=longest)
     trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=rewards,
-        args=cfg.grpo_config(folder, reward_weights=weights, warmup_steps=0, **changes),
-        train_dataset=task.dataset(tokenizer),
+        model,
+        task,
+        cfg.grpo_config(folder, task=task, warmup_steps=0, **changes),
         eval_dataset=task.dataset(tokenizer, "held_out").select(range(16))
         if "eval_steps" in changes
         else None,

@@ -259,7 +259,7 @@ def train(thoughts: str, seed: int, before: list[int] | None) -> dict[str, Any]:
     task = task_of(thoughts)
     args = profile("cpu", seed=seed, steps=STEPS).grpo_config(folder, task=task)
     set_seed(seed)
-    EpisodeTrainer(model, task, args, tokenizer, live=None).train()
+    EpisodeTrainer(model, task, args, processing_class=tokenizer, live=None).train()
     metrics = read_metrics(folder)
     return {
         "arm": thoughts,

@@ -136,7 +136,7 @@ def make(arm: str, model: Any, tokenizer: Any, folder: str, options: argparse.Na
     )  # fmt: skip
     task = task_of(tokenizer, options.examples)
     if arm == "kit":
-        return EpisodeTrainer(model, task, args, tokenizer, live=None)
+        return EpisodeTrainer(model, task, args, processing_class=tokenizer, live=None)
     shown = opening_messages(None, task.view.example_pairs())
     asked = [{"prompt": [*shown, {"role": "user", "content": row["question"]}], **row} for row in task.train]
     given = dict(

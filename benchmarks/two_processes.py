@@ -37,8 +37,7 @@ def child(arm: str, folder: Path, steps: int, seed: int, threads: int) -> None:
     batch = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 2 // processes}
     args = cfg.grpo_config(folder / arm, task=task, **batch, save_strategy="no", report_to=[])
     model, tokenizer = load_policy(cfg.model, quiet=True)
-    data = task.dataset(tokenizer)
-    trainer = GRPOTrainer(model, task.rewards, args, data, processing_class=tokenizer, live=None)
+    trainer = GRPOTrainer(model, task, args, processing_class=tokenizer, live=None)
     made, inner = [], trainer._generate_single_turn
     before = [p.detach().clone() for p in base_model(model).parameters()]
 

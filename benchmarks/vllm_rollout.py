@@ -104,9 +104,7 @@ def run(
 ) -> dict[str, Any]:
     """Train, and take down what each rollout took."""
     how = {"kit": "kit", "hf": "hf"}.get(sampler, "vllm")
-    trainer = GRPOTrainer(
-        model, task.rewards, args, task.dataset(tokenizer), processing_class=tokenizer, rollout=how, live=None
-    )
+    trainer = GRPOTrainer(model, task, args, processing_class=tokenizer, rollout=how, live=None)
     started, seconds, tokens = time.monotonic() - begin, [], []
     inner = trainer._generate_single_turn
 

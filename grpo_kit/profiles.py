@@ -1,6 +1,7 @@
 """Profiles: which model, sizes and steps to use on this machine, each with its unit and reason.
 
-Every number of every profile stands in PROFILES below and nowhere else; how long a task's answers are, the task says.
+Every number of every profile stands in PROFILES below and nowhere else. The length of a completion is the task's:
+a preset that wants another gives it to its task, in task_options, and max_completion_tokens overrides both.
 What a profile was planned from (plan_memory, peaks of a card) is checked in tests/test_profiles.py.
 
 Longer than 300 lines because a third of it is that table: 20 numbers of four profiles, a line and a reason each.
@@ -45,6 +46,7 @@ _CHECKPOINTING = (
     "gradient_checkpointing",
 )  # the second alone before transformers 5.23
 _LENGTH = "max_completion_length"  # trl's word for max_completion_tokens
+_TASKS_OWN = "the task's"  # how a table shows that the profile has no max_completion_tokens of its own
 
 UNITS = {
     "model": "name or path",
@@ -74,11 +76,11 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
     "smoke": {
         "model": ("tiny-random", "random weights, 2 layers: shows that everything runs, learns nothing"),
         "task": ("largest", "short prompts and answers"),
-        "task_options": ({"n_train": 32}, "made in milliseconds"),
+        "task_options": ({"n_train": 32, "max_completion_tokens": 8}, "made and answered in milliseconds"),
         "prompts_per_step": (2, "the fewest that are more than one"),
         "group_size": (4, "enough for an advantage"),
         "steps": (2, "one to start, one to go on"),
-        "max_completion_tokens": (8, "seconds in all"),
+        "max_completion_tokens": (None, "8: seconds in all"),
         "learning_rate": (1e-3, "large enough for two steps to change the weights visibly"),
         "lora_learning_rate": (1e-2, "as above"),
         "temperature": (1.0, "the model's own distribution"),
@@ -103,7 +105,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "prompts_per_step": (4, "with 2 one of three measured runs collapsed"),
         "group_size": (8, "a question answered right 1 time in 4 then has a right answer in 9 of 10 groups"),
         "steps": (32, "reward is flat by then; minutes on 2 cores"),
-        "max_completion_tokens": (12, "an answer and its closing tag take 6"),
+        "max_completion_tokens": (None, "12, of which an answer and its closing tag take 6"),
         "learning_rate": (1e-5, "full fine-tuning of a small model in float32"),
         "lora_learning_rate": (
             2e-4,
@@ -141,8 +143,8 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "group_size": (8, "common in published runs of this size"),
         "steps": (100, "5 s each at the peaks of a T4, 23 minutes at a third of them: planned, not measured"),
         "max_completion_tokens": (
-            128,
-            "64 for each number: 97 % of Coder-0.5B's answers end within; 64 x 384 tokens keep 0.2 GiB",
+            None,
+            "128, 64 for each number: 97 % of Coder-0.5B's answers end within; 64 x 384 tokens keep 0.2 GiB",
         ),
         "learning_rate": (3e-6, "measured on Coder-0.5B: 51 % to 91 % in 30 steps; 1e-6 is usual"),
         "lora_learning_rate": (2e-5, "measured on Coder-0.5B: 51 % to 71 % in 30 steps; 1e-4 collapsed"),
@@ -176,7 +178,13 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         ),
         "task": ("countdown", "hard enough to need reasoning; right or wrong is computed exactly"),
         "task_options": (
-            {"n_train": 1000, "numbers": (2, 3), "think": True, "balanced": True},
+            {
+                "n_train": 1000,
+                "numbers": (2, 3),
+                "think": True,
+                "balanced": True,
+                "max_completion_tokens": 256,
+            },
             "Coder-1.5B, measured: 31 % right, 62 % of groups hold right and wrong; no constant answer is right often",
         ),
         "prompts_per_step": (8, "64 completions a step keep the card busy and the gradient steady"),
@@ -187,8 +195,8 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
             "all: planned, not measured",
         ),
         "max_completion_tokens": (
-            256,
-            "1 in 7 of Coder-1.5B's answers had not ended at 192; 64 x 512 tokens keep 0.5 GiB",
+            None,
+            "256: 1 in 7 of Coder-1.5B's answers had not ended at 192; 64 x 512 tokens keep 0.5 GiB",
         ),
         "learning_rate": (1e-6, "the usual rate of full fine-tuning with GRPO"),
         "lora_learning_rate": (2e-5, "measured on Coder-0.5B: 51 % to 71 % in 30 steps; 1e-4 collapsed"),
@@ -222,8 +230,7 @@ class Profile:
     """The numbers of one training run; UNITS names the unit of each, PROFILES the reason.
 
     Made by profile(); `dataclasses.replace(p, steps=64)` changes a copy. `picked`: why this profile was taken.
-    max_completion_tokens follows task and task_options, in a changed copy too, until you set it to another number.
-    `follows`: the task, the tokens that its answers take, and the number that max_completion_tokens is because of them.
+    max_completion_tokens: None means the task's; a number is this run's, for whatever task it trains on.
     Raises ValueError naming the field that cannot be.
     """
 
@@ -234,7 +241,7 @@ class Profile:
     prompts_per_step: int
     group_size: int
     steps: int
-    max_completion_tokens: int
+    max_completion_tokens: int | None
     learning_rate: float
     lora_learning_rate: float
     temperature: float
@@ -249,10 +256,10 @@ class Profile:
     save_steps: int
     seed: int
     picked: str = field(default="asked for", compare=False)
-    follows: tuple[str, int, int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        whole = {"prompts_per_step": 1, "group_size": 2, "steps": 1, "max_completion_tokens": 1}
+        whole = {"prompts_per_step": 1, "group_size": 2, "steps": 1}
+        whole |= {} if self.max_completion_tokens is None else {"max_completion_tokens": 1}
         whole |= {"micro_batch": 1, "held_out": 1, "eval_batch": 1, "save_steps": 0, "seed": 0}
         for name, least in whole.items():
             object.__setattr__(self, name, check_whole(name, getattr(self, name), least))
@@ -265,14 +272,7 @@ class Profile:
             check_choice(name, getattr(self, name), known)
         if not isinstance(self.task_options, dict):
             raise ValueError(f"task_options={self.task_options!r} must be a dict of the task's arguments")
-        own = _own_length(self.task, self.task_options)
-        if self._follows_task and self.follows[:2] != (self.task, own):
-            object.__setattr__(self, "max_completion_tokens", own)
-            object.__setattr__(self, "follows", (self.task, own, own))
-
-    @property
-    def _follows_task(self) -> bool:
-        return self.follows is not None and self.max_completion_tokens == self.follows[2]
+        _check_arguments(self.task, self.task_options)
 
     @property
     def completions_per_step(self) -> int:
@@ -280,13 +280,16 @@ class Profile:
         return self.prompts_per_step * self.group_size
 
     def make_task(self) -> Task:
-        """The profile's task, with its completion length and `held_out` held-out rows, or fewer if it has no more."""
+        """The profile's task with `held_out` held-out rows, or fewer if it has no more.
+
+        Its max_completion_tokens are the profile's, where the profile has a number of its own.
+        """
         from grpo_kit import tasks
 
         options = {**({} if self.task in _GIVEN_ROWS else {"n_held_out": self.held_out}), **self.task_options}
         task = getattr(tasks, self.task)(**options)
-        held_out = task.held_out[: self.held_out]
-        return replace(task, held_out=held_out, max_completion_tokens=self.max_completion_tokens)
+        length = self.max_completion_tokens or task.max_completion_tokens
+        return replace(task, held_out=task.held_out[: self.held_out], max_completion_tokens=length)
 
     def grpo_config(
         self,
@@ -298,8 +301,9 @@ class Profile:
     ) -> GRPOConfig:
         """The profile as a trl.GRPOConfig; overrides are its fields and win.
 
-        output_dir: the run folder. task: what is trained on; its reward_weights and its completion length are taken, so
-        that training samples what evaluate reads. None: the profile's own length.
+        output_dir: the run folder. task: what is trained on; its reward_weights and its max_completion_tokens are
+        taken. The profile's max_completion_tokens win over the task's, and an override of trl's length over both.
+        Without any of the three, the length is trl's own, until a trainer that is given the task takes the task's.
         save_steps, eval_steps and num_train_epochs count where they are given: they set save_strategy, eval_strategy
         and max_steps. One rollout buffer a step; a constant rate after a warmup of 10 % of the
         steps, at least 2. `optimizer` is not in it: for full fine-tuning the trainer takes it as optimizer=.
@@ -308,8 +312,7 @@ class Profile:
         say bf16=True. Defaults of trl's that Unsloth changed are trl's again.
         Under several processes (WORLD_SIZE) a step has as many completions as under one, and each makes its share.
         Source of both: DAPO, arXiv:2503.14476.
-        Raises ValueError for an unknown tuning or field, two different completion lengths, and a step that so many
-        processes cannot share evenly.
+        Raises ValueError for an unknown tuning or field, and a step that so many processes cannot share evenly.
 
         >>> profile("smoke").grpo_config("runs/x").gradient_accumulation_steps
         1
@@ -323,7 +326,13 @@ class Profile:
         if unknown := sorted(set(overrides) - known):
             raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
         check_installed(overrides.get("report_to"))
-        overrides = self._of_task(task, overrides)
+        weights = getattr(task, "reward_weights", None)  # episodes have one reward: their return
+        length = self.max_completion_tokens or getattr(task, "max_completion_tokens", None)
+        overrides = {
+            **({"reward_weights": list(weights)} if weights else {}),
+            **({_LENGTH: length} if length else {}),
+            **overrides,
+        }
         for steps, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
             if overrides.get(steps):
                 overrides.setdefault(strategy, "steps")
@@ -347,7 +356,6 @@ class Profile:
             "per_device_train_batch_size": micro_batch,
             "gradient_accumulation_steps": total // micro_batch,
             "num_generations": self.group_size,
-            _LENGTH: self.max_completion_tokens,
             "learning_rate": self.learning_rate if full else self.lora_learning_rate,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": max(2, math.ceil(self.steps / 10)),
@@ -370,39 +378,33 @@ class Profile:
         }
         given = {**changed_defaults(GRPOConfig), **values, **overrides}
         config = GRPOConfig(**given)
-        config.bf16_on_cpu = bool(overrides.get("bf16"))  # trl's own default cannot be told from a wish
+        # trl's own defaults cannot be told from a wish.
+        config.bf16_on_cpu = bool(overrides.get("bf16"))
+        config.has_length = _LENGTH in overrides
         return config
 
-    def _of_task(self, task: Task | None, overrides: dict[str, Any]) -> dict[str, Any]:
-        """overrides with the task's weights and length; ValueError where two lengths are asked for."""
-        if task is None:
-            return overrides
-        length, chosen = task.max_completion_tokens, self.max_completion_tokens
-        said = {_LENGTH: overrides.get(_LENGTH, length)}
-        if not self._follows_task:
-            said["max_completion_tokens of the profile"] = chosen
-        for name, value in said.items():
-            if value != length:
-                raise ValueError(
-                    f"{name}={value!r}, but task {task.name!r} has max_completion_tokens={length}, which evaluate and "
-                    "readiness use; give the length to the task (dataclasses.replace(task, max_completion_tokens=...))"
-                )
-        weights = getattr(task, "reward_weights", None)  # episodes have one reward: their return
-        return ({"reward_weights": list(weights)} if weights else {}) | {_LENGTH: length} | overrides
+    @property
+    def _is_the_presets_task(self) -> bool:
+        presets = PROFILES[self.name]
+        return all(getattr(self, name) == presets[name][0] for name in ("task", "task_options"))
 
     def table(self) -> pd.DataFrame:
         """One row a field: value, unit, reason. What differs from the preset is marked "set by you".
 
-        The arguments of another task than the preset's, and a length that follows the task, are marked "for this task".
+        The arguments of another task than the preset's are marked "for this task".
         """
         rows = [("profile", self.name, "", self.picked)]
         presets = PROFILES[self.name]
         goes_with_it = ["task_options"] if self.task != presets["task"][0] else []
-        goes_with_it += ["max_completion_tokens"] if self._follows_task else []
         for name, unit in UNITS.items():
             value, (preset, reason) = getattr(self, name), presets[name]
-            changed = f"{'for this task' if name in goes_with_it else 'set by you'} (was {preset})"
-            rows.append((name, value, unit, reason if value == preset else changed))
+            shown = _TASKS_OWN if value is None else value
+            if name == "max_completion_tokens" and value is None and not self._is_the_presets_task:
+                reason = "see the task"  # the preset's reason is about the preset's task
+            changed = (
+                f"{'for this task' if name in goes_with_it else 'set by you'} (was {preset or _TASKS_OWN})"
+            )
+            rows.append((name, shown, unit, reason if value == preset else changed))
         return pd.DataFrame(rows, columns=["name", "value", "unit", "reason"]).set_index("name")
 
     def __str__(self) -> str:
@@ -422,8 +424,7 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
     """The profile called smoke, cpu, t4 or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
 
     overrides: fields of Profile, e.g. steps=64. With another task than the preset's, its arguments are left at
-    their defaults. With another task, or arguments that make its answers longer or shorter, max_completion_tokens is
-    what the task says of itself, unless it is given here.
+    their defaults. max_completion_tokens are the task's, unless a number is given here.
     Raises ValueError for an unknown name or field.
 
     >>> profile("cpu", steps=64).steps
@@ -445,34 +446,21 @@ def profile(name: str = "auto", **overrides: Any) -> Profile:
         overrides["task"] = _RENAMED[overrides["task"]]
     values = {key: value for key, (value, _) in PROFILES[name].items()}
     values["task_options"] = dict(values["task_options"])
-    follows = None
-    if "max_completion_tokens" not in overrides:
-        own = _own_length(values["task"], values["task_options"])
-        follows = (values["task"], own, values["max_completion_tokens"])
     if overrides.get("task", values["task"]) != values["task"]:
         values["task_options"] = {}
-    return Profile(name=name, picked=picked, follows=follows, **{**values, **overrides})
+    return Profile(name=name, picked=picked, **{**values, **overrides})
 
 
-def _own_length(name: str, options: dict[str, Any]) -> int:
-    """Tokens that the task says its answers take with these arguments. No data is loaded where it is an argument.
-
-    Raises ValueError for an argument that the task does not take.
-    """
+def _check_arguments(name: str, options: dict[str, Any]) -> None:
+    """Raises ValueError for an argument that the task does not take."""
     from grpo_kit import tasks
 
-    task = getattr(tasks, name)
-    takes = inspect.signature(task).parameters
+    takes = inspect.signature(getattr(tasks, name)).parameters
     if unknown := sorted(set(options) - set(takes)):
         raise ValueError(
             f"task_options has {', '.join(unknown)}, which task {name!r} does not take; it takes {', '.join(takes)}. "
             f"profile(..., task={name!r}) begins with its own"
         )
-    if "max_completion_tokens" in takes:
-        return options.get("max_completion_tokens", takes["max_completion_tokens"].default)
-    # Its length does not depend on how many rows it makes.
-    few = {size: 1 for size in ("n_train", "n_held_out") if size in takes}
-    return task(**{**options, **few}).max_completion_tokens
 
 
 def _pick() -> tuple[str, str]:

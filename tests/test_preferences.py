@@ -347,10 +347,7 @@ def test_scores_are_the_trainers(spelling, tmp_path):
     task = nines_task(rewards=[ExactAnswer(), SoftFormat(think=None), size], reward_weights=[0.5, 0.2, 0.3])
     table = sample(model, tokenizer, task, samples=4, folder=tmp_path / "s").table
     data = task.dataset(tokenizer)
-    trainer = make(
-        "kit", tmp_path / "run", rewards=task.rewards, dataset=data, reward_weights=[0.5, 0.2, 0.3],
-        max_completion_length=task.max_completion_tokens,
-    )  # fmt: skip
+    trainer = make("kit", tmp_path / "run", task=task)
     inputs = [row for row in data for _ in range(4)]
     parts = trainer._calculate_rewards(
         inputs, [row["prompt"] for row in inputs], table["completion"].tolist(), table["ids"].tolist()

@@ -1,13 +1,14 @@
 """Profiles: every number has a unit and a reason, the config follows the profile, and `auto` picks right."""
 
 import dataclasses
+import inspect
 import re
-import sys
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from trl import GRPOConfig
 
 from grpo_kit import plan_memory, tasks
 from grpo_kit.models import load_policy
@@ -36,7 +37,7 @@ def _card(monkeypatch, gib, bf16=True):
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_field_has_value_unit_and_reason(name):
-    own = {f.name for f in dataclasses.fields(Profile)} - {"name", "picked", "follows"}
+    own = {f.name for f in dataclasses.fields(Profile)} - {"name", "picked"}
     assert own == set(UNITS) == set(PROFILES[name])
     table = profile(name).table()
     assert list(table.columns) == ["value", "unit", "reason"]
@@ -127,18 +128,33 @@ def test_the_task_decides_weights_and_length(tmp_path):
         0.5,
         0.5,
     ]
-    assert (
-        profile("cpu", max_completion_tokens=40).grpo_config(tmp_path, task=own).max_completion_length == 40
-    )
-    for name in PROFILES:
+    for name, tokens in {"smoke": 8, "cpu": 12, "t4": 128, "gpu24": 256}.items():
         cfg = profile(name, held_out=4)
-        assert (
-            cfg.grpo_config(tmp_path, task=cfg.make_task()).max_completion_length == cfg.max_completion_tokens
-        )
-    with pytest.raises(ValueError, match="max_completion_tokens of the profile=8, but task 'own' has .*=40"):
-        profile("cpu", max_completion_tokens=8).grpo_config(tmp_path, task=own)
-    with pytest.raises(ValueError, match="max_completion_length=12, but task 'own' has .*=40"):
-        profile("cpu").grpo_config(tmp_path, task=own, max_completion_length=12)
+        assert cfg.max_completion_tokens is None and cfg.make_task().max_completion_tokens == tokens
+        assert cfg.grpo_config(tmp_path, task=cfg.make_task()).max_completion_length == tokens
+        assert cfg.grpo_config(tmp_path, task=own).max_completion_length == 40
+
+
+def test_a_run_may_have_a_length_of_its_own(tmp_path):
+    """An override of the configuration wins over the profile's, which wins over the task's."""
+    own = from_rows(
+        "own", [{"question": f"{i}?", "answer": str(i)} for i in range(9)], reward=ExactAnswer(),
+        max_completion_tokens=40,
+    )  # fmt: skip
+    short = profile("cpu", max_completion_tokens=8, held_out=4)
+    assert short.make_task().max_completion_tokens == 8
+    assert short.grpo_config(tmp_path, task=own).max_completion_length == 8
+    assert short.grpo_config(tmp_path).max_completion_length == 8
+    assert short.grpo_config(tmp_path, task=own, max_completion_length=9).max_completion_length == 9
+    assert profile("cpu").grpo_config(tmp_path, task=own, max_completion_length=9).max_completion_length == 9
+    plain = profile("cpu").grpo_config(
+        tmp_path
+    )  # nobody named a length: trl's own, and a trainer takes the task's
+    assert (
+        plain.max_completion_length
+        == GRPOConfig(str(tmp_path), use_cpu=True, bf16=False).max_completion_length
+    )
+    assert not plain.has_length
 
 
 def test_steps_that_are_given_count(tmp_path):
@@ -228,9 +244,10 @@ def test_another_task_gets_the_tokens_its_answers_take(preset, name):
         return
     own = getattr(tasks, name)().max_completion_tokens
     made = profile(preset, task=name, held_out=8)
-    assert made.max_completion_tokens == own
+    assert made.max_completion_tokens is None
     assert profile(preset, task=name, max_completion_tokens=7).max_completion_tokens == 7
-    assert f"{own} " in str(made) and "for this task (was" in made.table().loc["task_options", "reason"]
+    assert list(made.table().loc["max_completion_tokens"]) == ["the task's", "tokens", "see the task"]
+    assert "for this task (was" in made.table().loc["task_options", "reason"]
     task = made.make_task()
     assert len(task.held_out) == 8 and task.max_completion_tokens == own
 
@@ -248,41 +265,38 @@ def test_another_task_gets_the_tokens_its_answers_take(preset, name):
 def test_arguments_that_ask_for_longer_answers_get_them(name, options, tokens):
     assert getattr(tasks, name)(**options).max_completion_tokens == tokens
     made = profile("cpu", task=name, task_options=options)
-    assert made.max_completion_tokens == tokens
     assert made.make_task().max_completion_tokens == tokens
+
+
+def _tokens(made):
+    return made.make_task().max_completion_tokens
 
 
 def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
     """gpu24 reasons in 256 tokens; whoever asks it for another task gets that task's length, with its arguments."""
-    assert profile("gpu24").max_completion_tokens == 256
-    assert profile("gpu24", task="largest").max_completion_tokens == 12
+    assert _tokens(profile("gpu24")) == 256
+    assert _tokens(profile("gpu24", task="largest")) == 12
     calls = {"calls": (1, 5)}
-    assert profile("gpu24", task="tools", task_options=calls).max_completion_tokens == 72
-    assert profile("gpu24", task_options={"numbers": (2, 2), "think": True}).max_completion_tokens == 128
+    assert _tokens(profile("gpu24", task="tools", task_options=calls)) == 72
+    assert _tokens(profile("gpu24", task_options={"numbers": (2, 2), "think": True})) == 128
 
 
-def test_the_length_follows_task_and_arguments_until_it_is_set(tmp_path):
+def test_the_length_is_the_tasks_until_it_is_set(tmp_path):
     card = profile("gpu24")
-    short = profile("gpu24", task_options={"think": False})
-    assert short.max_completion_tokens == short.make_task().max_completion_tokens == 24
-    assert "for this task (was 256)" in short.table().loc["max_completion_tokens", "reason"]
-    assert dataclasses.replace(card, task_options={"think": False}).max_completion_tokens == 24
+    assert _tokens(profile("gpu24", task_options={"think": False})) == 24
+    assert _tokens(dataclasses.replace(card, task_options={"think": False})) == 24
     other = dataclasses.replace(card, task="largest", task_options={})
-    assert other.max_completion_tokens == 12
-    assert dataclasses.replace(other, task="countdown", steps=3).max_completion_tokens == 24
-    assert dataclasses.replace(profile("smoke"), steps=3).max_completion_tokens == 8
-    # A profile whose length nobody set takes that of the task that is trained on.
+    assert _tokens(other) == 12
+    assert _tokens(dataclasses.replace(other, task="countdown", steps=3)) == 24
+    assert _tokens(dataclasses.replace(profile("smoke"), steps=3)) == 8
     arithmetic = profile("cpu", task="arithmetic")
     assert arithmetic.grpo_config(tmp_path, task=tasks.countdown(n_train=8)).max_completion_length == 24
 
     mine = dataclasses.replace(card, max_completion_tokens=100)
-    assert dataclasses.replace(mine, task_options={"think": False}).max_completion_tokens == 100
-    assert "set by you (was 256)" in mine.table().loc["max_completion_tokens", "reason"]
-    assert profile("gpu24", task="largest", max_completion_tokens=512).max_completion_tokens == 512
-    assert (
-        profile("gpu24", task_options={"think": False}, max_completion_tokens=512).max_completion_tokens
-        == 512
-    )
+    assert _tokens(mine) == _tokens(dataclasses.replace(mine, task_options={"think": False})) == 100
+    assert "set by you (was the task's)" in mine.table().loc["max_completion_tokens", "reason"]
+    assert _tokens(profile("gpu24", task="largest", max_completion_tokens=512)) == 512
+    assert _tokens(profile("gpu24", task_options={"think": False}, max_completion_tokens=512)) == 512
 
 
 def test_arguments_of_another_task_are_refused_by_name():
@@ -305,13 +319,12 @@ PEAKS = {"RTX 4090": (165e12, 1008e9), "A10G": (70e12, 600e9), "L4": (121e12, 30
 def test_seconds_a_step_are_planned_from_a_cards_peaks(name, cards, parameters, itemsize):
     """6 FLOPs a parameter and token of the update; in decoding all weights and, halfway, the keys and values."""
     p = profile(name)
-    tokens = p.prompts_per_step * (256 + p.group_size * p.max_completion_tokens)
+    tokens = p.prompts_per_step * (256 + p.group_size * _tokens(p))
     cached = plan_memory(p).parts["rollout"]["keys and values"]
-    half = cached * (p.prompts_per_step * 256 + p.completions_per_step * p.max_completion_tokens / 2)
-    half /= p.prompts_per_step * 256 + p.completions_per_step * p.max_completion_tokens
+    half = cached * (p.prompts_per_step * 256 + p.completions_per_step * _tokens(p) / 2)
+    half /= p.prompts_per_step * 256 + p.completions_per_step * _tokens(p)
     seconds = {
-        card: 6 * parameters * tokens / flops
-        + p.max_completion_tokens * (parameters * itemsize + half) / speed
+        card: 6 * parameters * tokens / flops + _tokens(p) * (parameters * itemsize + half) / speed
         for card, (flops, speed) in PEAKS.items()
     }
     reason = p.table().loc["steps", "reason"]
@@ -352,24 +365,19 @@ def test_disk_is_said_where_checkpoints_are_saved(name, bytes_):
     assert 0 < adapters < 0.3
 
 
-def test_the_length_is_asked_without_data(monkeypatch):
-    """A profile of a task whose data has to be fetched is made without fetching, and other tasks in no time."""
-    seen = []
-    gsm8k = sys.modules["grpo_kit.tasks.gsm8k"]
-    monkeypatch.setattr(gsm8k, "_hub_rows", lambda *_: seen.append("hub"))
-    monkeypatch.setattr(gsm8k, "_held_out_rows", lambda *_: seen.append("held out"))
-    assert profile("cpu", task="gsm8k").max_completion_tokens == 400
-    assert (
-        profile("cpu", task="gsm8k", task_options={"max_completion_tokens": 90}).max_completion_tokens == 90
-    )
-    largest = tasks.largest
-    monkeypatch.setattr(
-        tasks,
-        "largest",
-        lambda *, n_train=512, n_held_out=256: seen.append((n_train, n_held_out)) or largest(),
-    )
-    profile("gpu24", task="largest", task_options={"n_train": 10**9})
-    assert seen == [(1, 1)]
+def test_a_profile_is_made_without_its_task(monkeypatch):
+    """No rows are drawn or fetched for it, of whatever task."""
+    for name in ("gsm8k", "largest", "countdown"):
+        takes = inspect.signature(getattr(tasks, name))
+
+        def never(**options):
+            raise AssertionError("a profile makes no task")
+
+        never.__signature__ = takes
+        monkeypatch.setattr(tasks, name, never)
+        profile("gpu24", task=name, task_options={"n_train": 10**9} if "n_train" in takes.parameters else {})
+    with pytest.raises(AssertionError, match="makes no task"):
+        profile("gpu24", task="largest").make_task()
 
 
 def test_a_card_without_bfloat16_is_not_advised_to_take_it():

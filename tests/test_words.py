@@ -41,12 +41,12 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("grpo_kit/rollout/engine.py", "max_new_tokens"): (4, OF_TRANSFORMERS),
     ("benchmarks/decode.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
     ("grpo_kit/rollout/supported_models.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
+    ("grpo_kit/training/from_task.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/training/changes.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/training/data.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/training/update_memory.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/watch/flags.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/watch/red_flag.py", "max_completion_length"): (1, OF_TRL),
-    ("notebooks/04_grpo_by_hand.ipynb", "max_completion_length"): (1, OF_TRL),
     ("notebooks/12_is_the_base_model_ready.ipynb", "groups"): (1, SAVED),
     ("notebooks/14_stability_lab.ipynb", "max_completion_length"): (2, OF_TRL),
 }

@@ -78,6 +78,7 @@ def make(
     which,
     folder,
     *,
+    task=None,
     tuning="full",
     model=None,
     rewards=letters,
@@ -91,6 +92,7 @@ def make(
 ):
     """A trainer of either kind on a fresh tiny model.
 
+    task: what ours trains on instead of rewards and data, its length too.
     kit: options that only ours takes; trl: those that both take. dataset: "no data" gives none.
     """
     fresh, tokenizer = tiny(tuning=tuning, lora=lora)
@@ -98,11 +100,15 @@ def make(
         tokenizer.chat_template = chat_template
     options = {"warmup": 0, "live": None, **(kit or {})} if which == "kit" else {}
     torch.manual_seed(0)
+    rows = data() if dataset is None and task is None else None if isinstance(dataset, str) else dataset
+    given = {"reward_funcs": rewards, "train_dataset": rows}
+    if task is not None:
+        given = {"task": task, "train_dataset": rows}
+        overrides = {"max_completion_length": task.max_completion_tokens, **overrides}
     return BOTH[which](
         model=fresh if model is None else model,
-        reward_funcs=rewards,
         args=settings(folder, **overrides),
-        train_dataset=data() if dataset is None else None if isinstance(dataset, str) else dataset,
+        **given,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         **{**options, **(trl or {})},

@@ -171,10 +171,9 @@ def train(model: Any, tokenizer: Any, task: Any, cfg: Any, steps: int) -> None:
     """The profile's GRPO for some steps, quietly, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=task.rewards,
-            args=cfg.grpo_config(Path(folder) / "run", task=task, max_steps=steps),
-            train_dataset=task.dataset(tokenizer),
+            model,
+            task,
+            cfg.grpo_config(Path(folder) / "run", task=task, max_steps=steps),
             processing_class=tokenizer,
             optimizer=cfg.optimizer,
             live=None,

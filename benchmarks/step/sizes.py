@@ -38,7 +38,7 @@ class Size:
         if workload != "main-job":
             return getattr(self, workload)
         cfg = profile(self.profile)
-        return Shape(cfg.prompts_per_step, cfg.group_size, None, None, cfg.max_completion_tokens)
+        return Shape(cfg.prompts_per_step, cfg.group_size, None, None, cfg.make_task().max_completion_tokens)
 
 
 SIZES = {

@@ -84,13 +84,14 @@ def small_trainer(kind: Any, folder: Path, *, own: dict[str, Any] | None = None,
     from grpo_kit.profiles import profile
 
     cfg = profile("smoke")
+    task = cfg.make_task()
     model, tokenizer = loaded(cfg.model)
     plain = {"bf16": False, "lr_scheduler_type": "constant", "warmup_steps": 0}
     return kind(
         model=model,
         reward_funcs=_letters,
-        args=cfg.grpo_config(folder, **{**plain, **overrides}),
-        train_dataset=cfg.make_task().dataset(tokenizer),
+        args=cfg.grpo_config(folder, task=task, **{**plain, "reward_weights": None, **overrides}),
+        train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         **(own or {}),
     )

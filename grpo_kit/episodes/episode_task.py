@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,11 +105,7 @@ class EpisodeTask:
             "question": [row["question"] for row in rows],
             "row": list(range(len(rows))),
         }
-        built = Dataset.from_dict(columns)
-        built.info.description = json.dumps(
-            {"task": self.name, "max_completion_tokens": self.max_completion_tokens, "best_constant": None}
-        )
-        return built
+        return Dataset.from_dict(columns)
 
     @property
     def strategies(self) -> tuple[str, ...]:

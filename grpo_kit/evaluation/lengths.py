@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -140,9 +140,7 @@ def cost_of_maximum(
     rows = {}
     for maximum in maxima:
         steps = decode_steps(lengths, maximum, count)
-        plan = plan_memory(
-            replace(profile, max_completion_tokens=maximum), config=config, prompt_tokens=prompt_tokens
-        )
+        plan = plan_memory(profile, completion_tokens=maximum, config=config, prompt_tokens=prompt_tokens)
         written = math.fsum(1 - lengths.within(t - 1) for t in range(1, maximum + 1))
         rows[maximum] = {
             "cut off": lengths.share_cut_off(maximum).value if maximum <= lengths.limit else math.nan,

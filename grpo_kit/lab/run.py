@@ -71,9 +71,8 @@ def run(
     write_json(folder / SETTINGS, fingerprint(settings))
     trainer = settings.trainer(
         model,
-        task.rewards,
+        task,
         args,
-        train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         live=None,
         **{"on_flag": on_flag, **settings.options},

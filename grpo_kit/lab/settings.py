@@ -56,8 +56,8 @@ class Settings:
 
     def args(self, folder: Path, seed: int = 0) -> GRPOConfig:
         """The trainer's; raises ValueError for what trl refuses."""
-        given = {"reward_weights": self.task.reward_weights, **self.config}
-        return replace(self.profile, seed=seed).grpo_config(folder, tuning=self.tuning, **given)
+        profile = replace(self.profile, seed=seed)
+        return profile.grpo_config(folder, task=self.task, tuning=self.tuning, **self.config)
 
 
 def resolve(changes: Mapping[str, Any]) -> Settings:
@@ -100,17 +100,17 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
         numbers["task"] = task
     chosen = profile(name, **numbers)
     if isinstance(task, Task):
-        if "max_completion_tokens" not in numbers:
-            chosen = replace(chosen, max_completion_tokens=task.max_completion_tokens)
-        task = replace(
-            task,
-            held_out=task.held_out[: chosen.held_out],
-            max_completion_tokens=chosen.max_completion_tokens,
-        )
+        length = chosen.max_completion_tokens or task.max_completion_tokens
+        task = replace(task, held_out=task.held_out[: chosen.held_out], max_completion_tokens=length)
     elif task is None or isinstance(task, str):
         task = chosen.make_task()
     else:
         raise ValueError(f"task={task!r} must be a Task, or the name of one")
+    if weights := changes.get("reward_weights"):
+        task = replace(task, reward_weights=list(weights))
+    chosen = replace(
+        chosen, max_completion_tokens=task.max_completion_tokens
+    )  # in what tells settings apart, too
     if not has_accuracy(task):
         raise ValueError(
             f"task {task.name!r} has no right and wrong, which the laboratory compares arms by: no row has an answer, "

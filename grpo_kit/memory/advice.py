@@ -25,9 +25,8 @@ def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed:
         ideas.append((f"tuning={smaller!r}", replace(request, tuning=smaller)))
     if half := cfg.prompts_per_step // 2:
         ideas.append((f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half))))
-    if half := cfg.max_completion_tokens // 2:
-        shorter = replace(cfg, max_completion_tokens=half)
-        ideas.append((f"max_completion_tokens={half}", replace(request, cfg=shorter)))
+    if half := request.completion_tokens // 2:
+        ideas.append((f"max_completion_tokens={half}", replace(request, completion_tokens=half)))
     if request.attention == "sdpa":
         ideas.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
     name, shape = "Qwen/Qwen2.5-0.5B-Instruct", config_of("Qwen/Qwen2.5-0.5B-Instruct")

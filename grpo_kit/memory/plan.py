@@ -32,6 +32,7 @@ def plan_memory(
     *,
     tuning: str = "full",
     prompt_tokens: int = 256,
+    completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
     attention: str = "flex_attention",
     chunk_tokens: int | None = None,
@@ -44,6 +45,8 @@ def plan_memory(
     "full", "lora" or "qlora".
     prompt_tokens: of the longest prompt, prefill included; completions are taken at their maximum. Qwen's are 142 to
     256 on gsm8k, up to 700 on countdown with thoughts; from 256 to 1,024 gpu24's peaks move by less than 0.1 GiB.
+    completion_tokens: such as task.max_completion_tokens. None: the profile's max_completion_tokens, else its task's,
+    which is made for that where no argument of it names them.
     config: where a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer.
     chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer chooses from free memory.
     Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
@@ -60,6 +63,7 @@ def plan_memory(
         gpu_gb,
         tuning=tuning,
         prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
         config=config,
         attention=attention,
         rank=rank,
@@ -75,6 +79,7 @@ def request_for(
     *,
     tuning: str = "full",
     prompt_tokens: int = 256,
+    completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
     attention: str = "flex_attention",
     rank: int = 16,
@@ -89,10 +94,14 @@ def request_for(
     gpu_gb = WITHOUT_BFLOAT16.get(cfg.name, 24.0) if gpu_gb is None else gpu_gb
     check_above_zero("gpu_gb", gpu_gb, hint=", such as 24")
     sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1)}
-    for name, value, least in (("chunk_tokens", cut[0], 1), ("checkpointed_layers", cut[1], 0)):
+    chosen = (("completion_tokens", completion_tokens, 1), ("chunk_tokens", cut[0], 1))
+    for name, value, least in (*chosen, ("checkpointed_layers", cut[1], 0)):
         sizes |= {name: (value, least)} if value is not None else {}
     for name, (value, least) in sizes.items():
         check_whole(name, value, least)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB
-    return Request(cfg, config, tuning, prompt_tokens, attention, rank, usable, counts)
+    if completion_tokens is None:
+        named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
+        completion_tokens = named or cfg.make_task().max_completion_tokens
+    return Request(cfg, config, tuning, prompt_tokens, completion_tokens, attention, rank, usable, counts)

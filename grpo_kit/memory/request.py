@@ -50,6 +50,7 @@ class Request:
     config: PretrainedConfig
     tuning: str
     prompt_tokens: int
+    completion_tokens: int
     attention: str
     rank: int
     usable: float
@@ -76,7 +77,7 @@ class Request:
     @property
     def scored(self) -> int:
         """Completion tokens of a step."""
-        return self.cfg.completions_per_step * self.cfg.max_completion_tokens
+        return self.cfg.completions_per_step * self.completion_tokens
 
     @property
     def tokens(self) -> int:
@@ -132,7 +133,7 @@ class Request:
             max(free, 0.0),
             self.config,
             residual,
-            longest=self.prompt_tokens - 1 + self.cfg.max_completion_tokens,
+            longest=self.prompt_tokens - 1 + self.completion_tokens,
             total=self.tokens,
             **self._chunk(),
         )
@@ -141,7 +142,7 @@ class Request:
 
     def _rollout(self, cast: float) -> dict[str, float]:
         cfg, config = self.cfg, self.config.get_text_config()
-        sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": cfg.max_completion_tokens}
+        sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         sizes |= {"rows": cfg.completions_per_step, "prompts": cfg.prompts_per_step}
         return {
             "cast weights": cast + config.vocab_size * config.hidden_size * self.compute if cast else 0.0,
@@ -150,7 +151,7 @@ class Request:
 
     def _chunk(self) -> dict[str, Any]:
         """The options of chunk_bytes; SDPA's dense mask is as wide as a group."""
-        group = self.prompt_tokens - 1 + self.cfg.group_size * self.cfg.max_completion_tokens
+        group = self.prompt_tokens - 1 + self.cfg.group_size * self.completion_tokens
         return {
             "trainable": "full" if self.full else "lora",
             "compute_itemsize": self.compute,
@@ -189,7 +190,9 @@ class Request:
         cfg = self.cfg
         adapters = f"{self.tuning} r{self.rank}, {cfg.lora_dtype}"
         how = f"full, {cfg.dtype}, {cfg.optimizer}" if self.full else adapters
-        size = f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {cfg.max_completion_tokens})"
+        size = (
+            f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {self.completion_tokens})"
+        )
         return f"{cfg.model}, {how}, {size} tokens"
 
 

@@ -238,10 +238,8 @@ class Recipe:
             "live": live,
             **self.options,
         }
-        if isinstance(task, EpisodeTask):
-            return EpisodeTrainer(model, task, args, tokenizer, **options)
-        data = task.dataset(tokenizer)
-        return GRPOTrainer(model, task.rewards, args, data, processing_class=tokenizer, **options)
+        kind = EpisodeTrainer if isinstance(task, EpisodeTask) else GRPOTrainer
+        return kind(model, task, args, processing_class=tokenizer, **options)
 
     @property
     def trains_with(self) -> str | None:

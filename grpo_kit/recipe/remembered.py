@@ -35,7 +35,6 @@ def write(recipe: Any, folder: Path, script: str | None) -> None:
         "task": {"name": task.name, "digest": task_digest(task)},
         "profile": recipe.cfg.name,
         "numbers": numbers,
-        "follows": recipe.cfg.follows,
         "temperature": None if recipe.schedule is None else in_a_file(recipe.schedule),
         **{name: getattr(recipe, name) for name in PLAIN},
     }
@@ -61,11 +60,13 @@ def read(folder: Path) -> dict[str, Any]:
     Without source and task["kit"] its task lived in memory. Raises RunFolderError where none is kept.
     """
     data = data_of(folder)
-    follows = data["follows"]
-    cfg = Profile(
-        name=data["profile"], picked="as the run was begun", follows=tuple(follows) if follows else None,
-        **{name: _tuples(value) for name, value in data["numbers"].items()},
-    )  # fmt: skip
+    numbers = {name: _tuples(value) for name, value in data["numbers"].items()}
+    # Until version 0.3 a profile held a length that nobody had asked for; `follows` marks it. A task of the kit's was
+    # made with that length, any other task had its own.
+    if (follows := data.get("follows")) and numbers["max_completion_tokens"] == follows[2]:
+        if not data["task"].get("kit"):
+            numbers["max_completion_tokens"] = None
+    cfg = Profile(name=data["profile"], picked="as the run was begun", **numbers)
     given = {"profile": cfg, "temperature": data["temperature"], **{name: data[name] for name in PLAIN}}
     task = data["task"]
     if task.get("file"):
@@ -102,10 +103,7 @@ def check_same(folder: Path, task: Any) -> None:
 def overrides_of(cfg: Profile) -> dict[str, Any]:
     """What profile(name, **overrides) has to be told to give these numbers."""
     plain = profile(cfg.name)
-    changed = {name: getattr(cfg, name) for name in UNITS if getattr(cfg, name) != getattr(plain, name)}
-    if cfg.follows is not None and cfg.max_completion_tokens == cfg.follows[2]:
-        changed.pop("max_completion_tokens", None)
-    return changed
+    return {name: getattr(cfg, name) for name in UNITS if getattr(cfg, name) != getattr(plain, name)}
 
 
 def _tuples(value: Any) -> Any:

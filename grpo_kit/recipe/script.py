@@ -177,10 +177,7 @@ def _recipe(recipe: Any, copy: Path | None, source: Source | None) -> str:
 
 def _trainer(recipe: Any, task: Any) -> str:
     episodes = isinstance(task, EpisodeTask)
-    first = ["model", "task", "args", "tokenizer"] if episodes else [
-        "model", "task.rewards", "args", "task.dataset(tokenizer)", "processing_class=tokenizer",
-    ]  # fmt: skip
-    lines = [*first]
+    lines = ["model", "task", "args", "processing_class=tokenizer"]
     if recipe.schedule is not None:
         lines.append("temperature=recipe.schedule")
     if recipe.trains_with is not None:

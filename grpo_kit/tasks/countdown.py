@@ -88,13 +88,15 @@ def countdown(
     think: bool = False,
     balanced: bool = False,
     seed: int = 0,
+    max_completion_tokens: int | None = None,
 ) -> Task:
     """Rows "Use 3, 5 and 2, each exactly once, with + - * / to make 16."; every row has a solution.
 
     numbers: fewest and most numbers in a question, within 2..4. highest: of the numbers, at least 10; targets
     lie in 1..2 * highest. partial_credit: give the answer reward its tiers (see CountdownAnswer).
     think: ask for reasoning in <think> tags first; the prefill then opens <think>, the examples search and fail before
-    they find, and 64 tokens a number are allowed in place of 24. Without it the prefill opens <answer>.
+    they find. Without it the prefill opens <answer>.
+    max_completion_tokens: None allows 24, and with think 64 for each of the most numbers.
     balanced: each operator is as likely in the solution that a row is made from, until no different question with it
     is left (two numbers up to 50 make some 160 quotients; held-out rows are drawn first). Else sums fill the rows,
     since most products are above every target and most quotients are no whole numbers, and one constant answer is right
@@ -139,6 +141,7 @@ def countdown(
         avoid=[question for question, _ in (*_EXAMPLES.values(), *shown)],
     )
     system = "Answer in <answer> tags with one expression."
+    length = 64 * high if think else 24
     return Task(
         name="countdown",
         train=train,
@@ -152,7 +155,7 @@ def countdown(
         system=f"Think in <think> tags, then: {system[0].lower()}{system[1:]}" if think else system,
         prefill="<think>\n" if think else "<answer>",
         examples=tuple(shown),
-        max_completion_tokens=64 * high if think else 24,
+        max_completion_tokens=length if max_completion_tokens is None else max_completion_tokens,
     )
 
 

@@ -15,7 +15,12 @@ _EXAMPLE = [47, 82, 15]
 
 
 def largest(
-    *, n_train: int = 512, n_held_out: int = 256, numbers: tuple[int, int] = (3, 5), seed: int = 0
+    *,
+    n_train: int = 512,
+    n_held_out: int = 256,
+    numbers: tuple[int, int] = (3, 5),
+    seed: int = 0,
+    max_completion_tokens: int = 12,
 ) -> Task:
     """Rows "Which number is the largest: 47, 82, 15?" with distinct numbers from 10 to 99.
 
@@ -52,7 +57,7 @@ def largest(
         system="Answer in <answer> tags.",
         prefill="<answer>",
         examples=((_question(_EXAMPLE), f"<answer>{max(_EXAMPLE)}</answer>"),),
-        max_completion_tokens=12,
+        max_completion_tokens=max_completion_tokens,
     )
 
 

@@ -5,7 +5,6 @@ Longer than 300 lines because what a task is and what answers earn that never re
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 Strategy = Callable[[dict], str | None]
-_READ = 128  # rows of a data set that its best constant strategy is measured on
+_READ = 128  # train rows that the best constant strategy is measured on
 _HELD_OUT_FIRST = 256  # so many rows are drawn to be held out, though fewer may be
 
 
@@ -110,17 +109,13 @@ class Task:
     ) -> Dataset:
         """The split as TRL wants it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's.
 
-        It carries the task's name, its completion length, and what the best constant strategy earns (see carried_by),
-        for the checks and the red flags of a run on it.
+        A trainer makes it of its task. To train on a part, give `task.dataset(tokenizer).select(range(64))` beside it.
         """
         check_choice("split", split, ("train", "held_out"))
         rows = getattr(self, split)
-        built = build_dataset(
+        return build_dataset(
             tokenizer, rows, system=self.system, prefill=self.prefill, examples=self.examples
         )
-        carried = {"task": self.name, "max_completion_tokens": self.max_completion_tokens}
-        built.info.description = json.dumps({**carried, "best_constant": self._constant_parts(rows[:_READ])})
-        return built
 
     def render(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> list[str]:
         """The rows' prompts as training renders them, each ending in the prefill."""
@@ -216,7 +211,13 @@ class Task:
             raise ValueError(f"task {self.name!r} has no strategies; give at least the most frequent answer")
         return next(iter(self.constant_accuracies(rows).items()))
 
-    def _constant_parts(self, rows: Sequence[dict]) -> dict[str, Any] | None:
+    def best_constant_parts(self) -> dict[str, Any] | None:
+        """What the best constant strategy earns on the first 128 train rows; None where no strategy can be scored.
+
+        {"strategy": its name, "parts": {answer part: mean score in [0, 1]}}. A part that is not the kit's is not
+        asked: the strategy's accuracy stands for it. The red flags of a run compare its scores with these.
+        """
+        rows = self.train[:_READ]
         if not self.strategies or self.read_answer is not None:
             return None
         asked = [one for reward in self.answer_rewards for one in answer_parts([reward]).values() or [reward]]
@@ -244,25 +245,6 @@ def _copies(question: str, honest: Case, tag: str) -> list[Case]:
     """The question said again, as the answer and in place of the response: what a lenient reward pays for."""
     cheats = answer_cases(honest, {"the question as the answer": question}, tag=tag)
     return cheats + answer_cases(honest, {"the question said again": question}, tag=None)
-
-
-def carried_by(dataset: Any) -> dict[str, Any]:
-    """What a data set that Task.dataset made says of its task; {} for any other. Survives select, map and shuffle.
-
-    {"task": name, "max_completion_tokens": tokens, "best_constant": None or {"strategy": its name, "parts": {answer
-    part: mean score in [0, 1]}}}; the last of the first 128 rows. A part that is not the kit's is not asked: the
-    strategy's accuracy stands for it.
-
-    >>> from datasets import Dataset
-    >>> carried_by(Dataset.from_list([{"prompt": "1 + 1 ="}]))
-    {}
-    """
-    description = getattr(getattr(dataset, "info", None), "description", "") or ""
-    try:
-        carried = json.loads(description)
-    except ValueError:  # somebody else's description
-        return {}
-    return carried if isinstance(carried, dict) and "best_constant" in carried else {}
 
 
 def strategy_means(

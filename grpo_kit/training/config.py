@@ -12,26 +12,26 @@ from grpo_kit.models import hardware, model_name
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.parts import all_parts, range_of
 from grpo_kit.rewards.scoring import PendingScores
-from grpo_kit.tasks.task import carried_by
+from grpo_kit.tasks.task import Task
 from grpo_kit.training.logged import names_inside
 
 
 def config_of(trainer: Any) -> dict[str, Any]:
     """The settings of a trainer, for RunFolder.open."""
-    schedule = trainer.temperatures.schedule
+    schedule, task = trainer.temperatures.schedule, trainer.task
     return {
         "reward_parts": _parts(trainer),
         "reward_weights": trainer.reward_weights.tolist(),
         "reward_ranges": _ranges(trainer),
         "answer_parts": _answer_parts(trainer),
-        "best_constant": carried_by(trainer.train_dataset).get("best_constant"),
+        "best_constant": task.best_constant_parts() if isinstance(task, Task) else None,
         "temperature_schedule": trainer.changes.keep(schedule) if schedule else None,
         "trainer": {"class": type(trainer).__name__, **trainer.own_options()},
         "rollout": trainer.rollout,
         "optimizer": trainer.optimizer_name or getattr(trainer.args.optim, "value", trainer.args.optim),
         "model": model_name(trainer.model),
         "starts_from": trainer.starts_from,
-        "data": _data_of(trainer.train_dataset),
+        "data": _data_of(task, trainer.train_dataset),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "trainable_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "device": hardware(),
@@ -41,10 +41,9 @@ def config_of(trainer: Any) -> dict[str, Any]:
     }
 
 
-def _data_of(data: Any) -> dict[str, Any]:
-    """The task that the rows carry, and how many there are."""
-    carried = carried_by(data)
-    named = {"task": carried["task"]} if carried else {}
+def _data_of(task: Any, data: Any) -> dict[str, Any]:
+    """The name of the task that the trainer was given, and how many rows there are."""
+    named = {} if task is None else {"task": task.name}
     return named | ({"rows": len(data)} if hasattr(data, "__len__") else {})
 
 

@@ -16,7 +16,7 @@ from grpo_kit.models.context import check_context, context_length
 from grpo_kit.prompts import NO_TEMPLATE, from_list
 from grpo_kit.rewards.parts import all_parts, check_column_names, check_columns, range_of, reward_names
 from grpo_kit.rewards.scoring import PendingAsync, PendingScores
-from grpo_kit.tasks.task import carried_by
+from grpo_kit.tasks.task import Task
 from grpo_kit.training.messages import prefill_of
 from grpo_kit.training.trl_internals import is_async_callable, is_function
 
@@ -85,7 +85,7 @@ class Given:
             if isinstance(part, Dataset) and not (
                 self._environments or self._more_columns or trainer._is_vlm
             ):
-                _check_task_length(trainer, part, label)
+                _check_answers_fit(trainer, part, label)
                 _check_lengths(trainer, part, label)
                 self._warned = self._warned or _warn_of_bare_prompts(trainer, part[0]["prompt"], label)
 
@@ -181,17 +181,10 @@ def _check_size(data: Any, name: str, least: int) -> None:
         )
 
 
-def _check_task_length(trainer: Any, data: Dataset, name: str) -> None:
-    """Refuse another length than the one that the data's task is evaluated with; warn where answers do not fit."""
-    limit, carried = trainer.max_completion_length, carried_by(data)
-    if carried.get("max_completion_tokens", limit) != limit:
-        raise ValueError(
-            f"max_completion_length={limit}, but {name} is of task {carried['task']!r}, whose max_completion_tokens="
-            f"{carried['max_completion_tokens']} evaluate and readiness use; take profile.grpo_config(folder, "
-            "task=task), or give the length to the task (dataclasses.replace(task, max_completion_tokens=...))"
-        )
-    rows = data[:_ANSWERS]
-    if not carried or "answer" not in rows:
+def _check_answers_fit(trainer: Any, data: Dataset, name: str) -> None:
+    """Warn where right answers of the trainer's task are longer than a completion may be."""
+    limit, rows = trainer.max_completion_length, data[:_ANSWERS]
+    if not isinstance(trainer.task, Task) or "answer" not in rows:
         return
     opened = _OPEN_TAG.search(rows["prefill"][0]) if "prefill" in rows else None
     closing = f"</{opened[1]}>" if opened else ""

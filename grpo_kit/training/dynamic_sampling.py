@@ -43,7 +43,7 @@ class PositivesTrainer(GRPOTrainer):
     Sources: DAPO, arXiv:2503.14476, section 3.2 (dynamic sampling); RAFT and Reinforce-Rej, arXiv:2504.11343 (positives
     alone); arXiv:2506.01347 finds the reverse, that negatives alone do well and positives narrow the policy.
 
-    >>> PositivesTrainer(model, reward, args, data, positive_weight=4.0, resample=3)  # doctest: +SKIP
+    >>> PositivesTrainer(model, task, args, positive_weight=4.0, resample=3)  # doctest: +SKIP
     """
 
     def __init__(

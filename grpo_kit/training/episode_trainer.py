@@ -80,13 +80,17 @@ class EpisodeTrainer(GRPOTrainer):
                 f"reward_weights={args.reward_weights!r}: the environment's is the one reward, taken as it is; leave "
                 "them out"
             )
+        if not isinstance(task, EpisodeTask):
+            raise ValueError(
+                f"task={task!r:.200} is a {type(task).__name__}; EpisodeTrainer takes an EpisodeTask"
+            )
         for name in _NOT_HERE:
             if options.get(name) is not None:
                 raise ValueError(
                     f"{name} is not for EpisodeTrainer: rows, prompts and rewards are those of `task`"
                 )
         tokenizer = tokenizer_of(model) if processing_class is None else processing_class
-        self.task, self.credit, self.discount = task, credit, discount
+        self.credit, self.discount = credit, discount
         self._world = task.world()
         self._renderer = Renderer(tokenizer, task.view)
         self._turns: Turns | None = None  # of the rollout that trl makes rows of
@@ -94,9 +98,8 @@ class EpisodeTrainer(GRPOTrainer):
         _check_thoughts(tokenizer, task.view)
         super().__init__(
             model,
-            reward_funcs=episode_return,
-            args=args,
-            train_dataset=task.dataset(tokenizer),
+            task,
+            args,
             processing_class=tokenizer,
             **options,
         )
@@ -110,6 +113,9 @@ class EpisodeTrainer(GRPOTrainer):
         longer = partial(deque, maxlen=most)
         for name, kept in list(self._logs.items()):
             self._logs[name] = defaultdict(longer) if isinstance(kept, dict) else longer()
+
+    def _rewards_of(self, task: EpisodeTask) -> list:
+        return [episode_return]
 
     def own_options(self) -> dict[str, Any]:
         """For run.json."""

@@ -62,8 +62,8 @@ class OffPolicyTrainer(GRPOTrainer):
     Sources: IMPALA (arXiv:1802.01561: policy lag, importance weights); asynchronous RLHF (arXiv:2410.18252: learning
     from rollouts some steps old); PPO (arXiv:1707.06347: the clipped ratio against the sampling policy).
 
-    >>> OffPolicyTrainer(model, reward, args, data, sync_every=10)  # doctest: +SKIP
-    >>> OffPolicyTrainer(model, reward, args, data, buffer="newest", lead=4)  # doctest: +SKIP
+    >>> OffPolicyTrainer(model, task, args, sync_every=10)  # doctest: +SKIP
+    >>> OffPolicyTrainer(model, task, args, buffer="newest", lead=4)  # doctest: +SKIP
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """GRPOTrainer: trl's, with the kit's guarantees.
 
-It takes what trl.GRPOTrainer takes. A step, in order, one file a stage: temperature.py sets the temperature where a
-rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring asks the rewards;
-old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
+It takes a task (from_task.py), or what trl.GRPOTrainer takes. A step, in order, one file a stage: temperature.py sets
+the temperature where a rollout buffer begins; make_completions.py makes the completions; grpo_kit.rewards.scoring
+asks the rewards; old_logprobs.py and update.py compute log-probabilities, loss and gradient, each prompt once;
 recorder.py writes the row, the completions and the chart. session.py is around them: stop, save and go on.
 
 Of several processes each makes and trains its own rows (ranks.py), and what ends one ends all (together.py).
@@ -30,11 +30,13 @@ from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.display import progress_told
+from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.models import tokenizer_of
 from grpo_kit.models.adapters import load_trained_adapter
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import run_file
 from grpo_kit.rewards.scoring import totals
+from grpo_kit.tasks.task import Task
 from grpo_kit.trackers.names import check_installed
 from grpo_kit.training.accelerate_state import AccelerateState
 from grpo_kit.training.batch import Batch, StepSettings
@@ -54,6 +56,7 @@ from grpo_kit.training.checks import (
 )
 from grpo_kit.training.data import Given
 from grpo_kit.training.first_contact import FirstContact
+from grpo_kit.training.from_task import from_task
 from grpo_kit.training.lineage import trained_before
 from grpo_kit.training.logged import Logged
 from grpo_kit.training.make_completions import Sampling
@@ -85,6 +88,9 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     args.output_dir is the run folder: run.json, metrics.csv (one row a step), completions.parquet, checkpoints.
 
+    task: a tasks.Task, which brings rewards, their weights, rows, prefill and max_completion_tokens; args have a length
+    of their own where they were given one. train_dataset beside it: the rows to train on, such as a part of
+    task.dataset(tokenizer). In place of a task: rewards as trl takes them, here or as reward_funcs, and train_dataset.
     train_dataset, eval_dataset: as trl takes them, or a list of dicts. A prompt of messages that ends in the
     assistant's is continued.
     reward_funcs: rewards as trl takes them; functions must give None or a finite number, of any scale (outside [0, 1]
@@ -107,19 +113,21 @@ class GRPOTrainer(TRLGRPOTrainer):
     after the last, in the chart and as eval/accuracy in metrics.csv.
     keep: "last" leaves the model as the last step made it; "best", with held_out, gives it the weights of the best
     evaluation in the end, and keeps that checkpoint.
-    Raises ValueError before any training for data, rewards or settings that cannot work; RewardError, after saving,
+    Raises ValueError before any training for data, rewards or settings that cannot work or that contradict the task;
+    RewardError, after saving,
     for a reward that raises or breaks its contract.
     """
 
     def __init__(
         self,
         model: Any,
-        reward_funcs: Any = None,
+        task: Task | Any = None,
         args: GRPOConfig | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
         *,
+        reward_funcs: Any = None,
         temperature: Schedule | None = None,
         eval_temperature: float | None = None,
         warmup: float = 0.1,
@@ -151,7 +159,11 @@ class GRPOTrainer(TRLGRPOTrainer):
                 "load it again.",
                 flush=True,
             )
-        self._given = Given(reward_funcs, trl_options)
+        tokenizer = tokenizer_of(model) if processing_class is None else processing_class
+        given = {"reward_funcs": reward_funcs, "train_dataset": train_dataset, "rewards_of": self._rewards_of}
+        made = from_task(task, args, tokenizer, **given)
+        self.task, train_dataset = made.task, made.train_dataset
+        self._given = Given(made.reward_funcs, trl_options)
         least = args.generation_batch_size // args.num_generations
         train_dataset = self._given.take(train_dataset, "train_dataset", least=least)
         eval_dataset = self._given.take(eval_dataset, "eval_dataset")
@@ -169,7 +181,7 @@ class GRPOTrainer(TRLGRPOTrainer):
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=tokenizer_of(model) if processing_class is None else processing_class,
+                processing_class=tokenizer,
                 **trl_options,
             )
         self.accelerate_state = AccelerateState(self.accelerator)
@@ -216,6 +228,13 @@ class GRPOTrainer(TRLGRPOTrainer):
     def is_training_now(self) -> bool:
         """Is train() between its first step and its last?"""
         return self.session.training
+
+    def _rewards_of(self, task: Task | EpisodeTask) -> list:
+        if isinstance(task, EpisodeTask):
+            raise ValueError(
+                f"task {task.name!r} is an EpisodeTask; {type(self).__name__} takes a Task, EpisodeTrainer it"
+            )
+        return task.rewards
 
     def own_options(self) -> dict[str, Any]:
         """What a subclass was given besides GRPOTrainer's options, as JSON values; run.json keeps it."""

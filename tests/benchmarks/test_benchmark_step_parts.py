@@ -175,13 +175,14 @@ def test_the_main_jobs_work_is_what_its_profile_trains_with(setup):
     make = partial(task_prompts.main_job, setup.model, setup.tokenizer, "smoke", shape)
     work, again, other = make(seed=0), make(seed=0), make(seed=1)
     cfg = profile("smoke")
-    rendered = set(cfg.make_task().dataset(setup.tokenizer)["prompt"])
+    task = cfg.make_task()
+    rendered = set(task.dataset(setup.tokenizer)["prompt"])
     assert len(work.prompts) == cfg.prompts_per_step and set(work.prompts) <= rendered
     assert [setup.tokenizer(text).input_ids for text in work.prompts] == work.prompt_ids
     assert len(work.completion_ids) == cfg.completions_per_step and work.group_size == cfg.group_size
     for ids in work.completion_ids:
-        assert 1 <= len(ids) <= cfg.max_completion_tokens and work.eos not in ids[:-1]
-        assert len(ids) == cfg.max_completion_tokens or ids[-1] == work.eos
+        assert 1 <= len(ids) <= task.max_completion_tokens and work.eos not in ids[:-1]
+        assert len(ids) == task.max_completion_tokens or ids[-1] == work.eos
     assert work.checksum == again.checksum != other.checksum
 
 

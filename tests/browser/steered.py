@@ -9,8 +9,7 @@ folder = "../runs/{name}"
 task = cfg.make_task()
 model, tokenizer = kit.load_policy(cfg.model, quiet=True)
 args = cfg.grpo_config(folder, task=task, lr_scheduler_type="constant")
-trainer = kit.GRPOTrainer(model, task.rewards, args, task.dataset(tokenizer), processing_class=tokenizer,
-                          on_flag=lambda flag: None)
+trainer = kit.GRPOTrainer(model, task, args, processing_class=tokenizer, on_flag=lambda flag: None)
 """
 
 MAKE_EPISODES = """
@@ -20,7 +19,7 @@ folder = "../runs/{name}"
 task = kit.episodes.grid(16, 8)
 model, tokenizer = kit.load_policy(cfg.model, quiet=True)
 args = cfg.grpo_config(folder, task=task, lr_scheduler_type="constant")
-trainer = kit.EpisodeTrainer(model, task, args, tokenizer, on_flag=lambda flag: None)
+trainer = kit.EpisodeTrainer(model, task, args, processing_class=tokenizer, on_flag=lambda flag: None)
 """
 TRAINERS = {"completions": MAKE, "episodes": MAKE_EPISODES}
 

@@ -115,12 +115,11 @@ def test_chat_asks_line_by_line(here, capsys, monkeypatch):
 
 
 def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
-    task = kit.tasks.largest(n_train=32, n_held_out=8)
     cfg = kit.profile("smoke", steps=1)
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    args = cfg.grpo_config(tmp_path / "notebook", task=kit.profile("smoke").make_task())
-    data = kit.profile("smoke").make_task().dataset(tokenizer)
-    trainer = kit.GRPOTrainer(model, task.rewards, args, data, processing_class=tokenizer, live=None)
+    short = kit.profile("smoke").make_task()
+    args = cfg.grpo_config(tmp_path / "notebook", task=short)
+    trainer = kit.GRPOTrainer(model, short, args, processing_class=tokenizer, live=None)
     trainer.train()
     run = str(tmp_path / "notebook")
     assert main(["evaluate", run]) == 2

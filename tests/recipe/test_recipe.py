@@ -73,6 +73,28 @@ def test_its_numbers_are_the_profiles_with_its_own():
     assert Recipe(profile="smoke", config={"beta": 0.1}).grpo_config("runs/x").beta == 0.1
 
 
+@pytest.mark.parametrize("of_the_kit", [True, False])
+def test_a_folder_from_before_the_length_was_the_tasks_opens(tmp_path, of_the_kit):
+    """Profiles held a length then, also where nobody had asked for one: `follows` in recipe.json marks it."""
+    (tmp_path / "mine.py").write_text(
+        "import grpo_kit as kit\ntask = kit.tasks.arithmetic(n_train=32, n_held_out=8)\n"  # 16 tokens
+    )
+    given = (
+        {"profile": kit.profile("smoke", held_out=8)} if of_the_kit else {"task": str(tmp_path / "mine.py")}
+    )
+    Recipe(**{"profile": "smoke", **given}).save(tmp_path / "run")
+    path = tmp_path / "run" / "recipe.json"
+    kept = json.loads(path.read_text())
+    kept["numbers"] |= {"max_completion_tokens": 8, "task_options": {"n_train": 32}}
+    path.write_text(json.dumps(kept | {"follows": ["largest", 12, 8]}))
+    opened = Recipe.of(tmp_path / "run")
+    remembered.check_same(tmp_path / "run", opened.make_task())
+    assert opened.make_task().max_completion_tokens == opened.grpo_config("x").max_completion_length
+    assert opened.make_task().max_completion_tokens == (8 if of_the_kit else 16)
+    path.write_text(json.dumps(kept | {"follows": None}))  # a length that was asked for
+    assert Recipe.of(tmp_path / "run").cfg.max_completion_tokens == 8
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [

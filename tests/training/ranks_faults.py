@@ -290,8 +290,8 @@ def case_held_out():
     held = HeldOut(task, rows=7, every=2)
     more = dict(max_completion_length=task.max_completion_tokens, max_steps=2, save_strategy="no")
     trainer = GRPOTrainer(
-        model, task.rewards, settings(HERE / "held out", **more), task.dataset(tokenizer),
-        processing_class=tokenizer, warmup=0, live=None, held_out=held, keep="best",
+        model, task, settings(HERE / "held out", **more), processing_class=tokenizer, warmup=0, live=None,
+        held_out=held, keep="best",
     )  # fmt: skip
     trainer.train()
     measured = [line["eval_accuracy"] for line in trainer.state.log_history if "eval_accuracy" in line]

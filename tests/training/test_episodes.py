@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_the_expected_return(view, parts, tmp_path, monk
         tmp_path, max_steps=1, num_generations=100, per_device_train_batch_size=100 // parts, optim="sgd",
         gradient_accumulation_steps=parts, max_grad_norm=0.0, learning_rate=20.0, max_completion_length=1,
     )  # fmt: skip
-    trainer = EpisodeTrainer(model, two, args, tokenizer, live=None, warmup=0)
+    trainer = EpisodeTrainer(model, two, args, processing_class=tokenizer, live=None, warmup=0)
     before = weights(trainer)
     prompts = {}
 
@@ -410,7 +410,7 @@ def test_training_on_what_is_never_served_is_warned_of(template, thoughts, warne
         tokenizer.chat_template = text.read_text(encoding="utf-8")
     prefill = audit_turns(tokenizer).opens
     of = task(view=View(chat=True, thoughts=thoughts, prefill=prefill))
-    EpisodeTrainer(model, of, settings(tmp_path), tokenizer, live=None)
+    EpisodeTrainer(model, of, settings(tmp_path), processing_class=tokenizer, live=None)
     assert warned == any("will never read the prompts" in str(w.message) for w in recwarn)
 
 

@@ -34,7 +34,7 @@ def trainer(folder, *, held_out=None, keep="last", live=None, **overrides):
     model, tokenizer = load_policy("tiny-random", quiet=True)
     args = settings(folder, max_completion_length=TASK.max_completion_tokens, **overrides)
     return GRPOTrainer(
-        model, TASK.rewards, args, TASK.dataset(tokenizer), processing_class=tokenizer,
+        model, TASK, args, processing_class=tokenizer,
         warmup=0, live=live, held_out=held_out, keep=keep,
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_the_best_is_kept_by_a_run_that_was_stopped_and_by_adapters(tuning, tmp_
         args = settings(folder, max_completion_length=TASK.max_completion_tokens, max_steps=4)
         held_out = Scripted(TASK, rows=2, every=1)
         return GRPOTrainer(
-            model, TASK.rewards, args, TASK.dataset(tokenizer), processing_class=tokenizer, warmup=0, live=None,
+            model, TASK, args, processing_class=tokenizer, warmup=0, live=None,
             held_out=held_out, keep="best",
         )  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_without_right_and_wrong_the_reward_is_measured_and_the_best_is_judged_b
     task = tasks.from_rows("own", rows, reward=lively, max_completion_tokens=6)
     model, tokenizer = load_policy("tiny-random", quiet=True)
     run = GRPOTrainer(
-        model, task.rewards, settings(tmp_path / "run", max_steps=2), task.dataset(tokenizer), live=None, warmup=0,
+        model, task, settings(tmp_path / "run", max_steps=2), live=None, warmup=0,
         processing_class=tokenizer, held_out=HeldOut(task, rows=8, every=1), keep="best",
     )  # fmt: skip
     run.train()
@@ -201,7 +201,7 @@ def test_the_card_says_what_was_trained(tmp_path):
     run.train()
     text = (tmp_path / "run/README.md").read_text()
     for words in (
-        "| base | tiny-random |", "| data | task largest, rows 32 |", "exact_answer x 1, soft_format x 1",
+        "| base | tiny-random |", "| data | task largest, rows 32 |", "exact_answer x 0.75, soft_format x 0.25",
         "| steps | 4 |",
         "Held-out accuracy, greedy, 95 % interval: step 0: ", "-> step 4: ",
         "- from step 4: learning_rate 0.001 -> 0.0005", "| reward | 0.",

@@ -255,20 +255,14 @@ def test_settings_of_the_caller_are_left_alone(tmp_path):
     assert torch.is_grad_enabled()
 
 
-def test_training_and_evaluation_have_one_length(tmp_path, tiny):
-    """The task's: evaluate, readiness and sample read it, so another one in training is refused."""
+def test_answers_that_do_not_fit_are_counted(tmp_path, tiny):
+    """Of the task that the trainer was given: of other data nobody knows what a right answer is."""
     rows = [{"question": f"Say {i}:", "answer": "many words " * (1 + 3 * (i % 2))} for i in range(20)]
     task = from_rows("words", rows, reward=letters, max_completion_tokens=6, prefill="<answer>")
     data = task.dataset(tiny[1]).shuffle(seed=1).select(range(10))
-    with pytest.raises(
-        ValueError, match="max_completion_length=5, but train_dataset is of task 'words', whose .*=6"
-    ):
-        make("kit", tmp_path, dataset=data, max_completion_length=5)
     with pytest.warns(UserWarning, match=r"train_dataset: of 10 right answers \d have more than 6 tokens"):
-        make("kit", tmp_path, dataset=data, max_completion_length=6)
-    roomy = dataclasses.replace(task, max_completion_tokens=40)
+        make("kit", tmp_path, task=task, dataset=data)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "train_dataset: of", UserWarning)
-        make("kit", tmp_path, dataset=roomy.dataset(tiny[1]), max_completion_length=40)
-    with pytest.raises(ValueError, match="eval_dataset is of task 'words'"):
-        make("kit", tmp_path, eval_dataset=data, max_completion_length=5)
+        make("kit", tmp_path, task=dataclasses.replace(task, max_completion_tokens=40))
+        make("kit", tmp_path, dataset=data, max_completion_length=6)

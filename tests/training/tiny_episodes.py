@@ -43,7 +43,7 @@ def make(folder, *, of=None, credit="episode", kit=None, **overrides):
     torch.manual_seed(0)
     args = settings(folder, **{"max_steps": 3, **overrides})
     options = {"warmup": 0, "live": None, **(kit or {})}
-    return EpisodeTrainer(model, of or task(), args, tokenizer, credit=credit, **options)
+    return EpisodeTrainer(model, of or task(), args, processing_class=tokenizer, credit=credit, **options)
 
 
 # ---- moments --------------------------------------------------------------------------------------------------

@@ -7,11 +7,9 @@ import pandas as pd
 import pytest
 
 from grpo_kit import tasks
-from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rewards import ExactAnswer, Gated, Language, SoftFormat, WeightedSum
 from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.tasks.task import carried_by
 from grpo_kit.watch.monitor import red_flags
 from grpo_kit.watch.red_flag import Setup
 from tests.tiny_run import make
@@ -103,18 +101,18 @@ def test_parts_that_judge_the_answer_are_those_that_read_the_row():
     assert list(answer_parts(rewards)) == ["exact_answer", "gated_exact_answer", "mine"]
 
 
-def test_a_data_set_carries_what_the_best_constant_strategy_earns():
-    tokenizer = load_policy("tiny-random", quiet=True)[1]
+def test_a_task_states_what_its_best_constant_strategy_earns():
     two = tasks.countdown(numbers=(2, 2), n_train=64, n_held_out=8)
     name, accuracy = two.best_constant(two.train)
-    carried = carried_by(two.dataset(tokenizer).shuffle(seed=0).select(range(4)))["best_constant"]
-    assert carried == {"strategy": name, "parts": {"countdown_answer": pytest.approx(accuracy)}}
+    assert two.best_constant_parts() == {
+        "strategy": name,
+        "parts": {"countdown_answer": pytest.approx(accuracy)},
+    }
     soft = tasks.interval_scheduling(n_train=64, n_held_out=8)
-    share = carried_by(soft.dataset(tokenizer))["best_constant"]["parts"]["schedule_share"]
+    share = soft.best_constant_parts()["parts"]["schedule_share"]
     assert share > soft.best_constant(soft.train)[1], (
         "in the part's own unit, which pays for a good schedule too"
     )
-    assert carried_by(None) == {}
 
     def mine(completions, answer, **columns):
         raise AssertionError("a reward that is not the kit's is not asked before training")
@@ -122,21 +120,18 @@ def test_a_data_set_carries_what_the_best_constant_strategy_earns():
     rows = [{"question": f"{i}?", "answer": "yes" if i % 4 else "no"} for i in range(40)]
     own = tasks.from_rows("own", rows, reward=mine)
     share = sum(row["answer"] == "yes" for row in own.train) / len(own.train)
-    assert carried_by(own.dataset(tokenizer))["best_constant"] == {
+    assert own.best_constant_parts() == {
         "strategy": "always 'yes'",
         "parts": {"mine": share},
     }
 
 
 def test_a_trainer_writes_both_down(tmp_path):
-    tokenizer = load_policy("tiny-random", quiet=True)[1]
     task = tasks.largest(n_train=16, n_held_out=4)
-    make(
-        "kit", tmp_path / "run", rewards=task.rewards, dataset=task.dataset(tokenizer), max_steps=1,
-        max_completion_length=task.max_completion_tokens,
-    ).train()  # fmt: skip
+    make("kit", tmp_path / "run", task=task, max_steps=1).train()
     config = json.loads((tmp_path / "run" / "run.json").read_text())
     assert config["answer_parts"] == ["exact_answer"]
+    assert config["data"] == {"task": "largest", "rows": 16}
     assert config["best_constant"]["strategy"] == task.best_constant(task.train)[0]
     assert Setup.of(config).constant == config["best_constant"]["parts"]["exact_answer"]
     make("kit", tmp_path / "plain", max_steps=1).train()
