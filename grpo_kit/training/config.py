@@ -9,15 +9,15 @@ from typing import Any
 
 from grpo_kit.display import in_notebook
 from grpo_kit.models import hardware, model_name
-from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.parts import all_parts, range_of
 from grpo_kit.rewards.scoring import PendingScores
-from grpo_kit.tasks.task import Task
 from grpo_kit.training.logged import names_inside
 
 
 def config_of(trainer: Any) -> dict[str, Any]:
     """The settings of a trainer, for RunFolder.open."""
+    from grpo_kit.tasks.task import Task
+
     schedule, task = trainer.temperatures.schedule, trainer.task
     return {
         "reward_parts": _parts(trainer),
@@ -62,5 +62,7 @@ def _ranges(trainer: Any) -> dict[str, tuple[float, float]]:
 
 def _answer_parts(trainer: Any) -> list[str]:
     """Names of the parts that judge the answer; of reward models that cannot be told."""
+    from grpo_kit.rewards.combine import answer_parts
+
     asked = [r for r in trainer.reward_funcs if isinstance(r, PendingScores)]
     return list(answer_parts([r.reward for r in asked], [r.__name__ for r in asked]))

@@ -16,7 +16,6 @@ from grpo_kit.models.context import check_context, context_length
 from grpo_kit.prompts import NO_TEMPLATE, from_list
 from grpo_kit.rewards.parts import all_parts, check_column_names, check_columns, range_of, reward_names
 from grpo_kit.rewards.scoring import PendingAsync, PendingScores
-from grpo_kit.tasks.task import Task
 from grpo_kit.training.messages import prefill_of
 from grpo_kit.training.trl_internals import is_async_callable, is_function
 
@@ -183,6 +182,8 @@ def _check_size(data: Any, name: str, least: int) -> None:
 
 def _check_answers_fit(trainer: Any, data: Dataset, name: str) -> None:
     """Warn where right answers of the trainer's task are longer than a completion may be."""
+    from grpo_kit.tasks.task import Task
+
     limit, rows = trainer.max_completion_length, data[:_ANSWERS]
     if not isinstance(trainer.task, Task) or "answer" not in rows:
         return

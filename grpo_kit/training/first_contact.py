@@ -20,9 +20,7 @@ from torch.nn.functional import pad
 
 from grpo_kit import cuda
 from grpo_kit.models.renamed import is_asked
-from grpo_kit.optim.check_adamw import MOST, beside_adamw
 from grpo_kit.rollout.compare_logprobs import SHIFT, Limits, few, finite, gap, limits
-from grpo_kit.rollout.supported_models import engine_failed
 from grpo_kit.training import plain_pass
 from grpo_kit.training.contact_findings import Findings
 from grpo_kit.training.optimizer import to_transformers_own
@@ -85,6 +83,8 @@ class FirstContact:
         self.due.discard("engine")
         self.trainer.rollout = "hf"
         self.trainer.sampling.forget()
+        from grpo_kit.rollout.supported_models import engine_failed
+
         engine_failed(self.trainer.model, str(failed))
         self.findings.off("engine", failed)
         return None
@@ -264,6 +264,8 @@ class FirstContact:
             self.findings.all_checked()
 
     def _check_optimizer(self) -> None:
+        from grpo_kit.optim.check_adamw import MOST, beside_adamw
+
         trainer, args = self.trainer, self.trainer.args
         slices = plain_pass.slices(trainer.optimizer)
         if not slices:

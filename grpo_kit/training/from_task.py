@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.tasks.task import Task
+# Who gives a task has loaded its kind; a trainer of rewards and rows needs neither.
+if TYPE_CHECKING:
+    from grpo_kit.episodes.episode_task import EpisodeTask
+    from grpo_kit.tasks.task import Task
 
 _LENGTH = next(f.default for f in fields(GRPOConfig) if f.name == "max_completion_length")
 
@@ -40,6 +42,9 @@ def from_task(
     The length is the one that args were given, else the task's.
     Raises ValueError for rewards or weights beside a task that has others, and for a task without a tokenizer.
     """
+    from grpo_kit.episodes.episode_task import EpisodeTask
+    from grpo_kit.tasks.task import Task
+
     if not isinstance(task, Task | EpisodeTask):
         if task is not None and reward_funcs is not None:
             raise ValueError(

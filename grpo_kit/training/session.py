@@ -20,10 +20,8 @@ from grpo_kit.argument_checks import check_choice
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
 from grpo_kit.training.digests import what_is_wrong
-from grpo_kit.training.disk import lacks_room
 from grpo_kit.training.freed_memory import kept_for_the_next_step
 from grpo_kit.training.interrupts import InterruptGuard, Stopped
-from grpo_kit.training.kept import record_kept
 from grpo_kit.training.lineage import mark_trained
 from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder
@@ -173,6 +171,8 @@ class Session(TrainerCallback):
         best = trainer.state.best_model_checkpoint
         if trainer.args.should_save:
             checkpoints.remove_those_of_stops(trainer.args.output_dir, best)
+        from grpo_kit.training.kept import record_kept
+
         record_kept(trainer, self.recorder.say)
 
     def _nothing_left(self) -> bool:
@@ -367,6 +367,8 @@ class Session(TrainerCallback):
         control.should_log = control.should_evaluate = control.should_save = False
         self.random_state, self._evaluated_at = None, -1
         self._save_failed = False
+        from grpo_kit.training.disk import lacks_room
+
         if args.should_save and (words := lacks_room(trainer)):
             self.recorder.say(words)
         self._began_at = state.global_step

@@ -17,7 +17,6 @@ import pandas as pd
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_completions, read_metrics, write_whole
 from grpo_kit.trackers.names import TRACKERS
-from grpo_kit.trackers.tracker_table import is_told, table_of
 
 if TYPE_CHECKING:
     from grpo_kit.watch.flags import Flag
@@ -115,6 +114,8 @@ class Told:
             one.queue.append((step, method, given))
 
     def _tell_tables(self, step: int, tables: list[Mapping[str, list]]) -> None:
+        from grpo_kit.trackers.tracker_table import is_told, table_of
+
         if tables and is_told(step, self.trainer.state.max_steps):
             self._add(step, "table", step, table_of(_joined(tables)))
 

@@ -30,13 +30,11 @@ from trl import GRPOConfig
 from trl import GRPOTrainer as TRLGRPOTrainer
 
 from grpo_kit.display import progress_told
-from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.models import tokenizer_of
 from grpo_kit.models.adapters import load_trained_adapter
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import run_file
 from grpo_kit.rewards.scoring import totals
-from grpo_kit.tasks.task import Task
 from grpo_kit.trackers.names import check_installed
 from grpo_kit.training.accelerate_state import AccelerateState
 from grpo_kit.training.batch import Batch, StepSettings
@@ -79,6 +77,8 @@ from grpo_kit.training.trl_internals import (
 )
 
 if TYPE_CHECKING:
+    from grpo_kit.episodes.episode_task import EpisodeTask
+    from grpo_kit.tasks.task import Task
     from grpo_kit.watch.flags import Flag
     from grpo_kit.watch.monitor import OnFlag
 
@@ -230,6 +230,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         return self.session.training
 
     def _rewards_of(self, task: Task | EpisodeTask) -> list:
+        from grpo_kit.episodes.episode_task import EpisodeTask
+
         if isinstance(task, EpisodeTask):
             raise ValueError(
                 f"task {task.name!r} is an EpisodeTask; {type(self).__name__} takes a Task, EpisodeTrainer it"
