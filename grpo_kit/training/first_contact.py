@@ -92,10 +92,8 @@ class FirstContact:
     def _engine_differs(self, prompts: list, completions: list, logprobs: list) -> str | None:
         rows = few(list(map(tuple, prompts)), list(map(len, completions)))
         chosen = [prompts[i] for i in rows], [completions[i] for i in rows]
-        found = [torch.tensor(logprobs[i]) for i in rows]
-        return self._differ(
-            "engine", found, lambda *shift: plain_pass.plain_logprobs(self.trainer, *chosen, *shift)
-        )
+        plain = partial(plain_pass.plain_logprobs, self.trainer, *chosen)
+        return self._differ("engine", [torch.tensor(logprobs[i]) for i in rows], plain)
 
     def _plain_model_is_finite(self, prompt_ids: list[list[int]]) -> bool:
         rows = few(list(map(tuple, prompt_ids)), list(map(len, prompt_ids)))
