@@ -1,0 +1,207 @@
+"""The house in numbers that may only fall. What raises one says in the changelog what it bought."""
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import grpo_kit
+
+ROOT = Path(grpo_kit.__file__).parent
+# Documented, in spite of the underscore: os._exit and the methods of a NamedTuple.
+DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}
+
+BUDGETS = {
+    "private reaches across files": 94,
+    "private reaches into the trainer": 34,
+    "classes that take the trainer": 14,
+    "modules loaded by importing the trainer": 80,
+    "modules loaded by import grpo_kit.tasks.largest": 20,
+    "public names": 999,
+    "public names shown nowhere": 641,
+    "file names that repeat another": 0,
+    "lines": 43689,
+}
+
+ROOM_LINES = {
+    "training": 7853, "rewards": 4482, "watch": 3633, "verdicts": 3241, "tasks": 2982, "rollout": 2925,
+    "episodes": 2438, "evaluation": 2427, "exports": 1825, "sandbox": 1229, "recipe": 1047, "lab": 1044,
+    "memory": 1041, "objectives": 1029, "doctor": 881, "models": 826, "record": 813, "commands": 725,
+    "optim": 544, "profiles": 477, "prompts": 465, "trackers": 378, "display": 279, "preferences": 275,
+    "schedules": 172, "__init__": 171, "literal_calls": 120, "argument_checks": 103, "torch_builds": 61,
+    "unsloth": 55, "__main__": 54, "cuda": 48, "lazy": 46,
+}  # fmt: skip
+
+
+def sources(root):
+    """path below the package -> its syntax tree."""
+    return {p.relative_to(root): ast.parse(p.read_text()) for p in sorted(root.rglob("*.py"))}
+
+
+def own_names(tree):
+    """Names that a file defines: functions, classes, variables, and attributes that it sets on self or cls."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def is_trainer(node):
+    """`trainer`, `self.trainer`, `self._trainer` and the like."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.strip("_") == "trainer"
+    return False
+
+
+def private_reaches(tree):
+    """(attribute, is it a trainer's?) of each private attribute of another object that this file does not define."""
+    own = own_names(tree)
+    for node in ast.walk(tree):
+        if (
+            not isinstance(node, ast.Attribute)
+            or not re.match(r"_(?!_)", node.attr)
+            or node.attr in DOCUMENTED
+        ):
+            continue
+        match node.value:
+            case ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super")):
+                continue
+        if is_trainer(node.value) or node.attr not in own:
+            yield node.attr, is_trainer(node.value)
+
+
+def takes_the_trainer(tree):
+    """Names of the classes whose __init__ has a parameter `trainer`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    if any(arg.arg == "trainer" for arg in (*method.args.args, *method.args.kwonlyargs)):
+                        yield node.name
+
+
+def public_names(tree):
+    """Functions and classes at the top of a file, without an underscore in front."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+def shown_words(repository):
+    """Every word of README, the docs and the notebooks' cells."""
+    pages = [
+        repository / "README.md",
+        *(repository / "docs").glob("*.md"),
+        *(repository / "notebooks").glob("*.ipynb"),
+    ]
+    return {word for page in pages for word in re.findall(r"[A-Za-z_]\w*", page.read_text())}
+
+
+def loaded_by(module, root):
+    """How many of the kit's modules `import module` loads in a fresh interpreter."""
+    code = f"import sys, {module}; print(sum(name.split('.')[0] == 'grpo_kit' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root.parent, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return int(done.stdout)
+
+
+@functools.cache
+def counts(root):
+    """Each number that has a budget."""
+    trees = sources(root)
+    reaches = [reach for tree in trees.values() for reach in private_reaches(tree)]
+    shown = shown_words(root.parent)
+    names = Counter(path.name for path in trees if path.name != "__init__.py")
+    return {
+        "private reaches across files": len(reaches),
+        "private reaches into the trainer": sum(of_trainer for _, of_trainer in reaches),
+        "classes that take the trainer": sum(len([*takes_the_trainer(tree)]) for tree in trees.values()),
+        "modules loaded by importing the trainer": loaded_by("grpo_kit.training.trainer", root),
+        "modules loaded by import grpo_kit.tasks.largest": loaded_by("grpo_kit.tasks.largest", root),
+        "public names": sum(len(public_names(tree)) for tree in trees.values()),
+        "public names shown nowhere": sum(
+            n not in shown for tree in trees.values() for n in public_names(tree)
+        ),
+        "file names that repeat another": sum(n - 1 for n in names.values()),
+        "lines": sum(len((root / path).read_text().splitlines()) for path in trees),
+    }
+
+
+def room_lines(root):
+    """room -> lines of its files; the files at the top are a room each."""
+    found = Counter()
+    for path in root.rglob("*.py"):
+        below = path.relative_to(root)
+        found[below.parts[0].removesuffix(".py")] += len(path.read_text().splitlines())
+    return dict(found)
+
+
+def test_no_number_rises():
+    found = counts(ROOT)
+    risen = {name: (value, BUDGETS[name]) for name, value in found.items() if value > BUDGETS[name]}
+    assert not risen, "now, budget"
+    assert found.keys() == BUDGETS.keys()
+
+
+def test_no_room_grows():
+    found = room_lines(ROOT)
+    grown = {
+        room: (lines, ROOM_LINES.get(room, 0))
+        for room, lines in found.items()
+        if lines > ROOM_LINES.get(room, 0)
+    }
+    assert not grown, (
+        "lines, budget: make room by merging or deleting, or raise it with a line in CHANGELOG.md"
+    )
+
+
+def test_a_budget_is_no_wish():
+    """A budget that the house has left behind is lowered, so that what was won is not lost again."""
+    found = counts(ROOT)
+    loose = {
+        name: (found[name], budget) for name, budget in BUDGETS.items() if found[name] < 0.95 * budget - 2
+    }
+    lines = room_lines(ROOT)
+    loose |= {
+        room: (lines.get(room, 0), n) for room, n in ROOM_LINES.items() if lines.get(room, 0) < 0.9 * n - 20
+    }
+    assert not loose, "now, budget"
+
+
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("def f(a):\n    return a._x", [("_x", False)]),
+        ("def f(a):\n    return a._x + _x\n_x = 1", []),
+        ("class A:\n    def __init__(self):\n        self._x = self._y = 1", []),
+        (
+            "class A:\n    def f(self, other):\n        return other._x\n    def g(self):\n        self._x = 1",
+            [],
+        ),
+        ("def f(trainer):\n    trainer._x = 1\n_x = 1", [("_x", True)]),
+        (
+            "class A:\n    def f(self):\n        return self.trainer._x, self._trainer._y",
+            [("_x", True), ("_y", True)],
+        ),
+        ("class A(B):\n    def f(self):\n        return super()._f()", []),
+        ("import os\nos._exit(1)\na.__dict__\na._replace(b=1)", []),
+    ],
+)
+def test_reaches_are_counted(code, found):
+    assert sorted(private_reaches(ast.parse(code))) == sorted(found)
+
+
+def test_classes_that_take_the_trainer_are_counted():
+    code = "class A:\n    def __init__(self, trainer): ...\nclass B:\n    def __init__(self, model, *, trainer): ..."
+    assert [*takes_the_trainer(ast.parse(code + "\nclass C:\n    def f(self, trainer): ..."))] == ["A", "B"]
