@@ -342,6 +342,8 @@ def test_a_prompt_counts_once(spelling, tmp_path):
 def test_scores_are_the_trainers(spelling, tmp_path):
     from tiny_run import make
 
+    from grpo_kit.training.batch import Batch, StepSettings
+
     model, tokenizer = spelling
     size = RightSize(2, 4, unit="tokens")
     task = nines_task(rewards=[ExactAnswer(), SoftFormat(think=None), size], reward_weights=[0.5, 0.2, 0.3])
@@ -349,6 +351,7 @@ def test_scores_are_the_trainers(spelling, tmp_path):
     data = task.dataset(tokenizer)
     trainer = make("kit", tmp_path / "run", task=task)
     inputs = [row for row in data for _ in range(4)]
+    trainer.batch = Batch(StepSettings(0, True, 1.0, 4, (), ()), inputs)
     parts = trainer._calculate_rewards(
         inputs, [row["prompt"] for row in inputs], table["completion"].tolist(), table["ids"].tolist()
     )

@@ -63,14 +63,14 @@ class _Watched:
         self.start = weights(self.model)
         self.add_callback(_Updates(self))
 
-    def _rows_and_output(self, inputs: list[dict[str, Any]], trl_does: Any) -> tuple[list, Any]:
-        rows = [row["row"] if self.run.episodes else self.places[row["question"]] for row in inputs]
-        inputs, output = super()._rows_and_output(inputs, trl_does)
-        episodes = [row.get("episode", place) for place, row in enumerate(inputs)]
+    def _fill(self, batch: Any, trl_does: Any) -> dict[str, Any]:
+        rows = [row["row"] if self.run.episodes else self.places[row["question"]] for row in batch.rows]
+        output = super()._fill(batch, trl_does)
+        episodes = [row.get("episode", place) for place, row in enumerate(batch.rows)]
         groups = [episode // self.run.group_size for episode in episodes]
         lengths = output["completion_mask"].sum(1).tolist()
         starts = (output["prompt_mask"] == 0).sum(1).tolist()
-        parts = [[None if p != p else p for p in part] for part in self.parts.T.tolist()]
+        parts = [[None if p != p else p for p in part] for part in batch.parts.T.tolist()]
         self.steps.append(
             {
                 "temperature": self.temperature,
@@ -85,7 +85,7 @@ class _Watched:
                 "updates": [],
             }
         )
-        return inputs, output
+        return output
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)

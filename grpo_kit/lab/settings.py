@@ -48,6 +48,7 @@ class Settings:
     prepare: Prepare | None
     eval_temperatures: tuple[float, ...]
     eval_samples: int = SAMPLES
+    own_length: int | None = None  # tokens of the profile's own task; None where a length was given
 
     @property
     def dtype(self) -> str:
@@ -99,6 +100,7 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     if isinstance(task, str):
         numbers["task"] = task
     chosen = profile(name, **numbers)
+    own_length = None if chosen.max_completion_tokens else _length_of(chosen)
     if isinstance(task, Task):
         length = chosen.max_completion_tokens or task.max_completion_tokens
         task = replace(task, held_out=task.held_out[: chosen.held_out], max_completion_tokens=length)
@@ -119,7 +121,14 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     options |= {key: changes.pop(key) for key in list(changes) if key in known and key not in _CONFIG}
     if tuning == "full" or "optimizer" in numbers:
         options.setdefault("optimizer", chosen.optimizer)
-    return Settings(chosen, task, tuning, trainer, options, changes, prepare, temperatures, samples)
+    return Settings(
+        chosen, task, tuning, trainer, options, changes, prepare, temperatures, samples, own_length
+    )
+
+
+def _length_of(chosen: Profile) -> int:
+    """The tokens of an answer of the task that the profile names."""
+    return chosen.task_options.get("max_completion_tokens") or chosen.make_task().max_completion_tokens
 
 
 def as_json(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +143,9 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     """
     numbers = {k: v for k, v in asdict(settings.profile).items() if k in _PROFILE - {"task", "task_options"}}
     task = settings.task
+    length = settings.own_length
+    # Stored laboratories have the length of the profile's own task under the name that it had in their time.
+    numbers["follows"] = None if length is None else [settings.profile.task, length, length]
     parts = {
         "profile": numbers,
         "task": {**_prompt(task), "train": digest(task.train), "reward_weights": task.reward_weights}

@@ -298,7 +298,7 @@ def test_what_is_not_merged_right_is_refused(lora, tmp_path):
 
 def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path, monkeypatch, read_here):
     """A first answer longer than all positions that are compared would else leave nothing to compare."""
-    monkeypatch.setattr(exporting.proof, "_POSITIONS", 20)
+    monkeypatch.setattr(exporting.verify, "_POSITIONS", 20)
     made = export(*adapted(), tmp_path / "out", quant="f32", max_completion_tokens=30)
     assert made.proof.positions == 20 and made.proof.kl < 1e-6
 

@@ -129,7 +129,7 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tiny, tmp_path):
         (folder / "model.safetensors").write_bytes(b"half")
     with pytest.raises(ExportError, match="an export that was not finished"):
         kit.chat(left)
-    export(*tiny, tmp_path / "out", verify=False)
+    export(*tiny, tmp_path / "out", proof=False)
     assert not left.exists() and live.exists() and far.exists(), "one that is still written stays"
 
 
@@ -137,13 +137,13 @@ def test_folders_that_cannot_be_made(tiny, tmp_path):
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file" / "out", "/proc/nowhere/out"):
         with pytest.raises(ExportError, match="cannot be made .*give one that can be written"):
-            export(*tiny, folder, verify=False)
+            export(*tiny, folder, proof=False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     with pytest.raises(ExportError, match="was not written"):
-        export(*tiny, tmp_path / "link", verify=False)
+        export(*tiny, tmp_path / "link", proof=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "link"]
-    assert export(*tiny, tmp_path / "empty", verify=False).folder == tmp_path / "empty"
+    assert export(*tiny, tmp_path / "empty", proof=False).folder == tmp_path / "empty"
 
 
 @pytest.mark.parametrize("format", ["merged", "gguf"])
@@ -153,7 +153,7 @@ def test_weights_that_are_no_numbers(format, tmp_path):
     with pytest.raises(
         ExportError, match="layers.1.mlp.up_proj.weight that are not finite: the training diverged"
     ):
-        export(model, tokenizer, tmp_path / "out", format=format, quant="f32", verify=False)
+        export(model, tokenizer, tmp_path / "out", format=format, quant="f32", proof=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -14,9 +14,17 @@ from tiny_run import letters, make
 
 import grpo_kit as kit
 from grpo_kit.record.files import read_completions, read_metrics
-from grpo_kit.rewards import ExactAnswer, Gated, SoftFormat, WeightedSum, cancelled_groups, on_response
+from grpo_kit.rewards import (
+    ExactAnswer,
+    Gated,
+    SoftFormat,
+    WeightedSum,
+    cancelled_groups,
+    on_response,
+    scoring,
+)
 from grpo_kit.rewards.parts import range_of, reward_names
-from grpo_kit.rewards.scoring import PendingScores, RewardError, score, score_all, total, totals
+from grpo_kit.rewards.scoring import PendingScores, RewardError, score_all, total, totals
 from grpo_kit.tasks import from_rows
 from grpo_kit.training.trl_internals import without_total
 
@@ -91,12 +99,12 @@ def test_what_is_no_finite_number_is_refused_by_name(score):
         RewardError,
         match=r"reward 'odd' gave .* in row 1, completion 'b'; use a finite number.* or None where",
     ):
-        score(lambda completions, **columns: [1.0, score], ["a", "b"], "odd")
+        scoring.score(lambda completions, **columns: [1.0, score], ["a", "b"], "odd")
 
 
 @pytest.mark.parametrize("score", [2, -0.5, 1e6, np.float32(3), np.int64(-7), torch.tensor(2.5), True, 0.1])
 def test_any_finite_number_is_taken(score):
-    made = score(lambda completions, **columns: [score, None], ["a", "b"])
+    made = scoring.score(lambda completions, **columns: [score, None], ["a", "b"])
     assert made == [float(score), None] and type(made[0]) is float
 
 
@@ -113,12 +121,12 @@ in_points.range = (-1, 3)
 @pytest.mark.parametrize("reward", [in_points, functools.partial(in_points, unused=1)])
 def test_a_score_outside_the_range_that_its_reward_states_is_refused_by_name(reward, score, fits):
     if fits:
-        assert score(reward, ["a"], scores=[score]) == [score]
+        assert scoring.score(reward, ["a"], scores=[score]) == [score]
     else:
         with pytest.raises(
             RewardError, match=r"'in_points' gave .* in row 0, .* in \[-1, 3\], the range that it"
         ):
-            score(reward, ["a"], scores=[score])
+            scoring.score(reward, ["a"], scores=[score])
 
 
 @pytest.mark.parametrize("stated", [(1, 0), (0, math.inf), 3, "ab", (0, 1, 2), ("0", None)])
@@ -139,7 +147,7 @@ def test_on_response_states_a_range_and_keeps_the_one_of_its_function():
 
     plain.range = (0, 2)
     assert range_of(shouts) == (-1.0, 1.0) and range_of(on_response(plain)) == (0.0, 2.0)
-    assert score(shouts, ["B", "b"], prefill=["A", "A"], responses=["x", "y"]) == [1.0, -1.0]
+    assert scoring.score(shouts, ["B", "b"], prefill=["A", "A"], responses=["x", "y"]) == [1.0, -1.0]
     assert range_of(ExactAnswer()) is None
 
 
@@ -191,14 +199,17 @@ def sorts(completions, **columns):
     ],
 )
 def test_what_is_no_flat_list_of_scores_is_refused(reward, message):
-    for asked in (PendingScores(reward, "odd"), lambda completions: score(reward, completions, "odd")):
+    for asked in (
+        PendingScores(reward, "odd"),
+        lambda completions: scoring.score(reward, completions, "odd"),
+    ):
         with pytest.raises(RewardError, match=f"reward 'odd' {message}"):
             asked(completions=["b", "a"])
 
 
 def test_scores_come_back_as_plain_numbers():
     for made in (np.ones(2), torch.ones(2), pd.Series([1.0, 1.0]), (True, np.float32(1))):
-        scores = score(lambda completions, made=made, **columns: made, ["a", "b"])
+        scores = scoring.score(lambda completions, made=made, **columns: made, ["a", "b"])
         assert scores == [1.0, 1.0] and all(type(score) is float for score in scores)
 
 

@@ -21,6 +21,7 @@ from grpo_kit.rewards import (
     SoftFormat,
     WeightedSum,
     check_rewards,
+    code_runner,
 )
 from grpo_kit.rewards.combine import judges_answer
 from grpo_kit.rewards.parts import all_parts
@@ -275,26 +276,16 @@ def test_the_rewards_of_an_evaluation_are_asked_once(inside):
     assert made.right == [True, False] and made.parts and reward.asked[2:] == []
 
 
-class Started(CodeRunner):
-    """A runner that keeps what it starts."""
-
-    def __init__(self):
-        super().__init__(allow_unsafe=isolation() is None)
-        self.jobs = []
-
-    def _start(self, jobs, *, workers):
-        self.jobs += jobs
-        super()._start(jobs, workers=workers)
-
-
-def test_each_program_of_an_evaluation_runs_once():
-    runner = Started()
+def test_each_program_of_an_evaluation_runs_once(monkeypatch):
+    jobs, inner = [], code_runner.programs_of
+    monkeypatch.setattr(code_runner, "programs_of", lambda job, mark: jobs.append(job) or inner(job, mark))
+    runner = CodeRunner(allow_unsafe=isolation() is None)
     task = code(levels=(1,), n_held_out=3, runner=runner)
     made = answers(task, *giving(task, [row["answer"] for row in task.held_out[:2]]), "no program")
     found = evaluation_of(made)
     assert found.rows["strict"].tolist() == found.rows["lenient"].tolist() == [True, True, False]
     assert found.rows["reward/code_tests"].tolist() == [1.0, 1.0, 0.0] and found.constant[1] == 0.0
-    assert len(runner.jobs) == len(set(runner.jobs)) > 2
+    assert len(jobs) == len(set(jobs)) > 2
 
 
 def test_what_only_needs_accuracy_asks_no_other_reward(tiny):

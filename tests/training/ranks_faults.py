@@ -304,7 +304,7 @@ def case_held_out():
 
 def case_first_contact():
     """As on a card: packing that fails in one process is off in both, before a weight differs."""
-    own, first_contact.card.may_fail = first_contact.card.may_fail, lambda device: True
+    own, first_contact.cuda.may_fail = first_contact.cuda.may_fail, lambda device: True
     try:
         clean = small("contact")
         clean.train()
@@ -321,7 +321,7 @@ def case_first_contact():
         broken.train()
         assert broken.logprobs.plain, "in both"
     finally:
-        first_contact.card.may_fail = own
+        first_contact.cuda.may_fail = own
     for trainer in (clean, broken):
         assert max((state_of(trainer)[n] - w).abs().max() for n, w in untouched()[0].items()) < 1e-6
     weights = broken.ranks.gather(state_of(broken))

@@ -5,6 +5,7 @@ import torch
 from fake_cuda import FakeCuda
 from tiny_run import make
 
+from grpo_kit import rollout
 from grpo_kit.models import load_policy
 from grpo_kit.optim.split_adamw import SplitAdamW8bit
 from grpo_kit.rollout import RolloutEngine
@@ -31,7 +32,7 @@ class Graphed(RolloutEngine):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(make_completions, "RolloutEngine", Graphed)
+    monkeypatch.setattr(rollout, "RolloutEngine", Graphed)
     monkeypatch.setattr(
         make_completions, "free_bytes", lambda device: 2**40
     )  # what the engine holds may stay

@@ -500,8 +500,8 @@ def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
 
     def sharper(prompt_ids):  # as a sampler that does not know the temperature
         trainer.generation_config.temperature = 0.3
-        ids, logprobs = inner(prompt_ids)
-        return ids, [[value * 0.5 for value in row] for row in logprobs]
+        ids, logprobs, entropies = inner(prompt_ids)
+        return ids, [[value * 0.5 for value in row] for row in logprobs], entropies
 
     trainer.sampling.with_engine = sharper
     trainer.train()
