@@ -63,7 +63,7 @@ def prompts(folder: Path) -> str:
 
 
 def rewards(folder: Path) -> str:
-    """A right answer earns 1, a wrong one less, by the judge that training asks."""
+    """A right answer earns 1, a wrong one less, by the scoring that training uses."""
     from grpo_kit.rewards.scoring import score
     from grpo_kit.tasks import largest
 

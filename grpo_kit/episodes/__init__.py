@@ -1,4 +1,4 @@
-"""Several turns: environments, what the model reads each turn, worlds to begin with, mocks, adapters.
+"""Several turns: environments, what the model reads each turn, worlds to begin with, recordings, adapters.
 
 EpisodeTask keeps rows, environment and view together; kit.EpisodeTrainer trains on it, kit.evaluate and kit.readiness
 play it. An environment is anything with reset(row) and step(text).

@@ -109,7 +109,7 @@ class EpisodeTask:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Is there anything to play that reads no reply? Not where each step costs time, or is counted by a Mock."""
+        """Is there anything to play that reads no reply? Not where a step costs time, or a RecordedEnv counts it."""
         return () if self.seconds or isinstance(self.environment, RecordedEnv) else self.actions
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:

@@ -20,7 +20,7 @@ _UNKNOWN = "Nothing happens."
 def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], Environment]:
     """Environments like those of `make`, every reset and step of which is added to the file: a JSON object a line.
 
-    Play with it (evaluate, readiness, a few steps of training), then train on Mock(path). Several at once may write.
+    Play with it (evaluate, readiness, a short training), then train on RecordedEnv(path). Several may write at once.
 
     >>> task = replace(task, environment=recorded(Phone, "phone.jsonl"))  # doctest: +SKIP
     """
@@ -78,14 +78,14 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
 
 
 class RecordedEnv:
-    """What `recorded` wrote, played again: Mock(path) is given to a task as its environment.
+    """What `recorded` wrote, played again: RecordedEnv(path) is given to a task as its environment.
 
     unknown: what is said to an action that was never recorded at that point; it counts as invalid, earns nothing and
     leaves the episode where it was. latency: seconds that every step waits, "recorded" for what it took then, 0 none.
     Raises FileNotFoundError for no file; ValueError for a line that is none of `recorded`'s, and for a row that was
     never begun.
 
-    >>> mock = Mock("phone.jsonl")  # doctest: +SKIP
+    >>> mock = RecordedEnv("phone.jsonl")  # doctest: +SKIP
     >>> task = replace(task, environment=mock)  # doctest: +SKIP
     """
 
@@ -119,7 +119,7 @@ class RecordedEnv:
     def report(self) -> str:
         """One sentence.
 
-        >>> Mock("phone.jsonl").report()  # doctest: +SKIP
+        >>> RecordedEnv("phone.jsonl").report()  # doctest: +SKIP
         '12 of 640 steps (1.9 %) asked for what was never recorded; missing() lists them.'
         """
         lost = sum(self._missing.values())
@@ -140,7 +140,7 @@ class RecordedEnv:
 
 
 class _Played:
-    """One environment of a Mock."""
+    """One environment of a RecordedEnv."""
 
     def __init__(self, mock: RecordedEnv) -> None:
         self.mock, self.invalid = mock, False

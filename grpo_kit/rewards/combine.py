@@ -185,7 +185,7 @@ def score_in_full(
     Raises RewardError.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
-    >>> ask_in_full(WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25}), ["<answer>5</answer>"], {"answer": ["5"]})
+    >>> score_in_full(WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25}), ["<answer>5</answer>"], {"answer": ["5"]})
     Pay(scores=[0.875], verdicts=[True], credit=[1.0])
     """
     told: dict[str, Scores] = {}

@@ -1,4 +1,4 @@
-"""The judge: the one place that asks rewards, checks what they say, and makes the weighted total.
+"""Scoring: the one place that calls rewards, checks their scores, and makes the weighted total.
 
 Trainer, evaluation, readiness, preferences, check_rewards and the composite rewards all call it.
 """
@@ -27,7 +27,7 @@ class RewardError(ValueError):
 
 
 class PendingScores:
-    """A reward as a trainer may call it: by its name, its answers checked. See ask()."""
+    """A reward as a trainer may call it: by its name, its scores checked. See score()."""
 
     def __init__(self, reward: Reward, name: str) -> None:
         self.reward, self.__name__ = reward, name
@@ -55,7 +55,7 @@ def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /
     way, as training computes in float32) or outside the range that the reward states (`reward.range = (low, high)`).
     ValueError for the columns `self` and `completions`, which no reward can be given.
 
-    >>> ask(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
+    >>> score(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
     [0.5, 2.0]
     """
     return score_for(reward, completions, bare_name(reward) if name is None else name, columns)
@@ -64,7 +64,7 @@ def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /
 def score_for(
     reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
 ) -> Scores:
-    """What ask() does. finite: False allows infinite scores (of rewards that are about to be clipped)."""
+    """What score() does. finite: False allows infinite scores (of rewards that are about to be clipped)."""
     made, judge = _begin(reward, completions, name, columns, finite=finite)
     return _finished(judge(made))
 
@@ -228,12 +228,12 @@ def score_all(
     /,
     **columns: Any,
 ) -> dict[str, Scores]:
-    """Every reward's scores by its name (default: reward_names), asked as a trainer asks, see ask().
+    """Every reward's scores by its name (default: reward_names), each called as by score().
 
-    columns: as ask() takes them, of any name. Raises what ask() raises.
+    columns: as score() takes them, of any name. Raises what score() raises.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
-    >>> ask_all([ExactAnswer(), SoftFormat(think=None)], ["<answer>5</answer>"], answer=["4"])
+    >>> score_all([ExactAnswer(), SoftFormat(think=None)], ["<answer>5</answer>"], answer=["4"])
     {'exact_answer': [0.0], 'soft_format': [1.0]}
     """
     names = reward_names(rewards) if names is None else names

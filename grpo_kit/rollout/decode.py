@@ -170,7 +170,7 @@ class Decoder:
         shape: tuple[int, int, int],
         dtype: torch.dtype,
     ) -> None:
-        """Slots for this batch, those of the last one if it fits; shape: layers, key heads, their dimension."""
+        """The KV cache of this batch, that of the last one if it fits; shape: layers, key heads, their dimension."""
         kind = self.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         rows = sum(n for _, n in groups)

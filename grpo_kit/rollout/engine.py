@@ -137,7 +137,7 @@ class RolloutEngine:
         return rollouts if numbers else Rollouts(rollouts.completion_ids, [], [], [], *spent)
 
     def _rollout(self, batch: _Batch, sampler: Sampler, spent: Spent) -> dict[int, tuple]:
-        """All rows, in as many batches as memory needs: place in prompt_ids -> what Tape.read gives for it."""
+        """All rows, in as many batches as memory needs: place in prompt_ids -> what OutputBuffer.read gives for it."""
         config = batch.config
         limit, pad_id, texts = config.max_new_tokens, config.pad_token_id, config.stop_strings
         ending = dict(

@@ -29,7 +29,7 @@ class Given:
     """The rewards and data sets that one trainer is given: as trl takes them, or refused before any training.
 
     rewards: reward_funcs. options: what else trl's trainer is given. asked: the rewards as trl gets them, functions
-    asked by the judge under names that differ.
+    called by scoring under names that differ.
     Raises ValueError for what cannot work, naming the argument and what would do.
     """
 

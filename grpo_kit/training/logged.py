@@ -1,4 +1,4 @@
-"""Stage 4 of a step, beside the judge: what rewards log, and the scores of those that the judge does not ask."""
+"""Stage 4 of a step, beside scoring: what rewards log, and the scores of those that scoring does not call."""
 
 from __future__ import annotations
 
