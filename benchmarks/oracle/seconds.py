@@ -46,7 +46,7 @@ def short(result: dict[str, Any], arm: str = "kit") -> dict[str, Any]:
         "date": result["date"],
         "versions": result["versions"],
         "code": row["code"],
-        "command": result["command"],
+        "command": result["command"].replace(f"{ROOT}/", ""),
     }
 
 

@@ -26,7 +26,7 @@ STATE_FILE = "off_policy.pt"
 
 
 @dataclass(frozen=True)
-class Batch:
+class _Waiting:
     """The rollouts of one step, scored: what the loss takes, the step of the weights that made them, their metrics."""
 
     inputs: dict[str, Any]
@@ -113,8 +113,8 @@ class OffPolicyTrainer(GRPOTrainer):
         # The policy's own, while the model has the sampler's.
         self._own_weights: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._synced_at = 0
-        self._waiting: list[Batch] = []
-        self._waiting_before: tuple[int, list[Batch]] = (-1, [])  # a step, and the buffer as it began
+        self._waiting: list[_Waiting] = []
+        self._waiting_before: tuple[int, list[_Waiting]] = (-1, [])  # a step, and the buffer as it began
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -185,7 +185,7 @@ class OffPolicyTrainer(GRPOTrainer):
         pair, second = divmod(step - 1, 2)
         return random.Random(f"arrivals {self.args.seed} {pair}").choice(((1, 1), (2, 0), (0, 2)))[second]
 
-    def _make(self, inputs: list[dict[str, Any]]) -> Batch:
+    def _make(self, inputs: list[dict[str, Any]]) -> _Waiting:
         """Sampled and scored; its metrics are taken out, to be logged when it is served."""
         with metrics_set_aside(self, keep=("num_tokens",)) as own:
             output = super()._generate_and_score_completions(inputs)
@@ -194,9 +194,9 @@ class OffPolicyTrainer(GRPOTrainer):
                 f"rollout={self.rollout!r}: the kit's engine cannot do this run (see the line above), and only it "
                 "can sample with older weights"
             )
-        return Batch(output, self._synced_at, self.temperature, own)
+        return _Waiting(output, self._synced_at, self.temperature, own)
 
-    def _serve(self, batch: Batch, step: int) -> dict[str, Any]:
+    def _serve(self, batch: _Waiting, step: int) -> dict[str, Any]:
         metrics = self._metrics["train"]
         for name, values in batch.metrics.items():
             metrics[name].extend(values)
@@ -253,4 +253,4 @@ class OffPolicyTrainer(GRPOTrainer):
             )
         self._synced_at = state["synced_at"]
         self._sampler_weights = state["weights"]
-        self._waiting = [Batch(**b) for b in state["waiting"]]
+        self._waiting = [_Waiting(**b) for b in state["waiting"]]
