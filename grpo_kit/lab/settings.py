@@ -100,19 +100,19 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     if isinstance(task, str):
         numbers["task"] = task
     chosen = profile(name, **numbers)
-    own_length = None if chosen.max_completion_tokens else _length_of(chosen)
+    given = chosen.max_completion_tokens is not None
     if isinstance(task, Task):
+        own_length = None if given else _length_of(chosen)
         length = chosen.max_completion_tokens or task.max_completion_tokens
         task = replace(task, held_out=task.held_out[: chosen.held_out], max_completion_tokens=length)
     elif task is None or isinstance(task, str):
         task = chosen.make_task()
+        own_length = None if given else task.max_completion_tokens
     else:
         raise ValueError(f"task={task!r} must be a Task, or the name of one")
     if weights := changes.get("reward_weights"):
         task = replace(task, reward_weights=list(weights))
-    chosen = replace(
-        chosen, max_completion_tokens=task.max_completion_tokens
-    )  # in what tells settings apart, too
+    chosen = replace(chosen, max_completion_tokens=task.max_completion_tokens)  # fingerprint() reads it
     if not has_accuracy(task):
         raise ValueError(
             f"task {task.name!r} has no right and wrong, which the laboratory compares arms by: no row has an answer, "

@@ -200,7 +200,7 @@ def off_scale(
 
 
 def warn_off_scale(rewards: Sequence[Reward], parts: Mapping[str, Sequence[float | None]]) -> None:
-    """Warns once of each reward whose scores lie outside [0, 1]. parts: what ask_all gave for these rewards."""
+    """Warns once of each reward whose scores lie outside [0, 1]. parts: what score_all gave for these rewards."""
     for (name, scores), reward in zip(parts.items(), rewards, strict=True):
         if said := off_scale(name, reward, scores):
             warnings.warn(said, UserWarning, stacklevel=3)

@@ -43,7 +43,7 @@ def measure_of(task: Any, verdicts: Verdicts = (), credit: Scores = ()) -> Measu
 
     "reward": no accuracy, a text reward (Bleu, Rouge, one with `soft = True`), no reward that judges the answer, or a
     reward of one's own that paid some completions in part.
-    verdicts, credit: of the completions so far, one entry each, as ask_in_full gives them.
+    verdicts, credit: of the completions so far, one entry each, as score_in_full gives them.
     """
     if not has_accuracy(task):
         return "reward"

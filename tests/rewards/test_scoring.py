@@ -485,7 +485,7 @@ def test_sums_and_cancelled_groups():
     assert table["cancelled"].tolist() == [1] and "reward 0.5, 0.5, 0.5" in table["example"][0]
 
 
-def test_ask_all_keeps_the_rewards_apart():
+def test_score_all_keeps_the_rewards_apart():
     soft = SoftFormat(think=None)
     made = score_all([Gated(ExactAnswer(), on=soft), soft], ["<answer>5</answer>"], answer=["5"])
     assert made == {"gated_exact_answer": [1.0], "soft_format": [1.0]}
