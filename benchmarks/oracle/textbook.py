@@ -24,30 +24,35 @@ def logprobs_of(model: Any, part: dict[str, Tensor]) -> Tensor:
 
 
 def textbook_loss(case: Case) -> tuple[float, dict[str, Tensor]]:
-    """The loss by its name in grpo_kit.objectives. Raises ValueError for a loss or a level that is not there."""
-    loss_of = getattr(objectives, case.loss, None)
-    if loss_of is None:
-        raise ValueError(f"grpo_kit.objectives has no {case.loss}")
-    if case.level == "sequence" and case.loss != "gspo":
-        raise ValueError(f"grpo_kit.objectives has {case.loss} with a ratio of each token alone")
+    """The loss by its name in grpo_kit.objectives."""
     model, parts = case.policy(), case.parts()
-    tokens = case.batch()["completion_mask"].sum()
+    tokens, loss_of = case.batch()["completion_mask"].sum(), getattr(objectives, case.loss)
+    adds_up = case.loss in ("dapo", "cispo", "vespo")  # their micro-batches do
     total = 0.0
     for part in parts:
         logprobs = logprobs_of(model, part)
         old = part.get("old_logprobs", logprobs.detach())
-        high = "max_ratio" if case.loss == "cispo" else "epsilon_high"
-        options: dict[str, Any] = {high: case.settings["epsilon_high"]}
-        if case.loss != "cispo":
-            options["epsilon"] = case.settings["epsilon"]
-        if case.loss == "dr_grpo":
-            options["max_completion_tokens"] = case.settings["max_completion_length"]
-        if case.loss in ("dapo", "cispo"):  # their micro-batches add up
+        options = options_of(case)
+        if adds_up:
             options["num_tokens"] = tokens
         if case.beta:
             options |= {"beta": case.beta, "ref_logprobs": part["ref_logprobs"], "correct_kl": True}
         loss = loss_of(logprobs, old, part["advantages"], part["completion_mask"], **options)
-        loss = loss if case.loss in ("dapo", "cispo") else loss / len(parts)
+        loss = loss if adds_up else loss / len(parts)
         loss.backward()
         total += loss.item()
     return total, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def options_of(case: Case) -> dict[str, Any]:
+    """The case's settings by the names of grpo_kit.objectives."""
+    settings = case.settings
+    options: dict[str, Any] = {} if case.loss == "gspo" else {"level": case.level}
+    if case.loss == "cispo":
+        options["max_ratio"] = settings["epsilon_high"]
+    elif case.loss not in ("sapo", "vespo"):
+        options |= {"epsilon": settings["epsilon"], "epsilon_high": settings["epsilon_high"]}
+    if case.loss == "dr_grpo":
+        options["max_completion_tokens"] = settings["max_completion_length"]
+    own = (f"{case.loss}_", len(case.loss) + 1)
+    return options | {name[own[1] :]: value for name, value in settings.items() if name.startswith(own[0])}

@@ -7,6 +7,7 @@ logprobs            of tokens and of completions, and means over them
 advantages          rewards -> advantages: a group's mean, leave-one-out, GAE, weights on positives
 policy_gradient     REINFORCE, RLOO, PPO
 group_losses        GRPO and its relatives, all called alike
+soft_losses         three of them without a hard clip, or without a division by length
 kl                  k1, k2, k3: which estimates, and which has the right gradient
 preference          Bradley-Terry, DPO, IPO, KTO, ORPO, SimPO
 """
@@ -28,7 +29,6 @@ from grpo_kit.objectives.group_losses import (
     gspo,
     gspo_token,
     overlong_filter,
-    positives_grpo,
 )
 from grpo_kit.objectives.kl import k1, k2, k3
 from grpo_kit.objectives.logprobs import masked_mean, masked_sum, sequence_logprobs, token_logprobs
@@ -51,6 +51,7 @@ from grpo_kit.objectives.preference import (
     orpo,
     simpo,
 )
+from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
 
 __all__ = [
     "bnpo",
@@ -72,16 +73,17 @@ __all__ = [
     "k3",
     "kto",
     "kto_reference_point",
+    "luspo",
     "masked_mean",
     "masked_sum",
     "orpo",
     "overlong_filter",
-    "positives_grpo",
     "ppo_policy",
     "ppo_value",
     "reinforce",
     "rloo",
     "rloo_advantages",
+    "sapo",
     "sequence_logprobs",
     "sequence_ratio",
     "simpo",
@@ -89,5 +91,6 @@ __all__ = [
     "token_logprobs",
     "token_ratio",
     "token_rewards",
+    "vespo",
     "weigh_advantages",
 ]

@@ -11,33 +11,37 @@ cispo        token      rho alone, as a weight       tokens of the whole step
 Each body is one row of the table: the ratio, then the loss of each token (with the KL), then the division.
 
 Arguments of all: logprobs (with gradient), old_logprobs, completion_mask: (R, T). advantages: (R,), or (R, T) for one
-a token. epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high]; None is epsilon. beta,
-ref_logprobs, correct_kl: see `KL`. A row without tokens adds 0 and is counted in R. Returns a scalar.
+a token. epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high]; None is epsilon. Others: see
+`Options`. num_rows, num_tokens: R or N of the whole step, where these rows are a part of it, so that the losses of the
+parts add up to the step's; None counts these rows. A row without tokens adds 0 and is counted in R. Returns a scalar.
 Raises ValueError for shapes that do not fit, or beta without ref_logprobs.
+soft_losses.py has three that do not clip: sapo, luspo (clipped, but never divided by a length) and vespo.
 At old_logprobs = logprobs every ratio is 1, and only the last column of the table matters. No gradient goes through
 old_logprobs.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from grpo_kit.objectives.advantages import weigh_advantages
 from grpo_kit.objectives.kl import k3
 from grpo_kit.objectives.logprobs import masked_mean, masked_sum, require_same_shape
 from grpo_kit.objectives.policy_gradient import clipped_surrogate, column, sequence_ratio, token_ratio
 
 
-class KL(TypedDict, total=False):
-    """Keyword arguments of every loss here: beta k3 is added to each token's loss before the mean.
+class Options(TypedDict, total=False):
+    """Keyword arguments of every loss here.
 
-    beta: 0, the default, means no KL. ref_logprobs: (R, T), of the reference. correct_kl: k3 times the ratio, for the
-    reverse KL's gradient (see `kl`): TRL 1.16's default, use_bias_correction_kl=True, and not in the papers below.
+    level: "token", or "sequence" for one ratio a completion, the geometric mean of its tokens' (GSPO's).
+    beta: weight of the KL: beta k3 is added to each token's loss before the mean; 0, the default, means no KL.
+    ref_logprobs: (R, T), of the reference. correct_kl: k3 times the ratio, for the reverse KL's gradient (see `kl`):
+    TRL 1.16's default, use_bias_correction_kl=True, and not in the papers below.
     """
 
+    level: Literal["token", "sequence"]
     beta: float
     ref_logprobs: Tensor | None
     correct_kl: bool
@@ -51,7 +55,8 @@ def grpo(
     *,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    **kl: Unpack[KL],
+    num_rows: int | None = None,
+    **options: Unpack[Options],
 ) -> Tensor:
     """L = mean_i 1/|o_i| sum_t [-min(rho A, clip(rho) A) + beta k3].
 
@@ -63,9 +68,9 @@ def grpo(
     >>> grpo(p, p, A, mask).item()  # (-1 + 1) / 2
     0.0
     """
-    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
-    return masked_mean(loss, completion_mask, dim=1).mean()
+    ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
 
 def dr_grpo(
@@ -77,7 +82,8 @@ def dr_grpo(
     max_completion_tokens: int,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    **kl: Unpack[KL],
+    num_rows: int | None = None,
+    **options: Unpack[Options],
 ) -> Tensor:
     """L = 1/(R L_max) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3]: GRPO without its length bias.
 
@@ -89,9 +95,9 @@ def dr_grpo(
     >>> dr_grpo(p, p, A, mask, max_completion_tokens=4).item()  # (-2 + 1) / (2 * 4)
     -0.125
     """
-    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
-    return masked_sum(loss, completion_mask) / (len(loss) * max_completion_tokens)
+    ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    return row_mean(masked_sum(loss, completion_mask, dim=1), num_rows) / max_completion_tokens
 
 
 def bnpo(
@@ -100,14 +106,15 @@ def bnpo(
     advantages: Tensor,
     completion_mask: Tensor,
     *,
+    num_tokens: int | Tensor | None = None,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    **kl: Unpack[KL],
+    **options: Unpack[Options],
 ) -> Tensor:
     """L = 1/(sum_i |o_i|) sum_i sum_t [-min(rho A, clip(rho) A) + beta k3], the tokens of these rows.
 
     Every token of a micro-batch weighs the same. Over several, the mean of their losses depends on how the rows were
-    cut, which `dapo` repairs. With one row a micro-batch it is `grpo`.
+    cut, which `dapo` and num_tokens repair. With one row a micro-batch it is `grpo`.
     Source: TRL's loss_type="bnpo", where the name stands for this mean alone; the paper of that name, arXiv:2506.02864,
     is about scaling rewards by a Beta distribution, which is not here.
 
@@ -115,9 +122,9 @@ def bnpo(
     >>> round(bnpo(p, p, A, mask).item(), 4)  # (-2 + 1) / 3
     -0.3333
     """
-    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
-    return masked_mean(loss, completion_mask)
+    ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    return token_mean(loss, completion_mask, num_tokens)
 
 
 def dapo(
@@ -129,7 +136,7 @@ def dapo(
     num_tokens: int | Tensor | None = None,
     epsilon: float = 0.2,
     epsilon_high: float | None = 0.28,
-    **kl: Unpack[KL],
+    **options: Unpack[Options],
 ) -> Tensor:
     """L = 1/N sum_i sum_t -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), N the tokens of the whole step.
 
@@ -144,9 +151,9 @@ def dapo(
     >>> dapo(p, p, A, mask, num_tokens=8).item()  # (-2 + 1) / 8
     -0.125
     """
-    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
-    return _token_mean(loss, completion_mask, num_tokens)
+    ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    return token_mean(loss, completion_mask, num_tokens)
 
 
 def cispo(
@@ -157,7 +164,7 @@ def cispo(
     *,
     max_ratio: float = 5.0,
     num_tokens: int | Tensor | None = None,
-    **kl: Unpack[KL],
+    **options: Unpack[Options],
 ) -> Tensor:
     """L = -1/N sum_i sum_t sg[min(rho, max_ratio)] A log pi: the ratio is a weight, and no token loses its gradient.
 
@@ -170,10 +177,10 @@ def cispo(
     >>> cispo(p, old, torch.tensor([1.0]), torch.ones(1, 2)).backward(); p.grad.tolist()  # -[1, 5] / 2
     [[-0.5, -2.5]]
     """
-    ratio = _token_ratio(logprobs, old_logprobs, completion_mask)
+    ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
     weight = ratio.clamp(max=max_ratio).detach()
-    loss = -weight * column(advantages, ratio) * logprobs + _beta_k3(ratio, logprobs, **kl)
-    return _token_mean(loss, completion_mask, num_tokens)
+    loss = -weight * column(advantages, ratio) * logprobs + kl_term(ratio, logprobs, **options)
+    return token_mean(loss, completion_mask, num_tokens)
 
 
 def gspo(
@@ -184,7 +191,8 @@ def gspo(
     *,
     epsilon: float = 3e-4,
     epsilon_high: float | None = 4e-4,
-    **kl: Unpack[KL],
+    num_rows: int | None = None,
+    **options: Unpack[Options],
 ) -> Tensor:
     """L = -mean_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|): whole completions are clipped.
 
@@ -198,8 +206,8 @@ def gspo(
     2.0
     """
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
-    return masked_mean(loss, completion_mask, dim=1).mean()
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
 
 def gspo_token(
@@ -210,7 +218,7 @@ def gspo_token(
     *,
     epsilon: float = 3e-4,
     epsilon_high: float | None = 4e-4,
-    **kl: Unpack[KL],
+    **options: Unpack[Options],
 ) -> Tensor:
     """GSPO with s_it = sg[s_i] pi_t / sg[pi_t]: the value is s_i's, the gradient each token's own.
 
@@ -223,32 +231,8 @@ def gspo_token(
     """
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask).detach()
     ratio = ratio * torch.exp(logprobs - logprobs.detach())
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + _beta_k3(ratio, logprobs, **kl)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
     return masked_mean(loss, completion_mask, dim=1).mean()
-
-
-def positives_grpo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    completion_mask: Tensor,
-    *,
-    positive_weight: float = 1.0,
-    negative_weight: float = 0.0,
-    **options: Any,
-) -> Tensor:
-    """GRPO with A > 0 times positive_weight and A < 0 times negative_weight; 0, the default, filters negatives out.
-
-    For success rates of a few per cent. Filtered completions still count in the mean. options: those of `grpo`. Any
-    other loss takes `weigh_advantages` in the same way; grpo_kit.PositivesTrainer trains with it.
-    Source: RAFT and Reinforce-Rej, arXiv:2504.11343; no TRL trainer has it.
-
-    >>> p, A, mask = torch.zeros(2, 2), torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]])
-    >>> positives_grpo(p, p, A, mask, positive_weight=3.0).item()  # (-3 + 0) / 2
-    -1.5
-    """
-    weighed = weigh_advantages(advantages, positive_weight, negative_weight)
-    return grpo(logprobs, old_logprobs, weighed, completion_mask, **options)
 
 
 def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
@@ -264,21 +248,31 @@ def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
     return completion_mask.masked_fill(truncated.unsqueeze(1), 0)
 
 
-def _token_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
-    """`token_ratio`, with the mask's shape checked."""
+def importance_ratio(
+    logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor, *, level: str = "token", **others: Any
+) -> Tensor:
+    """`token_ratio` (R, T), or at level "sequence" `sequence_ratio` (R, 1). others: Options that it does not need.
+
+    Raises ValueError for shapes that differ, and for another level.
+    """
     require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
-    return token_ratio(logprobs, old_logprobs)
+    if level not in ("token", "sequence"):
+        raise ValueError(f"level={level!r} is not known; use 'token' or 'sequence'")
+    if level == "token":
+        return token_ratio(logprobs, old_logprobs)
+    return sequence_ratio(logprobs, old_logprobs, completion_mask)
 
 
-def _beta_k3(
+def kl_term(
     ratio: Tensor,
     logprobs: Tensor,
     *,
+    level: str = "token",
     beta: float = 0.0,
     ref_logprobs: Tensor | None = None,
     correct_kl: bool = False,
 ) -> Tensor:
-    """beta k3 of each token, (R, T); with correct_kl it is beta rho k3."""
+    """beta k3 of each token, (R, T); with correct_kl it is beta rho k3. Takes Options, so another keyword is an error."""
     if beta == 0.0:
         return torch.zeros_like(logprobs)
     if ref_logprobs is None:
@@ -287,7 +281,12 @@ def _beta_k3(
     return beta * (ratio * kl if correct_kl else kl)
 
 
-def _token_mean(loss: Tensor, completion_mask: Tensor, num_tokens: int | Tensor | None) -> Tensor:
+def row_mean(rows: Tensor, num_rows: int | None) -> Tensor:
+    """The sum of rows (R,), divided by num_rows or their own number."""
+    return rows.sum() / (len(rows) if num_rows is None else num_rows)
+
+
+def token_mean(loss: Tensor, completion_mask: Tensor, num_tokens: int | Tensor | None) -> Tensor:
     """The sum over tokens, divided by num_tokens or their own number."""
     if num_tokens is None:
         return masked_mean(loss, completion_mask)

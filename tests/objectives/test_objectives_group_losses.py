@@ -18,14 +18,21 @@ from grpo_kit.objectives import (
     gspo,
     gspo_token,
     k3,
+    luspo,
     overlong_filter,
-    positives_grpo,
     rloo_advantages,
+    sapo,
     sequence_ratio,
     soft_overlong_punishment,
+    vespo,
     weigh_advantages,
 )
 from grpo_kit.rewards import RightSize
+
+
+def positives_grpo(logprobs, old, A, mask, positive_weight=1.0, negative_weight=0.0, **options):
+    return grpo(logprobs, old, weigh_advantages(A, positive_weight, negative_weight), mask, **options)
+
 
 FAMILY = {
     "grpo": grpo,
@@ -36,6 +43,9 @@ FAMILY = {
     "gspo_token": gspo_token,
     "cispo": cispo,
     "positives_grpo": positives_grpo,
+    "sapo": sapo,
+    "luspo": luspo,
+    "vespo": vespo,
 }
 every_loss = pytest.mark.parametrize("loss", FAMILY.values(), ids=FAMILY)
 
@@ -62,7 +72,8 @@ def test_on_fresh_samples_of_one_length_all_are_the_policy_gradient(name):
     toy = Toy()
     logits, rewards = toy.logits(0), toy.rewards()
     got = on_policy(toy, logits, FAMILY[name], lambda rows: rloo_advantages(rewards[rows], 2))
-    assert close(got, -policy_gradient(toy, logits, rewards) / 3)
+    divided = 1 if name == "luspo" else 3  # by nobody's length
+    assert close(got, -policy_gradient(toy, logits, rewards) / divided)
     without_std = on_policy(
         toy, logits, FAMILY[name], lambda rows: group_advantages(rewards[rows], 2, scale="none")
     )
@@ -115,6 +126,8 @@ BY_HAND = {
     "gspo": -((1 + 4e-4) - 2 * 1.5) / 2,  # s = 1.25^(1/3) > 1.0004; A < 0 is not clipped above
     "gspo_token": -((1 + 4e-4) - 2 * 1.5) / 2,
     "positives_grpo": -(0.5 + 1.2 + 1.2) / 3 / 2,
+    "luspo": -((0.5 + 1.0025 + 1.0025) - 3) / 2,
+    "sapo": -4 * (sum(1 / (1 + math.exp(1 - r)) for r in (0.5, 1.25, 2)) / 3 - 2 / 1.05 / (1 + math.exp(-0.525))) / 2,
 }
 
 
@@ -132,6 +145,9 @@ SLOPES = {  # d loss / d log pi; 0 where clipped, and behind the end
     "gspo_token": [[0, 0, 0], [3 / 2, 0, 0]],
     "cispo": [[-0.5 / 4, -1.25 / 4, -2 / 4], [3 / 4, 0, 0]],
     "positives_grpo": [[-0.5 / 6, 0, 0], [0, 0, 0]],
+    "luspo": [[-0.5 / 2, 0, 0], [3 / 2, 0, 0]],
+    # w = 1.25 with A > 0: w^2 e^(3 - 3 w); w = 1.5 with A < 0: w^3 e^(2 - 2 w)
+    "vespo": [[-1.5625 * math.exp(-0.75) / 4] * 3, [2 * 3.375 * math.exp(-1) / 4, 0, 0]],
 }
 
 
@@ -139,6 +155,15 @@ SLOPES = {  # d loss / d log pi; 0 where clipped, and behind the end
 def test_which_tokens_keep_their_gradient(name, batch):
     got = gradient(FAMILY[name](*batch), batch[0])
     assert close(got, torch.tensor(SLOPES[name], dtype=torch.float64))
+
+
+def test_sapo_fades_on_both_sides_and_never_jumps():
+    """The slope is -A rho 4 sigma (1 - sigma): -A at rho = 1, less on both sides, and 0 nowhere."""
+    ratios = torch.tensor([[0.1, 0.5, 1.0, 2.0, 6.0]], dtype=torch.float64)
+    logprobs = ratios.log().requires_grad_()
+    slope = gradient(sapo(logprobs, torch.zeros_like(ratios), torch.ones(1).double(), torch.ones(1, 5)), logprobs)
+    gate = torch.sigmoid(ratios - 1)
+    assert close(slope * 5, -ratios * 4 * gate * (1 - gate)) and (slope < 0).all()
 
 
 def test_cispo_bounds_the_weight_and_drops_no_token(batch):
