@@ -40,7 +40,7 @@ from grpo_kit.rollout.sampling import Sampler
 from grpo_kit.rollout.tree_attention import Block
 from grpo_kit.tasks.largest import largest
 from grpo_kit.training.contact_findings import CHECKS
-from grpo_kit.training.packing import PackedBatch
+from grpo_kit.engine.packing import PackedBatch
 from grpo_kit.training.trainer import GRPOTrainer
 
 STEPS = 3

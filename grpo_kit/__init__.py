@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from grpo_kit.training.episode_trainer import EpisodeTrainer  # the same over several turns
     from grpo_kit.training.off_policy import OffPolicyTrainer  # rollouts by older weights, as on a cluster
     from grpo_kit.training.dynamic_sampling import PositivesTrainer  # where nearly every completion is wrong
-    from grpo_kit.training.interrupts import Stopped  # what train() raises where it was stopped
+    from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
     from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
     from grpo_kit.optim.rounding import survival_plot, update_survival  # what rounding leaves

@@ -44,7 +44,7 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("grpo_kit/training/from_task.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/training/changes.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/training/data.py", "max_completion_length"): (2, OF_TRL),
-    ("grpo_kit/training/update_memory.py", "max_completion_length"): (1, OF_TRL),
+    ("grpo_kit/engine/update_memory.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/watch/flags.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/watch/red_flag.py", "max_completion_length"): (1, OF_TRL),
     ("notebooks/12_is_the_base_model_ready.ipynb", "groups"): (1, SAVED),

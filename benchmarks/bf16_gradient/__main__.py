@@ -31,7 +31,7 @@ from benchmarks.bf16_gradient.precisions import MAIN, PARTS, Arm, autocast, exac
 from benchmarks.bf16_gradient.rows import Group, random_words, sampled
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save, spread
 from grpo_kit import GRPOTrainer, load_policy, profile
-from grpo_kit.training.packing import PackedBatch, pack_rows
+from grpo_kit.engine.packing import PackedBatch, pack_rows
 from grpo_kit.training.precision import bf16_instructions
 
 SINK = 10  # times the median position's norm

@@ -21,6 +21,7 @@ from grpo_kit.objectives.advantages import (
     weigh_advantages,
 )
 from grpo_kit.objectives.group_losses import (
+    Options,
     bnpo,
     cispo,
     dapo,
@@ -54,6 +55,7 @@ from grpo_kit.objectives.preference import (
 from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
 
 __all__ = [
+    "Options",
     "bnpo",
     "bradley_terry",
     "cispo",

@@ -25,7 +25,7 @@ from grpo_kit.record.run_lock import alone
 from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.training.checks import to_go_on
 from grpo_kit.training.disk import weight_bytes
-from grpo_kit.training.interrupts import Stopped
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.watch.held_out_words import HOW_TO_KEEP, better_before
 from grpo_kit.watch.run_card import model_card
 

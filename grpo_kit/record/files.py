@@ -39,7 +39,7 @@ class RunFolderError(ValueError):
 
 def holds_run(path: str | Path) -> bool:
     """Whether `path` holds files of a run: run.json, metrics.csv, completions, a checkpoint; or a config.json."""
-    names = (RUN, _ONCE, "metrics.csv", "completions.parquet/*", "checkpoint-*")
+    names = (RUN, _ONCE, "metrics.csv", "metrics.jsonl", "completions.parquet/*", "checkpoint-*")
     return any(next(Path(path).glob(name), None) for name in names)
 
 

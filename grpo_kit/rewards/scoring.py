@@ -246,7 +246,7 @@ def score_all(
 def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
     """The weighted sum of one completion's parts; None if one of them cannot judge it.
 
-    Leaving such a part out would count it as 0. Rounded to 6 digits, so that equal sums are equal.
+    Leaving such a part out would count it as 0. Rounded to 9 digits, so that equal sums are equal.
 
     >>> total([1.0, 0.5], [0.75, 0.25]), total([None, 1.0], [0.75, 0.25])
     (0.875, None)
@@ -255,7 +255,7 @@ def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | N
     """
     if any(score is None or score != score for score in scores):  # tables hold None as NaN
         return None
-    return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 6)
+    return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
 
 
 def totals(

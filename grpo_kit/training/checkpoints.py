@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers.trainer_utils import rotate_checkpoints
 
-from grpo_kit.training.digests import STATE, what_is_wrong, write_digests
+from grpo_kit.loop.digests import STATE, what_is_wrong, write_digests
 
 SAVING, OF_A_STOP = ".saving", "saved-by-a-stop"
 

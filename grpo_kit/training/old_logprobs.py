@@ -11,7 +11,7 @@ import torch
 from trl import GRPOTrainer
 
 from grpo_kit.models import has_dropout
-from grpo_kit.training.packing import why_not_packed
+from grpo_kit.engine.packing import why_not_packed
 from grpo_kit.training.trl_internals import LOSS_STATE, metrics_set_aside
 from grpo_kit.training.update import PackedUpdate
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from grpo_kit.training.interrupts import InterruptGuard
+from grpo_kit.loop.interrupts import InterruptGuard
 from grpo_kit.training.ranks import Ranks
 
 _OPERATIONS = (

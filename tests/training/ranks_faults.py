@@ -26,7 +26,7 @@ from grpo_kit.record.control import control
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rewards.scoring import RewardError
 from grpo_kit.training import first_contact
-from grpo_kit.training.interrupts import Stopped
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.training.together import ProcessFailed
 from grpo_kit.training.trainer import GRPOTrainer
 

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 
 from grpo_kit import tasks  # noqa: E402
 from grpo_kit.evaluation.held_out import HeldOut  # noqa: E402
-from grpo_kit.training.interrupts import Stopped  # noqa: E402
+from grpo_kit.loop.interrupts import Stopped  # noqa: E402
 
 torch.set_num_threads(1)
 RANK, HERE = int(os.environ["RANK"]), Path(sys.argv[1])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from trl.trainer import utils as trl_utils
 
-from grpo_kit.training import cpu_lm_head
-from grpo_kit.training.cpu_lm_head import KeptHead, embed
+from grpo_kit.engine import cpu_lm_head
+from grpo_kit.engine.cpu_lm_head import KeptHead, embed
 
 OUTPUTS = ("log_probs", "entropy")
 

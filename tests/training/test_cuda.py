@@ -144,7 +144,7 @@ def test_the_split_optimizer_holds_the_float32_master_on_a_card():
 def test_the_plan_is_within_ten_percent_of_the_measured_update(checkpointed, tmp_path):
     from trl.trainer.utils import add_fused_lm_head
 
-    from grpo_kit.training.packing import pack_rows
+    from grpo_kit.engine.packing import pack_rows
 
     model = qwen(torch.bfloat16, hidden=1024, layers=8).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))

@@ -17,7 +17,7 @@ from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.training import plain_pass
 from grpo_kit.training.contact_findings import CHECKS
-from grpo_kit.training.interrupts import Stopped
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.training.plain_pass import relative
 
 # Bit for bit, but what is trained on is put off in the middle of a run there, where packing has moved a weight already:

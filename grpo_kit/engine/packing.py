@@ -77,14 +77,12 @@ class PackedBatch:
         return scores[0, places] * inside
 
 
-def why_not_packed(trainer: Any, inputs: dict[str, Any]) -> str | None:
-    """None if these inputs can be computed packed, else one sentence that says why not.
+def why_not_packed(model: Any) -> str | None:
+    """None if this model can be computed packed, else one sentence that says why not.
 
-    Text only, a known decoder, no auxiliary loss, all of its weights here.
+    A known decoder with full causal attention, whose layers nobody replaced.
     """
-    model, config = trainer.model, base_model(trainer.model).config
-    if trainer.ranks.sharded:
-        return "its weights are sharded"
+    config = base_model(model).config
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"
     if config.model_type not in MODEL_TYPES:
@@ -95,10 +93,7 @@ def why_not_packed(trainer: Any, inputs: dict[str, Any]) -> str | None:
         return f"attention {config._attn_implementation!r} is not one of {', '.join(_ATTENTIONS)}"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
         return "some of its layers see a sliding window only"
-    if trainer.aux_loss_enabled:
-        return "it has an auxiliary loss"
-    images = ("pixel", "image", "num_images", "num_tiles", "token_type")
-    return "images" if any(key.startswith(images) for key in inputs) else None
+    return None
 
 
 def rows_of(input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_width: int) -> list[Row]:

@@ -170,6 +170,18 @@ class KeptHead:
         return logprobs, entropies if "entropy" in outputs else None, None, None, None
 
 
+def usable_head(head: torch.nn.Module, hidden: torch.Tensor) -> bool:
+    """Can `head_logprobs` stand in for this output layer: a plain float32 Linear without bias, on a CPU?"""
+    return type(head) is torch.nn.Linear and head.bias is None and is_plain(head) and usable(hidden, head.weight)
+
+
+def head_logprobs(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of labels (S,) and entropies (S,) of softmax(scale * hidden @ weight^T)."""
+    return _Head.apply(hidden, weight, labels, float(scale))
+
+
 def usable(*tensors: torch.Tensor) -> bool:
     """Are they float32 on a CPU, with nothing cast?"""
     plain = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)

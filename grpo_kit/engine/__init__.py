@@ -1,0 +1,9 @@
+"""Fast ways through a step, for the decoders that grpo_kit.models.MODEL_TYPES names: same numbers, less work.
+
+engine_sample.py   completions by grpo_kit.rollout's engine: shared prompts, one batch, graphs on a card
+packed_update.py   log-probabilities and gradients of a step's completions as one tree of shared prefixes
+packing.py         rows -> that tree, in chunks
+update_memory.py   how much of it at once
+cpu_lm_head.py     embedding and head on a CPU
+fast.py            both as `sample` and `update` of the loop, or the plain ones where they do not fit
+"""

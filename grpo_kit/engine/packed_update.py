@@ -1,0 +1,136 @@
+"""PackedUpdate: the gradient of an update, with what the completions share computed once and nothing padded.
+
+The losses divide by numbers of the whole update, so its completions may be computed in any parts. Here a part is one
+row of tokens, the tree of their shared prefixes, as long as memory allows; completions without a gradient are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from grpo_kit.engine.cpu_lm_head import embed, head_logprobs, usable_head
+from grpo_kit.engine.packing import FLEX_BLOCK, PackedBatch, Row, make_chunks, pack_rows
+from grpo_kit.engine.update_memory import UpdateMemory
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.padded_update import autocast
+from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models import base_model
+from grpo_kit.rollout.tree_attention import NAME as TREE
+
+_TILE = 1024  # tokens whose logits are there at once, where the head has no kernel of its own
+
+
+class PackedUpdate:
+    """The update of one model, called as PaddedUpdate is. memory: how much at once, and what is done where it ends."""
+
+    def __init__(self, model: Any, config: Config) -> None:
+        self.config = config
+        device = next(model.parameters()).device
+        itemsize = None if config.autocast == "none" else 2
+        self.memory = UpdateMemory(model, device, compute_itemsize=itemsize)
+
+    def logprobs(self, model: Any, batch: Batch, temperature: float) -> Tensor:
+        """(N, T), without gradients: the log-probabilities of the completions' tokens, 0 behind their ends."""
+        rows = rows_of(batch)
+
+        def work(limit: int) -> Tensor:
+            made = torch.zeros(len(rows), batch.width, device=self.memory.device)
+            with self._attention_of(model), torch.no_grad():
+                for chunk in make_chunks(rows, limit):
+                    part = [rows[i] for i in chunk]
+                    made[chunk] = self._forward(model, part, batch.width, temperature)[0]
+            return made
+
+        return self.memory.run(work, rows)
+
+    def gradients(
+        self, model: Any, batch: Batch, loss: PolicyLoss, temperature: float, backward: Callable[[Tensor], None]
+    ) -> float:
+        """The update's loss; its gradient is added into each parameter's .grad by `backward`."""
+        places = loss.needed()
+        rows = [rows_of(batch)[place] for place in places]
+
+        def work(limit: int) -> float:
+            loss.start_over()
+            total = 0.0
+            with self._attention_of(model):
+                for chunk in make_chunks(rows, limit):
+                    scores = self._forward(model, [rows[i] for i in chunk], batch.width, temperature)
+                    share = loss([places[i] for i in chunk], *scores)
+                    backward(share)
+                    total += share.item()
+            return total
+
+        return self.memory.run(work, rows) if places else 0.0
+
+    def _forward(
+        self, model: Any, rows: Sequence[Row], width: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of these rows' completions, both (len(rows), width)."""
+        flex = self.memory.attention == "flex_attention"
+        packed = pack_rows(list(rows), self.memory.device, multiple=FLEX_BLOCK if flex else 1)
+        base = base_model(model)
+        with autocast(self.config, self.memory.device):
+            embedded = embed(base.get_input_embeddings(), packed.input_ids)
+            inputs = {"input_ids": packed.input_ids} if embedded is None else {"inputs_embeds": embedded}
+            hidden = base.model(
+                **inputs, **self._mask(packed), position_ids=packed.position_ids, use_cache=False
+            ).last_hidden_state[0]
+            scored = (packed.labels[0] != -100).nonzero().squeeze(1)
+            found = self._head(base, hidden[scored], packed.labels[0, scored], temperature)
+        return tuple(packed.unpack(_put(values, scored, len(hidden)), width) for values in found)
+
+    def _mask(self, packed: PackedBatch) -> dict[str, Any]:
+        """Who sees whom, in the words of the attention that computes it."""
+        if self.memory.attention == TREE:
+            return {"tree": packed.plan(), "attention_mask": None}
+        flex = self.memory.attention == "flex_attention"
+        return {"attention_mask": packed.block_mask() if flex else packed.dense_mask()}
+
+    def _head(self, base: Any, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""
+        head = base.get_output_embeddings()
+        if usable_head(head, hidden):
+            return head_logprobs(hidden, head.weight, labels, 1 / temperature)
+        entropies_needed = self.config.entropy_bonus > 0
+
+        def of_tile(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            table = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and entropies_needed):
+                entropies = -(table.exp() * table).sum(-1)
+            return table.gather(1, labels[:, None]).squeeze(1), entropies
+
+        made = [
+            checkpoint(of_tile, tile, some, use_reentrant=False)
+            for tile, some in zip(hidden.split(_TILE), labels.split(_TILE), strict=True)
+        ]
+        return tuple(torch.cat(values) for values in zip(*made, strict=True))
+
+    @contextmanager
+    def _attention_of(self, model: Any) -> Iterator[None]:
+        """The packed mask's attention, also while backward recomputes checkpointed layers."""
+        config = base_model(model).config
+        before = config._attn_implementation
+        if self.memory.attention != "sdpa" or before not in ("sdpa", "eager"):
+            config._attn_implementation = self.memory.attention
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    """(prompt tokens, completion tokens) of each completion."""
+    return [(tuple(p), list(c)) for p, c in zip(batch.prompt_ids, batch.completion_ids, strict=True)]
+
+
+def _put(values: Tensor, places: Tensor, length: int) -> Tensor:
+    """(1, length): values at these places, zeros elsewhere."""
+    return torch.zeros(length, dtype=values.dtype, device=values.device).index_put((places,), values)[None]

@@ -1,0 +1,125 @@
+"""generate: the completions of a step, plainly, by transformers' generate. It trains any causal model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from grpo_kit.loop.grpo_config import Config, StepNumbers
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.context import check_context, context_length
+from grpo_kit.rollout.complete import end_ids, left_pad, up_to_end
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    task: Any,
+    rows: Sequence[dict[str, Any]],
+    config: Config,
+    numbers: StepNumbers,
+) -> Batch:
+    """group_size completions of each row's prompt, at the temperature of the step.
+
+    rows: B of the task's. The model is in evaluation mode: no dropout. Its random
+    numbers are those of torch's global generator, which the loop seeds.
+    Raises ValueError for a prompt that leaves no room for a completion.
+    """
+    prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
+    prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
+    ends = end_ids(model, tokenizer)
+    how = GenerationConfig(
+        max_new_tokens=config.max_completion_tokens,
+        do_sample=True,
+        temperature=numbers.temperature,
+        top_p=config.top_p,
+        top_k=0,
+        eos_token_id=ends,
+        pad_token_id=pad_id(tokenizer, ends),
+    )
+    # What a checkpoint brings along (Qwen2.5: top_k 20, repetition_penalty 1.1) would fill in what is left open.
+    own, base = None, model.get_base_model() if hasattr(model, "get_base_model") else model
+    own, base.generation_config = base.generation_config, GenerationConfig()
+    try:
+        ids, mask = left_pad(prompts, how.pad_token_id, next(model.parameters()).device)
+        with torch.no_grad():
+            made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
+    finally:
+        base.generation_config = own
+    written = [up_to_end(tokens, ends) for tokens in made[:, ids.size(1) :].tolist()]
+    return as_batch(tokenizer, rows, config.group_size, prompts, written, ends)
+
+
+def as_batch(
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    group_size: int,
+    prompt_ids: list[list[int]],
+    completion_ids: list[list[int]],
+    ends: Sequence[int],
+    **more: Any,
+) -> Batch:
+    """The Batch of completions that are known by their tokens. more: other fields of Batch."""
+    return Batch(
+        rows=[row for row in rows for _ in range(group_size)],
+        groups=[group for group in range(len(rows)) for _ in range(group_size)],
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        completions=tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
+        cut_off=[not ids or ids[-1] not in ends for ids in completion_ids],
+        **more,
+    )
+
+
+def render(
+    model: Any, tokenizer: Any, task: Any, rows: Sequence[dict[str, Any]], max_completion_tokens: int
+) -> list[list[int]]:
+    """The tokens of each row's prompt. Raises ValueError for one without room for a completion."""
+    prompts = [list(ids) for ids in tokenizer(task.render(tokenizer, rows))["input_ids"]]
+    for row, ids in zip(rows, prompts, strict=True):
+        if not ids:
+            raise ValueError(f"the prompt of {row['question']!r:.200} has no tokens; give it at least one")
+        check_context(
+            context_length(model), len(ids), max_completion_tokens, where=f"the prompt of {row['question']!r:.200}",
+            mend="drop the row or lower max_completion_tokens",
+        )  # fmt: skip
+    return prompts
+
+
+def pad_id(tokenizer: Any, ends: Sequence[int]) -> int:
+    """The token that fills up what is shorter; nothing reads it."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0]
+
+
+def seed_of(*parts: Any) -> int:
+    """A seed that is a function of its parts alone, such as (seed, step, "sample").
+
+    >>> seed_of(0, 1) == seed_of(0, 1) != seed_of(0, 2)
+    True
+    """
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
+
+
+def rows_of_step(
+    rows: Sequence[dict[str, Any]], config: Config, step: int, attempt: int = 0
+) -> list[dict[str, Any]]:
+    """The prompts of a step, by (seed, step, attempt) alone: pass after pass over all rows, each in its own order.
+
+    What is left of a pass, fewer than a step needs, is dropped. attempt: above 0 where groups are drawn anew; those
+    come from anywhere.
+    """
+    count = config.prompts_per_step
+    per_pass = len(rows) // count
+    generator = torch.Generator()
+    if attempt:
+        generator.manual_seed(seed_of(config.seed, step, "again", attempt))
+        places = torch.randperm(len(rows), generator=generator)[:count]
+    else:
+        generator.manual_seed(seed_of(config.seed, "order", step // per_pass))
+        order = torch.randperm(len(rows), generator=generator)
+        places = order[step % per_pass * count :][:count]
+    return [rows[place] for place in places.tolist()]

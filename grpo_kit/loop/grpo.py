@@ -1,0 +1,393 @@
+"""GRPOTrainer: the loop. Sample, score, compare within groups, update; write it down; again.
+
+    for each step:
+        rows    = the prompts of (seed, step)
+        batch   = sample(model, rows, temperature)      generate, or the engine
+        score(batch); give_advantages(batch)            rewards, then how much better than the group
+        for each pass over the batch:
+            gradient of the loss; clip; optimizer step  PaddedUpdate, or the packed one
+        write the step's metrics and completions; hooks
+
+A step is a function of (weights, optimizer state, seed, step). Whatever ends one before its first update drops it, and
+train() does it again, so a run that was stopped ends with the weights of one that was not. Between the first update of
+a step and its last written line the stop button waits; that takes seconds.
+
+Left out of GRPO, and why: the reference model where beta is 0, most of today's recipes (it costs a model's memory and
+moves little in a short run); a value model (the group's mean is the baseline); sampling from the next batch while this
+one trains (one card does one thing at a time).
+Several processes: each makes and trains its share of a step's prompts (ranks.py).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from grpo_kit.loop import checkpoint
+from grpo_kit.loop.generate import generate, rows_of_step, seed_of
+from grpo_kit.loop.grpo_config import Config, StepNumbers, from_json
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.interrupts import InterruptGuard, Stopped
+from grpo_kit.loop.measures import measures
+from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.score import give_advantages, score, with_signal
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models import has_dropout
+from grpo_kit.optim.choose import choose_optimizer, make_optimizer
+from grpo_kit.record.jsonl_run import RunLog
+
+Sample = Callable[..., Batch]
+"""sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is."""
+
+
+class GRPOTrainer:
+    """Trains a model on a task by GRPO. A notebook holds it: train(), stop, look, change a number, train() again.
+
+    model: any causal model of transformers, or one with LoRA adapters (load_policy); what requires a gradient is
+    trained. task: its rows, prompts and rewards. tokenizer: renders the prompts. folder: of the run; it must be new, or
+    hold a run to go on with by train(resume=True).
+    sample, update: the two seams. None: plain ones. hooks: see Hook.
+    Raises ValueError, naming the argument, for what cannot be.
+
+    >>> trainer = GRPOTrainer(model, task, Config(steps=32), tokenizer=tokenizer, folder="runs/demo")  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        task: Any,
+        config: Config | None = None,
+        *,
+        tokenizer: Any,
+        folder: str | Path,
+        sample: Sample | None = None,
+        update: Any = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.model, self.task, self.tokenizer = model, task, tokenizer
+        self.config = Config() if config is None else config
+        if self.config.max_completion_tokens is None:
+            self.config.max_completion_tokens = task.max_completion_tokens
+        if len(task.train) < (needed := self.config.prompts_per_step):
+            raise ValueError(
+                f"task {task.name!r} has {len(task.train)} train rows, and prompts_per_step={needed} needs as many "
+                "different ones; add rows or lower it"
+            )
+        self.folder, self.hooks = Path(folder), list(hooks)
+        self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
+        self.device = next(model.parameters()).device
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        name = choose_optimizer(self.config.optimizer, model) or "adamw"
+        rate = max(
+            self.config.at(step).learning_rate for step in (0, self.config.steps // 2, self.config.steps - 1)
+        )
+        self.optimizer = make_optimizer(
+            name, model, learning_rate=rate, weight_decay=self.config.weight_decay
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.autocast == "float16")
+        self.reference = self._start_weights()
+        self.step = 0  # steps that are done
+        self.tokens = 0  # that went through the model in them
+        self.seconds = 0.0  # that they took
+        self.guard = InterruptGuard()
+        self.log: RunLog | None = None
+        self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
+        self._changes: dict[str, list[Any]] = {}  # of the step to come: field -> [before, now]
+        self._known = self.config.values()
+        self._half_done = False  # between the first update of a step and its last line: weights of no step
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def train(self, *, resume: bool = False) -> None:
+        """Train until config.steps steps are done. After a stop it goes on where it stopped.
+
+        resume: go on with the run that the folder holds, from its last whole checkpoint.
+        The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
+        Raises RunFolderError where the folder holds another run.
+        """
+        if self.step >= self.config.steps:
+            print(f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here.")
+            return
+        with self.guard, random_state_comes_back():
+            self._open(resume)
+            error: BaseException | None = None
+            try:
+                for hook in self.hooks:
+                    hook.begin(self)
+                with self.guard.at_once():
+                    while self.step < self.config.steps:
+                        self.one_step()
+            except KeyboardInterrupt as stop:
+                error = stop
+                raise Stopped(self._save_where_it_stopped("interrupted"), self.step) from None
+            except Exception as failure:
+                error = failure
+                if not self._half_done:
+                    print(self._save_where_it_stopped(type(failure).__name__), flush=True)
+                raise
+            finally:
+                self.guard.begin_finish_first()
+                self.model.eval()
+                for hook in self.hooks:
+                    hook.end(self, error)
+                self.log.flush()
+
+    def one_step(self) -> None:
+        """One step: a function of (weights, optimizer state, seed, step)."""
+        begin = time.monotonic()
+        self._note_changes()
+        for hook in self.hooks:
+            hook.before_step(self)
+        numbers = self.config.at(self.step)
+        seed_everything(self.config.seed, self.step)
+        batch, reported = self.roll_out(numbers)
+        metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
+        self.step += 1
+        seconds = time.monotonic() - begin
+        self.seconds += seconds
+        self.tokens += sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))
+        row = measures(batch, numbers) | metrics | reported
+        row |= {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
+        row |= {"changes": self._changes} if self._changes else {}
+        self._changes = {}
+        self.log.write(self.step, row, self._table(batch, numbers))
+        self._half_done = False
+        for hook in self.hooks:
+            hook.after_step(self, row, batch)
+        if self.config.save_steps and self.step % self.config.save_steps == 0:
+            self.save()
+        self.guard.end_finish_first()
+
+    def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
+        """Sample, score and compare within groups; with config.resample again, until every group has a signal."""
+        config, kept, reported = self.config, [], {}
+        self.model.eval()  # no dropout while sampling and scoring
+        for attempt in range(1 + config.resample):
+            rows = rows_of_step(self.task.train, config, numbers.step, attempt)
+            batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
+            batch.groups = [group + attempt * config.prompts_per_step for group in batch.groups]
+            reported = score(batch, self.task, self.reward_weights)
+            kept.append(batch)
+            some = [batch.select(with_signal(batch)) for batch in kept]
+            if not config.resample or sum(len({*batch.groups}) for batch in some) >= config.prompts_per_step:
+                break
+        if config.resample:
+            batch = first_groups(kept, with_signal, config.prompts_per_step)
+        give_advantages(batch, config)
+        return batch, reported
+
+    def learn(self, batch: Batch, numbers: StepNumbers) -> dict[str, float]:
+        """The updates of a step. Returns their metrics: of several updates the means."""
+        config, temperature = self.config, numbers.temperature
+        if numbers.beta:
+            with self._reference_weights():
+                batch.ref_logprobs = self.update.logprobs(self.model, batch, temperature)
+        drops = has_dropout(self.model)
+        if batch.old_logprobs is None and (config.minibatches > 1 or config.iterations > 1 and drops):
+            batch.old_logprobs = self.update.logprobs(self.model, batch, temperature)
+        self.model.train()
+        found: list[dict[str, float]] = []
+        for _ in range(config.iterations):
+            first = batch.old_logprobs is None
+            for part in batch.split(config.minibatches):
+                loss = PolicyLoss(part, config, numbers, device=self.device)
+                value = self.update.gradients(self.model, part, loss, temperature, self._backward)
+                found.append({"loss": value, **self._optimizer_step(numbers), **loss.metrics(part, first)})
+                if first and config.iterations > 1:
+                    batch.old_logprobs = loss.logprobs
+        names = dict.fromkeys(name for one in found for name in one)
+        return {name: fmean(one[name] for one in found if name in one) for name in names}
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def _optimizer_step(self, numbers: StepNumbers) -> dict[str, float]:
+        """Clip the gradient and move the weights."""
+        for (
+            parameter
+        ) in self.trained.values():  # a gradient of zeros, not a missing one: the moments still decay
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = numbers.learning_rate
+        self.guard.begin_finish_first()
+        self._half_done = True  # half of an optimizer step is neither the old weights nor the new
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": norm.item()}
+
+    # ---- changes, stops, records --------------------------------------------------------------------------------
+
+    def change(self, **values: Any) -> None:
+        """Other numbers from the next step on: change(learning_rate=5e-6) is trainer.config.learning_rate = 5e-6.
+
+        Raises ValueError, and changes nothing, for a field that cannot change and a value that cannot be.
+        """
+        Config(**{**vars_of(self.config), **values})  # all of them are checked before one is set
+        self._check(values)
+        for name, value in values.items():
+            setattr(self.config, name, value)
+
+    def save(self) -> Path:
+        """A checkpoint of the steps done so far, in the run's folder. Raises CheckpointNotSaved where it cannot."""
+        return checkpoint.save(self)
+
+    @property
+    def reward_weights(self) -> list[float]:
+        """The weights of this step: the config's, else the task's."""
+        return list(self.config.reward_weights or self.task.reward_weights)
+
+    def _open(self, resume: bool) -> None:
+        if self._half_done:
+            checkpoint.load_last(self)
+            self._half_done = False
+        if self.log is None:
+            settings = {"config": self.config.values(), "task": self.task.name}
+            self.log = RunLog.open(self.folder, settings, resume=resume)
+            if resume:
+                checkpoint.load_last(self)
+            self.config.freeze()
+        self.log.go_on_from(self.step)
+
+    def take_up_config(self, saved: dict[str, Any], begun: dict[str, Any]) -> None:
+        """The config of a run that goes on. saved: its values as the checkpoint was written; begun: at the start.
+
+        Raises ValueError for a field that cannot change and has another value.
+        """
+        given = self.config.values()
+        for name in given:
+            if given[name] == begun.get(name, given[name]):
+                setattr(self.config, name, from_json(name, saved.get(name, given[name])))
+        config = Config(**vars_of(self.config))  # a check of what cannot change, against the run's
+        config.freeze()
+        for name, value in given.items():
+            if value != begun.get(name, value):
+                setattr(config, name, getattr(self.config, name))
+        self._known = self.config.values() | {name: saved[name] for name in saved.keys() & given.keys()}
+
+    def _note_changes(self) -> None:
+        """What was assigned to the config since the last step; and what a resumed run changed at this step."""
+        for name, value in self.log.changes_at(self.step + 1).items():
+            setattr(self.config, name, from_json(name, value))
+        now = self.config.values()
+        assigned = {name: [self._known[name], now[name]] for name in now if now[name] != self._known[name]}
+        self._check({name: getattr(self.config, name) for name in assigned})
+        self._changes, self._known = assigned, now
+
+    def _check(self, values: dict[str, Any]) -> None:
+        if values.get("beta") and self.reference is None:
+            raise ValueError(
+                f"beta={values['beta']!r}: the trainer was made with beta=0, so it has no reference; make it with a "
+                "small beta above 0"
+            )
+        if values.get("reward_weights") and len(values["reward_weights"]) != len(self.task.rewards):
+            raise ValueError(
+                f"reward_weights={values['reward_weights']!r}: the task has {len(self.task.rewards)} rewards; give one "
+                "number each"
+            )
+        if values.get("steps", self.step) < self.step:
+            raise ValueError(f"steps={values['steps']!r}: {self.step} are done already; give more, or stop")
+
+    def _save_where_it_stopped(self, why: str) -> str:
+        """Save what is done; the line that says how to go on."""
+        self.guard.begin_finish_first()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not self.step:
+            return f"Stopped before the first step was done ({why}); nothing to save."
+        try:
+            where = f"saved to {self.save()}"
+        except checkpoint.CheckpointNotSaved as error:
+            where = f"not saved: {error}. It is in memory"
+        return f"Stopped after step {self.step} of {self.config.steps} ({why}), {where}; train() continues from here."
+
+    def _start_weights(self) -> dict[str, torch.Tensor] | None:
+        """A copy of what is trained: the reference of the KL. None where beta is 0 throughout."""
+        beta = self.config.beta
+        if not (callable(beta) or beta):
+            return None
+        return {name: p.detach().clone() for name, p in self.trained.items()}
+
+    @contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        """Inside, the model has the weights that the run began with: no copy is made, tensors change places."""
+        now = {name: p.data for name, p in self.trained.items()}
+        try:
+            for name, p in self.trained.items():
+                p.data = self.reference[name]
+            yield
+        finally:
+            for name, p in self.trained.items():
+                p.data = now[name]
+
+    def _table(self, batch: Batch, numbers: StepNumbers) -> dict[str, list[Any]]:
+        """The completions as columns, one entry each."""
+        texts = {ids: self.tokenizer.decode(list(ids)) for ids in {*map(tuple, batch.prompt_ids)}}
+        tokens = [self.tokenizer.batch_decode([[i] for i in ids]) for ids in batch.completion_ids]
+        logprobs = batch.sampler_logprobs or [None] * len(batch)
+        return {
+            "group": batch.groups,
+            "prompt": [texts[tuple(ids)] for ids in batch.prompt_ids],
+            "prefill": [getattr(self.task, "prefill", "")] * len(batch),
+            "completion": batch.completions,
+            "answer": [None if row.get("answer") is None else str(row["answer"]) for row in batch.rows],
+            "tokens": tokens,
+            "logprobs": [None if p is None else [round(x, 4) for x in p] for p in logprobs],
+            **{f"reward/{name}": scores for name, scores in batch.parts.items()},
+            "reward": batch.rewards,
+            "advantage": batch.advantages,
+            "temperature": [numbers.temperature] * len(batch),
+            **{name: values for name, values in batch.extra.items() if len(values) == len(batch)},
+        }
+
+
+def first_groups(batches: Sequence[Batch], places: Callable[[Batch], list[int]], count: int) -> Batch:
+    """The first `count` groups with a signal of several rollouts; filled up with others where there are too few."""
+    whole = Batch.join(batches)
+    good = dict.fromkeys(whole.groups[place] for place in places(whole))
+    chosen = [*good, *(group for group in dict.fromkeys(whole.groups) if group not in good)][:count]
+    return whole.select([place for group in chosen for place in _of(whole.groups, group)])
+
+
+def _of(groups: Sequence[int], group: int) -> list[int]:
+    return [place for place, other in enumerate(groups) if other == group]
+
+
+def vars_of(config: Config) -> dict[str, Any]:
+    """A config's fields as they are, for a copy."""
+    return {name: getattr(config, name) for name in config.values()}
+
+
+def seed_everything(seed: int, step: int) -> None:
+    """Python's, NumPy's and torch's random numbers, as a function of (seed, step)."""
+    number = seed_of(seed, step)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+@contextmanager
+def random_state_comes_back() -> Iterator[None]:
+    """Training draws what it likes inside; the notebook's own random numbers go on as if it had not."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.set_rng_state(state[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)

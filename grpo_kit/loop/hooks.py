@@ -1,0 +1,33 @@
+"""Hook: what is done around the steps of a run, such as an evaluation, a chart or an early stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo_kit.loop.grpo import GRPOTrainer
+    from grpo_kit.loop.step_batch import Batch
+
+
+class Hook:
+    """Four methods, each of which a subclass may leave out. A hook reads the trainer; it changes it by trainer.change.
+
+    A hook that raises KeyboardInterrupt stops the run as the stop button does: the step is done and saved.
+
+    >>> class StopWhenSolved(Hook):
+    ...     def after_step(self, trainer, row, batch):
+    ...         if row["reward"] > 0.95:
+    ...             raise KeyboardInterrupt
+    """
+
+    def begin(self, trainer: GRPOTrainer) -> None:
+        """train() begins or goes on, after trainer.step steps."""
+
+    def before_step(self, trainer: GRPOTrainer) -> None:
+        """The next step is about to sample."""
+
+    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+        """Step trainer.step is done and written. row: its metrics. batch: its completions."""
+
+    def end(self, trainer: GRPOTrainer, error: BaseException | None) -> None:
+        """train() ends. error: what ended it early, None where all steps are done."""

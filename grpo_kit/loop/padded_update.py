@@ -1,0 +1,107 @@
+"""PaddedUpdate: the gradient of an update, plainly: padded rows through the whole model. It trains any causal model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.rollout.complete import left_pad
+
+
+class PaddedUpdate:
+    """Log-probabilities and gradients of a Batch. `micro_batch` completions at a time, half of it where memory ends."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.micro_batch = config.micro_batch
+
+    def logprobs(self, model: Any, batch: Batch, temperature: float) -> Tensor:
+        """(N, T), without gradients: the log-probabilities of the completions' tokens, 0 behind their ends."""
+        with torch.no_grad():
+            return self._in_parts(
+                lambda places: self._forward(model, batch, places, temperature)[0],
+                range(len(batch)),
+                torch.cat,
+            )
+
+    def gradients(
+        self,
+        model: Any,
+        batch: Batch,
+        loss: PolicyLoss,
+        temperature: float,
+        backward: Callable[[Tensor], None],
+    ) -> float:
+        """The update's loss; its gradient is added into each parameter's .grad by `backward`."""
+        places = loss.needed()
+        if not places:
+            return 0.0
+
+        def part(some: Sequence[int]) -> float:
+            share = loss(some, *self._forward(model, batch, some, temperature))
+            backward(share)
+            return share.item()
+
+        def start_over() -> None:
+            model.zero_grad(set_to_none=True)
+            loss.start_over()
+
+        return self._in_parts(part, places, sum, start_over)
+
+    def _in_parts(
+        self,
+        work: Callable[[Sequence[int]], Any],
+        places: Sequence[int],
+        join: Callable[[list[Any]], Any],
+        start_over: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """join of work(part) over all parts; out of memory, everything starts over with parts half as large."""
+        while True:
+            size = self.micro_batch
+            try:
+                return join([work(places[i : i + size]) for i in range(0, len(places), size)])
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+            start_over()
+            self.micro_batch = size // 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            print(f"Out of memory with {size} completions at once: the update starts over with {size // 2}")
+
+    def _forward(
+        self, model: Any, batch: Batch, places: Sequence[int], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of these completions' tokens, both (len(places), T)."""
+        device = next(model.parameters()).device
+        prompts, completions = (
+            [rows[i] for i in places] for rows in (batch.prompt_ids, batch.completion_ids)
+        )
+        ids, mask = left_pad(prompts, 0, device)
+        width = batch.width
+        ids = torch.cat([ids, padded(completions, width, device)], 1)
+        inside = padded([[1] * len(tokens) for tokens in completions], width, device)
+        mask = torch.cat([mask, inside], 1)
+        with autocast(self.config, device):
+            logits = model(
+                input_ids=ids, attention_mask=mask, logits_to_keep=width + 1, use_cache=False
+            ).logits
+        table = torch.log_softmax(logits[:, -width - 1 : -1].float() / temperature, dim=-1)  # (n, T, V)
+        logprobs = table.gather(-1, ids[:, -width:, None]).squeeze(-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.entropy_bonus > 0):
+            entropies = -(table.exp() * table).sum(-1)
+        return logprobs * inside, entropies * inside
+
+
+def autocast(config: Config, device: torch.device) -> Any:
+    """The context in which the model's products are computed in config.autocast."""
+    if config.autocast == "none":
+        return nullcontext()
+    return torch.autocast(device.type, getattr(torch, config.autocast))

@@ -1,0 +1,106 @@
+"""PolicyLoss: from log-probabilities to the loss of one update, computed part by part.
+
+An update's completions may be computed in parts of any size: every loss here divides by a number of the whole update
+(its completions, or its tokens), so the losses of the parts add up to the update's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_kit import objectives
+from grpo_kit.loop.grpo_config import Config, StepNumbers
+from grpo_kit.loop.step_batch import Batch, padded
+
+
+class PolicyLoss:
+    """The loss of one update on a batch. loss(places, logprobs, entropies) -> the share of these completions.
+
+    share: what all shares are multiplied by (of several processes: their number, whose gradients are averaged).
+    rows, tokens: of the whole update, where this batch is one process's share of it.
+
+    >>> loss = PolicyLoss(batch, config, numbers)  # doctest: +SKIP
+    >>> loss([0, 1], logprobs, entropies).backward()  # doctest: +SKIP
+    """
+
+    def __init__(self, batch: Batch, config: Config, numbers: StepNumbers, *, device: Any = None) -> None:
+        self.batch, self.config, self.beta = batch, config, numbers.beta
+        self.mask = batch.mask(device)  # (N, T)
+        if config.mask_cut_off:
+            self.mask = objectives.overlong_filter(self.mask, torch.tensor(batch.cut_off, device=device))
+        self.advantages = torch.tensor(batch.advantages, dtype=torch.float32, device=device)
+        self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
+        self.logprobs = torch.zeros(self.mask.shape, device=device)  # as the update computed them
+        self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what was measured: the update begins again, for lack of memory."""
+        self.sums: dict[str, float] = defaultdict(float)  # of metrics, over tokens
+
+    def needed(self) -> list[int]:
+        """The places of completions that may have a gradient; the others need no forward pass.
+
+        A completion with advantage 0 has none, unless there is a KL or an entropy bonus.
+        """
+        tokens = self.mask.sum(1).tolist()
+        all_count = self.beta != 0 or self.config.entropy_bonus != 0
+        counts = [
+            bool(n) and (all_count or a != 0) for n, a in zip(tokens, self.batch.advantages, strict=True)
+        ]
+        return [place for place, count in enumerate(counts) if count]
+
+    def __call__(self, places: Sequence[int], logprobs: Tensor, entropies: Tensor) -> Tensor:
+        """The share of these completions in the update's loss. logprobs, entropies: (len(places), T), with graph."""
+        config, rows = self.config, list(places)
+        mask, advantages = self.mask[rows], self.advantages[rows]
+        old = logprobs.detach() if self.batch.old_logprobs is None else self.batch.old_logprobs[rows]
+        reference = None if self.batch.ref_logprobs is None else self.batch.ref_logprobs[rows]
+        function = getattr(objectives, config.loss)
+        options = {
+            "level": config.level, "beta": self.beta, "ref_logprobs": reference, "correct_kl": True,
+            "epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "max_ratio": config.epsilon_high,
+            "max_completion_tokens": config.max_completion_tokens, "num_rows": self.rows, "num_tokens": self.tokens,
+        }  # fmt: skip
+        takes = {*inspect.signature(function).parameters, *objectives.Options.__annotations__}
+        options = {name: value for name, value in options.items() if name in takes} | config.loss_options
+        loss = function(logprobs, old, advantages, mask, **options)
+        if config.entropy_bonus:
+            loss = loss - config.entropy_bonus * objectives.masked_sum(entropies, mask) / self.tokens
+        self._measure(rows, logprobs.detach(), entropies.detach(), old, reference, mask, advantages)
+        return loss
+
+    def _measure(self, rows, logprobs, entropies, old, reference, mask, advantages) -> None:  # noqa: ANN001
+        self.logprobs[rows] = logprobs
+        self.scored[rows] = True
+        self.sums["tokens"] += mask.sum().item()
+        self.sums["entropy"] += objectives.masked_sum(entropies, mask).item()
+        ratio = objectives.token_ratio(logprobs, old)
+        low, high = objectives.clip_fraction(
+            ratio, advantages, mask, epsilon=self.config.epsilon, epsilon_high=self.config.epsilon_high
+        )
+        self.sums["clip_ratio"] += (low + high).item() * mask.sum().item()
+        if reference is not None:
+            self.sums["kl"] += objectives.masked_sum(objectives.k3(logprobs, reference), mask).item()
+
+    def metrics(self, batch: Batch, fresh: bool) -> dict[str, float]:
+        """Means over tokens: clip_ratio, kl; entropy where the sampler gave none. update/skipped: share of completions.
+
+        fresh: the weights are those that sampled; then rollout/logprob_gap, how far sampler and update are apart.
+        """
+        tokens = max(self.sums.pop("tokens", 0), 1)
+        found = {name: value / tokens for name, value in self.sums.items()}
+        if batch.entropies is not None:
+            found.pop("entropy", None)
+        found["update/skipped"] = 1 - self.scored.float().mean().item()
+        inside = (self.mask != 0) & self.scored[:, None]
+        if fresh and batch.sampler_logprobs is not None and inside.any():
+            sampled = padded(batch.sampler_logprobs, self.mask.size(1), self.mask.device)
+            found["rollout/logprob_gap"] = (self.logprobs - sampled).abs()[inside].mean().item()
+        return found

@@ -1,0 +1,90 @@
+"""From completions to rewards, and from rewards to advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.rewards.parts import reward_names
+from grpo_kit.rewards.scoring import score_all, totals
+from grpo_kit.tasks.right import columns_of
+
+_EPS = 1e-4  # added to a standard deviation that divides, as in TRL
+
+
+def score(batch: Batch, task: Any, weights: Sequence[float]) -> dict[str, float]:
+    """Fill in parts and rewards; returns the metrics that rewards reported by log_metric(name, value).
+
+    Each reward is called by keyword with completions, prompts, completion_ids, prefill, the columns of its rows,
+    log_extra(column, values) and log_metric(name, value). A batch that has its rewards (episodes) stays as it is.
+    Raises RewardError, naming reward, row and completion, for a reward that fails or breaks its contract.
+    """
+    if batch.rewards:
+        return {}
+    metrics: dict[str, list[float]] = {}
+    columns = {
+        **columns_of(batch.rows),
+        "prompts": [row["question"] for row in batch.rows],
+        "completion_ids": batch.completion_ids,
+        "prefill": [task.prefill] * len(batch),
+        "log_extra": lambda name, values: batch.extra.update({name: list(values)}),
+        "log_metric": lambda name, value: metrics.setdefault(name, []).append(float(value)),
+    }
+    batch.parts = score_all(task.rewards, batch.completions, reward_names(task.rewards), **columns)
+    batch.rewards = totals(list(batch.parts.values()), weights, batch.groups)
+    return {name: fmean(values) for name, values in metrics.items()}
+
+
+def give_advantages(batch: Batch, config: Config) -> None:
+    """Fill in advantages: rewards less their group's mean, divided as config.scale says, then weighted by their sign.
+
+    A completion without a reward has advantage 0 and enters no mean. A group without a signal has zeros.
+    A batch that has its advantages (episodes) keeps them, but for the weights by sign.
+    """
+    if not batch.advantages:
+        batch.advantages = advantages(batch.rewards, batch.groups, scale=config.scale)
+    weight = {True: config.positive_weight, False: config.negative_weight}
+    batch.advantages = [value * weight[value > 0] for value in batch.advantages]
+
+
+def advantages(
+    rewards: Sequence[float | None], groups: Sequence[int], *, scale: str = "group"
+) -> list[float]:
+    """How much better each completion did than its group: (r - mean) / (std + 1e-4), std with ddof=1.
+
+    scale: whose standard deviation divides: "group", "batch", or "none" for no division (Dr. GRPO).
+    The same as grpo_kit.objectives.group_advantages, for rewards of which some are None: those get 0.
+    Sources: DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783.
+
+    >>> advantages([1.0, 0.0, None, 0.5, 0.5], [0, 0, 0, 1, 1], scale="none")
+    [0.5, -0.5, 0.0, 0.0, 0.0]
+    """
+    places: dict[int, list[int]] = {}
+    for place, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
+        if reward is not None:
+            places.setdefault(group, []).append(place)
+    there = torch.tensor([reward for reward in rewards if reward is not None])
+    of_batch = there.std().item() if len(there) > 1 else 0.0
+    made = [0.0] * len(rewards)
+    for some in places.values():
+        own = torch.tensor([rewards[place] for place in some])
+        spread = {"group": own.std().item() if len(own) > 1 else 0.0, "batch": of_batch}.get(scale)
+        centred = own - own.mean() if own.max() > own.min() else torch.zeros_like(own)
+        divided = centred if spread is None else centred / (spread + _EPS)
+        for place, value in zip(some, divided.tolist(), strict=True):
+            made[place] = value
+    return made
+
+
+def with_signal(batch: Batch) -> list[int]:
+    """The places of completions whose group has a signal: rewards that differ."""
+    found: dict[int, set[float]] = {}
+    for reward, group in zip(batch.rewards, batch.groups, strict=True):
+        if reward is not None:
+            found.setdefault(group, set()).add(reward)
+    return [place for place, group in enumerate(batch.groups) if len(found.get(group, ())) > 1]

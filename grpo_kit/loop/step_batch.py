@@ -1,0 +1,107 @@
+"""Batch: what flows through a step of GRPO, from the rows of the task to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Batch:
+    """N completions, those of one prompt adjacent. Each stage of a step fills in its fields.
+
+    By `sample`:  rows, the task's row of each completion; groups, the number of its prompt; prompt_ids, completion_ids
+                  (with the end token); completions, the text; cut_off, whether it ended by its length.
+                  Where the sampler knows them: sampler_logprobs and entropies, one number a token, in nats, at the
+                  temperature of the step; old_logprobs, where weights older than today's sampled.
+                  loss_mask: 1 at the tokens to train on, None for all. extra: more columns for the record.
+    By `score`:   parts, the scores of each reward by name; rewards, the weighted totals. None: cannot judge.
+    By `advantages`: advantages.
+    By the update: ref_logprobs (N, T), of the reference model; old_logprobs (N, T), where rollouts are used twice.
+
+    A sampler of episodes gives a turn each entry, and fills in parts, rewards and advantages itself.
+    """
+
+    rows: list[dict[str, Any]]
+    groups: list[int]
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    completions: list[str]
+    cut_off: list[bool]
+    sampler_logprobs: list[list[float]] | None = None
+    entropies: list[list[float]] | None = None
+    old_logprobs: torch.Tensor | None = None
+    loss_mask: list[list[int]] | None = None
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+    parts: dict[str, list[float | None]] = field(default_factory=dict)
+    rewards: list[float | None] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+    ref_logprobs: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def width(self) -> int:
+        """T: tokens of the longest completion."""
+        return max(map(len, self.completion_ids), default=0)
+
+    def mask(self, device: Any = None) -> torch.Tensor:
+        """(N, T): 1 at the tokens that are trained on, 0 behind a completion's end."""
+        ones = self.loss_mask or [[1] * len(ids) for ids in self.completion_ids]
+        return padded(ones, self.width, device)
+
+    def select(self, places: Sequence[int]) -> Batch:
+        """The batch of these completions, in this order. Tensors keep their width of the longest of these."""
+        kept: dict[str, Any] = {}
+        width = max((len(self.completion_ids[i]) for i in places), default=0)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, dict):
+                kept[each.name] = {name: [column[i] for i in places] for name, column in value.items()}
+            elif isinstance(value, torch.Tensor):
+                kept[each.name] = value[list(places), :width]
+            else:
+                kept[each.name] = [value[i] for i in places] if value else value
+        return Batch(**kept)
+
+    def split(self, parts: int) -> list[Batch]:
+        """The batch cut into so many parts of whole groups, as even as they can be."""
+        if parts == 1:
+            return [self]
+        names = list(dict.fromkeys(self.groups))
+        size = -(-len(names) // parts)
+        chosen = [set(names[i : i + size]) for i in range(0, len(names), size)]
+        return [self.select([i for i, group in enumerate(self.groups) if group in some]) for some in chosen]
+
+    @staticmethod
+    def join(batches: Sequence[Batch]) -> Batch:
+        """One batch of several, before the update: their groups keep their numbers."""
+        first, *others = batches
+        made: dict[str, Any] = {}
+        for each in fields(Batch):
+            values = [getattr(batch, each.name) for batch in batches]
+            if isinstance(values[0], dict):
+                made[each.name] = {name: [x for v in values for x in v[name]] for name in values[0]}
+            elif any(value is None for value in values):
+                made[each.name] = None
+            elif isinstance(values[0], torch.Tensor):
+                width = max(value.size(1) for value in values)
+                made[each.name] = torch.cat(
+                    [torch.nn.functional.pad(value, (0, width - value.size(1))) for value in values]
+                )
+            else:
+                made[each.name] = [x for value in values for x in value]
+        return Batch(**made) if others else first
+
+
+def padded(rows: Sequence[Sequence[float]], width: int, device: Any = None) -> torch.Tensor:
+    """(N, width): the rows, with zeros behind their ends.
+
+    >>> padded([[1, 2], [3]], 2).tolist()
+    [[1, 2], [3, 0]]
+    """
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)

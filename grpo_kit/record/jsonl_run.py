@@ -1,0 +1,162 @@
+"""RunLog: a run's record as two files of lines, appended to and never rewritten, readable while training goes on.
+
+    runs/<name>/run.json            what was asked for
+                metrics.jsonl       a line a step; later lines of the same step add to it
+                completions.jsonl   a line a completion
+                checkpoint-<step>/  the weights after a step
+
+A run that goes on from an earlier step appends {"resumed_from": step} to both: readers leave out what stands before
+that line of later steps. Nothing is deleted. While the disk is full, lines wait in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.record.files import REDONE, RUN, RunFolderError, holds_run, next_run_folder, write_whole
+from grpo_kit.record.lines import LineFile
+from grpo_kit.record.parquet_parts import plain
+
+METRICS, COMPLETIONS = "metrics.jsonl", "completions.jsonl"
+RESUMED = "resumed_from"
+
+
+class RunLog:
+    """Writes the record of one run. Make it with `RunLog.open`.
+
+    >>> log = RunLog.open("runs/demo", {"task": "largest"})  # doctest: +SKIP
+    >>> log.write(1, {"reward": 0.25}, {"completion": ["4"], "reward": [0.25]})  # doctest: +SKIP
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = {name: LineFile(path / name) for name in (METRICS, COMPLETIONS)}
+        self._later: dict[int, dict[str, Any]] = {}  # changes that steps to be done again were made with
+        self._disk_failing = False
+
+    @classmethod
+    def open(cls, path: str | Path, settings: Mapping[str, Any], *, resume: bool = False) -> RunLog:
+        """Begin a run in `path`, or with `resume` go on with the one that is there.
+
+        settings: kept as run.json; of a resumed run, where they differ, as run-resumed-<n>.json.
+        Raises RunFolderError if path holds a run and not `resume`, holds none with `resume`, or cannot be written.
+        """
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise RunFolderError(f"folder={str(path)!r} is a file; name a folder.")
+        if holds_run(path) and not resume:
+            free = next_run_folder(path.parent, path.name)
+            raise RunFolderError(
+                f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
+                f"{str(free)!r}; or go on with the run that is there: train(resume=True)."
+            )
+        if resume and not (path / METRICS).exists():
+            raise RunFolderError(
+                f"folder={str(path)!r} holds no {METRICS} to go on from; leave resume out to begin."
+            )
+        made = not path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _keep_settings(path, settings)
+        except OSError as error:
+            if made and path.is_dir() and not any(path.iterdir()):
+                path.rmdir()  # else a full disk would block the name
+            raise RunFolderError(
+                f"folder={str(path)!r} cannot be written: {error}. Free some space or name another folder."
+            ) from error
+        return cls(path)
+
+    def go_on_from(self, step: int) -> None:
+        """The steps after `step` are done again; with the changes that they were made with, each at its step."""
+        rows = {row["step"]: row for row in lines_of(self.path / METRICS) if row["step"] > step}
+        if not rows:
+            return
+        self._later = {
+            number: {name: values[1] for name, values in row["changes"].items()}
+            for number, row in rows.items()
+            if row.get("changes")
+        }
+        for name in self._files:
+            self._append(name, {RESUMED: step})
+        for saved in self.path.glob("checkpoint-*"):
+            if saved.name.removeprefix("checkpoint-").isdecimal() and int(saved.name[11:]) > step:
+                (self.path / REDONE).mkdir(exist_ok=True)
+                os.replace(saved, next_run_folder(self.path / REDONE, saved.name))
+        self.flush()
+
+    def changes_at(self, step: int) -> dict[str, Any]:
+        """What a resumed run changes at this step, because it did so before: name -> value as JSON."""
+        return self._later.pop(step, {})
+
+    def write(
+        self, step: int, metrics: Mapping[str, Any], completions: Mapping[str, Sequence[Any]] | None = None
+    ) -> None:
+        """A line of metrics of this step, and a line for each completion. Never raises because of the disk."""
+        for values in zip(*(completions or {}).values(), strict=True):
+            self._append(COMPLETIONS, {"step": step, **dict(zip(completions, values, strict=True))})
+        self._append(
+            METRICS, {"step": step, **{name: value for name, value in metrics.items() if value is not None}}
+        )
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write what waits in memory; True if nothing waits any more. Warns once each time the disk fails."""
+        error = None
+        for file in (self._files[COMPLETIONS], self._files[METRICS]):  # a step with a row has its completions
+            try:
+                file.write()
+            except OSError as caught:
+                error = caught
+                break
+        if error is not None and not self._disk_failing:
+            warnings.warn(
+                f"{self.path} cannot be written ({error}). Training goes on; the lines are kept in memory and tried "
+                "again at the next step. Free some space.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self._disk_failing = error is not None
+        return error is None
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        text = json.dumps({key: plain(value) for key, value in line.items()}, default=str)
+        self._files[name].waiting.append(text.encode() + b"\n")
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that count, in order: those of steps that were done again are left out, and a line cut short.
+
+    Raises RunFolderError for a line that cannot be read, by its number.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    kept: list[dict[str, Any]] = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            found = json.loads(line)
+            if RESUMED in found:
+                kept = [one for one in kept if one["step"] <= found[RESUMED]]
+            else:
+                int(found["step"])
+                kept.append(found)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunFolderError(
+                f"{path}, line {number} cannot be read: {line[:60].decode(errors='replace')!r}. Mend the line or "
+                "delete it."
+            ) from error
+    return iter(kept)
+
+
+def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    text = json.dumps(dict(settings), indent=2, default=str) + "\n"
+    target, number = path / RUN, 0
+    while target.exists():
+        if target.read_text(encoding="utf-8") == text:
+            return
+        number += 1
+        target = path / f"run-resumed-{number}.json"
+    write_whole(target, text.encode("utf-8"))
