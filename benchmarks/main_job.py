@@ -1,6 +1,7 @@
 """The main job over several seeds: notebook 05 executed once a seed, every run kept in the table.
 
     python -m benchmarks.main_job --seeds 0 1 2
+    python -m benchmarks.main_job --seeds 0 1 2 --tuning lora        # notebook 06, into main_job_lora_<profile>.json
     python -m benchmarks.main_job --seeds 0 1 2 --before ../an_older_checkout
 
 Writes benchmarks/results/main_job_<profile>.json: hardware, weights, versions, date, and one row a run with the
@@ -22,7 +23,7 @@ from benchmarks.main_job_parts import seconds_of_run
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin
 from grpo_kit import next_run_folder, profile
 
-NOTEBOOK = "05_train_full.ipynb"
+NOTEBOOKS = {"full": "05_train_full.ipynb", "lora": "06_train_lora.ipynb"}
 
 
 def interval(result: dict) -> str:
@@ -30,14 +31,17 @@ def interval(result: dict) -> str:
     return f"{result['accuracy']:.1%} [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
 
 
-def run(kit: Path, profile_name: str, seed: int) -> tuple[dict[str, Any], dict[str, float]]:
+def run(
+    kit: Path, profile_name: str, seed: int, tuning: str = "full"
+) -> tuple[dict[str, Any], dict[str, float]]:
     """One seed of this checkout's notebook, with its code: the row of the table, and the seconds by part."""
-    folder = next_run_folder(ROOT / "runs", f"main_job_{profile_name}_seed{seed}").resolve()
+    name = f"main_job_{'lora_' * (tuning == 'lora')}{profile_name}_seed{seed}"
+    folder = next_run_folder(ROOT / "runs", name).resolve()
     folder.mkdir(parents=True)
     os.environ |= {"KIT_RUN_FOLDER": str(folder), "PYTHONPATH": str(kit)}  # the kernel inherits them
-    executed = folder / NOTEBOOK
+    executed = folder / NOTEBOOKS[tuning]
     papermill.execute_notebook(
-        kit / "notebooks" / NOTEBOOK,
+        kit / "notebooks" / NOTEBOOKS[tuning],
         executed,
         parameters={"PROFILE": profile_name, "SEED": seed},
         cwd=kit / "notebooks",
@@ -45,12 +49,13 @@ def run(kit: Path, profile_name: str, seed: int) -> tuple[dict[str, Any], dict[s
         progress_bar=False,
     )
     result = json.loads((folder / "results.json").read_text())
+    best = result.get("best_constant")  # notebook 06 refers to 05's
     row = {
         "seed": seed,
         "n": result["n"],
         "before": interval(result["before"]),
         "after": interval(result["after"]),
-        "best constant": f"{result['best_constant']['accuracy']:.1%} ({result['best_constant']['name']})",
+        **({"best constant": f"{best['accuracy']:.1%} ({best['name']})"} if best else {}),
         "steps": result["steps"],
         "training minutes": round(result["train_seconds"] / 60, 1),
         "peak GiB": round(result["peak_gib"], 1),
@@ -63,13 +68,16 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--profile", default="cpu")
+    parser.add_argument("--tuning", choices=NOTEBOOKS, default="full")
     parser.add_argument("--before", type=Path, help="another checkout of the kit, run in turn")
     options = parser.parse_args()
     cfg = profile(options.profile)
-    path = RESULTS / f"main_job_{'before_' if options.before else ''}{cfg.name}.json"
+    lora = options.tuning == "lora"
+    path = RESULTS / f"main_job_{'lora_' * lora}{'before_' if options.before else ''}{cfg.name}.json"
     saved = json.loads(path.read_text()) if path.exists() and not options.before else {"runs": []}
     command = (
         f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
+        + " --tuning lora" * lora
     )
     saved |= origin(command + " --before <a checkout>" * bool(options.before), "torch", "transformers", "trl")
     saved |= {"weights": WEIGHTS.get(cfg.model, cfg.model)}
@@ -79,7 +87,7 @@ def main() -> None:
             continue
         for code, kit in kits.items():
             who = {"code": code} if options.before else {}
-            row, seconds = run(kit, cfg.name, seed)
+            row, seconds = run(kit, cfg.name, seed, options.tuning)
             saved["runs"].append(who | row)
             saved.setdefault("seconds", []).append({"seed": seed} | who | seconds)
             path.write_text(json.dumps(saved, indent=2) + "\n")
