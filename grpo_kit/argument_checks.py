@@ -1,6 +1,6 @@
-"""Checks of numbers that many rooms take as arguments, one function a fact.
+"""Checks of numbers that many rooms take as arguments, one function per check.
 
-A bool, a text and a NaN are never numbers here. numpy's numbers are.
+A bool, a text and a NaN never count as numbers here; numpy's numbers do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether a value is a whole number of at least `least`; 2.0 is none.
+    """Whether a value is a whole number of at least `least`; 2.0 is not.
 
     >>> [is_whole(value, 1) for value in (1, 0, 2.0, True)]
     [True, False, False, False]
@@ -32,7 +32,7 @@ def is_whole(value: Any, least: int) -> bool:
 def check_whole(name: str, value: Any, least: int = 1, *, hint: str = "") -> int:
     """The value as an int. Raises ValueError, naming the argument, unless it is a whole number of at least `least`.
 
-    hint: what follows in the message, such as ", or None for all".
+    hint: the end of the message, such as ", or None for all".
 
     >>> check_whole("samples", 0)
     Traceback (most recent call last):
@@ -46,7 +46,7 @@ def check_whole(name: str, value: Any, least: int = 1, *, hint: str = "") -> int
 def check_number(name: str, value: Any, least: float = -math.inf, *, hint: str = "") -> float:
     """The value as a float. Raises ValueError, naming the argument, unless it is a finite number of at least `least`.
 
-    hint: what follows in the message, such as "; 0 means no reference model".
+    hint: the end of the message, such as "; 0 means no reference model".
 
     >>> check_number("beta", 0, 0)
     0.0
@@ -58,7 +58,7 @@ def check_number(name: str, value: Any, least: float = -math.inf, *, hint: str =
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Raises ValueError, naming the argument and what would do, unless the value is one of the choices.
+    """Raises ValueError, naming the argument and the choices, unless the value is one of the choices.
 
     choices: two or more, such as the keys of a dict.
 
@@ -75,7 +75,7 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
 def check_above_zero(name: str, value: Any, *, hint: str = "") -> None:
     """Raises ValueError, naming the argument, unless the value is a finite number above 0.
 
-    hint: what follows in the message, such as ", or None for no limit".
+    hint: the end of the message, such as ", or None for no limit".
 
     >>> check_above_zero("learning_rate", -1.0)
     Traceback (most recent call last):
@@ -88,8 +88,8 @@ def check_above_zero(name: str, value: Any, *, hint: str = "") -> None:
 def check_temperature(value: Any, name: str = "temperature", *, greedy: bool = False) -> float:
     """The temperature as a float.
 
-    greedy: 0 is allowed, and means the likeliest token each time. Sampling, scoring and training need one above 0.
-    Raises ValueError, naming the argument, for what is no finite number, for one below 0, and for 0 unless `greedy`.
+    greedy: 0 is allowed and means the likeliest token each time. Sampling, scoring and training need a value above 0.
+    Raises ValueError, naming the argument, unless it is a finite number above 0, or 0 with `greedy`.
 
     >>> check_temperature(0, greedy=True)
     0.0

@@ -1,4 +1,4 @@
-"""What every picture and every notebook page is made with: colours, figures, harmless HTML, the interval of a rate."""
+"""Shared parts of pictures and notebook pages: colours, figures, harmless HTML, progress lines, intervals of rates."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from grpo_kit.argument_checks import check_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with any colour vision: jfly.uni-koeln.de/color
+# Okabe and Ito's colours, distinct for any colour vision: jfly.uni-koeln.de/color
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY, RED = "#555555", "#B00020"
-# What draws the eye on a page of any theme: text on a ground of its own, what follows in the page's own colour. (No
-# colour of text has a contrast of 4.5 on white and on JupyterLab's dark #111111 both.)
+# Highlights for a page of any theme: text on a coloured ground; the rest in the page's own colour. (No
+# text colour has a contrast of 4.5 on both white and JupyterLab's dark #111111.)
 BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
-# The same thing has the same colour in every picture: the model (or arm) to compare with, the trained one, and the best
-# answer that is given without reading the question.
+# Each thing has one colour in every picture: the model (or arm) to compare with, the trained model, and the best
+# answer given without reading the question.
 BASE, TUNED, CONSTANT = "#9aa5b1", COLOURS[0], "#c44e52"
 
 
 def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, str]:
-    """The colour of each name in every picture: BASE for what is compared with, then COLOURS in order.
+    """The colour of each name in every picture: BASE for the one to compare with, then COLOURS in order.
 
-    base: its name; None means any that is called base, before, untrained or control.
+    base: the name to compare with; None means any of the names base, before, untrained or control.
 
     >>> colours_of(["before", "after"]) == {"before": BASE, "after": TUNED}
     True
@@ -48,9 +48,9 @@ def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, st
 
 
 def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
-    """An empty white figure of width x height inches that a notebook shows, once, as a small PNG.
+    """An empty white figure of width x height inches, which a notebook shows once, as a small PNG.
 
-    Made without pyplot, which would show it a second time and keep it in memory.
+    Made without pyplot, which would show the figure a second time and keep it in memory.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,9 +79,9 @@ def in_notebook() -> bool:
 
 
 def widget_bundle(widget: Any, **options: Any) -> dict[str, Any]:
-    """What a notebook shows a widget by: of ipywidgets 8, or of 7, which hosted notebooks have and has no such method.
+    """A widget's display data, for ipywidgets 8 or 7. Hosted notebooks have 7, which lacks the method for it.
 
-    options: include and exclude, as IPython hands them on.
+    options: include and exclude, as passed on by IPython.
     """
     if hasattr(widget, "_repr_mimebundle_"):
         return widget._repr_mimebundle_(**options)
@@ -104,45 +104,45 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     if len(text) > limit:
         text = f"… {text[-limit:]}" if end else f"{text[:limit]} …"
     safe = html.escape(text)
-    # A tag between the delimiters keeps MathJax from typesetting what the model wrote.
+    # A tag between the delimiters keeps MathJax from typesetting the model's text.
     return safe.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
 
 
 class ProgressLine:
-    """One line that says how far a piece of work is, and how long it will take. Made by progress_line."""
+    """One line with the progress of a piece of work and the time left. Made by progress_line."""
 
-    OFTEN = 0.1  # seconds: the line is not written more often than that
+    OFTEN = 0.1  # seconds between two updates of the line
 
     def __init__(self, what: str, outer: ProgressLine | None) -> None:
         self.what = what
         self._outer = outer
         self._where, self._share, self._end, self._inside = "", 0.0, "", ""
         self._began = time.monotonic()
-        self._base = self._began, 0.0  # time and share, from which on the work itself took the time
+        self._base = self._began, 0.0  # time and share at the work's real start
         self._lock = threading.Lock()  # the first line comes from a thread
         self._handle: Any = None
         self._told = self._over = False
         self._written = 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        """So many of so many."""
+        """Show the progress: `done` of `total`."""
         self.say(f"{done} of {total}", done / max(total, 1), end=str(total))
 
     def say(self, where: str, share: float, *, end: str = "") -> None:
-        """Where the work is, in words and as a share of it; `end` stands in the line that is left in the end."""
+        """Show the progress, in words and as a share; `end` is part of the line that stays at the end."""
         now = time.monotonic()
-        if now - self._base[0] < 0.1:  # so fast: it was there before
+        if now - self._base[0] < 0.1:  # so fast: it was cached
             self._base = now, share
         self._where, self._share, self._end = where, share, end
         self.show()
 
     def print(self, text: str) -> None:
-        """A line of its own that stays."""
+        """Print a separate line that stays."""
         self._in_terminal("")
         print(text, flush=True)
 
     def text(self) -> str:
-        """What the line says now."""
+        """The line's present text."""
         since, base = self._base
         left = ""
         if self._share > base:
@@ -152,7 +152,7 @@ class ProgressLine:
         return f"{self.what}: {self._where}{left}{inside}" if self._where else self.what
 
     def show(self, *, begin: bool = False) -> None:
-        """Update the line, if it is there; begin: from now on it is."""
+        """Update the line if it is shown; begin: show it from now on."""
         if self._outer is not None:
             self._outer._inside = self.text()
             self._outer.show()
@@ -165,7 +165,7 @@ class ProgressLine:
                 self._in_notebook(self.text()) if in_notebook() else self._in_terminal(self.text())
 
     def close(self, *, whole: bool) -> None:
-        """The end: in a terminal the line goes, in a notebook one that says what was done stays in its place."""
+        """End the line: a terminal erases it, a notebook replaces it by a summary of the work."""
         if self._outer is not None:
             self._outer._inside = ""
             return
@@ -199,17 +199,17 @@ class ProgressLine:
 
 _AROUND: ContextVar[ProgressLine | None] = ContextVar(
     "_AROUND", default=None
-)  # the line of the work around this
+)  # the line of the surrounding work
 
 
 @contextmanager
 def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
     """Yields f(done, total), which shows "what: 64 of 256, 12 s left" in one place.
 
-    after: seconds before the line comes, whether or not f was called by then; work that takes less shows nothing. In a
-    notebook it is a display that is updated, and in the end says "what: 256 in 14 s"; in a terminal a line that is
-    written over, and gone in the end; where the output goes to a file nothing. Inside the work of another line it is
-    shown in that line.
+    after: seconds before the line appears, whether or not f was called by then; shorter work shows nothing. In a
+    notebook the line is an updated display, and ends as "what: 256 in 14 s". In a terminal the line is overwritten,
+    and erased at the end. If the output goes to a file nothing is shown. Inside the work of another line, that line
+    shows this one.
 
     >>> with progress_line("samples") as progress:
     ...     progress(1, 2)
@@ -232,7 +232,7 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
 
 @contextmanager
 def progress_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside, what a progress line would show goes to tell(text) instead."""
+    """Inside the block, progress lines call tell(text) with their text and show nothing."""
     around = ProgressLine("", None)
     around.show = lambda **_: tell(around._inside) if around._inside else None
     token = _AROUND.set(around)
@@ -243,7 +243,7 @@ def progress_told(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Seconds in words.
 
     >>> duration(3725), duration(59.6)
     ('1 h 2 min', '1 min 0 s')

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported at their first use, so that one of them does not load the others."""
+"""Public names of a package that are imported at their first use, so that one name does not load the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 class LazyPackage(ModuleType):
     """A package whose public names are imported at their first use.
 
-    Where a name is also its module's (`tasks.largest.largest`), the package's attribute is the function: importing the
+    If a name is also its module's (`tasks.largest.largest`), the package's attribute is the function: importing the
     module does not hide it.
     """
 
@@ -36,7 +36,7 @@ class LazyPackage(ModuleType):
 def lazy(package: str, modules: Mapping[str, list[str]]) -> None:
     """Make a package's public names load at their first use.
 
-    package: its `__name__`. modules: from a module of the package to the public names that it defines. Editors read the
+    package: its `__name__`. modules: {module of the package: public names that it defines}. Editors read the
     same names in the package's `if TYPE_CHECKING` block.
     """
     module = sys.modules[package]

@@ -1,4 +1,4 @@
-"""Calls with literal arguments out of text, `name(1, "a", key=[2])`, read by ast and never run."""
+"""Reads calls with literal arguments out of text, `name(1, "a", key=[2])`, by ast; nothing is run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _MAX_TEXT = 10_000  # characters of a call or a value; no setting and no answer needs more
-# What Python's own parser warns about: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
+# Python's own parser warns about these: backslashes in texts, and a number glued to a word (1or 2, 0xfor 2, 1jif 2).
 _WARNS = re.compile(r"\\|(?:[0-9.jJ]|(?<!\w)0\w*)(?:and|else|for|if|in|is|not|or)")
 
 
 class LiteralCall(NamedTuple):
-    """A call: its name ("f", "math.sqrt"), its arguments by place, its arguments by keyword."""
+    """A call: its name ("f", "math.sqrt"), its positional arguments, its keyword arguments."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -22,9 +22,9 @@ class LiteralCall(NamedTuple):
 
 
 def call_from_text(text: str) -> LiteralCall:
-    """The call that a text is. White space around it does not count; at most 10,000 characters.
+    """The call in a text. White space around it does not count; at most 10,000 characters.
 
-    Raises ValueError for everything else: see call_from_node.
+    Raises ValueError for anything else: see call_from_node.
 
     >>> call_from_text("linear(1.2, end=-0.6)")
     LiteralCall(name='linear', arguments=(1.2,), keywords={'end': -0.6})
@@ -33,11 +33,11 @@ def call_from_text(text: str) -> LiteralCall:
 
 
 def call_from_node(node: ast.AST | None, value: Callable[[ast.expr], Any] | None = None) -> LiteralCall:
-    """The call that a node of ast is.
+    """The call in an ast node.
 
-    value: reads one argument, and raises ValueError for what it does not take; default literal_value.
-    Raises ValueError for a node that is no call of a plain name, for arguments that are no literals, * and **, and a
-    keyword given twice.
+    value: reads one argument, and raises ValueError for one that it does not accept; default literal_value.
+    Raises ValueError for a node that is no call of a plain name, for arguments that are no literals, for * and **, and
+    for a keyword given twice.
 
     >>> call_from_node(ast.parse("f(1, k='a')", mode="eval").body)
     LiteralCall(name='f', arguments=(1,), keywords={'k': 'a'})
@@ -55,7 +55,7 @@ def call_from_node(node: ast.AST | None, value: Callable[[ast.expr], Any] | None
 
 
 def value_from_text(text: str) -> Any:
-    """The literal that a text is, at most 10,000 characters. Raises ValueError for everything else.
+    """The literal in a text of at most 10,000 characters. Raises ValueError for anything else.
 
     >>> value_from_text("[1, -2.5, {'a': None}]")
     [1, -2.5, {'a': None}]
@@ -64,9 +64,9 @@ def value_from_text(text: str) -> Any:
 
 
 def literal_value(node: ast.expr) -> Any:
-    """The value of a node that is a literal: numbers, texts, bytes, constants, and lists, tuples, sets, dicts of these.
+    """The value of a literal node: numbers, texts, bytes, constants, and lists, tuples, sets, dicts of these.
 
-    Raises ValueError for everything else, names and dicts with a list as key among it.
+    Raises ValueError for anything else, such as names and dicts with a list as key.
 
     >>> literal_value(ast.parse("(-1, 'a')", mode="eval").body)
     (-1, 'a')
@@ -78,7 +78,7 @@ def literal_value(node: ast.expr) -> Any:
 
 
 def parse_quietly(text: str) -> ast.Module | None:
-    """What ast.parse makes of the text, without its warnings: a model wrote it. None if it is not Python.
+    """The result of ast.parse on a text that a model wrote, without its warnings. None if the text is not Python.
 
     >>> parse_quietly("x =") is None
     True
@@ -90,7 +90,7 @@ def parse_quietly(text: str) -> ast.Module | None:
 
 
 def parse_without_warnings(text: str, mode: str = "exec") -> Any:
-    """What ast.parse makes of the text, and what it raises, without its warnings. mode: "exec" or "eval".
+    """The result of ast.parse, or its error, without its warnings. mode: "exec" or "eval".
 
     >>> parse_without_warnings("1", "eval").body.value
     1

@@ -1,10 +1,10 @@
-"""Chat messages + prefill -> the rendered text that a model continues; how tags are cut into tokens.
+"""Renders chat messages and a prefill into the text that a model continues; audits how tags are cut into tokens.
 
 Simplifications: text only (no images), one assistant turn to continue. Tasks render prompts to text, because TRL
-renders messages with `add_generation_prompt=True` only, which closes an assistant prefill and opens a second
-assistant turn behind it, without an error; the kit's trainer continues it (`continue_messages`).
+renders messages with `add_generation_prompt=True` only. That closes an assistant prefill and opens a second
+assistant turn behind it, without an error; the kit's trainer continues the prefill (`continue_messages`).
 
-Longer than 300 lines because a chat template can spoil a prompt in ten ways, and each is told apart and named.
+Longer than 300 lines because a chat template can spoil a prompt in ten ways, and each gets its own check and message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_TEMPLATE = (
 
 
 class PromptError(ValueError):
-    """A prompt cannot be built as asked; the message names the argument, its value and what would do."""
+    """A prompt cannot be built as requested; the message names the argument, its value and what would do."""
 
 
 def build_prompt(
@@ -54,7 +54,7 @@ def build_prompt(
     examples: (question, full response) pairs, shown as earlier turns. The prompt ends in `prefill` exactly;
     without one it ends in the template's own assistant header.
     A BOS token written by the template is dropped where `tokenizer(prompt)` adds one itself, as in TRL.
-    Where the template opens <think> itself, the prefill has to begin with that, so that rewards see it.
+    Where the template opens <think> itself, the prefill must begin with that tag, so that rewards see it.
     Raises PromptError (a ValueError) for: no chat template; a question with a special token, which would close the
     turn; a prefill that ends in a space (a newline is fine); a template that trims, strips or wraps the prefill, or
     drops the system text or an example; a prompt whose tokens do not end in the prefill; a doubled BOS.
@@ -84,9 +84,9 @@ def opening_messages(system: str | None, examples: Sequence[tuple[str, str]]) ->
 def continue_messages(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **template: Any
 ) -> str:
-    """Messages that end in the assistant's opening words -> the text that a model continues, that turn left open.
+    """Messages that end in the assistant's opening words -> the text that a model continues, with that turn left open.
 
-    template: what else the chat template is given (tools, chat_template, its own keywords).
+    template: further arguments of the chat template (tools, chat_template, its own keywords).
     Tokenize it with add_special_tokens=False: the template has written them.
     Raises PromptError for opening words that are empty or end in a space, and for a template that trims them or writes
     something in front of them.
@@ -146,12 +146,12 @@ def build_dataset(
 
 
 def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.DataFrame:
-    """How each tag is cut into tokens, and whether the cut depends on what stands beside it.
+    """How each tag is cut into tokens, and whether its neighbours change the cut.
 
     One row a tag: `pieces` (the tokens' texts), `n_tokens`, `one_token`, `before` and `after` (neighbours
     from BEFORE and AFTER that change the cut), `example` (the first such cut) and `suggestion` (a plainer tag
-    with the fewest such neighbours, then the fewest tokens; empty where none is better). A tag whose cut
-    changes is one that a model meets under several spellings, of which a prefill forces one.
+    with the fewest such neighbours, then the fewest tokens; empty if none is better). A model meets a tag whose
+    cut changes under several spellings, and a prefill forces one of them.
     Raises PromptError for an empty tag, and one of more than 100 characters.
 
     >>> audit_tags(qwen25_tokenizer, ["<answer>"])[["pieces", "after"]].values.tolist()  # doctest: +SKIP
@@ -164,7 +164,7 @@ def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.Da
 
 @dataclass(frozen=True)
 class Drift:
-    """Whether ids -> text -> ids comes back the same, and the pieces where it does not.
+    """Whether ids -> text -> ids gives the same ids, and the pieces that differ.
 
     first: index of the first id that differs, None if `same`. before, after: the texts of the differing
     tokens (from `first` to the end of the difference), as they were and as the tokenizer would write them.
@@ -179,7 +179,7 @@ class Drift:
 def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Drift:
     """Decode ids, tokenize the text again, and compare.
 
-    A model may spell a text with other tokens than the tokenizer would; whoever scores the re-tokenized text
+    A model may spell a text with other tokens than the tokenizer would. Whoever scores the re-tokenized text
     then trains on tokens that were never sampled. Special tokens are kept, none is added.
     Raises PromptError for an id outside the vocabulary.
 
@@ -200,7 +200,7 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
 
 
 def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
-    """Rows, at least one, with the same columns each, as a data set. name: what they are called in messages.
+    """Rows, at least one, with the same columns each, as a data set. name: their name in messages.
 
     Raises PromptError (a ValueError) for another element than a dict, rows that differ in columns, and a column that
     mixes types.
@@ -246,7 +246,7 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Texts that the model would read as the template's own, wherever they stand."""
+    """Texts that the model would read as the template's own tokens, wherever they stand."""
     return [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
@@ -291,7 +291,7 @@ def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[Any], opening: 
 def _ending_in(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prefill: str, **template: Any
 ) -> str:
-    """The messages rendered, with the assistant's turn open behind the prefill; what a template begins stands once."""
+    """The messages rendered, with the assistant's turn open behind the prefill; the template's opening occurs once."""
     opened = _render(tokenizer, messages, add_generation_prompt=True, **template)
     begun = _begun_by_the_template(tokenizer, messages, opened, **template)
     if begun and not prefill:
@@ -325,9 +325,9 @@ def _begun_by_the_template(
 def _opens_a_thought(
     tokenizer: PreTrainedTokenizerBase, messages: list[Any], prefill: str, opened: str, **template: Any
 ) -> bool:
-    """Does the prefill begin a thought in whose place the template writes an empty one into every finished answer?
+    """Does the prefill begin a thought where the template writes an empty thought into every finished answer?
 
-    Qwen3's then begins its own answers with that tag behind the bare header: no message says so, but the text does.
+    Qwen3's template then begins its own answers with that tag behind the bare header, which only the text shows.
     """
     tag = re.match(r"<([A-Za-z][\w-]*)>", prefill)
     if not tag or f"</{tag[1]}>" in prefill:

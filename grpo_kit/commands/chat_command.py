@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask what is typed, or the one question."""
+    """Answer typed questions, or the one question."""
     from grpo_kit.commands.trained import is_run, trained_in
     from grpo_kit.exports.chat import chat
 

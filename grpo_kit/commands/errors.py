@@ -1,4 +1,4 @@
-"""What a command says when something ends it: one line, once."""
+"""Error output of a command: one line, once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def tell(text: str) -> None:
-    """A line on stderr; of several processes the first one's."""
+    """Print a line on stderr; with several processes only on the first."""
     if os.environ.get("RANK", "0") == "0":
         print(text, file=sys.stderr, flush=True)
 

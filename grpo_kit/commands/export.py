@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export; 0, or 1 where it was refused."""
+    """Export; 0, or 1 if the export was refused."""
     from grpo_kit.commands.trained import trained_in
     from grpo_kit.exports import export
     from grpo_kit.exports.template import ExportError

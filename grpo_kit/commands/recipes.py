@@ -1,4 +1,4 @@
-"""What a command line says of a run, as a Recipe: a Python file or a run folder, and what is to be otherwise."""
+"""Turns command-line arguments into a Recipe: a Python file or a run folder, and the changes to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_kit.literal_calls import value_from_text
 if TYPE_CHECKING:
     from grpo_kit.recipe import Recipe
 
-# What a profile's number is called on the command line, where it has a name of its own.
+# Command-line names of a profile's numbers, where they differ.
 _OWN = {
     "model": "--model", "task": "--task", "steps": "--steps", "seed": "--seed", "temperature": "--temperature",
     "learning_rate": "--learning-rate", "lora_learning_rate": "--learning-rate", "max_steps": "--steps",
@@ -20,7 +20,7 @@ _OWN = {
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Where the recipe is, and whatever of it changes the model or what it is asked."""
+    """The arguments for the recipe's place and for changes of its model or prompt."""
     parser.add_argument(
         "recipe", nargs="?", metavar="RECIPE",
         help="a Python file that defines `recipe` or `task` (or FILE.py:NAME), or a run folder, for its recipe once "
@@ -43,7 +43,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """How it is trained."""
+    """The arguments for training."""
     parser.add_argument("--tuning", choices=("full", "lora", "qlora"), help="what is trained; default: full")
     parser.add_argument("--rank", type=int, metavar="R", help="of LoRA adapters; their alpha is twice that")
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
@@ -71,7 +71,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
-    """The Recipe that a command line asks for. Raises ValueError naming what does not fit."""
+    """The Recipe of a command line. Raises ValueError naming the argument that does not fit."""
     from grpo_kit.recipe import Recipe
 
     changed = changes(arguments)
@@ -85,7 +85,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
 
 
 def changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the options say, by the names of Recipe's fields; those that were not given are left out."""
+    """The values of the options, by the names of Recipe's fields; options not given are left out."""
     names = (
         "profile",
         "model",
@@ -110,9 +110,9 @@ def changes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_numbers(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
-    """The recipe with what --set and --save-every say.
+    """The recipe with the values of --set and --save-every.
 
-    Raises ValueError for what is no field, and for what has an option of its own.
+    Raises ValueError for an unknown field, and for a field with its own option.
     """
     from dataclasses import fields
 
@@ -142,7 +142,7 @@ def with_numbers(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
 
 
 def temperature_of(text: str) -> float | str:
-    """1.2, 1.2:0.8 or the text of a schedule. Raises ValueError for what is none of them.
+    """1.2, 1.2:0.8 or the text of a schedule. Raises ValueError for any other text.
 
     >>> temperature_of("1.2:0.8")
     'linear(1.2, 0.8)'
@@ -164,7 +164,7 @@ def temperature_of(text: str) -> float | str:
 
 
 def _value(text: str) -> Any:
-    """A number, a list, True, ...; what Python does not read is text."""
+    """A number, a list, True, ...; a text if Python cannot read it as a value."""
     try:
         return value_from_text(text)
     except ValueError:

@@ -22,7 +22,7 @@ from pathlib import Path
 from grpo_kit.commands.errors import in_a_line, tell
 from grpo_kit.commands.recipes import add_recipe, add_training, changes, recipe_of, with_numbers
 
-# What a run that goes on can be told otherwise.
+# Options that may differ for a resumed run.
 _CAN_CHANGE = ("steps", "temperature", "learning_rate", "save_every")
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; 0, or 1 for a run that failed, or 130 for one that was stopped."""
+    """Train; 0, or 1 for a failed run, or 130 for a stopped one."""
     from grpo_kit.episodes.environment import EpisodeError
     from grpo_kit.recipe.run_recipe import StoppedByFlag
     from grpo_kit.record.files import next_run_folder
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def how_to_go_on(folder: str | Path | None) -> str:
-    """A sentence, where there is something to go on with."""
+    """A sentence, if there is something to resume."""
     kept = folder is not None and (Path(folder) / "recipe.json").is_file()
     return f"To go on: grpo-kit train --resume {folder}" if kept else "Nothing was left behind."
 

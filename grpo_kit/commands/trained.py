@@ -1,4 +1,4 @@
-"""The model that a run folder holds, and the recipe that made it: what evaluate, export and chat begin with."""
+"""The model in a run folder, and the recipe that made it: the start of evaluate, export and chat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's folder, where its model lies in it, what that is (in words), and its recipe."""
+    """A run's folder, the place of its model in it, a description in words, and its recipe."""
 
     folder: Path
     model: Path
@@ -20,7 +20,7 @@ class Trained:
     recipe: Recipe
 
     def load(self) -> tuple[Any, Any]:
-        """The trained model and its tokenizer; of LoRA with its adapter on the base."""
+        """The trained model and its tokenizer; for LoRA with its adapter on the base."""
         from grpo_kit.models import is_adapter, load_policy
 
         cfg = self.recipe.cfg
@@ -30,7 +30,7 @@ class Trained:
         return load_policy(self.model, dtype=cfg.dtype, quiet=True)
 
     def comparison(self) -> Any:
-        """Base beside tuned as the run itself measured it; None where it did not get so far."""
+        """Base beside tuned as measured by the run itself; None if the run did not reach that point."""
         from grpo_kit.evaluation.accuracy import Evaluation
         from grpo_kit.evaluation.comparison import compare
         from grpo_kit.recipe.run_recipe import AFTER, BEFORE, MODEL
@@ -42,7 +42,7 @@ class Trained:
 
 
 def is_run(where: str) -> bool:
-    """Is it a folder that a run was made in?"""
+    """Is it the folder of a run?"""
     from grpo_kit.recipe.remembered import FILE
 
     folder = Path(where)
@@ -50,9 +50,9 @@ def is_run(where: str) -> bool:
 
 
 def trained_in(where: str, *, task: str | None = None, profile: str | None = None) -> Trained:
-    """What a run folder holds. task, profile: for a run that no recipe made, such as a notebook's.
+    """The contents of a run folder. task, profile: for a run without a recipe, such as a notebook's.
 
-    Raises ValueError for a folder without a model, and where the task is not known or is another one.
+    Raises ValueError for a folder without a model, and if the task is unknown or another one.
     """
     from grpo_kit.recipe import Recipe, remembered
     from grpo_kit.record.files import run_settings

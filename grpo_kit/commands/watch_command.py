@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is new until the run has ended."""
+    """Print new lines until the run has ended."""
     from grpo_kit.watch.terminal import Lines, where_it_is
 
     folder = Path(arguments.run)

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print each section as soon as it is known: whatever ends the process, what was found before it stands there."""
+    """Print each section as soon as it is known, so that a crash leaves the earlier ones on the screen."""
     if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
         print(f"--json {arguments.json}: there is no such folder; name a file in one that is there")
         return 2

@@ -1,4 +1,4 @@
-"""What is installed, and what it runs on. Nothing is imported before it is needed: see surroundings.py."""
+"""Installed packages and the machine. Imports happen only when needed: see surroundings.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo_kit.torch_builds import misfits
 
 GIB = 2**30
 _FOR_TESTS = ("test", "browser")  # extras that no run needs
-# What changes how a run behaves, shown where it is set.
+# Variables that change how a run behaves, shown if set.
 _VARIABLES = (
     "KIT_PROFILE", "GRPO_KIT_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
@@ -24,7 +24,7 @@ _VARIABLES = (
 
 
 def versions(section: Section) -> None:
-    """Python and each distribution that grpo-kit requires, beside the range that it asks for."""
+    """Python and each required distribution of grpo-kit, beside the required range."""
     from packaging.specifiers import SpecifierSet
 
     add, to_do = section.rows.append, section.to_do.append
@@ -134,7 +134,7 @@ def _cards(section: Section) -> None:
 
 
 def _required(about: Any) -> dict[str, tuple[Any, str]]:
-    """name -> (its Requirement, "" or the extra that asks for it) of what a run on this system may use."""
+    """name -> (its Requirement, "" or the extra that requires it) of packages that a run on this system may use."""
     from packaging.requirements import Requirement
 
     found: dict[str, tuple[Any, str]] = {}
@@ -147,7 +147,7 @@ def _required(about: Any) -> dict[str, tuple[Any, str]]:
 
 
 def _nvidia_smi() -> tuple[str, list[str]]:
-    """The driver's version and the cards that it sees; "" and [] where there is none."""
+    """The driver's version and its cards; "" and [] without a driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""What the doctor found, as text to paste and as data; nobody's name, folder, machine or token is in either."""
+"""The doctor's findings, as text to paste and as data, without any person's name, folder, machine or token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Row:
-    """One fact: a name, its value (its unit is in the name), and what there is to say about it."""
+    """One fact: a name, its value (its unit is in the name), and a note."""
 
     name: str
     value: Value
@@ -24,7 +24,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """Facts of one kind, and what they ask a reader to do: one line each."""
+    """Facts of one kind, and advice to the reader: one line each."""
 
     title: str
     rows: list[Row] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Check:
-    """One part that was tried: outcome "ok", "failed" or "skipped", what was seen or why, and how long it took."""
+    """One checked part: outcome "ok", "failed" or "skipped", the observation or reason, and the duration."""
 
     part: str
     outcome: str
@@ -61,7 +61,7 @@ def line_of(check: Check, width: int) -> str:
     >>> line_of(Check("rollout", "ok", "48 tokens", 1.25), 8)
     '  rollout   ok        1.2 s  48 tokens'
     """
-    # An exception's message may have many lines; the first says what it is.
+    # An exception's message may have many lines; the first names the error.
     said = next((line.strip() for line in check.said.splitlines() if line.strip()), "")
     return scrubbed(f"  {check.part:<{width}}  {check.outcome:<7} {check.seconds:5.1f} s  {said}".rstrip())
 
@@ -73,7 +73,7 @@ def as_data(sections: Sequence[Section], checks: Sequence[Check], to_do: Sequenc
 
 
 def scrubbed(text: str) -> str:
-    """text without what names a person or a machine: the home folder is ~, tokens, users and hosts are starred out.
+    """text without names of persons and machines: the home folder is ~, tokens, users and hosts are starred out.
 
     >>> scrubbed("401 for hf_abcdefghijklmnop at https://me:secret@hub.example")
     '401 for *** at https://***@hub.example'

@@ -1,7 +1,7 @@
-"""Each part of the kit tried on this machine, beside what it must agree with: transformers, TRL, torch.
+"""Tries each part of the kit on this machine and compares it with transformers, TRL, torch.
 
-The models are tiny or small, everything runs in float32, about 20 seconds in all on two CPU cores. What a run of your
-own size meets on a card (memory, bfloat16) is not tried here.
+The models are tiny or small, everything runs in float32, about 20 seconds in all on two CPU cores. A real run's
+conditions on a card (memory, bfloat16) are not tried here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from grpo_kit.doctor.tiny_runs import (
 
 
 def checks(folder: Path) -> Iterator[tuple[Check, str]]:
-    """Each part's outcome and, where it failed, its stack trace and what was printed. folder: empty, for its files."""
+    """Each part's outcome and, if it failed, its stack trace and output. folder: empty, for its files."""
     with _nothing_stays(folder):
         for part, attempt in PARTS.items():
             mine, began, printed = folder / part.replace(" ", "_"), time.perf_counter(), io.StringIO()
@@ -43,7 +43,7 @@ def checks(folder: Path) -> Iterator[tuple[Check, str]]:
                     said = attempt(mine)
             except Skipped as why:
                 outcome, said = "skipped", str(why)
-            except Exception as error:  # the report is about whatever it is
+            except Exception as error:  # any error belongs in the report
                 outcome, said = "failed", f"{type(error).__name__}: {error}"
                 trace = traceback.format_exc() + printed.getvalue()
             yield Check(part, outcome, said, round(time.perf_counter() - began, 2)), trace
@@ -77,7 +77,7 @@ def rewards(folder: Path) -> str:
 
 
 def sandbox(folder: Path) -> str:
-    """A program that a model might write, judged by its tests in the sandbox; an endless one is stopped."""
+    """A program as a model might write it passes its tests in the sandbox; an endless one is stopped."""
     from grpo_kit.rewards import CodeTests
     from grpo_kit.rewards.code_runner import CodeRunner
     from grpo_kit.sandbox import isolation
@@ -98,7 +98,7 @@ def rollout(folder: Path) -> str:
 
 
 def embedded(folder: Path) -> str:
-    """The same on SmolLM2, where it was converted before: converting takes 20 seconds."""
+    """The same on SmolLM2, if it was converted before: converting takes 20 seconds."""
     from grpo_kit.models.gguf_reader import EMBEDDED, embedded_cache
 
     if not embedded_cache()[1]:
@@ -107,12 +107,12 @@ def embedded(folder: Path) -> str:
 
 
 def update(folder: Path) -> str:
-    """Two steps by the kit's trainer, packed, beside trl's on the same completions: loss and gradient of each."""
+    """Two steps of the kit's trainer, packed, and of trl's on the same completions: equal loss and gradient."""
     import trl
 
     from grpo_kit.training.trainer import GRPOTrainer
 
-    # transformers' plain optimizer: Adam would blow a rounding in a gradient near zero up to a whole step.
+    # transformers' plain optimizer: Adam would enlarge a rounding in a gradient near zero to a whole step.
     theirs = trained(trl.GRPOTrainer, folder / "trl", optim="sgd")
     own = {"rollout": "hf", "warmup": 0, "live": None}
     ours = trained(GRPOTrainer, folder / "kit", own=own, optim="sgd")
@@ -154,7 +154,7 @@ def optimizer(folder: Path) -> str:
 
 
 def save_and_resume(folder: Path) -> str:
-    """A run in the default settings, and its last step again from the checkpoint before it: the same weights."""
+    """A run with the default settings, and its last step repeated from the checkpoint before it: equal weights."""
     import torch
 
     from grpo_kit.record.files import read_metrics
@@ -189,10 +189,10 @@ PARTS: dict[str, Callable[[Path], str]] = {
 
 @contextlib.contextmanager
 def _nothing_stays(folder: Path) -> Iterator[None]:
-    """What would be converted or compiled into a user's cache goes into `folder`; torch's precision is put back."""
+    """Conversions and compilations go to `folder`, not to the user's cache; torch's precision is restored."""
     caches = [name for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR") if name not in os.environ]
     environment, precision = {name: str(folder / name.lower()) for name in caches}, None
-    with contextlib.suppress(Exception):  # a part that needs it says what is broken
+    with contextlib.suppress(Exception):  # a part that needs it reports the error
         import torch
 
         from grpo_kit.models.gguf_reader import embedded_cache
@@ -210,7 +210,7 @@ def _nothing_stays(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(into: io.StringIO) -> Iterator[None]:
-    """What libraries print goes into `into`, what they log or warn of nowhere."""
+    """Library output goes to `into`; logs and warnings are dropped."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,6 +1,6 @@
-"""What the machine, its packages, its disk and its network offer a run: facts, and what they ask a reader to do.
+"""Machine, packages, disk and network of a run: facts, and advice to the reader.
 
-Each function below is one section. Nothing is imported before it is needed, so that a broken package is one line of
+Each function below is one section. Imports happen only when needed, so that a broken package is one line of
 the report and not its end.
 """
 
@@ -21,7 +21,7 @@ from grpo_kit.doctor.report import Row, Section
 
 _HUB_SECONDS = 5
 _HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"  # gpu24's
-# Tries to leave the sandbox; says which ways worked. What it writes is looked for outside.
+# Tries to leave the sandbox and prints which ways worked. The check searches for its traces outside.
 _ESCAPES = """
 import socket, subprocess, sys
 def read(): open({readable!r}).read()
@@ -36,18 +36,18 @@ _WAYS_OUT = ("reading files", "writing files", "processes", "network")
 
 
 def sections() -> Iterator[Section]:
-    """Every section; one that cannot be read says so, and the next one follows."""
+    """Every section; an unreadable one reports its error, and the next one follows."""
     for title, look in SECTIONS.items():
         section = Section(title)
         try:
             look(section)
-        except Exception as error:  # whatever is broken here is what the report is for
+        except Exception as error:  # any error belongs in the report
             section.rows.append(Row("not read", type(error).__name__, str(error)))
         yield section
 
 
 def profile(section: Section) -> None:
-    """What "auto" takes, and whether a step of it fits into what is free."""
+    """The profile of "auto", and whether a step of it fits in the free memory."""
     import torch
 
     from grpo_kit.memory.free import free_bytes
@@ -72,7 +72,7 @@ def profile(section: Section) -> None:
 
 
 def disk(section: Section) -> None:
-    """Free space where runs, the kit's cache and the hub's lie, and what a checkpoint of the profile takes."""
+    """Free space for runs, the kit's cache and the hub's, and the size of a checkpoint of the profile."""
     from grpo_kit.memory.plan import plan_memory
     from grpo_kit.models.gguf_reader import embedded_cache
     from grpo_kit.profiles import profile as profile_named
@@ -105,7 +105,7 @@ def disk(section: Section) -> None:
 
 
 def sandbox(section: Section) -> None:
-    """What isolates programs here, tried out, and which ways out of it are shut."""
+    """The isolation on this machine, tried out, and the ways out of it that are shut."""
     from grpo_kit.sandbox import SandboxUnavailableError, isolation, run_python
 
     with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-") as name, socket.socket() as listener:
@@ -133,7 +133,7 @@ def sandbox(section: Section) -> None:
 
 
 def hub(section: Section) -> None:
-    """Is the hub there, is there a token, and is the embedded model, which needs neither?"""
+    """Is the hub reachable, is there a token, and is the embedded model, which needs neither, there?"""
     from grpo_kit.models.gguf_reader import EMBEDDED, embedded_cache
 
     _, converted = embedded_cache()
@@ -169,15 +169,15 @@ def _reaches_hub(huggingface_hub: Any) -> tuple[bool, str]:
     url = huggingface_hub.hf_hub_url(_HUB_MODEL, "config.json")
     try:
         huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS, token=False)
-    except HfHubHTTPError as error:  # it answered
+    except HfHubHTTPError as error:  # the hub is reachable
         return True, f"and refused {_HUB_MODEL}: {type(error).__name__}"
-    except Exception as error:  # of whichever HTTP library; its message may name hosts
+    except Exception as error:  # from any HTTP library; its message may name hosts
         return False, type(error).__name__
     return True, _HUB_MODEL
 
 
 def notebooks(section: Section) -> None:
-    """Do a notebook's widgets answer while a cell trains?"""
+    """Do a notebook's widgets respond while a cell trains?"""
     if importlib.util.find_spec("ipykernel") is None:
         note = 'to run notebooks here: pip install "grpo-kit[notebooks]"'
         section.rows.append(Row("ipykernel there", False, note))
@@ -192,7 +192,7 @@ def notebooks(section: Section) -> None:
     else:
         from ipykernel.comm.comm import BaseComm
 
-        # What watch/browse.py undoes for its own widgets.
+        # watch/browse.py works around this for its own widgets.
         able = hasattr(BaseComm, "_reply_subshell_for")
         note = "in JupyterLab, the kit's own" if able else f"ipykernel {ipykernel.__version__} was not tested"
     section.rows.append(Row("clicks in a busy kernel", able, f"{note}; elsewhere they wait for the cell"))

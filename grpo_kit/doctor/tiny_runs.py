@@ -1,4 +1,4 @@
-"""What the self-check runs: small models, a few steps, and the comparisons. Nothing is imported before it is needed."""
+"""Runs of the self-check: small models, a few steps, and comparisons. Imports happen only when needed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _TOKENS = 12  # of a completion
 
 
 class Skipped(Exception):
-    """The part cannot be tried here; says why."""
+    """The part cannot be tried here; the message gives the reason."""
 
 
 class Differs(AssertionError):
-    """Two ways that must agree do not; says where and how far."""
+    """Two ways that must agree do not; the message gives place and difference."""
 
 
 def loaded(name: str) -> tuple[Any, Any]:
-    """load_policy's model and tokenizer, products in full float32. Raises Skipped without the package they come in."""
+    """load_policy's model and tokenizer, products in full float32. Raises Skipped without the package of the model."""
     import torch
 
     from grpo_kit.models import PolicyLoadError, load_policy
@@ -75,12 +75,12 @@ def engine_beside_transformers(model: Any, tokenizer: Any) -> str:
 
 
 def _letters(completions: list[str], **columns: Any) -> list[float]:
-    """Share of characters that are letters: differs inside a group, whatever a random model writes."""
+    """Share of characters that are letters: differs inside a group for any model's text."""
     return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]
 
 
 def small_trainer(kind: Any, folder: Path, *, own: dict[str, Any] | None = None, **overrides: Any) -> Any:
-    """The smoke profile in float32 by a trainer of that kind, on fresh weights; own: what only the kit's takes."""
+    """A trainer of that kind with the smoke profile in float32 and fresh weights; own: arguments only the kit's has."""
     from grpo_kit.profiles import profile
 
     cfg = profile("smoke")

@@ -1,6 +1,6 @@
-"""Environments of others as ours, and ours as theirs: tools, and trl's classes. Games of textarena: games.py.
+"""Adapters: tools and trl's classes as environments, and environments as trl's classes. Games of textarena: games.py.
 
-An action is read in whatever form a model was taught to call tools in: JSON in the template's own tags, a JSON object,
+An action is read in any form in which models are taught to call tools: JSON in the template's own tags, a JSON object,
 or Python's call syntax, `look(x=3)`.
 """
 
@@ -21,14 +21,14 @@ _SPECIAL = {"reset", "get_reward"}
 
 
 class ToolCall(NamedTuple):
-    """A tool's name and its arguments by name, or by place as "0", "1", ..."""
+    """A tool's name and its arguments, keyed by name, or by position as "0", "1", ..."""
 
     name: str
     arguments: dict[str, Any]
 
 
 def read_call(text: str) -> ToolCall | None:
-    """The first tool call in a model's text; None where there is none. Nothing is evaluated.
+    """The first tool call in a model's text; None if there is none. Nothing is evaluated.
 
     >>> read_call('<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call>')
     ToolCall(name='look', arguments={'x': 3})
@@ -58,11 +58,11 @@ def read_call(text: str) -> ToolCall | None:
 def from_tools(
     tools: Sequence[Callable[..., Any]], judge: Callable[[Mapping[str, Any], str], float]
 ) -> Callable[[], Environment]:
-    """Plain functions, as trl takes them in tools=, as environments. A turn calls one; a text without a call ends it.
+    """Environments from plain functions, as trl's tools=. A turn calls one; a text without a call ends the episode.
 
     judge: (row, last text) -> reward in [0, 1].
 
-    An episode that the last turn ends is judged by that turn's text.
+    If the last turn ends the episode, judge receives that turn's text.
     Raises ValueError for a tool that is async.
 
     >>> task = EpisodeTask("shop", rows, held_out, from_tools([price_of], judge), view)  # doctest: +SKIP
@@ -75,10 +75,10 @@ def from_tools(
 def from_trl(
     factory: Callable[[], Any], judge: Callable[[Mapping[str, Any], str], float] | None = None
 ) -> Any:
-    """A class as trl's environment_factory takes them: reset(**row), tools as public methods, perhaps get_reward().
+    """Environments from a class for trl's environment_factory: reset(**row), tools as public methods, get_reward().
 
     judge: as for from_tools, for a class without get_reward.
-    Raises ValueError for a class that has no reset, or for whose episodes nobody says what they earned.
+    Raises ValueError for a class without reset, and for one with neither get_reward nor a judge.
     """
 
     def make() -> Environment:
@@ -99,7 +99,7 @@ def from_trl(
 
 
 def for_trl(make: Callable[[], Environment]) -> type:
-    """An environment of ours as a class for trl's environment_factory: its one tool is `act`.
+    """An environment as a class for trl's environment_factory; its one tool is `act`.
 
     >>> trl.GRPOTrainer(..., environment_factory=for_trl(Grid))  # doctest: +SKIP
     """
@@ -165,7 +165,7 @@ class _Tools:
             return f"{call.name}: {error}", 0.0, False
         try:
             return str(tool(*bound.args, **bound.kwargs)), 0.0, False
-        except Exception as error:  # what a tool raises is for the model to read, as in trl
+        except Exception as error:  # the model reads a tool's error, as in trl
             return f"{type(error).__name__}: {error}", 0.0, False
 
     def settle(self) -> float:
@@ -209,7 +209,7 @@ def _braced(text: str) -> list[str]:
 
 
 def _python_call(text: str) -> ToolCall | None:
-    """The first name(...) of plain values; what is inside one that is no call is not looked at."""
+    """The first name(...) of plain values; the inside of a name(...) that is no call is not searched."""
     start = 0
     while match := re.compile(r"(?<![\w.])[A-Za-z]\w*\(").search(text, start):
         start = _closing(text, match.end() - 1)
@@ -222,7 +222,7 @@ def _python_call(text: str) -> ToolCall | None:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Behind the bracket that closes the one at `opening`; the text's end if none does."""
+    """The position behind the bracket that closes the one at `opening`; the text's end if none does."""
     depth = 0
     for place in range(opening, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")

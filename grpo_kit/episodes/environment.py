@@ -1,4 +1,4 @@
-"""Environments: text in, text out. Many side by side, in threads with a time limit where they are slow; checked."""
+"""Environments: text in, text out. VectorEnv runs and checks many, slow ones in threads with a time limit."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-LONGEST = 20_000  # characters of an observation; what is longer was not meant for a model
+LONGEST = 20_000  # characters of an observation; a longer one is no text for a model
 
 
 class Environment(Protocol):
-    """A world of text. One object plays one episode at a time, and many after each other.
+    """A world of text. One object plays one episode at a time, and many episodes one after another.
 
-    reset(row): begin the episode of this row of the task, a dict; returns the first observation. All that is random
-    must come out of the row, so that the episodes of a group meet the same world.
+    reset(row): begin the episode of this row of the task, a dict; returns the first observation. All randomness
+    must derive from the row, so that the episodes of a group meet the same world.
     step(text): the model's response to the last observation, with the prefill, without a thought; returns (observation,
-    reward, done). An action that cannot be read is no exception: say so in the observation, and set `self.invalid =
+    reward, done). An unreadable action raises no exception: report it in the observation, and set `self.invalid =
     True` for that step. The rewards of an episode are added up; at best the sum lies in [0, 1].
-    settle() -> reward: only where there is something to be paid for an episode that the last turn ends and not step.
+    settle() -> reward: optional, for an episode that the turn limit ends and not step.
     """
 
     def reset(self, row: Mapping[str, Any]) -> str: ...
@@ -30,11 +30,11 @@ class Environment(Protocol):
 
 
 class EpisodeError(RuntimeError):
-    """An environment raised or broke its contract; the message names it, the row and the turn."""
+    """An environment raised or broke its contract; the message names the environment, the row and the turn."""
 
 
 class Outcome(NamedTuple):
-    """What a step came to. invalid: the environment could not read the action."""
+    """The result of a step. invalid: the environment could not read the action."""
 
     observation: str
     reward: float
@@ -43,10 +43,10 @@ class Outcome(NamedTuple):
 
 
 class VectorEnv:
-    """The environments of a rollout: one for each episode, kept for the next rollout.
+    """The environments of a rollout: one per episode, reused in the next rollout.
 
-    make: gives a new environment, such as its class. seconds: the most that a reset or step may take, all episodes side
-    by side in threads; None: one after the other in this thread, for environments that take microseconds.
+    make: returns a new environment, such as its class. seconds: limit for a reset or step; the episodes then run in
+    parallel threads. None: one after the other in this thread, for environments that take microseconds.
     Raises EpisodeError.
     """
 
@@ -59,7 +59,7 @@ class VectorEnv:
         self._rows: list[Mapping[str, Any]] = []
 
     def reset(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Begin one episode a row; the first observations."""
+        """Begin one episode a row; returns the first observations."""
         while len(self._pool) < len(rows):
             try:
                 self._pool.append(self.make())
@@ -80,9 +80,9 @@ class VectorEnv:
         return found
 
     def step(self, texts: Mapping[int, str], turn: int, *, last: bool = False) -> dict[int, Outcome]:
-        """One turn (from 1) of the episodes, by their number: what the model wrote -> what came of it.
+        """One turn (from 1) of the episodes: {episode number: the model's text} -> {episode number: Outcome}.
 
-        last: it is the last turn there may be; an environment that has settle() is asked for what is still to be paid.
+        last: this is the last possible turn; if an environment has settle(), its reward is added.
         """
         who = list(texts)
         for i in who:
@@ -140,7 +140,7 @@ class VectorEnv:
         threads = []
         try:
             for call, box in zip(calls, made, strict=True):
-                # Daemons: one that never comes back must not keep Python from ending.
+                # Daemons: a thread that never returns must not keep Python from ending.
                 threads.append(threading.Thread(target=_into, args=(call, box), daemon=True))
                 threads[-1].start()
             end = time.monotonic() + self.seconds
@@ -148,8 +148,8 @@ class VectorEnv:
                 thread.join(max(0.0, end - time.monotonic()))
                 if not box:
                     raise EpisodeError(f"{self.where(i, turn)}: no answer within {self.seconds:g} s")
-        except BaseException:  # the stop button, too
-            self._pool = []  # its objects may still be at work
+        except BaseException:  # including the stop button
+            self._pool = []  # its objects may still be running
             raise
         return [self._one(lambda box=box: _out(box), i, turn) for box, i in zip(made, who, strict=True)]
 
@@ -174,7 +174,7 @@ class VectorEnv:
 def _into(call: Callable[[], Any], box: list[Any]) -> None:
     try:
         box.append((call(), None))
-    except BaseException as error:  # heard by whoever waits
+    except BaseException as error:  # raised in the waiting thread
         box.append((None, error))
 
 
@@ -190,5 +190,5 @@ def _said(error: BaseException) -> str:
 
 
 def row_key(row: Mapping[str, Any]) -> str:
-    """The row as text, the same for equal rows."""
+    """The row as text, equal for equal rows."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""EpisodeTask: rows, an environment, what the model sees of it, and what scores without a model."""
+"""EpisodeTask: rows, an environment, the model's view of it, and the scores of policies without a model."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 Policy = Callable[[Mapping[str, Any], random.Random], Callable[[str], str]]
 _LONGEST_EXAMPLE = 100  # turns
 _RESET_AT_ONCE = 64  # rows
-_MOST_PLANS = 4096  # sequences of actions that are all tried
+_MOST_PLANS = 4096  # largest number of action sequences to try
 
 
 @dataclass(frozen=True)
 class EpisodeTask:
     """A task of several turns.
 
-    train, held_out: rows with "question" (the goal, as the model reads it) and whatever the environment's reset asks
-    for; no row is in both.
-    environment: gives a new one, such as its class. view: what the model reads each turn. max_turns: an episode ends
+    train, held_out: rows with "question" (the goal, as the model reads it) and the columns that the environment's reset
+    needs; no row is in both.
+    environment: returns a new one, such as its class. view: the model's input each turn. max_turns: an episode ends
     there at the latest. max_completion_tokens: of each turn.
-    success: an episode is right whose rewards sum to at least this.
-    seconds: the most that a reset or step may take, all episodes in threads; None: it takes microseconds.
-    optimum: a policy that plays perfectly, where there is one.
-    actions: all there are, for policies that read no reply: see blind. "ask {person}" is filled from the row, as by
-    str.format(**row), so that such a policy may know the goal; a brace that is none of a field's is doubled.
+    success: an episode is right if its rewards sum to at least this value.
+    seconds: limit for a reset or step, with all episodes in threads; None: a step takes microseconds.
+    optimum: a policy that plays perfectly, if there is one.
+    actions: all actions, for policies that read no observation: see blind. "ask {person}" is filled from the row by
+    str.format(**row), so that such a policy may know the goal; double a brace that is not part of a field.
     Raises ValueError naming the field that does not fit.
     """
 
@@ -91,9 +91,9 @@ class EpisodeTask:
         """The train rows for a trainer: the first turn's prompt, and `row`, the row's place in train."""
         renderer = Renderer(tokenizer, self.view)
         rows = self.train
-        # Slow environments are asked when they are played.
+        # Slow environments are called only when they are played.
         world, observations = self.world(), [""] * len(rows)
-        for start in range(0, 0 if self.seconds else len(rows), _RESET_AT_ONCE):  # not an environment a row
+        for start in range(0, 0 if self.seconds else len(rows), _RESET_AT_ONCE):  # not one environment a row
             part = rows[start : start + _RESET_AT_ONCE]
             observations[start : start + len(part)] = world.reset(part)
         columns = {
@@ -109,11 +109,11 @@ class EpisodeTask:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Is there anything to play that reads no reply? Not where a step costs time, or a RecordedEnv counts it."""
+        """Can policies without observations be scored? Empty if a step costs time, or if a RecordedEnv counts steps."""
         return () if self.seconds or isinstance(self.environment, RecordedEnv) else self.actions
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
-        """Name and success, in [0, 1], of the best policy that reads no reply, on the rows (default held_out)."""
+        """Name and success, in [0, 1], of the best policy that reads no observation, on the rows (default held_out)."""
         return next(iter(self.blind(rows).items()))
 
     # ---- without a model ------------------------------------------------------------------------------------------
@@ -137,16 +137,16 @@ class EpisodeTask:
         return fmean(total >= self.success for total in totals)
 
     def blind(self, rows: Sequence[dict] | None = None, *, seed: int = 0) -> dict[str, float]:
-        """What policies score that read no reply, best first: "random", and the best fixed sequence of actions.
+        """Scores of policies that read no observation, best first: "random", and the best fixed sequence of actions.
 
-        Sequences: all those of n actions, and of fewer, each over and over until the episode ends. n: the largest for
+        Sequences: all those of up to n actions, each repeated until the episode ends. n: the largest for
         which there are at most 4,096, from 1 to max_turns. random: the mean of 8 plays. {} for a task without actions.
         Raises ValueError for an action with a field that a row lacks.
         """
         if not self.actions:
             return {}
         rows = self.held_out if rows is None else rows
-        known = self.__dict__.setdefault("_blind", {})  # every evaluation asks for it
+        known = self.__dict__.setdefault("_blind", {})  # every evaluation needs it
         key = (seed, *map(row_key, rows))
         if key not in known:
             plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
@@ -157,7 +157,7 @@ class EpisodeTask:
         return dict(known[key])
 
     def _most(self) -> int:
-        """How many actions in a row all sequences of which are tried."""
+        """The longest length at which all sequences of actions are tried."""
         fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS]
         return max(fit, default=1)
 
@@ -166,7 +166,7 @@ class EpisodeTask:
 
 
 def worked(environment: Environment, policy: Policy, row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The (observation, response) turns of a policy's episode: a worked example."""
+    """The (observation, response) turns of a policy's episode, for a worked example."""
     observation, done, turns = environment.reset(row), False, []
     respond = policy(row, random.Random(0))
     while not done:
@@ -196,7 +196,7 @@ def _at_random(actions: Sequence[str]) -> Policy:
 
 
 def _filled(action: str, row: Mapping[str, Any]) -> str:
-    """The action with its fields put in from the row."""
+    """The action with its fields filled from the row."""
     if "{" not in action and "}" not in action:
         return action
     try:

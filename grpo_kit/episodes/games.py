@@ -1,4 +1,4 @@
-"""Games of textarena for one player as environments, each with random numbers of its own."""
+"""textarena's games for one player as environments, each with its own random numbers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 from grpo_kit.argument_checks import check_above_zero, check_whole
 from grpo_kit.episodes.environment import Environment
 
-# textarena's games seed Python's own generator and draw from it: one of them moves at a time.
+# textarena's games seed Python's own generator and draw from it, so only one of them moves at a time.
 _MOVES = threading.Lock()
 _MINE = "PLAYER_ACTION"
 
 
 def from_textarena(name: str, *, highest: float = 1.0, **options: Any) -> Callable[[], Environment]:
-    """A game of textarena for one player, such as "GuessTheNumber-v0", as environments; options go to the game.
+    """A game of textarena for one player, such as "GuessTheNumber-v0", as environments; options are passed to the game.
 
-    Row: seed, a whole number of at least 0: which game it is. Every game keeps random numbers of its own, so that it
-    goes the same way whatever is played beside it, and the caller's are left alone.
-    The first observation is the game's prompt, a later one what is new since the last. Actions stand in square
-    brackets; variants but "-raw" put them there. A move that the game calls invalid is invalid; textarena ends a game
-    at the second in a row.
-    Reward: in the end what the game pays, over `highest`, at least 0 and at most 1: -1, which is a game lost or broken
-    off, is 0. highest: what the best game pays, such as 20 in "Set-v0".
-    Raises ImportError without the package; ValueError for an unknown game, one for several players, and options that
-    it does not take; what a game itself raises where it needs words of nltk, a key or a newer Python.
+    Row: seed, a whole number of at least 0, which selects the game. Every game has its own random numbers, so that it
+    runs the same way whatever is played beside it, and the caller's random state is unchanged.
+    The first observation is the game's prompt, a later one the news since the last. Actions stand in square
+    brackets; all variants but "-raw" add them. A move that the game reports as invalid is invalid; textarena ends the
+    game at the second invalid move in a row.
+    Reward: at the end, the game's pay divided by `highest`, clipped to [0, 1]: a lost or aborted game pays -1, hence
+    0. highest: the pay of the best game, such as 20 in "Set-v0".
+    Raises ImportError without the package; ValueError for an unknown game, one for several players, and unknown
+    options; also the game's own errors if it needs words of nltk, a key or a newer Python.
     Source: github.com/LeonGuertler/TextArena, 0.7.4.
 
     >>> rows = [{"question": "Guess the number.", "seed": seed} for seed in range(80)]
     >>> task = EpisodeTask("number", rows[16:], rows[:16], from_textarena("GuessTheNumber-v0"))  # doctest: +SKIP
     """
     check_above_zero("highest", highest, hint=": what the best game pays")
-    _Game(name, highest, options).reset({"seed": 0})  # what is wrong is said now
+    _Game(name, highest, options).reset({"seed": 0})  # raises errors now
     return lambda: _Game(name, highest, options)
 
 
 class _Game:
-    """One game after the other."""
+    """One game after another."""
 
     def __init__(self, name: str, highest: float, options: Mapping[str, Any]) -> None:
         self.name, self.highest, self.invalid = name, highest, False
@@ -48,11 +48,11 @@ class _Game:
         with self._own_numbers():
             self.played = _made(name, options)
         self.inner = self.played
-        while hasattr(self.inner, "env"):  # wrappers; those of observations would say everything again
+        while hasattr(self.inner, "env"):  # wrappers; observation wrappers would repeat everything
             self.inner = self.inner.env
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        """The game's prompt, and its board where it has one."""
+        """The game's prompt, and its board if it has one."""
         seed = check_whole(f"a row for {self.name!r}: seed", row.get("seed"), 0, hint=": which game it is")
         self.numbers, self.invalid = random.Random(seed).getstate(), False
         with self._own_numbers():
@@ -75,20 +75,20 @@ class _Game:
             return news or "Go on.", 0.0, False
         pays = state.rewards[0]
         if about["invalid_move"] and isinstance(pays, str):
-            pays = 0.0  # four games give the reason in the reward's place
+            pays = 0.0  # four games return the reason in the reward's place
         reward = min(1.0, max(0.0, pays / self.highest))
         return "\n".join(filter(None, [news, about.get("reason")])), reward, True
 
     def _news(self) -> str:
-        """What the game said since it was last asked, without the player's own moves."""
+        """The game's messages since the last call, without the player's own moves."""
         _, messages = self.inner.get_observation()
-        # Three games say the move itself in another order, its text in the kind's place.
+        # Three games report the move itself in another order, its text in the kind's place.
         told = [text.strip() for _, text, kind in messages if getattr(kind, "name", _MINE) != _MINE]
         return "\n".join(filter(None, told))
 
     @contextmanager
     def _own_numbers(self) -> Iterator[None]:
-        """This game's state of Python's own generator, the caller's again behind it."""
+        """Sets Python's generator to this game's state, and restores the caller's afterwards."""
         with _MOVES:
             callers = random.getstate()
             random.setstate(self.numbers)

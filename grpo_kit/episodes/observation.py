@@ -1,8 +1,8 @@
-"""What the model reads each turn: goal, last actions and observation, or all that was said; as text and as tokens.
+"""The model's input each turn: goal, last actions and observation, or the whole conversation; as text and as tokens.
 
-Nothing that was sampled is tokenized again: where the next prompt goes on from the last one, it is the last one's
-tokens, the sampled ones, and those of what comes behind. Where a view or a template leaves something out, the next
-prompt is another text, and its turn a row that forks.
+Sampled tokens are never tokenized again. If the next prompt continues the last one, it consists of the last prompt's
+tokens, the sampled tokens, and the tokens of the new text. If a view or a template leaves something out, the next
+prompt is another text, and the turn becomes a separate row.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _PROBE, _NEXT, _ANSWER = "KITPROBE", "KITNEXT", "KITANSWER"
 
-THOUGHT = ("<think>", "</think>")  # what a thought stands in
+THOUGHT = ("<think>", "</think>")  # the tags around a thought
 
 Example = Sequence[tuple[str, str]]  # one worked episode: (observation, response) of each of its turns
 
 
 def write_turn(goal: str, actions: Sequence[str], observation: str) -> str:
-    """One turn's text for the model: the goal, what was done last, and what is there now. "" leaves the goal out.
+    """One turn's text for the model: the goal, the last actions, and the observation. "" leaves the goal out.
 
     >>> print(write_turn("Open the door.", ["up", "left"], "The door is above you."))
     Goal: Open the door.
@@ -40,16 +40,16 @@ def write_turn(goal: str, actions: Sequence[str], observation: str) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """What the model reads each turn.
+    """The model's input each turn.
 
-    chat: False: each prompt is one message of the user's, with the last `actions` actions and the observation; turns
-    then fork. True: all that was said, message after message, through the chat template.
-    actions: how many of the last actions stand in a message; 0, or None for all. With chat they stand there anyway.
-    repeat_goal: whether the goal is in every turn's message; with False only in the first turn's.
+    chat: False: each prompt is one user message with the last `actions` actions and the observation; turns
+    then fork. True: the whole conversation, message after message, through the chat template.
+    actions: how many of the last actions a message lists; 0, or None for all. With chat the messages have them anyway.
+    repeat_goal: True: the goal is in every turn's message; False: only in the first turn's.
     examples: (goal, worked episode) pairs shown in every prompt, each episode a list of (observation, response).
-    thoughts: with chat. "as served": the prompts are those that a server would make, so that thoughts disappear
+    thoughts: with chat. "as served": the prompts equal those of a server, so thoughts disappear
     where the template drops them. "kept": earlier turns stay word for word.
-    A thought in <think> tags is the model's own: neither the environment nor the list of last actions has it.
+    A thought in <think> tags is the model's own: neither the environment nor the list of last actions contains it.
     write: (goal, actions, observation) -> a turn's message.
     Raises ValueError naming the field.
     """
@@ -79,7 +79,7 @@ class View:
         return self.write(goal if self.repeat_goal or first else "", shown, observation)
 
     def example_pairs(self) -> list[tuple[str, str]]:
-        """The worked episodes as (message, response) pairs, written as the model's own turns are."""
+        """The worked episodes as (message, response) pairs, written like the model's own turns."""
         pairs = []
         for goal, turns in self.examples:
             done: list[str] = []
@@ -89,7 +89,7 @@ class View:
         return pairs
 
     def said(self, response: str) -> str:
-        """What the environment reads of a response: what stands behind its thought; "" if that never ended.
+        """The text of a response that the environment reads: behind its thought; "" if the thought never ended.
 
         >>> View().said("<think>\\nA door.\\n</think>\\n\\nopen it"), View().said("open it")
         ('open it', 'open it')
@@ -100,18 +100,18 @@ class View:
         return "" if opens in response else response
 
     def completion_saying(self, action: str) -> str:
-        """A completion of this view's that says the action and thinks nothing."""
+        """A completion of this view with the action and no thought."""
         opens, closes = THOUGHT
         return f"\n{closes}\n\n{action}" if opens in self.prefill and closes not in self.prefill else action
 
     def action_of(self, response: str) -> str:
-        """The response as later turns name it: without prefill and thought, on one line; "nothing" for nothing."""
+        """The response as later turns quote it: without prefill and thought, on one line; "nothing" if empty."""
         return " ".join(self.said(response).removeprefix(self.prefill).split()) or "nothing"
 
 
 @dataclass
 class Conversation:
-    """One episode as the model has seen it so far."""
+    """One episode as the model has read it so far."""
 
     goal: str
     actions: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Renderer:
     """Makes the prompts of one view with one tokenizer.
 
     ends: tokens that end a completion.
-    Raises PromptError for what build_prompt refuses.
+    Raises PromptError in the same cases as build_prompt.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, view: View, ends: Sequence[int] = ()) -> None:
@@ -135,7 +135,7 @@ class Renderer:
 
     @cached_property
     def _frame(self) -> tuple[str, str]:
-        """What stands before and behind a message in a prompt of one."""
+        """The text before and behind a message in a prompt of one message."""
         before, _, behind = self._built(_PROBE).rpartition(_PROBE)
         return before, behind
 
@@ -162,14 +162,14 @@ class Renderer:
         return before + message + behind
 
     def text_of(self, completion_ids: Sequence[int]) -> str:
-        """What was written, without special tokens, those that are spelled out in others included."""
+        """The completion's text without special tokens, also without those spelled out in other tokens."""
         text = self.tokenizer.decode(completion_ids, skip_special_tokens=True)
         for token in self._special:
             text = text.replace(token, "")
         return text
 
     def cut_off(self, completion_ids: Sequence[int]) -> bool:
-        """Did it meet the limit before it ended?"""
+        """Did it reach the limit before it ended?"""
         return not completion_ids or completion_ids[-1] not in self.ends
 
     def first(self, goal: str, observation: str) -> Conversation:
@@ -183,7 +183,7 @@ class Renderer:
     # ---- later turns ----------------------------------------------------------------------------------------------
 
     def next(self, made: Conversation, completion_ids: Sequence[int], observation: str) -> None:
-        """The prompt behind a completion and what came of it; changes `made`."""
+        """Appends a completion and the observation to it, and makes the next prompt; changes `made`."""
         view, tokenizer = self.view, self.tokenizer
         written = list(completion_ids if self.cut_off(completion_ids) else completion_ids[:-1])
         completion = self.text_of(completion_ids)
@@ -208,7 +208,7 @@ class Renderer:
 
     @cached_property
     def _turn_over(self) -> tuple[str, str]:
-        """What the template writes between an answer and the next message, and between that and the next answer."""
+        """The template's text between an answer and the next message, and between that message and the next answer."""
         asked = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _ANSWER}]
         text = self._chat([*self._before, *asked, {"role": "user", "content": _NEXT}])
         between, _, behind = text.partition(_ANSWER)[2].partition(_NEXT)
@@ -220,16 +220,16 @@ class Renderer:
 
     def _behind(self, message: str) -> str:
         between, behind = self._turn_over
-        self._one_message(message)  # refuses what would be read as the template's own
+        self._one_message(message)  # raises for text that would be read as the template's own
         return between + message + behind
 
     def _served(self, messages: list[dict[str, str]]) -> str:
-        """The prompt that a server makes of the messages."""
+        """A server's prompt for the messages."""
         return self._chat([*self._before, *messages])
 
     @cached_property
     def _around(self) -> tuple[str, str]:
-        """What a rendered conversation loses in front (a BOS that the tokenizer adds) and gains behind: the prefill."""
+        """The text that a rendered conversation loses in front (a BOS that the tokenizer adds); and its prefill."""
         plain, built = (
             self._rendered([*self._before, {"role": "user", "content": _PROBE}]),
             self._built(_PROBE),
@@ -250,7 +250,7 @@ class Renderer:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     def _chat(self, messages: list[dict[str, Any]]) -> str:
-        """Rendered as a server would, with the assistant's turn open behind the prefill."""
+        """Rendered as on a server, with the assistant's turn open behind the prefill."""
         bos, behind = self._around
         return self._rendered(messages).removeprefix(bos) + behind
 

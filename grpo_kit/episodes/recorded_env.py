@@ -1,4 +1,4 @@
-"""A slow environment written down once and played again without it: what was asked, what came, how long it took."""
+"""Records a slow environment once and plays it again without it: actions, results and how long each step took."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _UNKNOWN = "Nothing happens."
 
 
 def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], Environment]:
-    """Environments like those of `make`, every reset and step of which is added to the file: a JSON object a line.
+    """Environments like those of `make` that add every reset and step to the file, a JSON object a line.
 
-    Play with it (evaluate, readiness, a short training), then train on RecordedEnv(path). Several may write at once.
+    Play with it (evaluate, readiness, a short training), then train on RecordedEnv(path). Several processes may record.
 
     >>> task = replace(task, environment=recorded(Phone, "phone.jsonl"))  # doctest: +SKIP
     """
@@ -32,7 +32,7 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     class Recorded:
-        """Plays, and writes down."""
+        """Plays and records."""
 
         def __init__(self) -> None:
             self.inner = make()
@@ -55,7 +55,7 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
                     invalid=self.invalid, seconds=time.perf_counter() - begun,
                 )  # fmt: skip
             except (TypeError, ValueError):
-                return found  # breaks the contract, which whoever plays will say
+                return found  # breaks the contract; the player raises the error
             note(**self.last)
             return found
 
@@ -78,11 +78,11 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
 
 
 class RecordedEnv:
-    """What `recorded` wrote, played again: RecordedEnv(path) is given to a task as its environment.
+    """Plays a recording: give RecordedEnv(path) to a task as its environment.
 
-    unknown: what is said to an action that was never recorded at that point; it counts as invalid, earns nothing and
-    leaves the episode where it was. latency: seconds that every step waits, "recorded" for what it took then, 0 none.
-    Raises FileNotFoundError for no file; ValueError for a line that is none of `recorded`'s, and for a row that was
+    unknown: the observation for an action that was never recorded at that point; the action is invalid, earns nothing
+    and leaves the episode unchanged. latency: seconds that every step waits, "recorded" for the recorded time, 0 none.
+    Raises FileNotFoundError for no file; ValueError for a line that `recorded` did not write, and for a row that was
     never begun.
 
     >>> mock = RecordedEnv("phone.jsonl")  # doctest: +SKIP
@@ -95,7 +95,7 @@ class RecordedEnv:
         self.path, self.unknown, self.latency = Path(path), unknown, latency
         self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
         text = self.path.read_text(encoding="utf-8")
-        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):  # not a half one
+        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):  # skip a half line
             try:
                 entry = json.loads(line)
                 self.known[entry["row"], tuple(entry["said"])] = entry
@@ -112,12 +112,12 @@ class RecordedEnv:
         return _Played(self)
 
     def missing(self) -> pd.DataFrame:
-        """What was asked for that was never recorded, most often first: row, said (all of the episode), times."""
+        """Steps that were never recorded, most often first: row, said (the episode's actions), times."""
         rows = [(row, " | ".join(said), times) for (row, said), times in self._missing.most_common()]
         return pd.DataFrame(rows, columns=["row", "said", "times"])
 
     def report(self) -> str:
-        """One sentence.
+        """The share of unrecorded steps in one sentence.
 
         >>> RecordedEnv("phone.jsonl").report()  # doctest: +SKIP
         '12 of 640 steps (1.9 %) asked for what was never recorded; missing() lists them.'
@@ -127,7 +127,7 @@ class RecordedEnv:
         return f"{share} asked for what was never recorded{'; missing() lists them' if lost else ''}."
 
     def look_up(self, row: str, said: tuple[str, ...]) -> dict[str, Any] | None:
-        """The recorded step, after its latency; None, and counted, where there is none."""
+        """The recorded step, after its latency. If it was not recorded: None, and the step is counted."""
         entry = self.known.get((row, said))
         with self._lock:
             self.asked += 1
@@ -167,6 +167,6 @@ class _Played:
 
 
 def _drop_half_a_line(path: Path) -> None:
-    """What a killed recording left of its last line; behind it nothing could be read."""
+    """Removes the half line of a killed recording, behind which nothing could be read."""
     if path.is_file() and not (text := path.read_bytes()).endswith(b"\n") and text:
         path.write_bytes(text[: text.rfind(b"\n") + 1])

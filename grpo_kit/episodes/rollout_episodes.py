@@ -1,4 +1,4 @@
-"""Play episodes: turn t of all that still live in one decode, each turn kept with exactly the tokens it was made of."""
+"""Plays episodes: turn t of all unfinished ones in one decode. Each turn is kept with its exact tokens."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from grpo_kit.prompts import PromptError
 if TYPE_CHECKING:
     from grpo_kit.episodes.episode_task import EpisodeTask
 
-# (prompts, the episodes they are of, turn from 1) -> for each prompt its completion and, if known, log-probabilities
+# (prompts, their episodes, turn from 1) -> for each prompt its completion and, if known, log-probabilities
 Complete = Callable[[list[list[int]], list[int], int], list[tuple[list[int], list[float] | None]]]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One prompt and the completion to it.
+    """One prompt and its completion.
 
     prompt_ids, completion_ids: as sampled, the end token included; logprobs: one a completion token, None if unknown.
-    observation: what the model had read; completion: what it wrote, as text; result: what the environment then said.
-    reward: of this turn. invalid: the action could not be read. cut_off: it met the limit of tokens.
+    observation: the text that the model read; completion: the text it wrote; result: the next observation.
+    reward: of this turn. invalid: the action could not be read. cut_off: the completion reached the token limit.
     """
 
     prompt_ids: list[int]
@@ -42,7 +42,7 @@ class Turn:
 
 @dataclass
 class Episode:
-    """The turns from a reset to the end. done: the environment ended it; else it met the most turns there may be."""
+    """The turns from a reset to the end. done: the environment ended it; otherwise it reached max_turns."""
 
     row: Mapping[str, Any]
     turns: list[Turn] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Episode:
         return sum(turn.reward for turn in self.turns)
 
     def returns(self, discount: float = 1.0) -> list[float]:
-        """Of each turn what was earned from it on, later rewards times discount a turn.
+        """The return of each turn: the rewards from it on, each later turn's multiplied by discount once more.
 
         >>> Episode({}, [Turn([], [], None, "", "", "", r, False, False) for r in (0, 0, 1)]).returns(0.5)
         [0.25, 0.5, 1.0]
@@ -76,9 +76,9 @@ def rollout_episodes(
     context: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Episode]:
-    """One episode a row, side by side; those that have ended take no part in later turns.
+    """One episode a row, in parallel; ended episodes take no part in later turns.
 
-    context: the most tokens that a prompt and its completion may have together. progress: called with (episodes ended,
+    context: the most tokens of a prompt and its completion together. progress: called with (episodes ended,
     all) after each turn.
     Raises EpisodeError for an environment that breaks its contract, and for a prompt that leaves no room.
     """
@@ -89,7 +89,7 @@ def rollout_episodes(
         with _named(world, i, 0):
             talks[i] = renderer.first(rows[i]["question"], observations[i])
     for turn in range(1, task.max_turns + 1):
-        # Equal prompts lie side by side, where their first is: they are computed once.
+        # Equal prompts are adjacent, at the place of the first: they are computed once.
         first: dict[tuple[int, ...], int] = {}
         for i in talks:
             first.setdefault(tuple(talks[i].ids), i)
@@ -133,7 +133,7 @@ def rollout_episodes(
 
 @contextmanager
 def _named(world: VectorEnv, i: int, turn: int) -> Iterator[None]:
-    """An observation that no prompt can hold is the environment's, named with its row and turn."""
+    """Turns a PromptError about an observation into an EpisodeError with its row and turn."""
     try:
         yield
     except PromptError as error:

@@ -1,4 +1,4 @@
-"""Turns as text, before anything is trained: what the model would read, turn by turn, and what of it is new."""
+"""Turns as text, before training: the model's input turn by turn, and which part of it is new."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def show_turns(
     *,
     responses: Sequence[str] | None = None,
 ) -> str:
-    """Each turn's prompt of one episode, word for word, how many tokens it has and how many the last one had already;
-    then what training on it takes, in rows and tokens, of a chat also with the other choice of thoughts, if it differs.
+    """Each turn's prompt of one episode, word for word, its number of tokens and how many the last prompt already had;
+    then the cost of training on it in rows and tokens, for a chat also with the other choice of thoughts if it differs.
 
-    row: default the first train row. responses: what is answered (without the prefill); default: what the task's
-    optimum does. The worked examples are shown once, in the first turn.
-    Raises ValueError where there is neither.
+    row: default the first train row. responses: the answers (without the prefill); default: the actions of the task's
+    optimum. The worked examples are shown once, in the first turn.
+    Raises ValueError if the task has no optimum and no responses are given.
 
     >>> print(show_turns(tokenizer, worlds.grid()))  # doctest: +SKIP
     """
@@ -38,7 +38,7 @@ def show_turns(
     shown, before = [], []
     for number, (talk, answer, written) in enumerate(turns, start=1):
         known = common_length(before, talk.ids)
-        # The last token is always read anew; what differs is shown from where it differs.
+        # The last token is always computed again; the text is shown from its first difference.
         text = talk.text if number == 1 else tokenizer.decode(talk.ids[known:])
         goes_on = "" if number == 1 else f", {known} of them as before"
         shown.append(f"--- turn {number}: {len(talk.ids)} tokens{goes_on}\n{text}\n>>> {answer}")
@@ -58,7 +58,7 @@ def _walked(
     row: Mapping[str, Any],
     responses: Sequence[str] | None,
 ) -> tuple[list[tuple[Conversation, str, list[int]]], list[str]]:
-    """Each turn's prompt, answer and its tokens; and how it ended, in a line."""
+    """Each turn's prompt, answer and answer tokens; and a line about how the episode ended."""
     respond = _in_order(responses) if responses is not None else _optimum(task, row)
     renderer, world = Renderer(tokenizer, task.view), task.world()
     (observation,) = world.reset([row])
@@ -82,7 +82,7 @@ def _walked(
 
 
 def _cost(turns: Sequence[tuple[Conversation, str, list[int]]]) -> str:
-    """What training on one such episode takes."""
+    """The cost of training on one such episode."""
     rows = [(talk.ids, written) for talk, _, written in turns]
     tokens = sum(len(prompt) + len(written) for prompt, written in rows)
     return f"{len(rows)} rows of {tokens:,} tokens in all; {tree_tokens(rows):,} are computed, what rows share once"

@@ -1,8 +1,8 @@
-"""What a chat template does with thoughts once a conversation goes on: found by rendering, said in words.
+"""Renders conversations to find what a chat template does with earlier thoughts, and reports it in words.
 
 A thinking model writes <think>...</think> and an answer. When the next turn is rendered, its template may drop the
-thought, keep it, or put an empty one in. Where it is dropped, the next prompt does not go on from what was sampled, and
-whoever trains one long conversation trains on texts that the served model never sees.
+thought, keep it, or insert an empty one. If it drops the thought, the next prompt does not continue the sampled text:
+training on one long conversation then trains on texts that the served model never reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo_kit.prompts import NO_TEMPLATE, PromptError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Words that no template writes or looks for.
+# Words that no template writes or searches for.
 _ASKED, _THOUGHT, _ANSWER, _NEXT = "KITASKED", "KITTHOUGHT", "KITANSWER", "KITNEXT"
 _CALL = {"type": "function", "function": {"name": "kitlook", "arguments": {"x": "y"}}}
 _PROPERTY = {"x": {"type": "string", "description": "what"}}
@@ -32,7 +32,7 @@ _TOOL = {
         "parameters": {"type": "object", "properties": _PROPERTY, "required": ["x"]},
     },
 }
-# Names under which servers hand a thought back beside the answer.
+# Names under which servers return a thought beside the answer.
 FIELDS = ("reasoning_content", "reasoning", "thinking")
 _NEXT_TURNS: dict[str, dict[str, Any]] = {
     "a user turn": {"role": "user", "content": _NEXT},
@@ -47,17 +47,17 @@ Render = Callable[..., str]
 
 @dataclass(frozen=True, repr=False)
 class TurnAudit:
-    """What a chat template does with thoughts. Made by audit_turns().
+    """How a chat template treats thoughts. Made by audit_turns().
 
-    table: a row for what comes next ("a user turn", "a tool result", "a system turn"), with
-    in_text: a thought that stands in the message's text is "kept" or "dropped"; "refused" where the template raises,
-    "no such turn" where it leaves that message out.
-    in_field: likewise one that is handed over beside the text, under a name of FIELDS.
-    extends, extends_without: does the next prompt begin with this one and what was written, with and without a thought?
-    None where there is no next prompt.
-    empty_block: is an empty thought put into an answer that had none?
-    trl: what becomes of a thought under the template that trl trains with; "" where trl trains with this one.
-    opens: what the template itself writes behind the assistant's header. sentences: all of this in words.
+    table: a row for each kind of next message ("a user turn", "a tool result", "a system turn"), with
+    in_text: "kept" or "dropped" for a thought in the message's text; "refused" if the template raises,
+    "no such turn" if the template leaves that message out.
+    in_field: the same for a thought passed beside the text, under a name of FIELDS.
+    extends, extends_without: does the next prompt begin with this one and its completion, with and without a thought?
+    None if there is no next prompt.
+    empty_block: does the template insert an empty thought into an answer that had none?
+    trl: how trl's training template treats a thought; "" if trl trains with this template.
+    opens: text that the template writes behind the assistant's header. sentences: all of this in words.
     """
 
     opens: str
@@ -75,9 +75,9 @@ class TurnAudit:
 def audit_turns(
     tokenizer: PreTrainedTokenizerBase, *, tags: tuple[str, str] = ("<think>", "</think>")
 ) -> TurnAudit:
-    """What the tokenizer's chat template does with the thoughts of earlier turns, by rendering conversations.
+    """How the tokenizer's chat template treats the thoughts of earlier turns, found by rendering conversations.
 
-    tags: what a thought stands in where it is part of the text.
+    tags: the tags around a thought that is part of the text.
     Raises ValueError for a tokenizer without chat template, and for a template that cannot render a single question.
 
     >>> audit_turns(tokenizer)  # doctest: +SKIP
@@ -111,7 +111,7 @@ def audit_turns(
 
 
 def _renderer(tokenizer: PreTrainedTokenizerBase, **template: Any) -> Render:
-    """Messages -> text. Templates of models that see take a text only as a list of parts: the second try."""
+    """Messages -> text. Templates of vision models accept a text only as a list of parts: the second try."""
 
     def render(
         messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **more: Any
@@ -142,7 +142,7 @@ def _user() -> dict[str, Any]:
 
 
 def _answers(next_: str, tags: tuple[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where the thought is, the assistant's message); where a call is asked for, also without a text of its own."""
+    """(where the thought is, the assistant's message); before a tool result also without a text of its own."""
     calls = {"tool_calls": [{**_CALL, "id": "abcdefghi"}]} if next_ == "a tool result" else {}
     for text in (_ANSWER, "") if calls else (_ANSWER,):
         yield (
@@ -154,7 +154,7 @@ def _answers(next_: str, tags: tuple[str, str]) -> Iterator[tuple[str, dict[str,
 
 
 def _row(render: Render, next_: str, tags: tuple[str, str]) -> dict[str, Any]:
-    """One row of TurnAudit.table, but for trl."""
+    """One row of TurnAudit.table, without the column trl."""
     tools = {"tools": [_TOOL]} if next_ == "a tool result" else {}
     after = _NEXT_TURNS[next_]
     first = render([_user()], **tools)
@@ -183,7 +183,7 @@ _RANK = ("refused", "no such turn", "dropped", "kept")
 def _outcome(render: Render, messages: list[dict[str, Any]], tools: dict[str, Any]) -> tuple[str, str]:
     try:
         text = render(messages, **tools)
-    except Exception:  # templates raise whatever they like
+    except Exception:  # templates raise anything
         return "refused", ""
     if _NEXT not in text:
         return "no such turn", text
@@ -191,7 +191,7 @@ def _outcome(render: Render, messages: list[dict[str, Any]], tools: dict[str, An
 
 
 def _goes_on(text: str, first: str, mark: str, tags: Sequence[str]) -> bool:
-    """Does the text begin with the first prompt, and go on with what was written: tags, white space, the mark?"""
+    """Does the text begin with the first prompt and continue with the completion: tags, white space, the mark?"""
     if not text.startswith(first):
         return False
     between = text[len(first) :].split(mark, 1)[0]
@@ -201,12 +201,12 @@ def _goes_on(text: str, first: str, mark: str, tags: Sequence[str]) -> bool:
 
 
 def _between(text: str, mark: str) -> str:
-    """From the question to the mark."""
+    """The text from the question to the mark."""
     return text.split(_ASKED, 1)[-1].split(mark, 1)[0]
 
 
 def _opens(opened: str, bare: str) -> str:
-    """Tags that the template writes behind the header by itself."""
+    """Tags that the template itself writes behind the header."""
     added = opened.removeprefix(bare) if opened.startswith(bare) else opened
     tags = list(_TAG.finditer(added))
     rest = added[tags[0].start() :] if tags else ""
@@ -214,12 +214,12 @@ def _opens(opened: str, bare: str) -> str:
 
 
 def _trl_template(tokenizer: PreTrainedTokenizerBase) -> str | Exception | None:
-    """The template that trl puts in this one's place for training, None where it keeps it; its refusal."""
+    """The template that trl replaces this one by for training, None if it keeps this one; or trl's error."""
     from trl.chat_template_utils import get_training_chat_template
 
     try:
         return get_training_chat_template(tokenizer)
-    except Exception as error:  # templates raise whatever they like, and so do the checks that render them
+    except Exception as error:  # templates raise anything, and so do checks that render them
         return error
 
 

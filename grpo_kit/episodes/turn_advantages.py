@@ -1,4 +1,4 @@
-"""From what episodes earned to the advantage of each of their turns."""
+"""From the rewards of episodes to the advantage of each of their turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_kit.episodes.rollout_episodes import Episode
 from grpo_kit.objectives import group_advantages
 
 CREDITS = ("episode", "return", "state")
-_EPS = 1e-4  # added to a spread that divides, as in trl
+_EPS = 1e-4  # added to a standard deviation before dividing, as in trl
 _SAME = 1e-9  # sums of equal rewards may differ in their last bits
 
 
@@ -25,15 +25,15 @@ def turn_advantages(
     discount: float = 1.0,
     scale: str = "group",
 ) -> list[list[float]]:
-    """One list an episode, one number a turn. Episodes of a group (one row's) lie side by side, group_size of them.
+    """One list an episode, one number a turn. Episodes of a group (of one row) are adjacent, group_size of them.
 
     credit: "episode": each turn has the episode's advantage (objectives.group_advantages of the sums of rewards).
-    "return": the discounted return from that turn on, less the mean of its group at that turn, divided by their
-    spread; a turn that one episode alone reached has none. "state": the episode's advantage plus that of the discounted
-    return among the turns of the group whose prompt is the same; a prompt that is met once adds nothing.
-    scale: what divides, "group" (the spread of what is compared), "batch" (of all of them) or "none", as trl's
+    "return": the discounted return from that turn on, minus the mean of its group at that turn, divided by their
+    spread; a turn that only one episode reached has none. "state": the episode's advantage plus that of the discounted
+    return among the turns of the group with the same prompt; a prompt that occurs once adds nothing.
+    scale: the divisor, "group" (the spread of the compared values), "batch" (of all values) or "none", as trl's
     scale_rewards.
-    Raises ValueError for a credit that is not known, and a discount below 1 where credit="episode" would not use it.
+    Raises ValueError for an unknown credit, and for a discount below 1 where credit="episode" would not use it.
     Sources: GRPO, arXiv:2402.03300; GiGPO ("state", with weight 1 and its discount), arXiv:2505.10978.
     """
     check_choice("credit", credit, CREDITS)
@@ -67,7 +67,7 @@ def _gathered(
 
 
 def _centred(values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]]) -> list[list[float]]:
-    """Each value less the mean of those with its key; exactly 0 where they are equal."""
+    """Each value minus the mean of the values with its key; exactly 0 if they are equal."""
     means = {k: None if max(v) - min(v) < _SAME else fmean(v) for k, v in _gathered(values, keys).items()}
     return [
         [0.0 if means[k] is None else v - means[k] for v, k in zip(line, names, strict=True)]

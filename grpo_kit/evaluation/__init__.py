@@ -1,1 +1,1 @@
-"""What a model can do on a task, before and after: accuracy, readiness, lengths, with intervals."""
+"""Measures a model on a task, before and after training: accuracy, readiness, lengths, with intervals."""

@@ -29,19 +29,19 @@ _RATES = ("strict", "lenient", "formatted")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model scored on a task's rows. Made by evaluate().
+    """The scores of a model on a task's rows. Made by evaluate().
 
-    strict: right, what the rewards that judge the answer pay in full (Task.is_right). lenient: right so, or right if
-    what stands behind an unclosed tag, or the last number, were the answer. What cannot be judged counts as wrong.
+    strict: right, that is, the rewards that judge the answer pay in full (Task.is_right). lenient: strict, or right if
+    the text behind an unclosed tag, or the last number, is taken as the answer. What cannot be judged counts as wrong.
     formatted: exactly one well-formed answer in the tags. pass_at: k -> pass@k (strict, sampled).
-    Of episodes, strict: those that succeed; lenient: None; formatted: those without an invalid action.
-    strict and lenient are None where nothing is right or wrong, formatted where no form is asked for (tasks.measure).
+    For episodes, strict: the episode succeeds; lenient: None; formatted: the episode has no invalid action.
+    strict and lenient are None if nothing is right or wrong, formatted if no form is required (tasks.measure).
     constant: name and accuracy of the best answer given without reading the question, None if the task has none.
-    measure: what the result leads with, "accuracy" or "reward"; then constant_reward is name and mean reward of the
-    best completion given to every row, None where that is not known. own_constant: the answer that the model gives to
-    more than half of the rows, and its accuracy given to all; None where there is none.
+    measure: which measure leads the result, "accuracy" or "reward". With "reward", constant_reward is name and mean
+    reward of the best completion given to every row, None if unknown. own_constant: the answer that the model gives to
+    more than half of the rows, and its accuracy given to all; None if there is none.
     rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
-    total) and reward/<name> of each reward, n_right of `samples` where there were samples, and unjudged where an answer
+    total) and reward/<name> of each reward, n_right of `samples` if there were samples, and unjudged if an answer
     could not be judged. settings: how it was decoded.
     """
 
@@ -64,24 +64,24 @@ class Evaluation:
 
     @property
     def rates(self) -> dict[str, Estimate]:
-        """strict, lenient and formatted, those that there are."""
+        """strict, lenient and formatted, without those that are None."""
         named = {name: getattr(self, name) for name in _RATES}
         return {name: estimate for name, estimate in named.items() if estimate is not None}
 
     @property
     def rewards(self) -> dict[str, Estimate]:
-        """Mean reward, and of each part reward/<name>, over the prompts that it can judge: partial credit shows here.
+        """Mean reward, and reward/<name> of each part, over the prompts that it can judge. Partial credit shows here.
 
-        Empty for an evaluation that was saved without rewards.
+        Empty for an evaluation saved without rewards.
         """
         columns = {name: self.rows[name].dropna() for name in self.rows if is_reward(name)}
         return {name: mean_reward(column.tolist()) for name, column in columns.items() if len(column)}
 
     @property
     def result(self) -> Estimate:
-        """What the result leads with: the accuracy (strict), or the mean reward.
+        """The estimate that leads the result: accuracy (strict), or the mean reward.
 
-        Raises ValueError where the rewards can judge none of the rows.
+        Raises ValueError if the rewards can judge none of the rows.
         """
         if self.measure == "accuracy" and self.strict is not None:
             return self.strict
@@ -91,11 +91,11 @@ class Evaluation:
 
     @property
     def best_constant(self) -> Constant | None:
-        """What earns as much without reading the question, in the unit of the result."""
+        """The best constant strategy, in the unit of the result."""
         return self.constant if self.measure == "accuracy" else self.constant_reward
 
     def words(self, e: Estimate) -> str:
-        """An estimate of the result's measure, with its interval."""
+        """An estimate of the result's measure in words, with its interval."""
         return (percent if self.measure == "accuracy" else number)(e.value, e.low, e.high)
 
     @property
@@ -117,7 +117,7 @@ class Evaluation:
 
     @property
     def beside(self) -> str:
-        """What a constant has, as the end of a sentence; "" where none is known."""
+        """The value of the constant strategy, as the end of a sentence; "" if none is known."""
         if self.best_constant is None:
             return ""
         name, value = self.best_constant
@@ -128,7 +128,7 @@ class Evaluation:
     def table(self) -> ShownTable:
         """One row a measure: value, low, high (95 %), n; the mean rewards; the best constant strategy last.
 
-        Shares of 1 as numbers; a notebook and print() show percent, after a sentence that says it.
+        Shares are numbers in [0, 1]; a notebook and print() show percent, after a sentence with the result.
         """
         named = self.rates | {f"pass@{k}": e for k, e in self.pass_at.items()} | self.rewards
         rows = {name: asdict(estimate) for name, estimate in named.items()}
@@ -154,7 +154,7 @@ class Evaluation:
         return self.table()._repr_html_()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write everything to one JSON file, whole or not at all; Evaluation.load reads it."""
+        """Write everything to one JSON file, atomically; Evaluation.load reads it."""
         data = {
             name: getattr(self, name)
             for name in ("task", "constant", "settings", "measure", "constant_reward", "own_constant")
@@ -166,7 +166,7 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Evaluation:
-        """What save() wrote."""
+        """Read a file of save()."""
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         data |= {name: Estimate(**data[name]) if data[name] else None for name in _RATES}
         data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
@@ -198,8 +198,8 @@ def evaluate(
 
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
     max_completion_tokens: None means the task's. batch_size: sequences generated at once; None: by free memory.
-    seed: of the sampling alone. The model's mode, random state and settings are as before afterwards.
-    Rates have Wilson's interval, pass@k and rewards a bootstrap over prompts. A task on which nothing is right or wrong
+    seed: of the sampling only. The model's mode, random state and settings are restored afterwards.
+    Rates have Wilson's interval; pass@k and rewards a bootstrap over prompts. A task on which nothing is right or wrong
     has no rates and no pass@k: see Evaluation.measure.
     Raises ValueError naming the argument for empty rows, sizes below 1, a temperature of 0, no k <= samples, and
     a prompt that leaves no room in the model's context.
@@ -224,7 +224,7 @@ def evaluate(
 
 
 def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()) -> Evaluation:
-    """What greedy answers scored, and with sampled ones of the same rows pass@k; whoever decoded them."""
+    """The Evaluation of greedy answers, with pass@k from sampled answers of the same rows; from any decoder."""
     table, task, n = greedy.table(), greedy.task, len(greedy.rows)
     if sampled is not None and has_accuracy(task):
         table["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class Comparison:
     """Two evaluations of the same rows. Made by compare().
 
-    difference: measure -> tuned minus base, with a paired bootstrap's 95 % interval; for rewards over the rows that
-    both can be judged on. p: measure -> exact McNemar p-value, None for rewards.
-    fixed, broken: rows wrong before and right after (strict), and the other way round; where nothing is right or wrong,
-    rows that earn more after, and less.
-    leads: what the sentence leads with, "strict" or "reward" (see Evaluation.measure).
+    difference: measure -> tuned minus base, with a paired bootstrap's 95 % interval; for rewards, over the rows that
+    can be judged in both. p: measure -> exact McNemar p-value, None for rewards.
+    fixed, broken: rows wrong before and right after (strict), and rows right before and wrong after. If nothing is
+    right or wrong: rows that earn more after, and less.
+    leads: the measure that leads the sentence, "strict" or "reward" (see Evaluation.measure).
     """
 
     base: Evaluation
@@ -40,12 +40,12 @@ class Comparison:
 
     @property
     def leads(self) -> str:
-        """What the sentence leads with: "strict", or "reward" where one of the two is measured by it."""
+        """The measure that leads the sentence: "strict", or "reward" if either evaluation is measured by it."""
         return "reward" if "reward" in (self.base.measure, self.tuned.measure) else "strict"
 
     @property
     def constant(self) -> Constant | None:
-        """The best that was seen without reading the question, name and accuracy, or mean reward."""
+        """The best constant of both evaluations, name and accuracy, or mean reward."""
         if self.leads == "strict":
             known = self.base.constant, self.tuned.own_constant
         else:
@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def no_better(self) -> str | None:
-        """What the tuned model is no better than, as the sentence begins; None where it is better.
+        """The start of the sentence if the tuned model is no better than the constant strategy; None if it is better.
 
         >>> comparison.no_better  # doctest: +SKIP
         "No better than answering 'billing' every time (45.0 %)"
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """What changed, in one line; what earns as much without reading the question first, where the tuned is no
+        """The change in one line; the constant strategy comes first if the tuned model is no
         better.
 
         >>> comparison.sentence  # doctest: +SKIP
@@ -97,7 +97,7 @@ class Comparison:
         """One row a measure: base, tuned, difference, each with its interval (<name>_low, <name>_high), p and n; the
         constant strategy last.
 
-        Shares of 1 as numbers; a notebook and print() show the sentence, then percent, an interval in its value's cell.
+        Shares are numbers in [0, 1]; a notebook and print() show the sentence, then percent and intervals in the cells.
         """
         rows, words = {}, {}
         for name, difference in self.difference.items():
@@ -141,8 +141,8 @@ class Comparison:
         return "\n".join(lines)
 
     def plot(self) -> Figure:
-        """Bars of base and tuned with their intervals: rates, or mean rewards where those lead; the best constant as a
-        line, and in the title where the tuned model is no better."""
+        """Bars of base and tuned with their intervals: rates, or mean rewards if those lead. The best constant is a
+        line, and part of the title if the tuned model is no better."""
         from grpo_kit.display import BASE, CONSTANT, TUNED, new_figure
 
         figure = new_figure(6.5, 3.6)
@@ -170,9 +170,9 @@ class Comparison:
         return figure
 
     def examples(self, n: int = 3) -> ShownTable:
-        """The first n rows that were fixed, then the first n that broke (strict); no picking by hand.
+        """The first n rows that were fixed, then the first n that broke (strict); never picked by hand.
 
-        Where nothing is right or wrong: the first n rows that earn more, then those that earn less.
+        If nothing is right or wrong: the first n rows that earn more, then those that earn less.
 
         Columns question, answer, base and tuned (the completions whole); a notebook shows base and tuned side by side,
         long ones behind a click.
@@ -218,15 +218,15 @@ def _of(evaluation: Evaluation, name: str) -> Estimate:
 
 
 def _said(evaluation: Evaluation, name: str) -> str:
-    """A rate in per cent; a mean reward, which is none, as a number."""
+    """A rate in per cent; a mean reward as a number."""
     e = _of(evaluation, name)
     return str(e) if name in evaluation.rates else f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}] (n = {e.n})"
 
 
 def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
-    """What changed from base to tuned, row by row.
+    """The change from base to tuned, row by row.
 
-    Raises ValueError unless both saw the same questions in the same order with the same greedy decoding, and where
+    Raises ValueError unless both have the same questions in the same order with the same greedy decoding, and if
     nothing is right or wrong and no row has a reward in both.
     """
     if base.task != tuned.task or base.rows["question"].tolist() != tuned.rows["question"].tolist():

@@ -1,4 +1,4 @@
-"""What earns as much without reading the question, and whether a result is any better than that."""
+"""Constant strategies: the best result without reading the question, and whether a model's result beats it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.generate_and_score import Answers
 
 _EMPTY = "always an empty completion"
-Constant = tuple[str, float]  # its name, and what it has: accuracy, or mean reward
+Constant = tuple[str, float]  # its name, and its accuracy or mean reward
 
 
 def constant_reward(made: Answers) -> Constant | None:
-    """The completion that earns most when it is given to every row, and its mean reward on these rows.
+    """The completion with the highest mean reward when it is given to every row, and that mean reward.
 
-    Tried: the empty one, the most frequent and the best paid of the model's own, and the most frequent gold answer
-    where the rows have some. The best of four on the rows that it is told for: a little too good, never too bad. None
-    for episodes and code, where a completion is played or run.
+    Candidates: the empty completion, the most frequent and the best paid of the model's own, and the most frequent gold
+    if rows have golds. The best of four is picked on the same rows, so its reward is slightly too high, never too low.
+    None for episodes and code, where a completion is played or run.
     """
     task = made.task
     if not isinstance(task, Task) or task.read_answer is not None:
@@ -47,10 +47,10 @@ def constant_reward(made: Answers) -> Constant | None:
 
 
 def own_constant(made: Answers) -> Constant | None:
-    """The answer that the model gives to more than half of the rows, and its accuracy when it is given to all of them.
+    """The answer that the model gives to more than half of the rows, and its accuracy if it is given to all rows.
 
-    None where no answer is so frequent, and for episodes and code. It may be better than the strategies of the task,
-    which know the train rows alone.
+    None if no answer is so frequent, and for episodes and code. This answer may be better than the task's strategies,
+    which are built from the train rows alone.
     """
     task = made.task
     if not isinstance(task, Task) or task.read_answer is not None:
@@ -65,12 +65,12 @@ def own_constant(made: Answers) -> Constant | None:
 
 
 def _earned(made: Answers, text: str) -> float | None:
-    """Mean reward of this completion over the rows that can judge it."""
+    """Mean reward of this completion over the rows whose rewards can judge it."""
     rows = range(0, len(made.texts), made.samples)
     given = {name: [values[i] for i in rows] for name, values in made._given.items()}
     try:
         parts = score_all(made.task.rewards, [text] * len(rows), **given)
-    except RewardError:  # no model wrote it in this place; what it would earn is not known
+    except RewardError:  # no model wrote this completion here, so its reward is unknown
         return None
     earned = totals(list(parts.values()), made.task.reward_weights, list(rows))
     judged = [one for one in earned if one is not None]
@@ -97,9 +97,9 @@ def doing(constant: Constant) -> str:
 
 
 def compared(result: Estimate, constant: Constant | None) -> str | None:
-    """How a result that is not better than the constant stands beside it, None where it is better or none is known.
+    """A sentence about a result that does not beat the constant; None if it does, or if no constant is known.
 
-    Better is what lies above it with the whole 95 % interval. What earns nothing is nothing to compare with.
+    Better means: the whole 95 % interval lies above the constant. A constant that earns nothing is not compared.
 
     >>> compared(Estimate(0.467, 0.35, 0.59, 60), ("always 'billing'", 0.45))
     "No better than answering 'billing' every time"

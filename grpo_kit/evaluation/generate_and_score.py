@@ -1,7 +1,7 @@
-"""The one loop: a task's prompts are rendered, completed by the engine, and judged.
+"""The one loop: renders a task's prompts, completes them with the engine, and judges the completions.
 
-evaluate, readiness, length_probe, sample and the laboratory read Answers. Of several turns, whole episodes are played.
-Longer than 300 lines because what is made of a prompt and what is said of it are one loop.
+evaluate, readiness, length_probe, sample and the laboratory read Answers. For tasks of several turns, episodes are
+played. Longer than 300 lines because generating and judging are one loop.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Answers:
-    """Completions of a task's rows, `samples` adjacent ones a row, and what the task and its rewards say of them.
+    """Completions of a task's rows, `samples` adjacent ones a row, and their judgements by the task and its rewards.
 
-    B rows give B * samples entries everywhere. Nothing is judged before it is asked for: code needs a sandbox, lengths
-    need no judge. settings: what the completions depend on besides model, task and rows.
+    B rows give B * samples entries everywhere. A judgement is computed at its first use: code needs a sandbox, lengths
+    need no judge. settings: everything that the completions depend on besides model, task and rows.
     """
 
     task: Task | EpisodeTask
@@ -68,7 +68,7 @@ class Answers:
 
     @cached_property
     def verdicts(self) -> Verdicts:
-        """Is the answer right (see Task.is_right)? None where no reward can judge it."""
+        """Is the answer right (see Task.is_right)? None if no reward can judge it."""
         if judges := self.task.answer_rewards:
             return all_in_full([pay.verdicts for pay in self._asked(judges)])
         found = []
@@ -80,19 +80,19 @@ class Answers:
 
     @cached_property
     def right(self) -> list[bool]:
-        """Is the answer right? What cannot be judged is not."""
+        """Is the answer right? False if it cannot be judged."""
         return [verdict is True for verdict in self.verdicts]
 
     @cached_property
     def lenient(self) -> list[bool]:
-        """Right, or as Task.is_leniently_right reads it."""
+        """Right strictly, or by Task.is_leniently_right."""
         return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
 
     @cached_property
     def credit(self) -> Scores:
-        """What the rewards that judge the answer give each completion, their mean.
+        """The mean score of each completion by the rewards that judge the answer.
 
-        Where none does: 1.0 for what the task's own is_correct takes, else 0.0; without one the total.
+        If no reward does: 1.0 if the task's own is_correct holds, else 0.0; without an is_correct the total.
         """
         own = not isinstance(self.task.is_correct, PaidInFull)
         judges = [one for one in self.task.rewards if judges_answer(one)] if own else self.task.answer_rewards
@@ -105,7 +105,7 @@ class Answers:
 
     @cached_property
     def measure(self) -> Measure:
-        """What tells how good these answers are, see tasks.measure."""
+        """The measure of how good these answers are, see tasks.measure."""
         known = measure_of(self.task)
         return known or measure_of(self.task, self.verdicts, self.credit) or "accuracy"
 
@@ -116,19 +116,19 @@ class Answers:
 
     @cached_property
     def parts(self) -> dict[str, Scores]:
-        """Each reward's scores by its name, asked as in training. Raises RewardError."""
+        """Each reward's scores by its name, called as in training. Raises RewardError."""
         scores = [pay.scores for pay in self._asked(self.task.rewards)]
         return dict(zip(reward_names(self.task.rewards), scores, strict=True))
 
     @property
     def _given(self) -> dict[str, list[Any]]:
-        """What a reward gets besides the completions."""
+        """The columns for the rewards, besides the completions."""
         prompts = [prompt for prompt in self.prompts for _ in range(self.samples)]
         ids, prefill = [list(made.ids) for made in self.completions], [self.task.prefill] * len(self.texts)
         return {**columns_of(self.asked), "prompts": prompts, "completion_ids": ids, "prefill": prefill}
 
     def _asked(self, rewards: Sequence[Reward]) -> list[Pay]:
-        """What these of the task's rewards pay; each is asked once, whoever reads it."""
+        """The pay by these rewards of the task; each reward is called once, however many readers there are."""
         known = self.__dict__.setdefault("_known", {})
         names = dict(zip(map(id, self.task.rewards), reward_names(self.task.rewards), strict=True))
         with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
@@ -141,22 +141,22 @@ class Answers:
 
     @cached_property
     def rewards(self) -> Scores:
-        """Each completion's total, None where the rewards cannot judge it (see rewards.scoring.totals)."""
+        """Each completion's total, None if the rewards cannot judge it (see rewards.scoring.totals)."""
         groups = [i // self.samples for i in range(len(self.completions))]
         return totals(list(self.parts.values()), self.task.reward_weights, groups)
 
     def by_row(self, values: Sequence[Any]) -> list[list[Any]]:
-        """One list a row out of one value a completion."""
+        """Turns one value a completion into one list a row."""
         return [list(values[i : i + self.samples]) for i in range(0, len(values), self.samples)]
 
     @property
     def read(self) -> Sequence[float]:
-        """The share of each completion that could be read: all or nothing, as formatted says."""
+        """The share of each completion that is readable: 0 or 1, as in formatted."""
         return self.formatted
 
     @property
     def readings(self) -> dict[str, list[bool]]:
-        """What evaluate reports the share of: what the task has of right and wrong, and of a form that is read."""
+        """The judgements whose shares evaluate reports: right and lenient if the task has them, formatted likewise."""
         judged = has_accuracy(self.task)
         found = {"strict": self.right, "lenient": self.lenient} if judged else {}
         return found | ({"formatted": self.formatted} if reads_tag(self.task) else {})
@@ -186,8 +186,8 @@ class Answers:
 class Played(Answers):
     """Episodes of an EpisodeTask's rows. right: did the episode succeed? formatted: was every action valid?
 
-    A completion's text is the episode as a conversation; its tokens are those of all turns. No lenient reading: what
-    succeeds, the environment says.
+    A completion's text is the episode as a conversation; its tokens are those of all turns. There is no lenient
+    reading: the environment decides what succeeds.
     """
 
     episodes: list[Episode]
@@ -243,16 +243,16 @@ def answer(
     first: int = 0,
     progress: Progress | None = None,
 ) -> Answers:
-    """Let the model answer the rows (default: the task's held-out rows); it is left as it was.
+    """Generate the model's answers to the rows (default: the task's held-out rows). The model is restored afterwards.
 
     samples: completions a row; temperature 0 is greedy. max_completion_tokens: None means the task's.
-    batch_size: sequences decoded at once; None: what free memory holds, up to a bound (memory.decoding.rows_at_once).
-    The completions do not depend on it, but for rounding.
-    folder, chunk: keep the completions there, so many prompts a file (see sample_chunks); rows whose prompt came before
+    batch_size: sequences decoded at once; None: as many as free memory holds, up to a bound (decoding.rows_at_once).
+    The completions do not depend on it, except for rounding.
+    folder, chunk: save the completions in the folder, `chunk` prompts a file. Rows with a prompt that occurred before
     must have been left out.
-    first: rows that were asked before these; the draws go on where theirs ended, as if all were asked at once.
-    A progress line says how far it is where that takes more than a second; or progress is called with (done, all).
-    Raises ValueError for empty rows, a column that a reward needs and the rows lack, and what complete() refuses.
+    first: number of rows answered in earlier calls; the random draws continue after theirs, as in a single call.
+    A progress line shows how far the work is if it takes more than a second; or progress is called with (done, all).
+    Raises ValueError for empty rows, a column that a reward needs and the rows lack, and the errors of complete().
     """
     rows = list(task.held_out if rows is None else rows)
     if not rows:
@@ -288,7 +288,7 @@ def check_rows(
     rows: Sequence[dict],
     max_completion_tokens: int | None = None,
 ) -> None:
-    """What answer() refuses of rows, before the first of them is answered. Raises ValueError."""
+    """Checks the rows as answer() does, before the first row is answered. Raises ValueError."""
     if not isinstance(task, EpisodeTask):
         limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
         _check_columns(task, rows)
@@ -307,7 +307,7 @@ def _told(what: str, progress: Progress | None) -> Any:
 def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
     sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
     free = free_bytes(next(model.parameters()).device)
-    if unsupported(model, GenerationConfig()):  # transformers decodes then: too many rows end it
+    if unsupported(model, GenerationConfig()):  # then transformers decodes: too many rows fail
         return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
     return rows_at_once(model, free, samples=max(1, samples), **sizes)
 
@@ -322,7 +322,7 @@ def _in_turns(
     first: int,
     progress: Progress | None,
 ) -> Played:
-    """Episodes of each row, side by side."""
+    """Plays episodes of each row in parallel."""
     samples, limit = how["samples"], how["max_completion_tokens"]
     renderer = Renderer(tokenizer, task.view, end_ids(model, tokenizer))
     asked = [row for row in rows for _ in range(samples)]
@@ -357,7 +357,7 @@ def _in_turns(
 
 
 def conversation(episode: Episode) -> str:
-    """An episode as text: what was read, what was written, and what the environment said last.
+    """An episode as text: the observations, the completions, and the environment's last observation.
 
     >>> conversation(Episode({}, []))
     ''

@@ -1,4 +1,4 @@
-"""Held-out accuracy or reward while a run trains: a small fixed set, asked greedily every so many steps."""
+"""Held-out accuracy or reward while a run trains: a small fixed set, answered greedily every so many steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from grpo_kit.tasks.task import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_FEWEST = 8  # rows with a readable answer, from which on it is told how many answers are the same
+_FEWEST = 8  # readable answers from which on the share of equal answers is reported
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """The first `rows` held-out rows of a task, for GRPOTrainer(held_out=...).
 
-    every: optimizer steps between two measurements, where args.eval_strategy is "no"; else args.eval_steps decides. The
-    first is made before step 1, the last after the last step. Decoding is greedy, so it costs no random numbers and
-    moves no later step. With 64 rows the 95 % interval is up to 12 points to each side: read a trend, not a point.
+    every: optimizer steps between two measurements if args.eval_strategy is "no"; else args.eval_steps decides. The
+    first is made before step 1, the last after the last step. Decoding is greedy, so it uses no random numbers and
+    changes no later step. With 64 rows the 95 % interval is up to 12 points to each side: read a trend, not a point.
     Raises ValueError for sizes below 1 and for more rows than the task holds out.
 
     >>> GRPOTrainer(..., held_out=HeldOut(task, rows=64, every=8), keep="best")  # doctest: +SKIP
@@ -46,9 +46,9 @@ class HeldOut:
 
     @property
     def judged_by(self) -> Literal["accuracy", "reward"]:
-        """What the best evaluation has most of: accuracy, or the mean reward where the task has none, or may have none.
+        """How the best evaluation is chosen: by accuracy, or by mean reward if the task has, or may have, no accuracy.
 
-        A reward of one's own may pay in part, which is not known before it is asked; the mean reward tells then.
+        A user's own reward may pay in part, which is unknown before it is called; then the mean reward decides.
         """
         return "accuracy" if measure_of(self.task) == "accuracy" else "reward"
 
@@ -59,12 +59,12 @@ class HeldOut:
         *,
         divide: Callable[[Callable[[Any], list[Any]], Any], list[Any]] | None = None,
     ) -> dict[str, float]:
-        """What the model scores, each in [0, 1] but the reward, with its 95 % interval (<name>_low, <name>_high).
+        """The model's scores, each in [0, 1] but the reward, with a 95 % interval (<name>_low, <name>_high).
 
-        accuracy: strict, where there is a right and a wrong. reward: the mean, where judged_by is "reward".
+        accuracy: strict, if the task has right and wrong answers. reward: the mean, if judged_by is "reward".
         constant: accuracy of the best constant strategy, or of the most frequent gold. one_answer: share of the most
-        frequent answer among those that the model gives; one_gold: of the most frequent gold. Where they are known.
-        divide: f(ask, rows) -> ask(rows), where several processes ask about some rows each.
+        frequent answer among the model's; one_gold: share of the most frequent gold. Each only if it is known.
+        divide: f(ask, rows) -> ask(rows), where several processes answer some rows each.
         """
         with_reward, right_and_wrong = self.judged_by == "reward", has_accuracy(self.task)
 
@@ -100,7 +100,7 @@ class HeldOut:
 
     @cached_property
     def _one_gold(self) -> float | None:
-        """Share of the most frequent gold; None where answers are not the rows' own: programs, calls, episodes."""
+        """Share of the most frequent gold; None if answers are not the rows' own: programs, calls, episodes."""
         task = self.task
         if not isinstance(task, Task) or task.read_answer is not None:
             return None
@@ -109,7 +109,7 @@ class HeldOut:
 
     @cached_property
     def _constant(self) -> float | None:
-        """Of the best constant strategy; of episodes it takes long to find."""
+        """Accuracy of the best constant strategy; for episodes it takes long to find."""
         task = self.task
         if not isinstance(task, Task) or not task.strategies or self.judged_by == "reward":
             return None

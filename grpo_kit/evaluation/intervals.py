@@ -1,4 +1,4 @@
-"""How sure a measured rate is: intervals and paired tests, exact where that is cheap. Nothing but arithmetic."""
+"""Intervals and paired tests for measured rates, exact where that is cheap. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Estimate:
 def pass_at_k(n: int, c: int, k: int) -> float:
     """The chance that k of n samples, drawn without replacement, hold one of the c right ones; unbiased.
 
-    Averaged over prompts it is pass@k. (1 - (1 - c/n)^k is biased low.)
+    Averaged over prompts this is pass@k. (1 - (1 - c/n)^k is biased low.)
     Raises ValueError unless 1 <= k <= n and 0 <= c <= n.
     Source: Chen et al., Evaluating Large Language Models Trained on Code, arXiv:2107.03374, eq. 1.
 
@@ -49,9 +49,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def mcnemar_p(fixed: int, broken: int) -> float:
-    """Two-sided exact p-value of the paired test: as many rows fixed as broken?
+    """Two-sided exact p-value of the paired test that as many rows are fixed as broken.
 
-    fixed: wrong before, right after. broken: right before, wrong after. Rows that stay alike say nothing.
+    fixed: wrong before, right after. broken: right before, wrong after. Unchanged rows carry no evidence.
     Raises ValueError for negative counts.
     Source: McNemar (1947), with the binomial distribution in place of its approximation.
 
@@ -75,8 +75,8 @@ def bootstrap_mean(
 ) -> Estimate:
     """The mean of one value per prompt, with the percentile bootstrap's 95 % interval over prompts.
 
-    values in [lowest, highest]; lowest=-1 for differences. Where all are alike no resample can differ from them and
-    the bootstrap says nothing; then the interval is what Wilson's allows for a rate never, or always, seen, on a scale
+    values in [lowest, highest]; lowest=-1 for differences. If all values are equal, no resample can differ and the
+    bootstrap has no width; the interval is then Wilson's for a rate never, or always, seen, on a scale
     whose unit is the larger end.
     Raises ValueError for no values, one out of range, or resamples < 100.
 
@@ -102,7 +102,7 @@ def bootstrap_mean(
 
 
 def mean_reward(values: Sequence[float]) -> Estimate:
-    """bootstrap_mean of rewards on any scale: [0, 1], and as far beyond as they lie.
+    """bootstrap_mean of rewards on any scale: [0, 1], extended as far as they lie beyond it.
 
     >>> mean_reward([10.0, 10.0]).value
     10.0

@@ -1,4 +1,4 @@
-"""How long must a completion be? A probe with room to spare, what each maximum would cut off, and what it costs."""
+"""How long must a completion be? Samples with a generous maximum, the share each maximum cuts off, and its cost."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens until the end, of n completions that were allowed `limit`.
+    """Tokens until the end, for n completions with the maximum `limit`.
 
-    ended: tokens, the end included -> how many completions ended with so many. cut_off: how many had not ended.
+    ended: {tokens, the end included: how many completions ended with that length}. cut_off: how many had not ended.
     """
 
     ended: dict[int, int]
@@ -39,7 +39,7 @@ class Lengths:
 
     @classmethod
     def of(cls, completions: Sequence[Completion], limit: int) -> Lengths:
-        """Of completions made with max_completion_tokens=limit."""
+        """Lengths of completions made with max_completion_tokens=limit."""
         ended = Counter(c.tokens for c in completions if not c.cut_off)
         return cls(dict(sorted(ended.items())), sum(c.cut_off for c in completions), limit)
 
@@ -49,14 +49,14 @@ class Lengths:
         return sum(self.ended.values()) + self.cut_off
 
     def within(self, tokens: int) -> float:
-        """Share that ended within so many tokens. Beyond `limit`, where nobody looked, nothing more is taken to end."""
+        """Share that ended within so many tokens. Beyond `limit`, which was not observed, no further end is assumed."""
         return sum(count for length, count in self.ended.items() if length <= tokens) / self.n
 
     def share_cut_off(self, maximum: int) -> Estimate:
         """Share that a maximum would cut off, with Wilson's interval; n counts completions.
 
-        Completions of one prompt are alike, so the interval is too narrow where a prompt was sampled several times.
-        Raises ValueError for a maximum above `limit`: the probe does not know.
+        Completions of one prompt are alike, so the interval is too narrow if a prompt was sampled several times.
+        Raises ValueError for a maximum above `limit`, which the probe did not observe.
         """
         if not 1 <= maximum <= self.limit:
             raise ValueError(f"maximum={maximum!r} must lie in 1..{self.limit}, what the probe allowed")
@@ -64,7 +64,7 @@ class Lengths:
         return Estimate(longer / self.n, *wilson_interval(longer, self.n), self.n)
 
     def quantile(self, q: float) -> int | None:
-        """The fewest tokens within which a share q had ended; None if fewer had at the probe's limit.
+        """The fewest tokens within which a share q had ended; None if fewer had ended at the probe's limit.
 
         >>> Lengths({5: 6, 6: 3}, cut_off=1, limit=64).quantile(0.9)
         6
@@ -74,7 +74,7 @@ class Lengths:
         return next((length for length in sorted(self.ended) if self.within(length) >= q - 1e-12), None)
 
     def table(self) -> pd.DataFrame:
-        """Tokens by quantile, as text where the probe's limit hides them, and the share that had not ended."""
+        """Tokens by quantile, as text if the probe's limit hides them, and the share that had not ended."""
         known = {f"{q:.0%} end within": self.quantile(q) for q in QUANTILES}
         rows = {name: f"more than {self.limit}" if m is None else str(m) for name, m in known.items()}
         rows[f"not ended at {self.limit}"] = f"{self.cut_off / self.n:.1%}"
@@ -93,9 +93,9 @@ def length_probe(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Lengths:
-    """Sample with room to spare and see where completions end. rows: default, the task's held-out rows.
+    """Sample with a generous maximum and record where completions end. rows: default, the task's held-out rows.
 
-    max_completion_tokens: None means the task's, which shows what it cuts off; several times as many show how long
+    max_completion_tokens: None means the task's, which shows how many it cuts off; several times as many show how long
     completions would be. batch_size: sequences at once; None: by free memory.
 
     >>> length_probe(model, tokenizer, task, max_completion_tokens=128).quantile(0.99)  # doctest: +SKIP
@@ -106,10 +106,10 @@ def length_probe(
 
 
 def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:
-    """Expected decoding steps of a batch of `rows` independent completions: it goes on until the last one ends.
+    """Expected decoding steps for a batch of `rows` independent completions, which runs until the last one ends.
 
-    E[longest] = sum over t = 1..maximum of 1 - P(one ends before t) ** rows. What had not ended at the probe's limit is
-    taken never to end: a row that runs away.
+    E[longest] = sum over t = 1..maximum of 1 - P(one ends before t) ** rows. A completion not ended at the probe's end
+    is assumed never to end: a runaway row.
 
     >>> decode_steps(Lengths({1: 1, 3: 1}, 0, 8), maximum=8, rows=2)
     2.5
@@ -128,13 +128,13 @@ def cost_of_maximum(
     prompt_tokens: int = 256,
     seconds_a_step: float | None = None,
 ) -> pd.DataFrame:
-    """What a rollout of the profile's batch costs at each maximum; one row a maximum.
+    """The cost of a rollout of the profile's batch at each maximum; one row a maximum.
 
     cut off: share of completions (nothing for a maximum beyond the probe). batches with a runaway: chance that at least
-    one row of the batch is still writing at the maximum. steps: decode_steps. padded: tokens computed where ended rows
-    are not dropped (rows x steps). written: expected tokens that are really written. keys and values: GiB that the
-    rollout reserves on a card, from plan_memory (16 bit). seconds: steps x seconds_a_step, where that is given.
-    config: of the model, where plan_memory does not know its name.
+    one row of the batch is still writing at the maximum. steps: decode_steps. padded: tokens computed if ended rows
+    are not dropped (rows x steps). written: expected tokens that completions contain. keys and values: GiB that the
+    rollout reserves on a card, from plan_memory (16 bit). seconds: steps x seconds_a_step, if that is given.
+    config: of the model, if plan_memory does not know its name.
     """
     count = profile.completions_per_step
     rows = {}

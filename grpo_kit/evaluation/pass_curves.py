@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str = "") -> Figure:
-    """A line each with its 95 % band, k on a logarithmic axis; the best constant strategy dashed.
+    """A line for each model with its 95 % band, k on a logarithmic axis; the best constant strategy dashed.
 
-    curves: name -> whatever has pass_at, an Evaluation with samples or a Readiness; "before" and "base" have the base's
-    colour.
-    A trained curve that starts higher and meets the old one at large k says: the answers were there, training made them
-    likely. One that stays above at every k says: new prompts are solved. Neither can be said where a blind guess is
-    right in k tries, as on `largest` at 64: there the old curve ends near 1 with or without the skill.
+    curves: name -> an Evaluation with samples, a Readiness, or another object with pass_at. "before" and "base" get
+    the base's colour.
+    A trained curve that starts higher and meets the old one at large k means: training made existing answers
+    likelier. A curve that stays above at every k means: the model solves new prompts. Neither follows if a blind guess
+    is right within k tries, as on `largest` at 64: there the old curve ends near 1 with or without the skill.
     Source of the reading: Yue et al., Does Reinforcement Learning Really Incentivize Reasoning Capacity in LLMs Beyond
     the Base Model?, arXiv:2504.13837.
     Raises ValueError for no curves, or one without pass_at.

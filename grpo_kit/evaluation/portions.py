@@ -1,8 +1,8 @@
-"""A task's rows answered in growing portions, until they are enough or the time is over.
+"""Answers a task's rows in growing portions, until the portions are enough or the time is over.
 
-A row's completions are drawn by its place, so the first n rows are the same however they were parted, but for
-rounding: of 480 completions of SmolLM2-135M in four portions 479 were (float32, CPU, seed 0, 2026-11-26). Of a model
-that the rollout engine does not support, transformers draws batch by batch: there they depend on the portions.
+A row's completions are drawn by its position, so the first n rows are the same in any portions, except for rounding:
+of 480 completions of SmolLM2-135M in four portions 479 were equal (float32, CPU, seed 0, 2026-11-26). For a model
+that the rollout engine does not support, transformers draws batch by batch: its completions depend on the portions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from grpo_kit.episodes.episode_task import EpisodeTask
     from grpo_kit.tasks import Task
 
-# The first rows show how long one takes. From then on a portion has as many as all before it, or what the time allows.
+# The first rows show how long one row takes. Each later portion doubles the rows, within the time.
 _FIRST, _SECOND = 2, 8
 _JUDGED = ("verdicts", "right", "lenient", "formatted", "read", "credit", "rewards")
 
 
 def check_seconds(seconds: float | None) -> None:
-    """Raises ValueError, naming the argument, unless seconds is None or a number above 0; math.inf is one."""
+    """Raises ValueError, naming the argument, unless seconds is None or a number above 0 (math.inf is allowed)."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and seconds > 0):
         raise ValueError(
@@ -49,12 +49,12 @@ def answer_in_portions(
     max_completion_tokens: int | None,
     **how: Any,
 ) -> tuple[Answers, float | None]:
-    """The answers of the first rows, all B or fewer, and the seconds that all would take where the time was over first.
+    """The answers of the first rows, all B or fewer, and the seconds for all rows if the time was over first.
 
-    look: called with the answers so far after each portion; says what is known, in words, and whether that is enough.
-    seconds: the most that it may take, judging included; the first portion, and a portion that is slower than those
-    before it, take what they need. None: all rows in one portion. how: temperature, batch_size, seed of answer().
-    Raises ValueError as answer() does, for any of the rows before the first is answered.
+    look: called with the answers so far after each portion; returns the findings in words, and whether that is enough.
+    seconds: the limit, judging included. The first portion, and a portion slower than those
+    before it, may exceed it. None: all rows in one portion. how: temperature, batch_size, seed of answer().
+    Raises the ValueErrors of answer(), for any of the rows, before the first is answered.
     """
     began, parts, done, known = time.monotonic(), [], 0, ""
     how |= {"samples": samples, "max_completion_tokens": max_completion_tokens}
@@ -88,9 +88,9 @@ def answer_in_portions(
 
 
 def joined(parts: Sequence[Answers]) -> Answers:
-    """Answers of one task in parts, as one; what a part has been asked for is not asked again."""
+    """Joins answers of one task; judgements that all parts already have are kept."""
     for part in parts:
-        for name in ("rewards", "credit", "readings", "measure"):  # all that is judged a completion at a time
+        for name in ("rewards", "credit", "readings", "measure"):  # these are judged a completion at a time
             getattr(part, name)
     first, *others = parts
     if not others:
@@ -98,6 +98,6 @@ def joined(parts: Sequence[Answers]) -> Answers:
     names = ["rows", "prompts", "completions", *["episodes"] * isinstance(first, Played)]
     whole = replace(first, **{name: [one for part in parts for one in getattr(part, name)] for name in names})
     for name in _JUDGED:
-        if all(name in part.__dict__ for part in parts):  # it was asked for, and is kept there
+        if all(name in part.__dict__ for part in parts):  # already computed, so kept
             whole.__dict__[name] = [one for part in parts for one in part.__dict__[name]]
     return whole

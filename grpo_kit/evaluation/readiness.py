@@ -1,9 +1,9 @@
-"""Is a model ready for GRPO on a task? Counted before any training, from samples at the training temperature.
+"""Is a model ready for GRPO on a task? Counted before training, from samples at the training temperature.
 
 Longer than 300 lines because the numbers, the verdict and its words are read together.
 
-GRPO learns from groups whose completions differ in reward, and mostly makes likelier what the model already says now
-and then. So: how often it is right in 1 to 64 tries, how many groups would carry a signal, and what stands in the way.
+GRPO learns from groups whose completions differ in reward, and mostly makes rare right answers likelier.
+So readiness counts: how often the model is right in 1 to 64 tries, how many groups have a signal, what prevents it.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _FORMAT_ALONE = (
 
 
 def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -> float:
-    """The chance that a group drawn from one prompt's samples, without replacement, has a signal.
+    """The probability that a group drawn from one prompt's samples, without replacement, has a signal.
 
     counts: how many samples had each value (right and wrong, or each reward). unjudged: samples without a reward, which
-    take no part in a group's signal. Unbiased for 1 - sum of p ** group_size
-    over the values, as pass_at_k is for its own.
+    do not count for a group's signal. Unbiased for 1 - sum of p ** group_size
+    over the values, like pass_at_k for its own quantity.
     Raises ValueError unless 2 <= group_size <= the number of samples.
 
     >>> round(signal_share([1, 3], 2), 3)
@@ -75,18 +75,18 @@ def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -
 
 @dataclass(frozen=True, repr=False)
 class Readiness:
-    """What a model does on a task before training. Made by readiness().
+    """Counts of a model's samples on a task before training. Made by readiness().
 
-    right, lenient, formatted: of `samples`, by prompt: right, right as evaluate's lenient reading has it,
-    with a readable answer. Of episodes: how many succeed; None; the sum of their shares of valid actions.
-    rewards: by prompt, reward (the total) -> samples that earned it; those without one are left out.
-    right and lenient are None where nothing is right or wrong, formatted where no form is asked for (tasks.measure).
-    measure: what the verdict goes by, "accuracy" or "reward". credit: by prompt, what the rewards that judge the answer
-    gave -> samples; None: not known. top: the highest reward that there can be, or was seen. constant_reward: name and
-    mean reward of the best completion given to every row, where the reward is the measure.
+    right, lenient, formatted: of `samples`, by prompt: right; right by evaluate's lenient reading;
+    with a readable answer. For episodes: how many succeed; None; the sum of their shares of valid actions.
+    rewards: by prompt, {reward (the total): samples that earned it}; samples without a reward are left out.
+    right and lenient are None if nothing is right or wrong, formatted if no form is required (tasks.measure).
+    measure: basis of the verdict, "accuracy" or "reward". credit: by prompt, {score by the rewards that judge answers:
+    samples}; None: not known. top: the highest possible, or observed, reward. constant_reward: name and
+    mean reward of the best completion given to every row, if the reward is the measure.
     lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
-    audit: how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit), in a sentence;
-    None where that cannot be asked: code, episodes, rows without an answer, where the reward is the measure.
+    audit: one sentence on how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit);
+    None for code, episodes, rows without an answer, and if the reward is the measure.
     """
 
     task: str
@@ -116,12 +116,12 @@ class Readiness:
 
     @property
     def pass_at(self) -> dict[int, Estimate]:
-        """k -> pass@k, for 1, 2, 4, ... and all samples; {} where nothing is right or wrong."""
+        """k -> pass@k, for 1, 2, 4, ... and all samples; {} if nothing is right or wrong."""
         return {} if self.right is None else self._pass_at(self.right)
 
     @property
     def lenient_pass_at(self) -> dict[int, Estimate]:
-        """The same with the lenient reading: what the model may know but does not put into the tags; {} of episodes."""
+        """The same by the lenient reading: answers that the model may know but does not tag; {} for episodes."""
         return {} if self.lenient is None else self._pass_at(self.lenient)
 
     def _pass_at(self, right: Sequence[int], ks: Sequence[int] | None = None) -> dict[int, Estimate]:
@@ -130,29 +130,29 @@ class Readiness:
 
     @property
     def mean_reward(self) -> Estimate:
-        """Of the prompts with a reward, each the mean of its samples."""
+        """Mean over the prompts with a reward, each the mean of its samples."""
         held = [counts for counts in self.rewards if counts]
         means = [sum(r * n for r, n in counts.items()) / sum(counts.values()) for counts in held]
         return mean_reward(means or [0.0])
 
     @property
     def format_rate(self) -> Estimate | None:
-        """Share of samples with a readable answer; of episodes, of valid actions. None where no form is asked for."""
+        """Share of samples with a readable answer; for episodes, of valid actions. None if no form is required."""
         if self.formatted is None:
             return None
         return bootstrap_mean([count / self.samples for count in self.formatted])
 
     def signal_right(self, group_size: int | None = None) -> Estimate:
-        """Expected share of groups that hold right and wrong completions. group_size: None means the one asked for."""
+        """Expected share of groups with both right and wrong completions. group_size: None means self.group_size."""
         size = self.group_size if group_size is None else group_size
         return bootstrap_mean([signal_share([c, self.samples - c], size) for c in self.right or [0] * self.n])
 
     def signal_reward(self, group_size: int | None = None) -> Estimate:
-        """Expected share of groups whose rewards are not all equal: format and soft parts carry a signal too."""
+        """Expected share of groups with unequal rewards: format and soft parts carry a signal too."""
         return self._signal_of(self.rewards, group_size)
 
     def signal_credit(self, group_size: int | None = None) -> Estimate:
-        """The same of what the rewards that judge the answer give: without the format and other parts."""
+        """The same for the scores of rewards that judge the answer, without format and other parts."""
         return self._signal_of([{}] * self.n if self.credit is None else self.credit, group_size)
 
     def _signal_of(self, held_by: Sequence[dict[float, int]], group_size: int | None) -> Estimate:
@@ -172,7 +172,7 @@ class Readiness:
 
     @property
     def possible(self) -> list[str]:
-        """The verdicts that hold with every measure somewhere in its 95 % interval, in the order of VERDICTS."""
+        """The verdicts for which every measure has a value inside its 95 % interval, in the order of VERDICTS."""
         return possible_verdicts(self._deciding, self.top, self._nothing_paid)
 
     @property
@@ -182,7 +182,7 @@ class Readiness:
 
     @property
     def _deciding(self) -> dict[str, Estimate]:
-        """What the verdict is found by, as verdict_of names it."""
+        """The measures of the verdict, by the names of verdict_of."""
         found = {"unequal": self.signal_reward()}
         if self.formatted is not None:
             found["formatted"] = self.format_rate
@@ -218,7 +218,7 @@ class Readiness:
         return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
 
     def _how_sure(self, verdict: str) -> str:
-        """Of a look that ended before its last row: why, and what would make it surer."""
+        """For a run that ended before its last row: why it ended, and what would make the verdict surer."""
         of, others = self.asked_for or self.n, [one for one in self.possible if one != verdict]
         if self.n >= of:
             return ""
@@ -245,7 +245,7 @@ class Readiness:
         return VERDICTS[verdict]
 
     def _guess_beside(self, verdict: str) -> str:
-        """What answers that never read the question have, where that is more than the model."""
+        """The score of a constant strategy, if it beats the model."""
         (name, share), once = self.constant or ("", 0.0), self.pass_at[1].value
         if share <= once or verdict not in ("ready", "rarely succeeds"):
             return ""
@@ -327,12 +327,12 @@ class Readiness:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Readiness:
-        """What save() wrote."""
+        """Read a file of save()."""
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Readiness:
-        """Of asdict(), also after a trip through JSON, whose keys are texts."""
+        """Reads the dict of asdict(), also after a trip through JSON, whose keys are texts."""
         lengths = data["lengths"]
         ended = {int(tokens): count for tokens, count in lengths["ended"].items()}
         changed: dict[str, Any] = {"lengths": Lengths(ended, lengths["cut_off"], lengths["limit"])}
@@ -359,19 +359,19 @@ def readiness(
     seconds: float | None = 300,
     quiet: bool = False,
 ) -> Readiness:
-    """Sample each of the rows (default: the task's held-out rows) and count; nothing is trained.
+    """Sample each of the rows (default: the task's held-out rows) and count. Nothing is trained.
 
-    samples: completions a prompt. group_size, temperature: those of the training to come.
+    samples: completions a prompt. group_size, temperature: the values of the training to come.
     max_completion_tokens: None means the task's. batch_size: sequences sampled at once; None: by free memory. The model
-    is left as it was.
-    seconds: about the most that it may take, above 0. The rows are looked at in their order, in growing portions, until
-    no other verdict is possible (Readiness.sure) or the time is over; the first two rows take what they need. What is
-    counted of the first n rows is the same with any budget, but for rounding. math.inf: until it is sure. None: all
-    rows, also where fewer would do, to compare two models row by row. The verdict is looked at a few times, so "sure"
+    is restored afterwards.
+    seconds: approximate limit, above 0. The rows are answered in their order, in growing portions, until
+    no other verdict is possible (Readiness.sure) or the time is over; the first two rows may exceed it. The
+    counts of the first n rows are the same with any budget, except for rounding. math.inf: until it is sure. None: all
+    rows, even if fewer would do, to compare two models row by row. The verdict is checked several times, so "sure"
     is a little less than 95 %.
-    quiet: do not print the verdict and the advice. Stopped by hand, it prints what is known by then.
+    quiet: do not print the verdict and the advice. If interrupted, the call prints the findings so far.
     Raises ValueError naming the argument for empty rows, a group_size outside 2..samples, seconds that are no number
-    above 0, and what complete refuses.
+    above 0, and the errors of complete.
 
     >>> ready = readiness(model, tokenizer, largest(), seconds=60)  # doctest: +SKIP
     Readiness('largest', 32 prompts x 64 samples: ready)
@@ -408,7 +408,7 @@ def readiness(
 
 
 def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
-    """All that is counted; what other texts would earn is not asked."""
+    """All counts; the rewards are not called on other texts."""
     task, readings = made.task, made.readings
     accuracy = "strict" in readings
     highest = [one for one in made.rewards if one is not None]
@@ -434,7 +434,7 @@ def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
 
 
 def _counts(made: Answers, scores: Scores) -> list[dict[float, int]]:
-    """By prompt, score -> samples."""
+    """By prompt, {score: samples}."""
     judged = [[one for one in part if one is not None] for part in made.by_row(scores)]
     return [dict(sorted(Counter(part).items())) for part in judged]
 
@@ -449,11 +449,11 @@ def _audited(task: Task, rows: Sequence[dict]) -> str | None:
         return None
     try:
         return audit(task, rows[:8], n=8).summary
-    except ValueError:  # no answers in the rows, or a reward that asks for more than them
+    except ValueError:  # no answers in the rows, or a reward that needs more columns
         return None
 
 
 def _share(value: float, threshold: float) -> str:
-    """In per cent; with a digit more where it would read as the threshold that it is not."""
+    """In per cent, with one more digit if rounding would show the threshold although the value differs."""
     short = f"{value:.0%}"
     return f"{value:.1%}" if short == f"{threshold:.0%}" and value != threshold else short

@@ -1,4 +1,4 @@
-"""Words of self-reflection ("aha moments") in completions, counted as the literature counted them.
+"""Words of self-reflection ("aha moments") in completions, counted as in the literature.
 
 A word is a hint, no proof: models also write "wait" in stories, and most reflections change no answer
 (arXiv:2503.20783 checks its keywords with a second model).
@@ -16,7 +16,7 @@ _PILOT = "Liu et al., There May Not be Aha Moment in R1-Zero-like Training, 2025
 _LASER = "Liu et al., arXiv:2505.15612, their self-reflection keywords"
 _R1 = "DeepSeek-R1, arXiv:2501.12948, its aha moment"
 
-# word -> (regular expression of its spellings, who counted it)
+# word -> (regular expression of its spellings, source of the count)
 WORDS: dict[str, tuple[str, str]] = {
     "aha": ("aha", _R1),
     "wait": ("wait", _R1 + "; " + _LASER),
@@ -37,7 +37,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "alternatively": ("alternatively", _LASER),
     "however": ("however", _LASER),
 }
-# Everyday words besides: they say little alone, so the total leaves them out.
+# Everyday words: weak evidence alone, so the total leaves them out.
 COMMON = ("however", "alternatively")
 _PATTERNS = {word: re.compile(rf"\b(?:{spelt})\b", re.IGNORECASE) for word, (spelt, _) in WORDS.items()}
 
@@ -55,7 +55,7 @@ def count_words(texts: Sequence[str]) -> dict[str, int]:
 
 
 def word_table(counts: Mapping[str, int], n: int) -> pd.DataFrame:
-    """Words found at all, most frequent first: samples that hold one, per 1000 samples, who counted it; "any" last.
+    """Words that occur, most frequent first: samples with the word, per 1000 samples, source; "any" last.
 
     counts: from count_words over n texts.
     """

@@ -1,6 +1,6 @@
-"""Samples on disk, a chunk of prompts a file: there whole or not at all, and never drawn twice.
+"""Samples on disk, a chunk of prompts a file: each file complete or absent, and no sample drawn twice.
 
-folder/samples.json       what the samples depend on
+folder/samples.json       settings of the samples
        samples.parquet/   a parquet data set: part-00000.parquet, part-00001.parquet, ...
 """
 
@@ -51,12 +51,12 @@ def sample_chunks(
     progress: Progress | None = None,
     **how: Any,
 ) -> tuple[list[Completion], dict[str, Any]]:
-    """Samples of rendered prompts, drawn or read back, a prompt's adjacent; and their settings.
+    """Samples of rendered prompts, drawn or read back, a prompt's samples adjacent; and their settings.
 
-    chunk: prompts a file, so what a kill loses at most. how: samples, temperature, max_completion_tokens of complete().
-    progress: called with (completions there, completions in all) after each batch and each file.
-    Raises ValueError for sizes below 1 and what check_room refuses, before anything is written; RunFolderError where
-    the folder holds samples of other settings, or another process is at it.
+    chunk: prompts a file: a killed process loses at most one chunk. how: samples, temperature, max_completion_tokens.
+    progress: called with (completions so far, completions in all) after each batch and each file.
+    Raises ValueError for sizes below 1 and the errors of check_room, before anything is written; RunFolderError if
+    the folder holds samples of other settings, or another process uses it.
     """
     for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
         if name != "temperature":
@@ -74,7 +74,7 @@ def sample_chunks(
         raise RunFolderError(
             f"another process is sampling into folder={str(folder)!r}; wait for it, or name another folder"
         ) from error
-    with lock:  # releases it, whatever happens
+    with lock:  # releases it in every case
         _claim(folder, settings)
         kept: list[Completion] = []
         of_chunk = None
@@ -84,7 +84,7 @@ def sample_chunks(
             path = folder / _PARTS / f"part-{number:05d}.parquet"
             if not path.exists():
                 asked = prompts[first : first + chunk]
-                # With one seed for all, the first prompts of two chunks would be sampled with the same random numbers.
+                # One seed for all would give the first prompts of two chunks the same random numbers.
                 own = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
                 made = complete(
                     model, tokenizer, asked, batch_size=batch_size, seed=own, progress=of_chunk, **how
@@ -98,7 +98,7 @@ def sample_chunks(
                 buffer = io.BytesIO()
                 pq.write_table(pa.table(rows, schema=_SCHEMA), buffer)
                 write_whole(path, buffer.getvalue())
-            # Read back even what was just drawn, so that both are the same to the last type.
+            # Fresh samples are read back too, so that both kinds have the same types.
             columns = pq.ParquetFile(path).read(["completion", "ids", "cut_off"]).to_pydict().values()
             kept += [
                 Completion(text, len(ids), cut, tuple(ids)) for text, ids, cut in zip(*columns, strict=True)
@@ -109,7 +109,7 @@ def sample_chunks(
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """Of every weight's name, type, shape and bytes: equal for equal models, wherever they lie.
+    """Digest of every weight's name, type, shape and bytes: equal for equal models on any device.
 
     Reads all of them: about 1 s for 135 M parameters in float32 on a CPU.
     """
@@ -126,7 +126,7 @@ def _settings(
     prompts: Sequence[str],
     ids: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    # Adapters may be there and switched off: the weights alone would not tell.
+    # Adapters may be loaded but off: the weights alone would not show it.
     layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
     return {
         "model": type(base_model(model)).__name__,
@@ -138,7 +138,7 @@ def _settings(
 
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Write the settings into a folder without samples; raises RunFolderError where samples of others are."""
+    """Write the settings into a folder without samples; raises RunFolderError if it has samples of other settings."""
     path, parts = folder / _SETTINGS, folder / _PARTS
     if not any(parts.glob("part-*.parquet")):
         write_whole(path, (json.dumps(settings, indent=1) + "\n").encode())
@@ -162,8 +162,8 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
 def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) -> list[bool]:
     """For each row (prompt, completion, ids, cut_off): does TRL's tokenization of the texts give these ids?
 
-    TRL 1.16's DPO, KTO and SFT trainers tokenize prompt + completion as one text, the tokenizer's end token written
-    behind it unless it is there; ORPO and CPO append the end's id, and put a BOS in front if the tokenizer knows one
+    TRL 1.16's DPO, KTO and SFT trainers tokenize prompt + completion as one text, with the tokenizer's end token
+    added unless it is there. ORPO and CPO append the end's id, and put a BOS in front if the tokenizer has one
     and the prompt does not begin with it. False for a text that the tokenizer would cut into other tokens, special
     tokens inside, another end than the tokenizer's, bytes that are no text, and a completion that merges with its
     prompt. A completion that was cut off is compared without the end that TRL adds.

@@ -11,9 +11,9 @@ _CELL = "text-align:left;vertical-align:top;padding:3px 16px 3px 0;line-height:1
 
 
 class ShownTable(pd.DataFrame):
-    """A table of numbers to compute with, which a notebook and print() show as a sentence and readable cells.
+    """A table of numbers to compute with, shown by a notebook and print() as a sentence and readable cells.
 
-    What is made of it (a column, a row, a selection) is a plain table.
+    A part of it (a column, a row, a selection) is a plain table.
 
     >>> shown(pd.DataFrame({"n": [256]}, index=["strict"]), "Half of them.", {"strict": {"right": "50.0 %"}})
     Half of them.
@@ -23,7 +23,7 @@ class ShownTable(pd.DataFrame):
 
     _internal_names = [*pd.DataFrame._internal_names, "_text", "_page"]
     _internal_names_set = set(_internal_names)
-    _text: str | None = None  # one that was pickled has lost its words
+    _text: str | None = None  # lost when pickled
     _page: str | None = None
 
     def __repr__(self) -> str:
@@ -34,7 +34,7 @@ class ShownTable(pd.DataFrame):
 
 
 def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, str]]) -> ShownTable:
-    """The table as it is, shown as the sentence and the cells {row: {column: words}}."""
+    """The same table, shown as the sentence and the cells {row: {column: words}}."""
     heads = list(dict.fromkeys(name for row in cells.values() for name in row))
     head = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["", *heads])
     rows = [
@@ -53,7 +53,7 @@ def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, s
 
 
 def with_page(table: pd.DataFrame, page: str, text: str) -> ShownTable:
-    """The table as it is, shown as the page in a notebook and as the text in print()."""
+    """The same table, shown as the page in a notebook and as the text in print()."""
     made = ShownTable(table)
     made._page, made._text = page, text
     return made
@@ -79,7 +79,7 @@ def number(value: float, low: float, high: float, *, sign: bool = False) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """As a sentence says it.
+    """The p-value as written in a sentence.
 
     >>> p_value(1e-9), p_value(0.0314)
     ('< 0.001', '0.031')

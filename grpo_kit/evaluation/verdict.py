@@ -1,4 +1,4 @@
-"""The verdicts of readiness: their thresholds, the rule, and which of them the intervals leave possible."""
+"""The verdicts of readiness: their thresholds, the rule, and the verdicts that the intervals leave possible."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from grpo_kit.evaluation.intervals import Estimate
 
 # The verdicts' thresholds: choices, stated in each verdict and not tuned to any result.
-FORMATTED = 0.5  # at least so many samples give an answer that can be read
-EVER = 0.1  # at least so many prompts are right once in all their samples
-ALWAYS = 0.9  # at most so many samples are right
-SIGNAL = 0.2  # at least so many groups hold right and wrong, or unequal rewards where those are the measure
-SHORTCUT = 0.5  # an answer given without reading the question may be right for at most so many prompts,
-LEAD = 2  # unless the model is right more than 1 / LEAD as often as that
-FEWEST = 16  # rows before which no verdict is called sure: a bootstrap over fewer is too narrow
+FORMATTED = 0.5  # lowest share of samples with a readable answer
+EVER = 0.1  # lowest share of prompts that are right at least once in all their samples
+ALWAYS = 0.9  # highest share of right samples
+SIGNAL = 0.2  # lowest share of groups with right and wrong, or with unequal rewards if those are the measure
+SHORTCUT = 0.5  # highest share of prompts on which a constant strategy may be right,
+LEAD = 2  # unless the model is right more than 1 / LEAD as often
+FEWEST = 16  # rows below which no verdict counts as sure: a bootstrap over fewer is too narrow
 
 VERDICTS = {
     "format first": "most samples give no readable answer: show a worked example or prefill the tag",
@@ -26,7 +26,7 @@ VERDICTS = {
     "ready": "train",
 }
 
-# What decides, in words.
+# Names of the deciding measures, in words.
 MEASURES = {
     "formatted": "readable answers",
     "ever": "prompts with any right sample",
@@ -40,13 +40,13 @@ MEASURES = {
 
 
 def verdict_of(value: Mapping[str, float], top: float, nothing_paid: bool) -> str:
-    """The first of VERDICTS that holds, in their order, of the measure that the task has.
+    """The first of VERDICTS that holds, in their order, for the task's measure.
 
-    Where rewards differ inside groups there is something to learn: a text reward, partial credit for answers.
-    value: shares in [0, 1] by name. unequal: of groups with unequal rewards; formatted: of samples with a readable
-    answer, where a form is asked for. Where the reward is the measure, mean: the mean reward, and top: the highest that
-    there can be. Else once: right samples; ever: prompts right in any sample; mixed: groups with right and wrong;
-    credit: groups with unequal credit for answers; constant: what the best constant strategy has, if there is one.
+    Unequal rewards inside groups give something to learn: a text reward, partial credit for answers.
+    value: shares in [0, 1] by name. unequal: groups with unequal rewards; formatted: samples with a readable
+    answer, if a form is required. If the reward is the measure, mean: the mean reward, and top: the highest possible
+    reward. Else once: right samples; ever: prompts right in any sample; mixed: groups with right and wrong;
+    credit: groups with unequal credit for answers; constant: accuracy of the best constant strategy, if there is one.
     nothing_paid: no sample has earned anything.
 
     >>> verdict_of({"unequal": 0.1, "mean": 0.95}, 1.0, False)
@@ -74,9 +74,9 @@ def verdict_of(value: Mapping[str, float], top: float, nothing_paid: bool) -> st
 
 
 def possible_verdicts(measured: Mapping[str, Estimate], top: float, nothing_paid: bool) -> list[str]:
-    """The verdicts that hold with every measure somewhere in its 95 % interval, in the order of VERDICTS.
+    """The verdicts for which every measure has a value inside its 95 % interval, in the order of VERDICTS.
 
-    Each condition of the rule is a threshold, so that the ends of the intervals and the values tell. Where nothing was
+    Each condition of the rule is a threshold, so the ends of the intervals and the values are enough. Where nothing was
     paid so far, something may still be.
     """
     corners = list(itertools.product(*({one.low, one.value, one.high} for one in measured.values())))
@@ -89,7 +89,7 @@ def possible_verdicts(measured: Mapping[str, Estimate], top: float, nothing_paid
 
 
 def doubtful(measured: Mapping[str, Estimate], top: float, nothing_paid: bool) -> list[str]:
-    """The names of those measures that would change the verdict alone, somewhere in their 95 % interval."""
+    """The measures that would change the verdict alone, at some value inside their 95 % interval."""
     values = {name: one.value for name, one in measured.items()}
     verdict = verdict_of(values, top, nothing_paid)
     ends = {name: (one.low, one.high) for name, one in measured.items()}

@@ -1,9 +1,9 @@
-"""Keep what was trained: weights, prompt and temperature in one folder that proves itself.
+"""Exports a trained model: weights, prompt and temperature in one folder, verified against the model.
 
-kit.export writes it, template.py puts the training's prompt into the chat template, weights.py adds adapters up,
-write.py writes all files, gguf_writer.py the one for llama.cpp and Ollama, ollama.py its Modelfile, verify.py reads it
-back in a fresh process, export_folder.py gives the whole folder its name, model_card.py describes it and brings it to
-the hub.
+kit.export writes the folder. template.py puts the training's prompt into the chat template, weights.py merges adapters,
+write.py writes all files, gguf_writer.py the one for llama.cpp and Ollama, ollama.py its Modelfile, verify.py reads the
+folder back in a fresh process, export_folder.py renames the complete folder, model_card.py describes it and uploads it
+to the hub.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = ["ExportError", "Exported", "Proof", "export", "push_to_hub"]
 
 Format = Literal["merged", "adapter", "gguf"]
 QUANTS = {"merged": ("f32", "f16", "bf16"), "gguf": ("f32", "f16", "bf16", "q8_0"), "adapter": ("f32",)}
-_QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # where there is no task
+_QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # if there is no task
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What kit.export wrote. file: a GGUF's, in the folder. proof: None where it was not asked for."""
+    """The result of kit.export. file: a GGUF's, in the folder. proof: None with proof=False."""
 
     folder: Path
     format: str
@@ -60,9 +60,9 @@ class Exported:
     file: str | None = None
 
     def push_to_hub(self, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
-        """Put the folder on the hub as repo, "owner/name"; what went, file by file. dry_run: nothing is sent.
+        """Upload the folder to the hub as repo, "owner/name"; returns the files. dry_run: nothing is sent.
 
-        Raises ExportError for an export that was not proved, and where the hub does not take it.
+        Raises ExportError for an export without a proof, and if the hub rejects it.
         """
         return push_to_hub(self.folder, repo, private=private, dry_run=dry_run)
 
@@ -89,23 +89,23 @@ def export(
 ) -> Exported:
     """Write the trained model with its prompt into a new folder, read it back in a fresh process, and compare.
 
-    model: a trainer, or its model; it stays as it is. task: whose system text, worked examples and prefill go into the
-    chat template, so that a question alone is asked as in training (of several turns: the first turn's message); None:
-    the tokenizer's template as it is. A trainer's own prompts are looked at: a task that renders others is refused.
-    format: "merged", a folder for transformers, vLLM and the like, LoRA added up in float32; "adapter", the adapter
+    model: a trainer, or its model; it is unchanged. task: its system text, worked examples and prefill go into the
+    chat template, so that a question alone gets the training's prompt (several turns: the first turn's message); None:
+    the tokenizer's template unchanged. If a trainer's own prompts differ from the task's, the task is refused.
+    format: "merged", a folder for transformers, vLLM and the like, with LoRA merged in float32; "adapter", the adapter
     alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile.
-    quant: how weights are stored: "f32", "f16" (default), "bf16" and, of a GGUF, "q8_0". bfloat16 has 8 bits: it rounds
-    away most of what a short run changed, and the note says how much is left. An adapter is float32.
-    temperature: what serving samples at; None: the trainer's last, of a model 1. max_completion_tokens: None means the
+    quant: storage of weights: "f32", "f16" (default), "bf16" and, for a GGUF, "q8_0". bfloat16 has 8 bits: it rounds
+    away most of a short run's change, and the note reports how much is left. An adapter is float32.
+    temperature: for serving; None: the trainer's last, or 1 for a model. max_completion_tokens: None means the
     task's, else the trainer's, else 256.
-    rows: of the task's held-out rows, so many (or these) are answered by the export and by the model, greedily; of an
-    EpisodeTask only the first turn is looked at. proof=False writes and does not look.
-    run: the run folder, for the model card README.md; known of a trainer and of a model out of one. comparison: base
-    beside tuned (kit.compare), for the card. license: of the base, as the hub names it, such as "apache-2.0".
+    rows: number of the task's held-out rows (or the rows) that the export and the model answer greedily; for an
+    EpisodeTask only the first turn is compared. proof=False writes without comparing.
+    run: the run folder, for the model card README.md; a trainer and a model from a run know theirs. comparison: base
+    beside tuned (kit.compare), for the card. license: of the base, by the hub's name, such as "apache-2.0".
     Raises ExportError (a ValueError) for a folder that is not empty, any process but the first of several, a full disk,
-    weights that are not finite, what a format cannot hold, a chat template that cannot render the training's prompt,
-    and an export that is not the trained model or could not be read back: that one is left, with its report, in a
-    folder "<folder>-refused". A folder under its own name is whole.
+    weights that are not finite, a model that the format cannot hold, a chat template that cannot render the training's
+    prompt, and an export that differs from the trained model or could not be read back: it stays, with its report, in a
+    folder "<folder>-refused". A folder under its own name is complete.
 
     >>> kit.export(trainer, tokenizer, "exports/largest", task=task, format="gguf", quant="q8_0")  # doctest: +SKIP
     """
@@ -163,7 +163,7 @@ def export(
         finish(part, target)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
-        # The tokenizer's writer says what the disk said in an Exception of no kind.
+        # The tokenizer's writer raises disk errors as a plain Exception.
         if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
             raise ExportError(
                 f"folder={str(folder)!r} was not written: {error}; nothing is left of it"
@@ -179,7 +179,7 @@ def export(
 
 
 def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
-    """How the weights are stored. Raises ExportError for what does not go together."""
+    """How the weights are stored. Raises ExportError for arguments that do not go together."""
     if torch.distributed.is_initialized() and (rank := torch.distributed.get_rank()):
         raise ExportError(
             f"this is process {rank} of {torch.distributed.get_world_size()}, which would all write the same folder; "
@@ -220,10 +220,10 @@ def _rows(task: Any, rows: Sequence[dict] | int) -> list[dict]:
 
 
 def _questions(task: Any, rows: list[dict]) -> list[str]:
-    """What stands in the user's message: the question, or of several turns the first turn's."""
+    """The user's messages: the questions, or for several turns the first turns' messages."""
     if not isinstance(task, EpisodeTask):
         return [row["question"] for row in rows] or list(_QUESTIONS)
-    seen = [None] * len(rows) if task.seconds else task.world().reset(rows)  # slow worlds are not asked
+    seen = [None] * len(rows) if task.seconds else task.world().reset(rows)  # slow worlds are not called
     return [
         task.view.message(row["question"], [], text or row["question"]).strip()
         for row, text in zip(rows, seen, strict=True)

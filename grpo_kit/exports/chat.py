@@ -1,4 +1,4 @@
-"""Try a model by hand: a question in, its response out, asked with the training's prompt; base beside tuned."""
+"""Try a model by hand: a question in, its response out, with the training's prompt; base beside tuned."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 ADAPTER_OFF = "without its adapter"
-_SHOWN = 20  # questions that a notebook keeps in sight
+_SHOWN = 20  # questions that a notebook keeps visible
 
 
 @dataclass
 class Side:
-    """One model that is asked. prompting: a task's; None: the tokenizer's template holds it. prefill: to be shown."""
+    """One model of a chat. prompting: a task's; None: the tokenizer's template has it. prefill: for display."""
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ class Side:
 
 
 class Chat:
-    """What kit.chat gives: ask(question); in a notebook a field to write into, run() in a terminal."""
+    """The result of kit.chat: ask(question); in a notebook an input field, run() in a terminal."""
 
     def __init__(self, sides: dict[str, Side], *, temperature: float, tokens: int, seed: int) -> None:
         self.sides, self.temperature, self.tokens, self.seed = sides, temperature, tokens, seed
@@ -71,7 +71,7 @@ class Chat:
     def ask(self, question: str) -> dict[str, str]:
         """Each side's response, the prefill included; every question is a new conversation.
 
-        Sampled above temperature 0: the seed moves on with each question. Raises PromptError for one that is blank.
+        Sampled above temperature 0; the seed increases with each question. Raises PromptError for a blank one.
         """
         seed = self.seed + len(self.asked)
         how = {"tokens": self.tokens, "temperature": self.temperature, "seed": seed}
@@ -80,7 +80,7 @@ class Chat:
         return said
 
     def run(self) -> None:
-        """Ask what is typed, line by line, until an empty line or the end of the input."""
+        """Answer typed lines until an empty line or the end of the input."""
         print(f"{self!r}\nA question and Enter; an empty line ends it.")
         while True:
             print("> ", end="", flush=True)
@@ -91,7 +91,7 @@ class Chat:
             try:
                 for name, text in self.ask(question).items():
                     print(f"{name}: {text}" if len(self.sides) > 1 else text, flush=True)
-            except ValueError as error:  # a question that cannot be asked ends nothing
+            except ValueError as error:  # an invalid question ends nothing
                 print(error, flush=True)
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Chat:
         return f"Chat with {' and '.join(self.sides)}: {how}, at most {self.tokens} tokens; .ask('...'), or .run()"
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
-        """A field to write into; where no kernel is behind the page, what was asked."""
+        """An input field; on a page without a kernel, the questions and responses so far."""
         kept = {"text/plain": repr(self), "text/html": self.page() or f"<p>{escape(repr(self))}</p>"}
         if not in_notebook() or importlib.util.find_spec("ipywidgets") is None:
             return kept
@@ -149,15 +149,15 @@ def chat(
     max_completion_tokens: int | None = None,
     seed: int = 0,
 ) -> Chat:
-    """A model to ask by hand, with the training's prompt.
+    """A chat with a model by hand, with the training's prompt.
 
-    model: an export's folder, whatever else load_policy loads, or a model in memory with its tokenizer. task: whose
-    system text, worked examples and prefill are put around the question; an export brings them along.
-    base: to be asked beside it: a name, a folder or a model; True: of a LoRA model, the same without its adapter.
+    model: an export's folder, anything else that load_policy loads, or a model in memory with its tokenizer. task: its
+    system text, worked examples and prefill surround the question; an export contains them.
+    base: a second model for the same questions: a name, a folder or a model; True: a LoRA model without its adapter.
     temperature: None means the export's, else 0, greedy. max_completion_tokens: None means the export's, the task's, or
     256.
-    Raises ExportError for a task of several turns, a base that there is not, and an export that is unfinished or was
-    changed since it was proved; PolicyLoadError for what is no model.
+    Raises ExportError for a task of several turns, a missing base, and an export that is unfinished or was
+    changed since its proof; PolicyLoadError for anything that is no model.
 
     >>> kit.chat("exports/largest").ask("Which number is the largest: 4, 19, 7?")  # doctest: +SKIP
     {'exports/largest': '<answer>19</answer>'}
@@ -179,7 +179,7 @@ def chat(
             _, other, _ = _side(base, told, task)
             tuned = sides["tuned"]
             if other.prompting is None and tuned.prompting is None:
-                other.tokenizer, other.prefill = tuned.tokenizer, tuned.prefill  # asked alike
+                other.tokenizer, other.prefill = tuned.tokenizer, tuned.prefill  # both get the same prompt
             sides["base"] = other
     elif name:
         sides = {name: sides["tuned"]}
@@ -196,7 +196,7 @@ def chat(
 
 
 def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dict[str, Any]]:
-    """Its name, the side, and what an export says of its sampling."""
+    """The name, the side, and the export's own sampling settings."""
     prompting = None if task is None else Prompting.of(task)
     prefill = prompting.prefill if prompting else ""
     if not isinstance(model, str | os.PathLike):
@@ -210,7 +210,7 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
         source = folder / report["file"]
     loaded, own = load_policy(source, tuning="lora" if is_adapter(os.fspath(source)) else "full", quiet=True)
     if report.get("format") == "adapter":
-        own = AutoTokenizer.from_pretrained(folder)  # the base's knows nothing of the prompt
+        own = AutoTokenizer.from_pretrained(folder)  # the base's lacks the prompt
     if prompting is None:
         prefill = report.get("prefill", "")
     elif report.get("prompt_inside"):
@@ -222,7 +222,7 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
 
 
 def _report_of(folder: Path) -> dict[str, Any]:
-    """What an export says of itself, {} of another model. Raises ExportError for what is none to be asked."""
+    """An export's report, {} for another model. Raises ExportError for an export that cannot be used."""
     if is_unfinished(folder):
         raise ExportError(f"model={str(folder)!r} is an export that was not finished; export the model again")
     if (folder / "metrics.csv").is_file() and not any(folder.glob("*.safetensors")):

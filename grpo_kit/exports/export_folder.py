@@ -1,4 +1,4 @@
-"""The folder of an export: hidden until it is whole, then under its name, its files' digests in the report."""
+"""The folder of an export: hidden until complete, then under its name, with its files' digests in the report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 from grpo_kit.exports.template import ExportError
 
-REPORT = "export.json"  # what an export says of itself
+REPORT = "export.json"  # the export's own report
 CARD = "README.md"
 _MARK = "-exporting-"
-# What people edit in a folder of theirs, and what the proof does not rest on.
+# People edit these in their folder, and the proof does not depend on them.
 _OPEN = {CARD, REPORT, "Modelfile", "generation_config.json"}
 
 
 def part_folder(target: Path, needed: int) -> Path:
-    """A hidden folder beside the target, on a disk with room for so many bytes; what killed exports left there goes.
+    """A hidden folder beside the target, on a disk with room for so many bytes. Removes leftovers of killed exports.
 
     Raises ExportError.
     """
@@ -45,7 +45,7 @@ def part_folder(target: Path, needed: int) -> Path:
 
 
 def finish(part: Path, target: Path) -> None:
-    """Give the whole export its name, once all of it is on the disk. Raises OSError; part is there then."""
+    """Rename the complete export once all of it is on the disk. Raises OSError and then leaves part in place."""
     for path in [*(p for p in part.rglob("*") if p.is_file()), part]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -58,12 +58,12 @@ def finish(part: Path, target: Path) -> None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Is this what an export has written so far, or what a killed one left?"""
+    """Is this an export in progress, or the leftover of a killed one?"""
     return folder.name.startswith(".") and _MARK in folder.name
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """sha256 of each file, without those that people edit: the card, the Modelfile and the sampling."""
+    """sha256 of each file except those that people edit: the card, the Modelfile and the sampling."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -74,7 +74,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
-    """export.json; None in a folder without. Raises ExportError for one that cannot be read."""
+    """export.json; None in a folder without one. Raises ExportError if it cannot be read."""
     path = folder / REPORT
     if not path.is_file():
         return None
@@ -87,7 +87,7 @@ def read_report(folder: Path) -> dict[str, Any] | None:
 
 
 def check_unchanged(folder: Path, report: dict[str, Any]) -> None:
-    """Raises ExportError where a file is gone or is not the one that was proved."""
+    """Raises ExportError if a file is missing or differs from the proved one."""
     found = digests(folder)
     wrong = [
         f"{name} is {'another' if name in found else 'gone'}"
@@ -102,7 +102,7 @@ def check_unchanged(folder: Path, report: dict[str, Any]) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """The path, or with the next number behind it."""
+    """The path, or the path with the next free number."""
     number, found = 1, path
     while found.exists():
         number, found = number + 1, path.with_name(f"{path.name}-{number + 1}")
@@ -110,7 +110,7 @@ def free_name(path: Path) -> Path:
 
 
 def _is_worked_on(left: Path) -> bool:
-    """Unless its process is one of this machine's that has ended."""
+    """True unless its process was on this machine and has ended."""
     machine, _, pid = left.name.rpartition(_MARK)[2].rpartition("-")
     if machine != platform.node() or not pid.isdigit() or int(pid) == os.getpid():
         return machine != platform.node()

@@ -1,6 +1,6 @@
-"""One GGUF file of a Llama, Qwen2 or Qwen3 model and its tokenizer, for llama.cpp, Ollama and whatever reads GGUF.
+"""Writes a Llama, Qwen2 or Qwen3 model and its tokenizer as one GGUF file, for llama.cpp, Ollama and others.
 
-The tokenizer is written as it splits text here: a kind of splitting that llama.cpp has no name for is refused.
+The tokenizer must split text as here: a splitting that llama.cpp has no name for is refused.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def write_gguf(
 ) -> None:
     """Write the model, in float32 or a shorter float, with its tokenizer and its chat template.
 
-    quant: f32, f16, bf16 or q8_0: of every matrix; vectors stay float32. q8_0 stores 32 numbers as 8 bits each and one
-    float16 scale. temperature: what llama.cpp samples at where nobody says another, from the whole distribution.
-    Raises ExportError for another architecture, scaled rotary positions, and a tokenizer that llama.cpp does not know.
+    quant: f32, f16, bf16 or q8_0, for every matrix; vectors stay float32. q8_0 stores 32 numbers as 8 bits each and one
+    float16 scale. temperature: llama.cpp's default for sampling, from the whole distribution.
+    Raises ExportError for another architecture, scaled rotary positions, and a tokenizer unknown to llama.cpp.
     """
     import gguf
 
@@ -48,7 +48,7 @@ def write_gguf(
             f"model_type={config.model_type!r}: format='gguf' knows {', '.join(kinds)}; use format='merged' and "
             "llama.cpp's own converter"
         )
-    splitting = _splitting(tokenizer)  # refused before anything is written
+    splitting = _splitting(tokenizer)  # raises before anything is written
     arch = kinds[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_shape(writer, config, name, gguf.LlamaFileType[FILE_TYPES[quant]])
@@ -131,7 +131,7 @@ def _write_tokenizer(writer: Any, tokenizer: Any, splitting: str, size: int) -> 
 
 
 def _splitting(tokenizer: PreTrainedTokenizerBase) -> str:
-    """llama.cpp's name of how the tokenizer splits text before it looks for merges."""
+    """llama.cpp's name for how the tokenizer splits text before merges."""
     made = (
         json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {"type": "slow"}}
     )
@@ -157,6 +157,6 @@ def _splitting(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a head's two halves in turn: llama.cpp rotates neighbours, transformers halves."""
+    """Rows of a head's two halves alternating: llama.cpp rotates neighbours, transformers halves."""
     rows, width = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, width).transpose(1, 2).reshape(rows, width)

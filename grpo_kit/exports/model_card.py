@@ -1,4 +1,4 @@
-"""The README.md of an export, and its way onto the hub."""
+"""The README.md of an export, and its upload to the hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
 
 CURVE = "curve.png"
-# Of bases that the kit brings or its profiles name, as their own cards say it.
+# Licenses of the bases that the kit ships or its profiles name, from their own cards.
 LICENSES = {
     EMBEDDED: "apache-2.0",
     "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0",
@@ -55,9 +55,9 @@ def export_card(
     drawn: bool = False,
     license: str | None = None,
 ) -> str:
-    """What was trained, of its run folder where there is one; what lies here, what the proof found, how to use it.
+    """The card: the training, from the run folder if there is one; the files, the proof's result, and how to use them.
 
-    made: an Exported. drawn: CURVE lies beside it.
+    made: an Exported. drawn: CURVE is in the folder.
     """
     if run is not None and run_file(run) is not None:
         text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
@@ -94,7 +94,7 @@ def export_card(
 
 
 def base_of_run(run: Path) -> str | None:
-    """What the run was begun from, by its run.json."""
+    """The model that the run began from, by its run.json."""
     try:
         return (run_settings(run) or {}).get("model")
     except (OSError, ValueError):
@@ -102,14 +102,14 @@ def base_of_run(run: Path) -> str | None:
 
 
 def run_of(model: str) -> Path | None:
-    """The run folder that a model's folder lies in, or is (save_model); None for another model."""
+    """The run folder that contains a model's folder, or is it (save_model); None for another model."""
     path = Path(model).expanduser()
     folders = (path, path.parent) if path.is_dir() else ()
     return next((folder for folder in folders if (folder / "metrics.csv").is_file()), None)
 
 
 def curve(run: Path, folder: Path) -> bool:
-    """Draw the run's chart into the folder; False where no step was done."""
+    """Draw the run's chart into the folder; False if the run has no step."""
     try:
         done = len(read_metrics(run))
     except RunFolderError:
@@ -121,7 +121,7 @@ def curve(run: Path, folder: Path) -> bool:
 
 
 def license_of(base: str) -> str | None:
-    """As the base's own files say it, or one that the kit knows; None where nobody does."""
+    """The license in the base's own files, or one that the kit knows; None if unknown."""
     if base in LICENSES:
         return LICENSES[base]
     path = Path(base).expanduser()
@@ -135,7 +135,7 @@ def license_of(base: str) -> str | None:
 
 
 def _license_in(gguf: Path) -> str | None:
-    """A GGUF's general.license, which stands before its words: reading those takes half a minute."""
+    """A GGUF's general.license, which stands before its vocabulary: reading that takes half a minute."""
     with gguf.open("rb") as file:
         head = file.read(2**16)
     _, key, rest = head.partition(b"general.license\x08\x00\x00\x00")  # 8: a text, its length in front
@@ -144,10 +144,10 @@ def _license_in(gguf: Path) -> str | None:
 
 
 def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
-    """Put an export's folder on the hub as repo, "owner/name"; what went, file by file. dry_run: nothing is sent.
+    """Upload an export's folder to the hub as repo, "owner/name"; returns the files. dry_run: nothing is sent.
 
-    Raises ExportError for a folder that is no export, one that was not proved or was changed since, and where the hub
-    does not take it.
+    Raises ExportError for a folder that is no export, one that was not proved or was changed since, and if the hub
+    rejects it.
 
     >>> push_to_hub("exports/largest", "me/largest", dry_run=True)  # doctest: +SKIP
     """
@@ -175,7 +175,7 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
         api.upload_folder(
             folder_path=os.fspath(path), repo_id=repo, commit_message=f"Exported as {report['stored']}"
         )
-    except Exception as error:  # the hub's, its client's and the network's have no base in common
+    except Exception as error:  # the hub's, its client's and the network's errors share no base class
         raise ExportError(
             f"repo={repo!r}: the hub did not take it ({error}); run `hf auth login`, check the name, and call "
             f"it again: {path} is untouched"

@@ -1,4 +1,4 @@
-"""An Ollama Modelfile. Ollama does not read the template inside a GGUF: it has a language of its own, Go's."""
+"""Writes an Ollama Modelfile. Ollama does not read the template inside a GGUF: its templates are in Go's language."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.prompts import PromptError
 
 _ASKED, _ANSWERED, _AGAIN, _OWN = "KITPROBE", "KITANSWER", "KITNEXT", "KITSYSTEM"
-# Read by Go as its own, and by the Modelfile as the template's end. (It drops what cannot be printed.)
+# Texts that Go would read as its own, or the Modelfile as the template's end. (Go drops unprintable characters.)
 _ESCAPED = {"{{": '{{ "{{" }}', '"""': r'{{ "\"\"\"" }}'}
 
 
@@ -25,7 +25,7 @@ def modelfile(
 ) -> str:
     """The Modelfile beside the GGUF file `weights`. ends: tokens that end a completion; none: the tokenizer's.
 
-    Raises ExportError for a template that renders a second question unlike the first: Ollama's cannot.
+    Raises ExportError for a template that renders a second question unlike the first, which Ollama's cannot.
     """
     head, asks, opened, between = _pieces(served, prompting, [])
     try:
@@ -64,7 +64,7 @@ def modelfile(
 def _pieces(
     served: PreTrainedTokenizerBase, prompting: Prompting, own: list[dict[str, str]]
 ) -> tuple[str, str, str, str]:
-    """What stands before the conversation, before a question, behind it, and behind an answer."""
+    """The texts before the conversation, before a question, behind a question, and behind an answer."""
     both = [
         *own,
         {"role": "user", "content": _ASKED},
@@ -78,7 +78,7 @@ def _pieces(
     head, _, rest = text.partition(_ASKED)
     opened, _, rest = rest.partition(_ANSWERED)
     between, _, behind = rest.partition(_AGAIN)
-    # What stands between two messages: the end of an answer, then the beginning of a question.
+    # The text between two messages: the end of an answer, then the beginning of a question.
     asks = head[_common_end(head, between) :]
     if not rest or opened != behind or not between.endswith(asks):
         raise ExportError("the chat template renders a second question unlike the first")
@@ -86,7 +86,7 @@ def _pieces(
 
 
 def _common_end(head: str, between: str) -> int:
-    """Where the longest text begins that both end in."""
+    """Start of the longest common end of both texts."""
     n = 0
     while n < min(len(head), len(between)) and head[-1 - n] == between[-1 - n]:
         n += 1
@@ -98,4 +98,4 @@ def _go(text: str) -> str:
     for found, written in _ESCAPED.items():
         text = text.replace(found, written)
     text = "".join(c if c.isprintable() or c in "\n\t" else f'{{{{ "\\U{ord(c):08x}" }}}}' for c in text)
-    return text[:-1] + '{{ "{" }}' if text.endswith("{") else text  # else it would open what comes behind it
+    return text[:-1] + '{{ "{" }}' if text.endswith("{") else text  # else it would open the text behind it

@@ -1,7 +1,7 @@
-"""Read an export as a stranger would, in a process of its own: `python reader.py REQUEST.json`.
+"""Reads an export like an outside user, in its own process: `python reader.py REQUEST.json`.
 
-Merged models and GGUF files are read by transformers alone, without grpo_kit: what is asked is what anybody would get.
-An adapter is put by grpo_kit onto the base that it names. Weights are computed with in float32.
+Merged models and GGUF files are read by transformers alone, without grpo_kit, so the results are what anybody gets.
+grpo_kit loads an adapter onto the base that it names. Computation is in float32.
 """
 
 import inspect
@@ -14,10 +14,10 @@ from pathlib import Path
 
 
 def read(request):
-    """What the export says: each question's prompt tokens, its greedy completion, and log-probabilities of given ones.
+    """The export's results: each question's prompt tokens and greedy completion, and log-probabilities of given tokens.
 
     request: folder, format, file (of a GGUF), device, questions, tokens (the most of a completion), scored (pairs of
-    prompt and completion tokens), out (where the log-probabilities go).
+    prompt and completion tokens), out (file for the log-probabilities).
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -60,13 +60,13 @@ def _prompt(tokenizer, question):
 
 
 def _greedy(model, ids, tokens, ends):
-    """A plain loop over transformers' own cache: nothing of the kit, nothing that a generation_config would add."""
+    """A plain loop over transformers' own cache, without the kit and without a generation_config."""
     import torch
 
     made, cache, given = [], None, torch.tensor([ids], device=model.device)
     name = (
         "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    )  # 5.24's; before
+    )  # transformers 5.24; older below
     while len(made) < tokens and not (made and made[-1] in ends):
         out = model(given, use_cache=True, logits_to_keep=1, **{name: cache})
         cache, given = out[name], out.logits[:, -1:].argmax(-1)
@@ -75,7 +75,7 @@ def _greedy(model, ids, tokens, ends):
 
 
 def _end_with(parent):
-    """Whoever asked and was killed reads no answer."""
+    """If the parent was killed, nobody reads the answer: end."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

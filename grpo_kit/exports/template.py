@@ -1,7 +1,7 @@
-"""A chat template that renders the training's prompt by itself: system text, worked examples and prefill are in it.
+"""A chat template that renders the training's prompt by itself, with system text, worked examples and prefill.
 
-Whoever serves the model sends the question alone, and it is asked as it was trained. A system message of the caller's
-own takes the place of the trained one. Earlier answers come back from a client without the prefill, which the model
+A client sends the question alone, and the model gets the prompt of its training. A client's own system message
+replaces the trained one. A client returns earlier answers without the prefill, which the model
 never wrote; the template puts it in front of them again.
 """
 
@@ -22,12 +22,12 @@ _CLOSED = "{% set kit_open = add_generation_prompt %}{% set add_generation_promp
 
 
 class ExportError(ValueError):
-    """A model was not exported; the message says why, where what was written lies, and what would do."""
+    """A model was not exported; the message gives the reason, the place of the written files, and what would do."""
 
 
 @dataclass(frozen=True)
 class Prompting:
-    """What stands around a question in training: a Task's or an EpisodeTask's."""
+    """The text around a question in training, from a Task or an EpisodeTask."""
 
     system: str | None = None
     prefill: str = ""
@@ -35,7 +35,7 @@ class Prompting:
 
     @classmethod
     def of(cls, task: Any) -> Prompting:
-        """Of a Task, of an EpisodeTask's view, or none for None."""
+        """From a Task or an EpisodeTask's view; empty for None."""
         if task is None:
             return cls()
         view = getattr(task, "view", None)
@@ -55,13 +55,13 @@ def with_serving_template(
 ) -> PreTrainedTokenizerBase:
     """A copy of the tokenizer whose chat template renders [user: question] to the training's prompt, token for token.
 
-    Raises ExportError where the template renders an open answer in a way of its own.
+    Raises ExportError if the template renders an open answer in its own way.
     """
     question = _PROBE
     trained = prompting.prompt(tokenizer, question)
-    made = copy.copy(tokenizer)  # the template is its own, the vocabulary the same
+    made = copy.copy(tokenizer)  # its own template, the same vocabulary
     plain = _template_of(tokenizer)
-    # Its own opening of an answer goes on, or, where it opens <think> and training did not, is left out.
+    # The template's own opening of an answer is continued, or left out if it opens <think> and training did not.
     for opening, opens in ("", "add_generation_prompt"), (_CLOSED, "kit_open"):
         made.chat_template = opening + _head(prompting) + plain
         if (behind := _behind(made, question, trained)) is not None:
@@ -86,7 +86,7 @@ def with_serving_template(
 
 
 def _behind(made: PreTrainedTokenizerBase, question: str, trained: str) -> str | None:
-    """What training has behind the rendered question; None where what is rendered is another text."""
+    """The text that training has behind the rendered question; None if the rendered text differs."""
     rendered, bos = render(made, question), made.bos_token or ""
     if bos and not trained.startswith(bos):
         rendered = rendered.removeprefix(bos)  # the tokenizer adds it
@@ -117,9 +117,9 @@ def check_questions(
 def check_trained_prompts(
     data: Any, tokenizer: PreTrainedTokenizerBase, prompting: Prompting, task: Any
 ) -> None:
-    """Raises ExportError where a trainer's own first prompts are not those that the task renders.
+    """Raises ExportError if a trainer's own first prompts differ from the task's.
 
-    Rows of several turns, of messages, and rows without a question are not looked at.
+    Rows of several turns, of messages, and rows without a question are not checked.
     """
     columns = set(getattr(data, "column_names", None) or ())
     if not {"prompt", "question"} <= columns or not hasattr(data, "select") or hasattr(task, "view"):
@@ -165,7 +165,7 @@ def _head(prompting: Prompting) -> str:
 
 
 def _literal(value: Any) -> str:
-    """As Jinja reads it: JSON is."""
+    """The value as a Jinja literal, which is JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -175,16 +175,16 @@ def _template_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]]) -> str:
-    """A question, or messages, as the chat template alone renders them, an answer open. Raises PromptError."""
+    """A question, or messages, rendered by the chat template alone, with an open answer. Raises PromptError."""
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not tokenizer.chat_template:
         raise PromptError(NO_TEMPLATE)
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # templates raise whatever they like
+    except Exception as error:  # templates raise anything
         raise PromptError(f"the chat template refuses its messages: {error}") from error
 
 
 def _served_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
-    """As servers do: rendered, then tokenized without a BOS of the tokenizer's own."""
+    """Tokens as on servers: rendered, then tokenized without the tokenizer's own BOS."""
     return tokenizer(render(tokenizer, question), add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""The proof of an export: it is read from disk in a fresh process and put beside the model that was trained."""
+"""The proof of an export: a fresh process reads it from disk, and its results are compared with the trained model's."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from grpo_kit.rollout.complete import Completion, complete
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# The mean KL divergence, in nats a token, that an export may have from the model in memory, by how it is stored.
+# The largest allowed mean KL divergence, in nats a token, from the model in memory, by storage type.
 FARTHEST = {"f32": 1e-4, "f16": 1e-3, "bf16": 1e-2, "q8_0": 2e-2}
-LEAST_AGREEMENT = 0.9  # of tokens, that the export's likeliest is the model's
-_COMPUTED_IN_16 = 1e-2  # a model that computes in 16 bits is itself this far from its weights
-_POSITIONS = 256  # completion tokens that are compared
-_BROKEN = 0.05  # p below which more rows broken than fixed are no chance
+LEAST_AGREEMENT = 0.9  # lowest share of tokens where the export's likeliest is the model's
+_COMPUTED_IN_16 = 1e-2  # a model that computes in 16 bits differs this much from its own weights
+_POSITIONS = 256  # completion tokens to compare
+_BROKEN = 0.05  # p below which more broken than fixed rows are not chance
 
 
 class ProofError(RuntimeError):
-    """The process that was to read the export did not; the message says what it said."""
+    """The reading process failed; the message has its output."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What an export read from disk says, beside the trained model.
+    """An export read from disk, compared with the trained model.
 
-    prompts_same: of the questions, how many its chat template alone renders to the training's tokens. positions: tokens
-    compared. kl: mean of KL(trained || export) in nats a token. largest: of the differences of log-probability of the
-    tokens that were written. mean, widest: of the differences over the whole vocabulary.
-    agreement: share of positions with the same likeliest token. same_answers: of greedy completions.
+    prompts_same: number of questions that its chat template alone renders to the training's tokens. positions: tokens
+    compared. kl: mean of KL(trained || export) in nats a token. largest: largest difference in log-probability of the
+    written tokens. mean, widest: differences over the whole vocabulary.
+    agreement: share of positions with the same likeliest token. same_answers: number of equal greedy completions.
     comparison: of held-out rows, trained and exported; None without a task.
     """
 
@@ -62,7 +62,7 @@ class Proof:
 
     @property
     def objections(self) -> list[str]:
-        """Why this is not the model that was trained; [] where it is."""
+        """Why this export is not the trained model; [] if it is."""
         found, farthest = [], FARTHEST[self.stored]
         if self.computed != "float32":
             farthest = max(farthest, _COMPUTED_IN_16)
@@ -96,7 +96,7 @@ class Proof:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """For export.json."""
+        """A dict for export.json."""
         made = {name: value for name, value in self.__dict__.items() if name != "comparison"}
         if self.comparison is not None:
             c = self.comparison
@@ -130,7 +130,7 @@ def prove(
 ) -> Proof:
     """Read the folder in a fresh process and compare. rows: of a Task, evaluated with both.
 
-    Raises ProofError with what the process said where it could not read the folder.
+    Raises ProofError with the process's output if it could not read the folder.
     """
     prompts = [prompting.prompt(tokenizer, question) for question in questions]
     written = complete(model, tokenizer, prompts, max_completion_tokens=tokens)
@@ -196,7 +196,7 @@ def _ask(request: dict[str, Any], path: Path) -> None:
 
 
 def _device(model: PreTrainedModel) -> str:
-    """The card where it has room for the weights in float32 beside the model; else the CPU."""
+    """The card if the weights in float32 fit beside the model; else the CPU."""
     device = next(model.parameters()).device
     needed = 5 * sum(p.numel() for p in model.parameters())
     return "cuda" if device.type == "cuda" and free_bytes(device) > needed else "cpu"

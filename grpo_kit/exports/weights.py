@@ -1,7 +1,7 @@
-"""The weights that were trained, as one plain model: adapters added up in float32 onto what they were trained on.
+"""The trained weights as one plain model: adapters merged in float32 into the weights they were trained on.
 
-Onto what they were trained on, and not onto a base loaded anew: that may be another one by now, and a 4-bit base never
-was the one that was trained. Merging in bfloat16 would round most of a short run's change away.
+A freshly loaded base may differ from those weights by now, and a 4-bit base
+never equals them. Merging in bfloat16 would round most of a short run's change away.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NOT_THE_BASES = ("lora_", ".modules_to_save.", ".quant_state.")
 
 
 def is_adapted(model: Any) -> bool:
-    """Does it carry adapters?"""
+    """Does the model carry adapters?"""
     return hasattr(model, "peft_config")
 
 
 def check_weights(model: Any) -> None:
-    """Raises ExportError for numbers that are not finite, and for weights that are spread over several processes."""
+    """Raises ExportError for numbers that are not finite, and for weights spread over several processes."""
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor" or not parameter.numel():
             raise ExportError(
@@ -43,9 +43,9 @@ def check_weights(model: Any) -> None:
 
 
 def whole_model(model: Any) -> PreTrainedModel:
-    """A copy on the CPU without adapters, in float32 where there were any; the model itself stays as it is.
+    """A copy on the CPU without adapters, in float32 if there were any; the model itself is unchanged.
 
-    Of several adapters those that are active are added up. Raises ExportError for adapters that cannot be merged.
+    Merges the active adapters if there are several. Raises ExportError for adapters that cannot be merged.
     """
     if not is_adapted(model):
         return _plain(model, {name: p.detach() for name, p in model.state_dict().items()})
@@ -71,9 +71,9 @@ def whole_model(model: Any) -> PreTrainedModel:
 
 
 def save_adapter(model: Any, folder: Path) -> str:
-    """Write the active adapter; the name of its base, or its path in full, by which it is loaded again.
+    """Write the active adapter; returns the name of its base, or its full path, for loading it again.
 
-    Raises ExportError for several: each is for the sum of those before it.
+    Raises ExportError for several adapters, since each is for the sum of those before it.
     """
     names = list(model.active_adapters)
     if len(names) != 1:
@@ -83,7 +83,7 @@ def save_adapter(model: Any, folder: Path) -> str:
         )
     (name,) = names
     model.save_pretrained(folder, selected_adapters=names)
-    if name != "default":  # peft puts that into a folder of its own
+    if name != "default":  # peft saves that into its own folder
         for path in (folder / name).iterdir():
             path.replace(folder / path.name)
         (folder / name).rmdir()
@@ -118,7 +118,7 @@ def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any])
 
 
 def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> float | None:
-    """Of the weights that adapters change, the share that is another number than the base's in dtype; None without."""
+    """The share of adapted weights whose number in dtype differs from the base's; None without adapters."""
     if not is_adapted(model):
         return None
     base, moved, numbers = _without_adapters(base_model(model)), 0, 0
@@ -131,7 +131,7 @@ def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> floa
 
 
 def stored_as(model: PreTrainedModel, quant: str) -> PreTrainedModel:
-    """The model in the dtype that it is to be stored in. Raises ExportError where float16 cannot hold a weight."""
+    """The model in the dtype for storage. Raises ExportError if float16 cannot hold a weight."""
     if quant == "f16":
         largest = max(float(p.detach().abs().max()) for p in model.parameters())
         if not largest <= _LARGEST_F16:
@@ -160,7 +160,7 @@ def _plain(model: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.
 
 
 def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The base's own state, as if no adapter were in it; 4-bit weights as the numbers that they stand for."""
+    """The base's own state, as if it had no adapter; 4-bit weights as the numbers they represent."""
     state = {}
     for name, tensor in base.state_dict().items():
         if any(part in name for part in _NOT_THE_BASES) or name.endswith((".absmax", ".quant_map")):
@@ -179,7 +179,7 @@ def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _adapted(base: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """What adapters are on, by name: the layers underneath."""
+    """The layers under adapters, by name."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {name: m for name, m in base.named_modules() if isinstance(m, BaseTunerLayer)}

@@ -1,4 +1,4 @@
-"""Write the files of an export into its folder: weights, tokenizer with its chat template, sampling, Modelfile."""
+"""Writes the files of an export into its folder: weights, tokenizer with its chat template, sampling, Modelfile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BESIDE = 50 * 10**6  # bytes of tokenizer and config
 
 
 def bytes_needed(model: Any, format: str, stored: str) -> int:
-    """Of disk, at most."""
+    """Bytes of disk, at most."""
     numbers = sum(p.numel() for p in model.parameters() if format != "adapter" or p.requires_grad)
     return int(numbers * _BYTES[stored]) + _BESIDE
 
@@ -28,7 +28,7 @@ def write_files(
     part: Path, model: Any, served: Any, prompting: Prompting, format: str, stored: str, name: str,
     sampling: dict[str, Any], base: str,
 ) -> tuple[str | None, list[str]]:  # fmt: skip
-    """The name of the GGUF file if there is one, and what is to be said."""
+    """Returns the name of the GGUF file, if any, and the notes to print."""
     ends, notes = end_ids(model, served), []
     temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
     settings = GenerationConfig(

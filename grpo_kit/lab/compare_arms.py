@@ -1,9 +1,9 @@
 """A laboratory: the same training under several settings (arms) and seeds, everything else equal.
 
 A loop, files and honest statistics. Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it
-is done; a run that is done is never done again, so a killed laboratory goes on where it was. Several processes may
-work on one folder. Functions and classes among the settings are known by their names: when you change the code of one,
-name the arm otherwise, or its old runs count as done.
+is finished. A finished run is never repeated, so a killed laboratory continues where it was. Several processes may
+work on one folder. Functions and classes among the settings are identified by name: after changing the code of one,
+rename the arm, or its old runs count as done.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _BY_NAME = "functions and classes are known by name: name the arm otherwise when
 
 @dataclass(frozen=True)
 class Lab:
-    """What compare() found.
+    """The result of compare().
 
-    arms: those with a finished run. against: the first that was asked for, which the others are compared with; it is
-    not among the arms as long as no run of it is done.
+    arms: those with a finished run. against: the first arm of the call, with which the others are compared; it is
+    not among the arms as long as none of its runs is finished.
     runs: one row a run (tidy): arm, seed, accuracy, before (the untrained model, without prepare=), formatted,
-    reward_mean (mean of the reward over all rollouts: how fast it learned), reward_last, entropy_last, length_last and
-    kl_last (over the last quarter), reward_roughness (mean distance of a rollout's reward from the middle of its two
-    neighbours: a curve that rises evenly has 0), reward/<name>_mean and _last of each reward, those of weight 0 too,
-    grad_norm_max, grad_norm_early (mean of the first 5 steps), pass@<eval_samples>_<temperature>, cost, and what else a
-    run left in result.json.
-    right: (arm, seed) -> 0/1 for each held-out row. curves: one row a step and run.
+    reward_mean (mean of the reward over all rollouts: how fast the arm learned), reward_last, entropy_last, length_last
+    and kl_last (over the last quarter), reward_roughness (mean distance of a rollout's reward from the mean of its two
+    neighbours: 0 for a curve that rises evenly), reward/<name>_mean and _last of each reward, also those of weight 0,
+    grad_norm_max, grad_norm_early (mean of the first 5 steps), pass@<eval_samples>_<temperature>, cost, and everything
+    else in a run's result.json.
+    right: (arm, seed) -> 0/1 for each held-out row. curves: one row per step and run.
     """
 
     arms: list[str]
@@ -72,10 +72,10 @@ class Lab:
     ) -> dict[str, Any]:
         """arm minus against (default: the first arm), paired by seed: mean, low, high (95 %), p, seeds.
 
-        null: the difference that p is against: minus a margin where "no worse by more than that" is asked.
-        outcome: "accuracy" is paired by held-out row too, where both have as many; else a column of runs, of which
-        the seeds count that have a value in both. The p is not corrected for how many are looked at; summary()'s is.
-        Raises ValueError for an unknown arm or column, and where the two share no seed.
+        null: the difference that p is tested against: minus a margin to test "no worse by more than that".
+        outcome: "accuracy" is paired by held-out row too, if both have equally many; else a column of runs. Only seeds
+        with a value in both count. This p is not corrected for the number of outcomes; summary()'s is.
+        Raises ValueError for an unknown arm or column, and if the two share no seed.
         """
         against = self.against if against is None else against
         self._check(arm, against)
@@ -103,9 +103,9 @@ class Lab:
         return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(wide)}
 
     def unlike(self, arm: str, against: str | None = None) -> list[str]:
-        """What the arm's runs differ in, besides its settings, from those of against (default: the first arm).
+        """Differences between the arm's runs and those of against (default: the first arm), besides the settings.
 
-        Other train rows, steps, tokens at most, held-out rows; more or fewer completions and tokens by over 10 %.
+        Other train rows, steps, token limits, held-out rows; more or fewer completions and tokens by over 10 %.
 
         >>> lab.unlike("twice the group")  # doctest: +SKIP
         ['2.0 x the completions', '2.0 x the tokens']
@@ -117,9 +117,9 @@ class Lab:
     def summary(self) -> pd.DataFrame:
         """One row an arm: accuracy and its difference to the first arm with 95 % intervals, p (Holm), speed and cost.
 
-        unlike: what else the arm differs in from the first, see unlike().
+        unlike: further differences of the arm from the first, see unlike().
 
-        completions and tokens: of all rollouts, used or not, and once however often they are trained on; tokens
+        completions and tokens: of all rollouts, used or not, counted once however often they are trained on; tokens
         counts a prompt with each of its completions. seconds: of training with prepare=, on a machine that may have
         done other work.
         """
@@ -164,17 +164,17 @@ def compare(
 ) -> Lab:
     """Train every arm with every seed and compare their held-out accuracy.
 
-    arms: name -> what it changes (flat settings, see lab.settings.resolve); the first is what others are compared with.
-    base: settings that all arms share. folder: where the runs go; what is done there is not done again, and all seeds
-    of these arms that are done there are in the result. A function or class is compared by its name alone: when you
-    change its code, name the arm otherwise.
-    Seeds go first to last, each through all arms, so that a table half done is fair. What another process is at is
-    left to it, and is not in the result. A line says which run and step it is at, and how long all will take; another
-    each red flag, whose remedy is given once.
-    In the end it says which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
-    The stop button saves and raises Stopped; calling again goes on as if it had not been pressed.
-    Raises ValueError for unknown settings, no seeds, and RunFolderError where the folder holds an arm of that name with
-    other settings, or another process is at all there is to do and nothing is finished.
+    arms: {name: changed settings} (flat settings, see lab.settings.resolve); the others are compared with the first.
+    base: settings that all arms share. folder: place of the runs. Finished runs there are not repeated, and all their
+    seeds for these arms are in the result. A function or class is identified by its name alone: after
+    changing its code, rename the arm.
+    Seeds go first to last, each through all arms, so that an unfinished table is fair. Runs of another process are
+    left to it, and are not in the result. One line shows the present run and step, and the time for all. Each red flag
+    prints a line, with its remedy once.
+    At the end it prints which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
+    The stop button saves and raises Stopped; the next call continues there.
+    Raises ValueError for unknown settings and for no seeds; RunFolderError if the folder holds an arm of that name with
+    other settings, or if another process has all remaining runs and none is finished.
 
     >>> compare({"as it is": {}, "cold": {"temperature": 0.5}}, [0, 1, 2], folder="runs/cold")  # doctest: +SKIP
     """
@@ -183,7 +183,7 @@ def compare(
     if not arms or not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
     settings = {arm: {**base, **changes} for arm, changes in arms.items()}
-    # All that can be refused is refused before anything runs.
+    # All checks come before the first run.
     for arm, changes in settings.items():
         if not re.fullmatch(r"\w[\w .,+=-]*", arm):
             raise ValueError(
@@ -199,7 +199,7 @@ def compare(
     done = len(todo) - len(waiting)
     if done and not quiet:
         print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
-    told: set[tuple[str, str]] = set()  # of red flags
+    told: set[tuple[str, str]] = set()  # red flags already printed
     with progress_line(f"laboratory {folder.name}") as progress:
         for number, (seed, arm) in enumerate(todo, 1):
             path, changes = folder / arm / f"seed-{seed}", settings[arm]
@@ -210,7 +210,7 @@ def compare(
             except Timeout:
                 progress.print(f"{which}: another process is at it")
                 continue
-            with mine:  # releases it, whatever happens
+            with mine:  # releases it in every case
                 if (path / RESULT).exists():
                     _check_settings(path, changes)
                     continue
@@ -236,9 +236,9 @@ def compare(
 
 
 def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
-    """The runs of a laboratory read back from its folders: these arms, the first to compare with; or all, by name.
+    """Reads the runs of a laboratory back from its folders: these arms, the first to compare with; or all, by name.
 
-    Runs without result.json are left out. Raises RunFolderError if none is done.
+    Runs without result.json are left out. Raises RunFolderError if none is finished.
     """
     folder = Path(folder)
     asked = (
@@ -263,16 +263,16 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
 
 
 def _finished(folder: Path, arm: str) -> list[Path]:
-    """The folders of an arm's finished runs by seed; copies that a person made go by other names."""
+    """The folders of an arm's finished runs by seed; a person's copies have other names."""
     seeds = [p.parent.name.removeprefix("seed-") for p in folder.glob(f"{arm}/seed-*/{RESULT}")]
     return [folder / arm / f"seed-{seed}" for seed in sorted((s for s in seeds if s.isdecimal()), key=int)]
 
 
 def _check_settings(path: Path, changes: Mapping[str, Any]) -> None:
-    """Raises RunFolderError if the finished run in `path` was made with others."""
+    """Raises RunFolderError if the finished run in `path` was made with other settings."""
     if (path / SETTINGS).exists():
         was, now = json.loads((path / SETTINGS).read_text(encoding="utf-8")), fingerprint(resolve(changes))
-    else:  # a run's result alone: the settings as they were given
+    else:  # only a result.json: the settings as given
         was, now = json.loads((path / RESULT).read_text(encoding="utf-8"))["settings"], as_json(changes)
     if was != now:
         differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))

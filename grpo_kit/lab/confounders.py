@@ -1,18 +1,18 @@
-"""What two arms differ in besides their settings: rows, steps, lengths, compute. It may be what made the difference."""
+"""Differences between two arms besides their settings, which may explain a result: rows, steps, lengths, compute."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-_MORE = 0.1  # share by which tokens, and completions, may differ before it is said
+_MORE = 0.1  # share by which tokens and completions may differ without being reported
 _UNKNOWN = "not on record"
 
 
 def unlike(runs: pd.DataFrame, arm: str, against: str) -> list[str]:
-    """Sentences' ends, the arm's value first: ["20 steps for 10", "2.0 x the tokens"]; [] where nothing differs.
+    """Ends of sentences, the arm's value first: ["20 steps for 10", "2.0 x the tokens"]; [] without differences.
 
-    runs: as Lab.runs; the seeds that both have count, or all where they share none. Train rows and token limits of
-    runs from before these were written down are "not on record".
+    runs: as Lab.runs; the seeds in both arms count, or all if they share none. Old runs did not record train rows and
+    token limits: these are "not on record".
     """
     own, other = (_mean(runs, arm, against), _mean(runs, against, arm))
     said = []

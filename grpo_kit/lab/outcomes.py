@@ -1,4 +1,4 @@
-"""One run of the laboratory as a row of numbers: what result.json and metrics.csv say of it."""
+"""One run of the laboratory as a row of numbers, from its result.json and metrics.csv."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _of_curve(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def _column(metrics: pd.DataFrame, name: str) -> pd.Series:
-    """Its values that are there; a run without a reference model has no kl."""
+    """The column's values without gaps; a run without a reference model has no kl."""
     return metrics[name].astype(float).dropna() if name in metrics else pd.Series(dtype=float)
 
 
 def last_quarter(values: pd.Series) -> float:
-    """Their mean there; of a run, what it had come to."""
+    """The mean of the last quarter: a run's final level."""
     return float(values.tail(max(1, len(values) // 4)).mean())

@@ -28,11 +28,11 @@ from grpo_kit.watch.monitor import read_flags
 
 RESULT = "result.json"
 SETTINGS = "settings.json"
-_SAMPLED_ROWS = 64  # of an evaluation at a temperature
+_SAMPLED_ROWS = 64  # rows in an evaluation at a temperature
 
 
 class _Steps(TrainerCallback):
-    """Tells where training is."""
+    """Reports the training's progress."""
 
     def __init__(self, on_step: Callable[[int, int], None]) -> None:
         self.on_step = on_step
@@ -50,10 +50,10 @@ def run(
     on_step: Callable[[int, int], None],
     on_flag: Callable[[Flag], None],
 ) -> dict[str, Any]:
-    """Train and evaluate; returns what result.json then holds. A run goes on from a whole checkpoint in the folder.
+    """Train and evaluate; returns the contents of result.json. A run continues from a complete checkpoint in folder.
 
-    on_step: called with (steps done, steps in all) after each. on_flag: called with a red flag, unless the settings say
-    otherwise.
+    on_step: called with (steps done, steps in all) after each. on_flag: called with a red flag, unless the settings
+    set another.
     Raises KeyboardInterrupt after the stop button, once the trainer has saved.
     """
     settings = resolve(changes)
@@ -64,7 +64,7 @@ def run(
         cfg.model, tuning=settings.tuning, dtype=settings.dtype, seed=seed, quiet=True
     )
     start = time.perf_counter()
-    if settings.prepare is not None:  # before a checkpoint is loaded too: a reference model comes from it
+    if settings.prepare is not None:  # also before loading a checkpoint: a reference model comes from it
         settings.prepare(model, tokenizer, task, seed)
     prepared = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def run(
         "train_rows": digest(task.train),
         "max_completion_tokens": task.max_completion_tokens,
         "steps": int(metrics["step"].max()) if len(metrics) else 0,
-        "completions": len(completions),  # all that were sampled, used or not
+        "completions": len(completions),  # all sampled ones, used or not
         "tokens": float(metrics["num_tokens"].max()) if len(metrics) else 0.0,
         "prepare_seconds": round(prepared - start, 1),
         "train_seconds": round(trained - prepared + _earlier_seconds(metrics, checkpoint), 1),
@@ -120,7 +120,7 @@ def run(
 
 
 def tell_steps(progress: ProgressLine, which: str, made: int, in_all: int) -> Callable[[int, int], None]:
-    """f(step, steps), which says where a run is, and how long all of them will take."""
+    """f(step, steps), which shows the progress of a run, and the time for all runs."""
 
     def on_step(step: int, steps: int) -> None:
         where = f"{which}, step {step} of {steps}" if step else which
@@ -131,7 +131,7 @@ def tell_steps(progress: ProgressLine, which: str, made: int, in_all: int) -> Ca
 
 
 def tell_flags(progress: ProgressLine, which: str, told: set[tuple[str, str]]) -> Callable[[Flag], None]:
-    """f(flag), which says a run's red flag: why it matters and what to try first only where `told` has it not yet."""
+    """f(flag), which prints a run's red flag; reason and first remedy only if `told` does not hold it yet."""
 
     def on_flag(flag: Flag) -> None:
         known = (flag.why, flag.first) in told
@@ -142,7 +142,7 @@ def tell_flags(progress: ProgressLine, which: str, told: set[tuple[str, str]]) -
 
 
 def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:
-    """The untrained model on the task's held-out rows: one file in `folder` for each model, prompt and rows."""
+    """The untrained model on the task's held-out rows; `folder` has one file for each model, prompt and rows."""
     settings = resolve(changes)
     path = folder / f"before-{prompt_fingerprint(settings)}.json"
     if path.exists():
@@ -155,10 +155,10 @@ def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:
 
 
 def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
-    """An unfinished run that cannot be continued keeps its files under another name, which is returned.
+    """Renames an unfinished run that cannot be continued, and returns the new name.
 
-    It can be continued from a whole checkpoint, under the same settings, unless a red flag has ended it
-    (on_flag="stop": trained on, it would not end there again).
+    A run can be continued from a complete checkpoint with the same settings, unless a red flag ended it
+    (on_flag="stop": training further would not end there again).
     """
     if not holds_run(folder):
         return None
@@ -174,7 +174,7 @@ def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Writes the file atomically."""
     write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
@@ -188,7 +188,7 @@ def _sampled(
 
 
 def _earlier_seconds(metrics: pd.DataFrame, checkpoint: Path | None) -> float:
-    """Of the steps up to the checkpoint that a run went on from."""
+    """Seconds of the steps up to the checkpoint from which a run continued."""
     return (
         0.0
         if checkpoint is None

@@ -1,8 +1,8 @@
-"""What one run of the laboratory is made of: flat settings -> its parts, and what tells two settings apart.
+"""The settings of one run of the laboratory: flat settings -> its parts, and a fingerprint that compares settings.
 
-Settings are compared as they are written down: numbers and texts by value, data by a digest, everything else by its
-repr. A function, a class or an object without a repr of its own is known by its name only, so whoever changes its code
-names the arm otherwise.
+Settings are compared in their written form: numbers and texts by value, data by a digest, everything else by its
+repr. A function, a class or an object without its own repr is identified by name only: after changing its code,
+rename the arm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Prepare = Callable[[Any, Any, Task, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything one run is made of, but its seed. Made by resolve()."""
+    """Everything that defines one run, except its seed. Made by resolve()."""
 
     profile: Profile
     task: Task
@@ -48,28 +48,28 @@ class Settings:
     prepare: Prepare | None
     eval_temperatures: tuple[float, ...]
     eval_samples: int = SAMPLES
-    own_length: int | None = None  # tokens of the profile's own task; None where a length was given
+    own_length: int | None = None  # tokens of the profile's own task; None if a length was given
 
     @property
     def dtype(self) -> str:
-        """Of the weights that are loaded."""
+        """The dtype in which weights are loaded."""
         return self.profile.dtype if self.tuning == "full" else self.profile.lora_dtype
 
     def args(self, folder: Path, seed: int = 0) -> GRPOConfig:
-        """The trainer's; raises ValueError for what trl refuses."""
+        """The trainer's arguments; raises ValueError for values that trl rejects."""
         profile = replace(self.profile, seed=seed)
         return profile.grpo_config(folder, task=self.task, tuning=self.tuning, **self.config)
 
 
 def resolve(changes: Mapping[str, Any]) -> Settings:
-    """Flat settings by name: fields of Profile, of trl.GRPOConfig, options of the trainer, and a few of its own.
+    """Flat settings by name: fields of Profile, of trl.GRPOConfig, options of the trainer, and a few more.
 
-    profile: its name, default "auto". task: a name, or a Task, of which the first held_out rows are judged.
-    tuning: "full", "lora" or "qlora"; with adapters lora_learning_rate and lora_dtype count, and learning_rate and
-    dtype do not. trainer: GRPOTrainer or a subclass. prepare: f(model, tokenizer, task, seed), called before training,
-    and again before a run goes on from a checkpoint. eval_temperatures: the tuned model's samples are judged at each
-    of them too, eval_samples (default 4) of each of the first 64 held-out rows. temperature: a number, or a schedule.
-    Raises ValueError for a name that nobody knows, with the nearest known one, and for values of the wrong kind.
+    profile: its name, default "auto". task: a name, or a Task; its first held_out rows are evaluated.
+    tuning: "full", "lora" or "qlora"; with adapters, lora_learning_rate and lora_dtype replace learning_rate and
+    dtype. trainer: GRPOTrainer or a subclass. prepare: f(model, tokenizer, task, seed), called before training,
+    and again before a run continues from a checkpoint. eval_temperatures: the tuned model is also sampled at each
+    of them, eval_samples (default 4) for each of the first 64 held-out rows. temperature: a number, or a schedule.
+    Raises ValueError for an unknown name, with the nearest known one, and for values of the wrong kind.
 
     >>> resolve({"profile": "smoke", "steps": 3, "loss_type": "dr_grpo"}).config
     {'loss_type': 'dr_grpo'}
@@ -127,24 +127,24 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
 
 
 def _length_of(chosen: Profile) -> int:
-    """The tokens of an answer of the task that the profile names."""
+    """The answer length in tokens of the profile's task."""
     return chosen.task_options.get("max_completion_tokens") or chosen.make_task().max_completion_tokens
 
 
 def as_json(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as they were given, as JSON values, the same in every process: for a reader of result.json."""
+    """The settings as given, as JSON values, the same in every process: for readers of result.json."""
     return json.loads(json.dumps({key: _plain(changes[key]) for key in sorted(changes)}))
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:
-    """What tells two settings apart, whichever way they were given: every number, all data, the names of functions.
+    """Identifies settings however they were given: by every number, all data, the names of functions.
 
     JSON values, the same in every process.
     """
     numbers = {k: v for k, v in asdict(settings.profile).items() if k in _PROFILE - {"task", "task_options"}}
     task = settings.task
     length = settings.own_length
-    # Stored laboratories have the length of the profile's own task under the name that it had in their time.
+    # Stored laboratories hold the length of the profile's own task under its former name.
     numbers["follows"] = None if length is None else [settings.profile.task, length, length]
     parts = {
         "profile": numbers,
@@ -155,14 +155,14 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
         "options": settings.options,
         "config": settings.config,
     }
-    if settings.eval_samples != SAMPLES:  # runs from before it could be said had as many
+    if settings.eval_samples != SAMPLES:  # older runs had as many
         parts["run"]["eval_samples"] = settings.eval_samples
     flat = {f"{part}.{key}": _plain(value) for part, values in parts.items() for key, value in values.items()}
     return json.loads(json.dumps(flat, sort_keys=True))
 
 
 def prompt_fingerprint(settings: Settings) -> str:
-    """Of all that the untrained model's answers and their judging come from: equal where `before` may be shared."""
+    """Identifies everything that the untrained model's scores depend on: equal if `before` may be shared."""
     loaded = [settings.profile.model, settings.dtype, settings.tuning == "qlora"]
     return digest([loaded, _plain(_prompt(settings.task))])
 
@@ -176,7 +176,7 @@ def _prompt(task: Task) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """content_digest, with what JSON has no form of by the names that the settings have."""
+    """content_digest; values that JSON cannot hold count by their names, as in the settings."""
     return content_digest(value, _plain)
 
 
@@ -187,14 +187,14 @@ def _temperatures(given: Any) -> tuple[float, ...]:
 
 
 def _options(trainer: type) -> set[str]:
-    """Keyword-only options of the trainer and of the classes it comes from, down to the kit's."""
+    """Keyword-only options of the trainer and of its base classes, down to the kit's."""
     classes = [c for c in trainer.__mro__ if issubclass(c, GRPOTrainer)]
     parameters = [p for c in classes for p in inspect.signature(c.__init__).parameters.values()]
     return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _plain(value: Any) -> Any:
-    """JSON, or a text that names the value the same way in every process (a repr may hold an address)."""
+    """A JSON value, or a text that is the same in every process (a repr may hold an address)."""
     if isinstance(value, Task):
         rewards = dict(zip([_plain(r) for r in value.rewards], value.reward_weights, strict=True))
         return {

@@ -1,8 +1,8 @@
-"""How sure a result over seeds is: intervals for few seeds, paired differences, correction for many tests.
+"""Intervals and tests over seeds: intervals for few seeds, paired differences, correction for many tests.
 
-Seeds and rows are crossed random effects: value = mean + seed + row + what is left. What is left shows in the spread of
-the seeds' means and in that of the rows', and is counted once, with the seeds. `python -m benchmarks.interval_coverage`
-simulates how often the intervals hold the truth.
+Seeds and rows are crossed random effects: value = mean + seed + row + residual. The residual shows in the spread of
+both the seeds' means and the rows' means, and is counted once, with the seeds. `python -m benchmarks.interval_coverage`
+simulates how often the intervals contain the truth.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, wilson_inter
 
 
 def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
-    """The mean of values (S seeds, R rows; each in [-1, 1]), sure about seeds and rows together.
+    """The mean of values (S seeds, R rows; each in [-1, 1]), with an interval over seeds and rows together.
 
-    Seeds: Student's t on S - 1 degrees of freedom. Rows: the variance of their means over seeds, less what a seed's
-    noise on a row has put into it. The two half widths are added in quadrature.
-    One seed: the percentile bootstrap over rows alone, which says nothing about another seed.
+    Seeds: Student's t on S - 1 degrees of freedom. Rows: the variance of their means over seeds, minus the part from a
+    seed's noise on a row. The two half widths are added in quadrature.
+    One seed: the percentile bootstrap over rows alone, which does not cover another seed.
     Raises ValueError for no value, or rows of unequal number.
     Source: two-way crossed random effects, Searle, Casella, McCulloch, Variance Components (1992), chapter 4; half
     widths in quadrature: Zou, Donner, Statistics in Medicine 27:1693 (2008).
@@ -40,8 +40,8 @@ def difference_over_seeds(
 ) -> tuple[Estimate, float | None]:
     """second minus first, paired by seed and row, both (S, R) in [0, 1]; and the two-sided p of a difference of null.
 
-    The interval as over_seeds. p: 1 minus the confidence at which it would just touch null, so that the two agree; None
-    for one seed.
+    The interval as over_seeds. p: 1 minus the confidence at which the interval just touches null, so that both agree;
+    None for one seed.
     Raises ValueError for unlike shapes.
     """
     one, two = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
@@ -59,7 +59,7 @@ def paired_scalars(
 ) -> tuple[float, float, float, float | None]:
     """(mean, low, high, p) of second minus first, one number a seed: Student's t, 95 %; p: of a difference of null.
 
-    With one seed low and high are infinite and p is None: nothing is known about another seed.
+    With one seed low and high are infinite and p is None: the spread between seeds is unknown.
     Raises ValueError for unequal numbers or none.
     """
     if len(first) != len(second) or not len(first):
@@ -75,7 +75,7 @@ def paired_scalars(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down adjustment: each p corrected for how many were looked at; None (and NaN) stay None.
+    """Holm's step-down adjustment: each p corrected for the number of tests; None (and NaN) stay None.
 
     Source: Holm (1979), Scandinavian Journal of Statistics 6:65.
 
@@ -101,10 +101,10 @@ def _estimate(values: np.ndarray, *, lowest: float) -> Estimate:
 
 
 def _errors(values: np.ndarray) -> tuple[float, float]:
-    """Standard errors of the mean of values (S, R): of other seeds, with what is left, and of other rows alone."""
+    """Standard errors of the mean of values (S, R): of seeds, with the residual, and of rows alone."""
     seeds, rows = values.shape
     by_seed, by_row = values.mean(axis=1), values.mean(axis=0)
-    # Nothing varies, and few rows are still few: what Wilson's interval allows.
+    # Nothing varies, and few rows are still few: Wilson's interval.
     if (values == values[0, 0]).all():
         return 0.0, wilson_interval(0, rows)[1] / float(ndtri(0.975))
     if rows < 2:

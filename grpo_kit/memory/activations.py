@@ -1,8 +1,8 @@
-"""What an update keeps in memory: bytes of llama, qwen2 and qwen3 decoders' activations, in closed form.
+"""The memory of an update: bytes of llama, qwen2 and qwen3 decoders' activations, in closed form.
 
-Counted from what autograd saves in transformers' own layers (tests/memory/test_memory.py measures it again), and
-from the order in which the backward pass allocates and frees. A chunk is some packed tokens that go forward and
-backward at once; its layers either keep their activations or are checkpointed: keep their input and are computed again.
+Counted from the tensors that autograd saves in transformers' own layers (tests/memory/test_memory.py measures them),
+and from the order in which the backward pass allocates and frees. A chunk is a number of packed tokens that go forward
+and backward at once. Its layers keep their activations, or are checkpointed: they keep their input and are recomputed.
 
 Simplifications: dense text-only decoders; no dropout; bytes that do not grow with tokens, parameters or vocabulary
 are left out. CUDA kernels' own workspaces are not modelled.
@@ -27,9 +27,9 @@ _FLOAT = 4  # bytes of a float32
 
 
 class ChunkBytes(NamedTuple):
-    """The fullest moment of one chunk, without weights, gradients and optimizer.
+    """The peak of one chunk, without weights, gradients and optimizer.
 
-    kept: activations waiting for the backward pass. working: what the moment itself needs. gradients: whether the
+    kept: activations waiting for the backward pass. working: needed at that moment only. gradients: whether the
     gradients of all weights exist at that moment. moment: forward, head, layer, recomputed layer or embedding.
     """
 
@@ -40,7 +40,7 @@ class ChunkBytes(NamedTuple):
 
 
 class _Sizes:
-    """The numbers of an architecture that bytes depend on."""
+    """The numbers of an architecture that determine its bytes."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         config = config.get_text_config()
@@ -54,7 +54,7 @@ class _Sizes:
 
     @property
     def layer_weights(self) -> int:
-        """Of the linear layers of one decoder layer, without biases."""
+        """Weights of the linear layers of one decoder layer, without biases."""
         return 2 * self.hidden * (self.query + self.key) + 3 * self.hidden * self.mlp
 
 
@@ -127,7 +127,7 @@ def head_bytes(
     compute_itemsize: int | None = None,
     device: str = "cuda",
 ) -> float:
-    """Bytes that the fused LM head needs at the fullest moment of its backward pass, in all.
+    """Bytes of the fused LM head at the peak of its backward pass, in total.
 
     scored_tokens: positions with a label. Bytes: the scored hidden states and their gradients, one tile of logits
     (4,096 tokens x 32,768 of the vocabulary), and, training the head, its gradient in float32 and in its own dtype.
@@ -160,12 +160,12 @@ def chunk_bytes(
     four_bit: bool = False,
     device: str = "cuda",
 ) -> ChunkBytes:
-    """The fullest moment of a chunk's forward and backward pass: the largest of the moments named in ChunkBytes.
+    """The peak of a chunk's forward and backward pass: the largest of the moments named in ChunkBytes.
 
     tokens: packed positions; scored_tokens of them have a label (None: all).
-    checkpointed_layers: the first so many layers are computed again in the backward pass.
-    gradients: whether an earlier chunk of the step has left gradients; else they (gradient_bytes) exist only
-    where the backward pass ends, which decides the fullest moment.
+    checkpointed_layers: so many of the first layers are recomputed in the backward pass.
+    gradients: whether an earlier chunk of the step has left gradients; otherwise they (gradient_bytes) exist only
+    where the backward pass ends, which decides the peak.
     four_bit: frozen weights in 4 bits, each widened for its product and dropped; autocast's casts are kept instead.
     """
     sizes, k = _Sizes(config), checkpointed_layers
@@ -221,7 +221,7 @@ def chunk_bytes(
         working = held + matrix + layer + mlp + (12 if adapters_cast else 7) * thick + weights
         moments.append((stem + k * inputs, working, False, "recomputed layer"))
         moments.append((stem + inputs, working, True, "recomputed layer"))
-    embedding *= gradients  # the first gradient of a step is kept as it is, later ones are added to it
+    embedding *= gradients  # the first gradient of a step is stored, later ones are added to it
     moments.append((stem, 2 * held + embedding + thick, True, "embedding"))  # if tied: two and their sum
     if gradients:
         moments = [(kept, working, True, name) for kept, working, _, name in moments]
@@ -243,10 +243,10 @@ def update_budget(
 ) -> tuple[int, int]:
     """(tokens of a chunk, checkpointed layers) for the memory that is free once gradients are counted.
 
-    free_bytes: what chunks may use besides weights, gradients and optimizer; nine tenths of it are spent.
-    longest: packed tokens of the longest completion with its prompt, the least a chunk can be.
-    total: packed tokens of the step, the most a chunk can be. preferred: tokens that are enough for good matrix sizes.
-    chunk: trainable, compute_itemsize, mask_keys, rank, four_bit, device, as chunk_bytes takes them.
+    free_bytes: memory for chunks besides weights, gradients and optimizer; nine tenths of it are used.
+    longest: packed tokens of the longest completion with its prompt, the smallest possible chunk.
+    total: packed tokens of the step, the largest possible chunk. preferred: tokens that suffice for good matrix sizes.
+    chunk: trainable, compute_itemsize, mask_keys, rank, four_bit, device, as in chunk_bytes.
     Rule: the fewest checkpointed layers with which `preferred` tokens (fewer, if `total` is less; more, if `longest`
     is more) fit, then as many tokens as fit with these; if they do not even fit with every layer checkpointed, as
     many as do. Never less than `longest`, whether it fits or not. Every position counts as scored.
@@ -273,7 +273,7 @@ def update_budget(
 
     wanted = max(longest, min(preferred, most))
     checkpointed = next((k for k in range(layers + 1) if fits(wanted, k)), layers)
-    low, high = longest, most  # low fits, or is what must do
+    low, high = longest, most  # low fits, or must do
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle, checkpointed) else (low, middle - 1)

@@ -1,4 +1,4 @@
-"""What to change where a plan does not fit, by how much each change saves."""
+"""Changes for a plan that does not fit, by how much memory each saves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo_kit.memory.shapes import config_of, count
 
 
 def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
-    """What would help, by how much it saves; each change alone, the update cut as in the plan."""
+    """Helpful changes, by how much each saves; each change alone, with the update cut as in the plan."""
     cfg, full = request.cfg, request.tuning == "full"
     ideas: list[tuple[str, Request]] = []
     split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg

@@ -1,4 +1,4 @@
-"""What a rollout keeps in memory, and how many sequences to decode at once: from a model's config and what is free."""
+"""The memory of a rollout, and how many sequences to decode at once: from a model's config and the free memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from transformers import PretrainedConfig
 from grpo_kit.memory.activations import USED_OF_FREE
 from grpo_kit.models import MODEL_TYPES, base_model
 
-# Rows of a batch at most. CPU: SmolLM2-135M on 2 cores, where 32 took a fifth longer and 128 and 256 were not clearly
-# faster. A card is bound by launches, so more rows cost little: an estimate, nobody has measured it.
+# Most rows of a batch. CPU: SmolLM2-135M on 2 cores, where 32 took a fifth longer and 128 and 256 were not clearly
+# faster. A card is bound by launches, so more rows cost little: an estimate, not measured.
 MOST_ROWS = {"cpu": 64, "cuda": 256}
-# Rows and prompt tokens of which the engine has memory on a card; fewer are padded.
+# Rows and prompt tokens for which the engine allocates memory on a card; fewer are padded.
 _CARD_ROWS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2)
 _CARD_TOKENS = 64
-UNKNOWN_ROWS = 64  # for models whose bytes are not known
+UNKNOWN_ROWS = 64  # for models of unknown size
 _DECODE_COPIES = 5  # of a decode step's logits in float32, while sampling: an estimate
 
 
@@ -28,10 +28,10 @@ def decode_bytes(
     prompt_tokens: int,
     completion_tokens: int,
 ) -> dict[str, float]:
-    """Bytes of `rows` sequences behind `prompts` prompts (each computed once), by what they are.
+    """Bytes of `rows` sequences behind `prompts` prompts (each computed once), by kind.
 
-    "keys and values": of every prompt's and every completion's tokens. "logits and sampling": one step's, or what the
-    prompts' forward pass needs, whichever is more. itemsize: bytes of a number, that of the model's dtype.
+    "keys and values": of all prompt and completion tokens. "logits and sampling": the larger of one decode step's and
+    the prompts' forward pass. itemsize: bytes of a number in the model's dtype.
 
     >>> from transformers import LlamaConfig
     >>> smol = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
@@ -55,10 +55,10 @@ def decode_bytes(
 def rows_at_once(
     model: Any, free_bytes: float, *, prompt_tokens: int, completion_tokens: int, samples: int = 1
 ) -> int:
-    """Sequences to decode at once, in 1..MOST_ROWS of the device: as many as nine tenths of the free memory hold.
+    """Sequences to decode at once, in 1..MOST_ROWS of the device: as many as fit in nine tenths of the free memory.
 
-    On a card a number that the engine need not pad.
-    prompt_tokens: of the longest prompt. samples: completions a prompt, which share its keys and values where all of
+    On a card the number is one that the engine need not pad.
+    prompt_tokens: of the longest prompt. samples: completions a prompt, which share its keys and values if all of
     them are in one batch. Models of an unknown architecture get UNKNOWN_ROWS.
     """
     base = base_model(model)

@@ -1,4 +1,4 @@
-"""How many bytes this process can still have: under a card's cap, a container's limit, with what malloc keeps."""
+"""How many bytes this process can still allocate: by a card's cap, a container's limit, and malloc's reserve."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psutil
 import torch
 
 _CGROUPS, _MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Where a control group says its limit, its use, and the page cache in it that would be given up.
+# Files of a control group: its limit, its use, and the page cache in it that can be reclaimed.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def free_bytes(device: torch.device) -> int:
-    """What torch can still allocate: on CUDA under its memory fraction, with what its cache would hand back whole; else
-    what system and container have left, and what the C library keeps for this process."""
+    """Bytes that torch can still allocate. On CUDA: under its memory fraction, with releasable cache. Else: the memory
+    that system and container have left, with the C library's reserve for this process."""
     if device.type != "cuda":
         return int(min(psutil.virtual_memory().available, container_bytes())) + kept_by_malloc()
     free, total = torch.cuda.mem_get_info(device)
@@ -28,12 +28,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def releasable_bytes(device: torch.device) -> int:
-    """Bytes of a card that torch keeps in its cache and could give back: neither in use, nor a hole, nor a graph's.
+    """Bytes of a card that torch caches and could release: not in use, no hole, and not held by a CUDA graph.
 
-    A hole is free memory beside a tensor in one segment. It is no use to what is larger, and it goes back to the card
-    only where segments are expandable (PYTORCH_CUDA_ALLOC_CONF). What CUDA graphs hold, nobody else can have.
+    A hole is free memory beside a tensor in one segment. A larger tensor cannot use it, and it returns to the card
+    only with expandable segments (PYTORCH_CUDA_ALLOC_CONF). Memory of CUDA graphs is not available to others.
     """
-    if torch.cuda.get_allocator_backend() != "native":  # it has no segments to look into
+    if torch.cuda.get_allocator_backend() != "native":  # its segments cannot be read
         return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     index = torch.cuda.current_device() if device.index is None else device.index
     found = 0
@@ -47,9 +47,9 @@ def releasable_bytes(device: torch.device) -> int:
 
 
 def container_bytes() -> float:
-    """What the control groups of this process (Docker, Kubernetes, Slurm) leave it; infinite without a limit.
+    """Memory left by the control groups of this process (Docker, Kubernetes, Slurm); infinite without a limit.
 
-    The system's own figure knows nothing of them, and who goes over one is killed.
+    The system's own figure ignores them, and a process over such a limit is killed.
     """
     left = math.inf
     for line in _MINE.read_text().splitlines() if _MINE.exists() else ():
@@ -60,7 +60,7 @@ def container_bytes() -> float:
         group = root / path.strip("/")
         while group.is_relative_to(
             root
-        ):  # in a container the path may be the host's: what is not there is passed
+        ):  # in a container the path may be the host's: missing files are skipped
             left = min(left, _left(group, *names))
             group = group.parent
     return left
@@ -68,7 +68,7 @@ def container_bytes() -> float:
 
 def _left(group: Path, limit: str, used: str, cache: str) -> float:
     try:
-        most = int((group / limit).read_text())  # "max" where there is none
+        most = int((group / limit).read_text())  # "max" without a limit
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return max(0, most - int((group / used).read_text()) + int(stat.get(cache, 0)))
     except (OSError, ValueError):
@@ -76,14 +76,14 @@ def _left(group: Path, limit: str, used: str, cache: str) -> float:
 
 
 def kept_by_malloc() -> int:
-    """Freed bytes that still belong to this process, which the system counts as used; 0 where nobody can tell."""
+    """Freed bytes that still belong to this process, which the system counts as used; 0 if unknown."""
     libc = glibc()
     if libc is None or not hasattr(libc, "mallinfo2"):
         return 0
     libc.mallinfo2.restype = _Mallinfo
     info, memory = libc.mallinfo2(), psutil.Process().memory_info()
-    # Of what is free some pages were given back: no more can be here than is here and not in use. (Python's own pages
-    # are among those, 0.2 GB or so.)
+    # Some free pages were returned. The reserve cannot exceed resident pages that are not in use. (Python's own
+    # pages are among those, 0.2 GB or so.)
     here = memory.rss - memory.shared - info.in_use - info.mapped
     return max(0, min(info.free, here))
 

@@ -1,9 +1,9 @@
-"""What will fit on a card, from a model's config alone: nothing is loaded.
+"""What fits on a card, computed from a model's config alone: nothing is loaded.
 
     print(plan_memory("gpu24"))
 
-A step has three moments that may be the fullest: the rollout (keys and values), the update (activations) and the
-optimizer's step. What one moment needs and another does not is not added up: keys and values are freed before the
+A step has three moments that may be its peak: the rollout (keys and values), the update (activations) and the
+optimizer's step. Needs of different moments are not added up: keys and values are freed before the
 update. Activations come from activations.py, which is checked against measurement; the reserve is an estimate.
 """
 
@@ -39,16 +39,16 @@ def plan_memory(
     checkpointed_layers: int | None = None,
     rank: int = 16,
 ) -> MemoryPlan:
-    """What one GRPO step of the profile needs on a CUDA card, before anything is loaded.
+    """The memory of one GRPO step of the profile on a CUDA card, computed before anything is loaded.
 
-    gpu_gb: what the card is sold as; 0.92 of it, in GiB, is usable (24 -> 22.1); None: 16 for t4, else 24. tuning:
+    gpu_gb: the card's nominal size; 0.92 of it, in GiB, is usable (24 -> 22.1); None: 16 for t4, else 24. tuning:
     "full", "lora" or "qlora".
-    prompt_tokens: of the longest prompt, prefill included; completions are taken at their maximum. Qwen's are 142 to
+    prompt_tokens: of the longest prompt, prefill included; completions count at their maximum. Qwen's are 142 to
     256 on gsm8k, up to 700 on countdown with thoughts; from 256 to 1,024 gpu24's peaks move by less than 0.1 GiB.
-    completion_tokens: such as task.max_completion_tokens. None: the profile's max_completion_tokens, else its task's,
-    which is made for that where no argument of it names them.
-    config: where a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer.
-    chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer chooses from free memory.
+    completion_tokens: such as task.max_completion_tokens. None: the profile's max_completion_tokens, else its task's;
+    the task is built for that if none of its arguments names them.
+    config: if a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer.
+    chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer cuts it by free memory.
     Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
     Unverified: CUDA kernels' workspaces and the allocator's fragmentation: the row `reserve`.
     Raises ValueError for an unknown name, tuning or size.
@@ -85,7 +85,7 @@ def request_for(
     rank: int = 16,
     cut: tuple[int | None, int | None] = (None, None),
 ) -> Request:
-    """What plan_memory was asked for, checked. cut: its chunk_tokens and checkpointed_layers."""
+    """The arguments of plan_memory, checked. cut: its chunk_tokens and checkpointed_layers."""
     cfg = profile_named(profile) if isinstance(profile, str) else profile
     if not isinstance(cfg, Profile):
         raise ValueError(f"profile={profile!r} must be a profile or its name, such as 'gpu24'")

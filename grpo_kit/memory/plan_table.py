@@ -29,11 +29,11 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a step needs, by moment and part. Made by plan_memory().
+    """The memory of a step, by moment and part. Made by plan_memory().
 
-    parts: moment -> part -> bytes. usable_gib: what the card offers, the CUDA context included.
-    chunk_tokens, checkpointed_layers: how the update is cut. checkpoint_gib: of disk, weights (or adapters) and
-    optimizer state. advice: what to change, empty if the plan fits.
+    parts: moment -> part -> bytes. usable_gib: memory of the card, the CUDA context included.
+    chunk_tokens, checkpointed_layers: how the update is cut. checkpoint_gib: on disk, weights (or adapters) and
+    optimizer state. advice: changes to make, empty if the plan fits.
     """
 
     title: str
@@ -47,17 +47,17 @@ class MemoryPlan:
 
     @property
     def peak_gib(self) -> float:
-        """The fullest moment, GiB, with context and reserve."""
+        """The peak, GiB, with context and reserve."""
         return max(sum(parts.values()) for parts in self.parts.values()) / GIB
 
     @property
     def allocated_gib(self) -> float:
-        """The fullest moment without context and reserve: what torch.cuda.max_memory_allocated should show."""
+        """The peak without context and reserve, which torch.cuda.max_memory_allocated should show."""
         return max(sum(b for p, b in parts.items() if p != "reserve") for parts in self.parts.values()) / GIB
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest moment stays within usable_gib."""
+        """Whether the peak stays within usable_gib."""
         return self.peak_gib <= self.usable_gib
 
     def table(self) -> pd.DataFrame:

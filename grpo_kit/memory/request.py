@@ -1,4 +1,4 @@
-"""What a plan is asked for, and the plan itself: bytes of each moment of a step on one card."""
+"""The arguments of a plan, and the plan itself: bytes of each moment of a step on one card."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PARTS += ("logits and sampling", "activations", "head and backward", "optimizer'
 
 @dataclass(frozen=True)
 class States:
-    """Bytes by part, beside activations.
+    """Bytes by part, without activations.
 
-    always: at all times. gradients: of all trained weights. stepping: only while the optimizer steps.
+    always: at all times. gradients: of all trained weights. stepping: only during the optimizer's step.
     """
 
     always: dict[str, float]
@@ -44,7 +44,7 @@ class States:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, in bytes and parameters. rank: of adapters."""
+    """A plan's arguments, in bytes and parameters. rank: of adapters."""
 
     cfg: Profile
     config: PretrainedConfig
@@ -62,12 +62,12 @@ class Request:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a weight that is not in 4 bits, as it is loaded."""
+        """Bytes of a loaded weight that is not in 4 bits."""
         return getattr(torch, self.cfg.dtype if self.full else self.cfg.lora_dtype).itemsize
 
     @property
     def compute(self) -> int:
-        """Bytes of a number that the card computes with."""
+        """Bytes of a number in the card's computations."""
         return self.itemsize if self.cfg.name in WITHOUT_BFLOAT16 else COMPUTE
 
     @property
@@ -85,7 +85,7 @@ class Request:
         return self.cfg.prompts_per_step * (self.prompt_tokens - 1) + self.scored
 
     def plan(self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None) -> MemoryPlan:
-        """The plan without advice; None: as the trainer would cut the update."""
+        """The plan without advice; None: cut as the trainer would cut the update."""
         states = self._states()
         residual = 4 if self.tuning == "qlora" else self.itemsize
         cast = self.counts.linear * self.compute if self.full and residual != self.compute else 0.0
@@ -118,8 +118,8 @@ class Request:
         return States(always, gradients, stepping)
 
     def _weights(self) -> float:
-        """Bytes of the model without adapters, as it is loaded."""
-        four_bit = self.tuning == "qlora"  # peft turns what is not 4-bit into float32
+        """Bytes of the loaded model without adapters."""
+        four_bit = self.tuning == "qlora"  # peft converts the rest to float32
         rest = (self.counts.ends + self.counts.norms) * (4 if four_bit else self.itemsize)
         return self.counts.linear * (_FOUR_BIT if four_bit else self.itemsize) + rest
 

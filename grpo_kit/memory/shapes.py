@@ -1,4 +1,4 @@
-"""Sizes of models that a plan can be asked for by name, without a network, and how many parameters they have."""
+"""Sizes of models that a plan can name, without a network, and their numbers of parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOWN = tuple(_SHAPES)
 
 
 class Counts(NamedTuple):
-    """Parameters: of linear layers but the head; embedding and head; biases and norms; adapters on the first."""
+    """Parameters: of linear layers without the head; embedding and head; biases and norms; adapters on the first."""
 
     linear: int
     ends: int
@@ -36,14 +36,14 @@ class Counts(NamedTuple):
 
     @property
     def all(self) -> int:
-        """Of the model, without adapters."""
+        """Parameters of the model without adapters."""
         return self.linear + self.ends + self.norms
 
 
 def config_of(name: str) -> PretrainedConfig:
-    """The config of a model by name: out of the list here, else out of the hub's cache or the hub.
+    """The config of a model by name: from the list here, else from the hub's cache or the hub.
 
-    Raises ValueError where it cannot be had.
+    Raises ValueError if it cannot be found.
     """
     if name in _SHAPES:
         kind, vocabulary, tied, sizes = _SHAPES[name]

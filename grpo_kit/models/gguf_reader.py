@@ -1,8 +1,8 @@
 """GGUF files as models: dequantised once, to float32, and kept as safetensors in the kit's cache.
 
 Dequantising takes 20 s for 135 million parameters and a minute or two for 1.5 billion; loading the copy takes seconds.
-The copy is found again by the file's path, size and time of change. GRPO_KIT_CACHE names the cache, ~/.cache/grpo_kit
-where it is not set.
+The copy is found by the file's path, size and time of change. GRPO_KIT_CACHE names the cache; default
+~/.cache/grpo_kit.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
 _BESIDE_WEIGHTS = 30 * 10**6  # bytes at most of tokenizer and config
-# What transformers raises on a file that is cut off, or no GGUF file, or a model that it does not know.
+# transformers' errors for a file that is cut off, or no GGUF file, or an unknown model.
 _NO_GGUF = (OSError, ValueError, LookupError, NotImplementedError, struct.error)
 
 
 class PolicyLoadError(ValueError):
-    """A model could not be loaded; the message names what was asked for and what would do."""
+    """A model could not be loaded; the message names the request and a remedy."""
 
 
 def embedded_cache() -> tuple[Path, bool]:
-    """Where the copy of the embedded SmolLM2 is kept, and whether it is there."""
+    """The place of the embedded SmolLM2's copy, and whether it exists."""
     folder = _cache() / _EMBEDDED_FOLDER
     return folder, (folder / "config.json").is_file()
 
@@ -58,7 +58,7 @@ def embedded_folder() -> Path:
 
 
 def gguf_folder(path: Path) -> Path:
-    """The copy of a .gguf file, made now if there is none; it takes the place of one of the file as it was before."""
+    """The copy of a .gguf file, made if there is none; it replaces copies of the file's earlier versions."""
     stat, real = path.stat(), path.resolve()
     family = f"{real.stem}-{_digest(real)}"
     name = f"{family}-{_digest(stat.st_size, stat.st_mtime_ns)}-float32"
@@ -79,7 +79,7 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             f"name_or_path={str(path)!r} cannot be read as a language model in GGUF ({error}); was it copied to its "
             "end, and does transformers know its architecture?"
         ) from error
-    # The weights are plain floats now; the leftover marks would make save_pretrained refuse.
+    # The weights are plain floats now; the leftover marks would make save_pretrained raise.
     model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer, model.is_quantized = None, False
     _tie_if_one_matrix(model)
@@ -100,7 +100,7 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _no_bar() -> Iterator[None]:
-    """transformers draws a line for each tensor, hundreds of them, and this bar is not one of its own."""
+    """Hides transformers' progress line for each tensor: hundreds of them, which its own switch does not hide."""
     bar = modeling_gguf_pytorch_utils.tqdm
     modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
     try:
@@ -117,9 +117,9 @@ def _cache() -> Path:
 
 
 def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = None) -> Path:
-    """The folder `name` of the cache, made from the file if it is not there; its older versions go.
+    """The folder `name` of the cache, made from the file if missing; its older versions are deleted.
 
-    Where the cache cannot be written, or has no room, the copy is one of this process, gone when that ends.
+    If the cache cannot be written, or has no room, the copy is temporary and ends with this process.
     """
     cache = _cache()
     folder = cache / name
@@ -143,7 +143,7 @@ def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = No
         part.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        if not (folder / "config.json").is_file():  # else another process was first
+        if not (folder / "config.json").is_file():  # otherwise another process was first
             raise PolicyLoadError(
                 f"GRPO_KIT_CACHE={str(cache)!r} did not take {path.name} ({error})"
             ) from error
@@ -154,7 +154,7 @@ def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = No
 
 
 def _part_folder(cache: Path, needs: int) -> Path:
-    """A new folder to convert in; what a killed process left is removed after an hour. OSError without room."""
+    """A new folder to convert in; a killed process's leftover is removed after an hour. OSError without room."""
     cache.mkdir(parents=True, exist_ok=True)
     for left in cache.glob(".converting-*"):
         if time.time() - left.stat().st_mtime > 3600:
@@ -182,7 +182,7 @@ def _for_this_process(path: Path, name: str) -> Path:
 
 
 def _convert(path: Path, part: Path, folder: Path) -> None:
-    """Writes the copy into part; folder: where it will lie, to be said."""
+    """Writes the copy into part; folder: its final place, for the message."""
     print(f"{path.name} is dequantised, once: the float32 copy goes to {folder}", flush=True)
     model, tokenizer = load_gguf(path)
     model.save_pretrained(part)
@@ -190,7 +190,7 @@ def _convert(path: Path, part: Path, folder: Path) -> None:
 
 
 def _bytes_as_float32(path: Path) -> int:
-    """Of disk, counted from the file's list of tensors; 0 for a file that cannot be read, which loading it will say."""
+    """Bytes on disk, counted from the file's list of tensors; 0 for an unreadable file, whose loading will raise."""
     try:
         from gguf import GGUFReader
 

@@ -1,4 +1,4 @@
-"""Habits of the libraries that load models, put right once as the kit loads."""
+"""Corrects habits of the libraries that load models, once as the kit loads."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return (_bar_before or (lambda make, a, k: make(*a, **k)))(factory, args, kwargs)
 
 
-# A saved notebook would keep a widget for each time that weights are read or written. Downloads keep their bars.
+# A saved notebook would keep a widget for each reading or writing of weights. Downloads keep their bars.
 _bar_before = logging.set_tqdm_hook(_bar)
 
 
 def _import_bitsandbytes() -> None:
-    """What peft will import, in a sixth of the time: its compiled functions are put off until somebody calls one.
+    """Imports bitsandbytes for peft in a sixth of the time: its functions are compiled at their first call.
 
-    torch.compile loads a second's worth of torch._inductor as soon as it is named, and bitsandbytes names it when
-    imported. Its 8-bit and 4-bit kernels on a CPU are all that it compiles; the kit uses none of them.
+    torch.compile loads a second's worth of torch._inductor at its first mention, and bitsandbytes mentions it at
+    import. It compiles only its 8-bit and 4-bit kernels on a CPU, which the kit does not use.
     """
     compile_now = torch.compile
 
@@ -37,7 +37,7 @@ def _import_bitsandbytes() -> None:
     torch.compile = compile_later
     try:
         import bitsandbytes  # noqa: F401
-    except ImportError:  # who needs it says so
+    except ImportError:  # the user of it raises the error
         pass
     finally:
         torch.compile = compile_now

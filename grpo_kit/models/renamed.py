@@ -1,4 +1,4 @@
-"""What transformers gave another name: the one that the installed version knows.
+"""Names that transformers changed, in the form that the installed version knows.
 
 Before 5.23 activation checkpointing was called gradient checkpointing; before 5.24 a model's `cache` past_key_values.
 """
@@ -24,12 +24,12 @@ def is_checkpointing(model: Any) -> bool:
 
 
 def is_asked(args: Any) -> bool:
-    """Do args, a TrainingArguments, want it?"""
+    """Do args, a TrainingArguments, turn it on?"""
     return getattr(args, NAME)
 
 
 def enable_checkpointing(model: Any, args: Any) -> None:
-    """As args, a TrainingArguments, have it."""
+    """Turn it on with the settings of args, a TrainingArguments."""
     getattr(model, f"{NAME}_enable")(getattr(args, f"{NAME}_kwargs"))
 
 

@@ -1,4 +1,4 @@
-"""Every loss in textbook form: for teaching, and the oracle of the tests. Pure functions on tensors, nothing but torch.
+"""Every loss in textbook form, for teaching and as the tests' oracle. Pure functions on tensors, only torch.
 
 Shapes: R = B * G completions, those of one prompt adjacent, by T tokens; P preference pairs. Every loss is to be
 minimised. Each docstring has the equation, its paper, and where TRL 1.16 differs.
@@ -6,9 +6,9 @@ minimised. Each docstring has the equation, its paper, and where TRL 1.16 differ
 logprobs            of tokens and of completions, and means over them
 advantages          rewards -> advantages: a group's mean, leave-one-out, GAE, weights on positives
 policy_gradient     REINFORCE, RLOO, PPO
-group_losses        GRPO and its relatives, all called alike
+group_losses        GRPO and its relatives, all with the same call
 soft_losses         three of them without a hard clip, or without a division by length
-kl                  k1, k2, k3: which estimates, and which has the right gradient
+kl                  k1, k2, k3: estimators of the KL, and which has the right gradient
 preference          Bradley-Terry, DPO, IPO, KTO, ORPO, SimPO
 """
 

@@ -21,7 +21,7 @@ def group_advantages(
 
     rewards: (B*G,), the completions of one prompt adjacent. Returns (B*G,); a group without a signal gives zeros.
     scale: whose std divides: "group" as in GRPO; "batch" the whole batch's, so that a group with little spread is not
-    blown up; "none" as Dr. GRPO, where A_i = (G-1)/G times RLOO's. std has ddof=1 and eps is 1e-4, as in TRL
+    enlarged; "none" as Dr. GRPO, where A_i = (G-1)/G times RLOO's. std has ddof=1 and eps is 1e-4, as in TRL
     (the paper states neither): with ddof=0 and G=2 advantages would be larger by sqrt(2).
     Raises ValueError for a group_size below 2 or no divisor of len(rewards), a NaN reward (TRL leaves such rows out),
     or an unknown scale.
@@ -45,7 +45,7 @@ def rloo_advantages(rewards: Tensor, group_size: int) -> Tensor:
     """Leave-one-out: A_i = r_i - mean of the G - 1 other rewards = G/(G-1) (r_i - mean(r)).
 
     rewards: (B*G,), the completions of one prompt adjacent. Returns (B*G,). A baseline that does not depend on its own
-    completion leaves the expected gradient as it is; the group's mean, which does, shrinks it by (G-1)/G.
+    completion leaves the expected gradient unchanged; the group's mean, which does depend on it, shrinks it by (G-1)/G.
     Raises ValueError for a group_size below 2 or no divisor of len(rewards), or a NaN reward.
     Sources: Kool et al. (2019), Buy 4 REINFORCE Samples; Ahmadian et al., arXiv:2402.14740, section 3.3.
 
@@ -120,9 +120,9 @@ def gae(
     """Generalised advantage estimation: A_t = sum_l (gamma lam)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t.
 
     rewards: (R, T), as from `token_rewards`. values: (R, T), V of the state before token t. completion_mask: (R, T);
-    a completion is over behind its last token, where V is 0. Returns (R, T), 0 behind the end, without a gradient.
-    A + V is the target of the value function (`ppo_value`). lam=1 is the return less V: unbiased, noisy; lam=0 the TD
-    error: little noise, and as wrong as V. gamma=1 is usual for language.
+    a completion ends behind its last token, where V is 0. Returns (R, T), 0 behind the end, without a gradient.
+    A + V is the target of the value function (`ppo_value`). lam=1 is the return minus V: unbiased, noisy; lam=0 the TD
+    error: little noise, but biased like V. gamma=1 is usual for language.
     Raises ValueError for shapes that differ.
     Source: Schulman et al., arXiv:1506.02438, eq. 16.
 

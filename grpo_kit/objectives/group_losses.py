@@ -1,4 +1,4 @@
-"""GRPO and its relatives, all called alike. They differ in the ratio, the clip and what they divide by.
+"""GRPO and its relatives, all with the same call. They differ in the ratio, the clip and the divisor.
 
              ratio      clipped                      divided by
 grpo         token      rho A, at 1 +- epsilon       each completion's own length, then R
@@ -140,7 +140,7 @@ def dapo(
 ) -> Tensor:
     """L = 1/N sum_i sum_t -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), N the tokens of the whole step.
 
-    Clip-higher: an unlikely token (say 1 %) may grow by 28 % where GRPO stops it at 20, so exploration lives longer.
+    Clip-higher: an unlikely token (say 1 %) may grow by 28 % where GRPO stops it at 20 %, so exploration lives longer.
     num_tokens: N where these rows are a micro-batch, so that their losses add up to the step's; None counts these.
     Long completions weigh more. The rest of DAPO: `overlong_filter`, `soft_overlong_punishment`, and dynamic sampling
     (grpo_kit.PositivesTrainer). The paper has no KL; beta > 0 adds TRL's.

@@ -1,7 +1,7 @@
-"""The distance to the reference, from samples: three estimators, of which each has its own gradient.
+"""The distance to the reference, from samples: three estimators, each with its own gradient.
 
-With d = log pi(y) - log ref(y) and y drawn from pi, the policy of now. KL(pi|ref) = E[d] is the reverse KL, which RLHF
-means, KL(ref|pi) the forward one. "As loss": autograd through the estimator, the sample held fixed. "In reward": the
+With d = log pi(y) - log ref(y) and y drawn from pi, the current policy. KL(pi|ref) = E[d] is the reverse KL, as used in
+RLHF, KL(ref|pi) the forward one. "As loss": autograd through the estimator, the sample held fixed. "In reward": the
 detached estimator as a cost in the score function's gradient. In expectation:
 
      value                        as loss                  in reward
@@ -10,14 +10,14 @@ k2   E[d^2] / 2, near KL(pi|ref)  grad KL(pi|ref): right   grad E[d^2] / 2 - gra
 k3   KL(pi|ref), never < 0        grad KL(ref|pi)          grad KL(pi|ref) - grad KL(ref|pi)
 
 The last two columns add up to the gradient of the first. So k3, the best estimate of the value, has the right gradient
-in neither place. Near the reference the two KLs agree to second order: there k3 as a loss (GRPO's paper) pulls as k2
-does. Where the policy hardly ever says what the reference says often, ref/pi explodes. k3 times pi/pi_old, the ratio
+in neither place. Near the reference the two KLs agree to second order: there k3 as a loss (GRPO's paper) pulls like
+k2. Where the policy rarely samples what the reference samples often, ref/pi explodes. k3 times pi/pi_old, the ratio
 differentiated too, has the reverse KL's gradient, on old samples as well: correct_kl in the group losses, and the
 default of TRL 1.16 (use_bias_correction_kl=True, after DeepSeek-V3.2, arXiv:2512.02556).
 
-All this holds where y is one draw: a whole completion with its summed log-probabilities, or one token. Added up over
-the tokens of a completion, k2 and k3 as losses give each state's gradient with the states held fixed: what earlier
-tokens do to the KL of later ones is missing. k1 in the reward has it.
+All this holds if y is one draw: a whole completion with its summed log-probabilities, or one token. Added up over
+the tokens of a completion, k2 and k3 as losses give each state's gradient with the states held fixed: the effect of
+earlier tokens on the KL of later ones is missing. k1 in the reward has it.
 Sources: Schulman, Approximating KL Divergence, joschu.net/blog/kl-approx.html; Tang and Munos, arXiv:2506.09477;
 Liu et al., arXiv:2510.01555 (k1 in reward = k2 as loss).
 """

@@ -65,7 +65,7 @@ def ppo_policy(
 
     All (R, T); advantages usually from `gae`. The mean is over all tokens of the batch.
     Once the policy has moved, a ratio corrects for its token and not for the state before it, which the old policy
-    made. So this is the policy gradient at old = now only.
+    sampled. So this is the policy gradient at old = now only.
     Source: Schulman et al., arXiv:1707.06347, eq. 7.
 
     >>> old, A = torch.zeros(1, 2), torch.tensor([[1.0, -1.0]])

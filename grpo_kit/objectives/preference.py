@@ -1,4 +1,4 @@
-"""Losses from preferences: pairs (P,) of a chosen and a rejected completion of one prompt, or labels one by one.
+"""Losses from preferences: pairs (P,) of a chosen and a rejected completion of one prompt, or single labels.
 
 logprobs are of whole completions, prompt left out: sums over tokens (`sequence_logprobs`) for DPO, IPO and KTO, means a
 token (average=True) for ORPO and SimPO. Every loss is the mean over the batch. sigma is the logistic function.

@@ -1,1 +1,1 @@
-"""Optimizers that keep small updates, and how much of an update survives rounding."""
+"""Optimizers that keep small updates, and a measurement of how much of an update survives rounding."""

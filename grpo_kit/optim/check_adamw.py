@@ -1,4 +1,4 @@
-"""Does an optimizer do on this machine what AdamW does? Two steps on copies, beside torch's AdamW in float32."""
+"""Does an optimizer behave like AdamW on this machine? Two steps on copies, compared with torch's float32 AdamW."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from grpo_kit.optim.choose import new_optimizer
 
-_LEAST_RATE = 1e-4  # below, float32's own rounding of a weight is seen beside the change
+_LEAST_RATE = 1e-4  # below this, float32's own rounding of a weight is visible in the change
 # Measured on SmolLM2-135M's weights and policy gradients: 8-bit moments are 0.07 to 0.12 off in the second step, fused
 # AdamW under 1e-5; steps three times as long are 1.9 off, a wrong sign 2 (python -m benchmarks.first_contact --model
 # smollm2-135m-instruct).
@@ -26,10 +26,10 @@ def beside_adamw(
     eps: float,
     weight_decay: Sequence[float],
 ) -> float:
-    """Norm of what differs in the change of all weights, by the norm of AdamW's change; infinite for a NaN.
+    """Norm of the difference in the change of all weights, divided by the norm of AdamW's change; infinite for a NaN.
 
     name: a key of choose.OPTIMIZERS. weights, gradients: 1-d tensors, copied first; weight_decay: one a tensor.
-    Two steps with one gradient: the second reads the moments that the first has stored. Up to MOST is rounding.
+    Two steps with one gradient: the second reads the moments stored by the first. A result up to MOST is rounding.
     """
     options = {"lr": max(learning_rate, _LEAST_RATE), "betas": betas, "eps": eps}
     narrow = [w.dtype != torch.float32 for w in weights]
@@ -39,7 +39,7 @@ def beside_adamw(
     for copy, short in zip(copies, narrow, strict=True):
         if (
             short and master is None
-        ):  # whose other bits nobody can read: on a weight of 0 a change keeps its own 8 bits
+        ):  # its other bits cannot be read: on a weight of 0 a change keeps its own 8 bits
             copy.data.zero_()
     plain = [torch.nn.Parameter(copy.detach().float().clone()) for copy in copies]
     reference = torch.optim.AdamW(_groups(plain, weight_decay), **options, foreach=False, fused=False)

@@ -1,8 +1,8 @@
-"""Which optimizer for which weights: every choice here keeps what a small learning rate changes.
+"""Which optimizer for which weights: every choice here preserves the changes of a small learning rate.
 
-A bfloat16 weight has 8 significant bits. At a learning rate of 1e-6 a step is far below half of its last one, so
-rounding to nearest puts the weight back where it was, step after step: about 1 % of a float32 run's change survives
-(`survival.update_survival` measures it). Hence float32 weights, or bfloat16 weights and an optimizer that
+A bfloat16 weight has 8 significant bits. At a learning rate of 1e-6 a step is far below half of its last bit.
+Rounding to nearest therefore restores the old weight, step after step: about 1 % of a float32 run's change survives
+(`rounding.update_survival` measures it). So use float32 weights, or bfloat16 weights and an optimizer that
 keeps the rest.
 """
 
@@ -27,7 +27,7 @@ _ADAMW = re.compile(r"(paged_)?adamw_")
 class Recipe:
     """One optimizer.
 
-    weights: dtype of the trained weights it is for; float32 adapters suit all but flash-adamw.
+    weights: dtype of the trained weights it is made for; float32 adapters suit all but flash-adamw.
     state_bytes: bytes of optimizer state a trained parameter, besides weight and gradient.
     cuda_only: whether a CPU cannot run it. description: one line.
     """
@@ -38,7 +38,7 @@ class Recipe:
     description: str
 
     def state_of(self, itemsize: int) -> float:
-        """Bytes of state of a parameter of itemsize bytes; of a float32 weight there are no bits beside it to keep."""
+        """Bytes of state for a parameter of itemsize bytes; a float32 weight has no extra bits to store."""
         return self.state_bytes - (2 if self.weights is _BFLOAT16 and itemsize == 4 else 0)
 
 
@@ -75,10 +75,10 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """An AdamW over the trainable parameters of the model; weight decay on matrices only, as transformers does.
+    """An AdamW over the trainable parameters of the model; weight decay on matrices only, as in transformers.
 
-    name: a key of OPTIMIZERS. learning_rate: the highest the schedule reaches, >= 0.
-    Move the model to its device first. Hand it to the trainer as optimizers=(optimizer, None): clipping, schedule and
+    name: a key of OPTIMIZERS. learning_rate: the highest of the schedule, >= 0.
+    Move the model to its device first. Give the trainer optimizers=(optimizer, None): clipping, schedule and
     checkpoints work as with torch's AdamW.
     Raises ValueError for an unknown name, a missing package or card, no trainable parameter, and for weights on which
     this optimizer would round most of every update away.
@@ -112,7 +112,7 @@ def make_optimizer(
 
 
 def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer of that name over torch's parameter groups; options: lr, betas, eps. Nothing is checked."""
+    """The optimizer of that name over torch's parameter groups; options: lr, betas, eps. Unchecked."""
     if name == "adamw":
         return torch.optim.AdamW(groups, **options, fused=True)
     if name == "adamw-8bit":
@@ -132,11 +132,11 @@ def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> to
 def choose_optimizer(
     name: str | None, model: torch.nn.Module, *, given: Any = None, optim: str = "adamw_torch"
 ) -> str | None:
-    """The name, or for None what trained bfloat16 weights need; None where transformers' will do, or one is given.
+    """The name of the optimizer; None if transformers' is right or an optimizer object is given.
 
-    optim: args.optim, transformers' choice. Any AdamW among them gives way to one that keeps what bfloat16 rounds away:
-    the same update, kept whole. Another algorithm is obeyed.
-    Raises ValueError for an unknown name, for one beside an optimizer that is given, and where its package is missing.
+    optim: args.optim, transformers' choice. For trained bfloat16 weights an AdamW among them is replaced by one that
+    keeps the rounded-off part: the same update, kept whole. Another algorithm is kept as it is.
+    Raises ValueError for an unknown name, a name together with an optimizer object, and a missing package.
     """
     if given is not None:
         if name is not None:
@@ -152,7 +152,7 @@ def choose_optimizer(
 
 
 def check_bitsandbytes(name: str) -> None:
-    """Raises ValueError for an optimizer with 8-bit moments where the package that has their kernels is missing."""
+    """Raises ValueError for an optimizer with 8-bit moments if the package with their kernels is missing."""
     if "8bit" in name and importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError(
             f"optimizer {name!r}, which bfloat16 weights are trained by unless another is named, needs the package "

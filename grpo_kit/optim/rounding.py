@@ -1,7 +1,7 @@
-"""How much of a small update survives: optimizers on bfloat16 weights beside a float32 run on the same gradients.
+"""How much of a small update survives: optimizers on bfloat16 weights, compared with float32 on the same gradients.
 
 Two shares of the float32 run's change, because they differ. `kept` counts what optimizer and weights hold together:
-what is lost here is lost for good. `in_weights` counts the stored weights alone, which the model computes with: a
+what is lost here is lost for good. `in_weights` counts the stored weights alone, with which the model computes. A
 change smaller than half a step of the format waits in the optimizer, as in float32 training under autocast.
 
 Simplification: the gradients are given (a constant signal in noise), so an arm's own errors do not feed back.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Arm(NamedTuple):
-    """A parameter under training, its optimizer, and a function giving the float32 values the two hold together."""
+    """A parameter under training, its optimizer, and a function returning the float32 values both hold together."""
 
     parameter: torch.nn.Parameter
     optimizer: torch.optim.Optimizer
@@ -41,7 +41,7 @@ def _rounded(weights: torch.Tensor, lr: float) -> Arm:
 
 
 def _stochastic(weights: torch.Tensor, lr: float) -> Arm:
-    """Up or down to a neighbouring bfloat16, with the chance that makes the mean right; float32 moments."""
+    """Rounds up or down to a neighbouring bfloat16 with the probability that keeps the mean; float32 moments."""
     arm = _adamw(weights, lr)
     generator = torch.Generator(weights.device).manual_seed(0)
 
@@ -93,12 +93,12 @@ def update_survival(
 ) -> pd.DataFrame:
     """Share of a float32 AdamW run's weight change that each optimizer keeps, on the same gradients.
 
-    weights: (N,) to start from, rounded to bfloat16 first, as published checkpoints are; None draws 2**15 from a
+    weights: (N,) start values, rounded to bfloat16 first, like published checkpoints; None draws 2**15 from a
     normal distribution of standard deviation 0.03.
-    gradients: (S, N) real ones, one row a step; None draws steps rows: a constant of spread `signal` plus noise of
-    spread 1, times gradient_rms. Its default is what clipping at norm 1 leaves of 1.5 billion gradients.
+    gradients: (S, N) real ones, one row a step; None draws `steps` rows: a constant of spread `signal` plus noise of
+    spread 1, times gradient_rms. Its default is the size after clipping 1.5 billion gradients at norm 1.
     Returns one row an arm and rate: optimizer, learning_rate; kept and in_weights, the change projected on the float32
-    run's, 1 = all of it; error, the norm of what differs over the norm of the change (counts noise, too).
+    run's, 1 = all of it; error, the norm of the difference over the norm of the change (counts noise, too).
     Seconds on a CPU.
 
     >>> table = update_survival([1e-6], steps=20)
@@ -148,9 +148,9 @@ def _change(
 
 
 def survival_plot(table: pd.DataFrame) -> Figure:
-    """A bar an optimizer and learning rate: kept, in percent of the float32 change; logarithmic.
+    """A bar for each optimizer and learning rate: kept, in percent of the float32 change; logarithmic.
 
-    The black tick on a bar is the part already in the stored weights, where it differs. Noise is `error`, where large.
+    The black tick on a bar is the part already in the stored weights, if it differs. Noise is `error`, if large.
     """
     from grpo_kit.display import COLOURS, new_figure
 

@@ -2,7 +2,7 @@
 
 A float32 weight is its nearest bfloat16 plus 16 bits. The model holds the first, the optimizer the second, as
 int16: together the exact float32 master weight, in 4 bytes instead of 6. The moments and their kernels (CPU and CUDA)
-are bitsandbytes' AdamW8bit, which sees float32 only.
+are bitsandbytes' AdamW8bit, which receives float32 only.
 
 Simplification: the master of at most _CHUNK weights at a time is put together, updated, and split again, with plain
 torch operations rather than one fused kernel: about 40 bytes of memory traffic a weight and step, 0.3 GiB at once.
@@ -21,7 +21,7 @@ _CHUNK = 2**24  # a multiple of _BLOCK
 
 
 def join(weights: torch.Tensor, low_bits: torch.Tensor) -> torch.Tensor:
-    """bfloat16 weights and int16 low_bits of one shape -> the float32 master they stand for, exactly.
+    """bfloat16 weights and int16 low_bits of one shape -> the float32 master that they represent, exactly.
 
     >>> join(*split(torch.tensor([0.1, -3.7e-5]))).tolist() == torch.tensor([0.1, -3.7e-5]).tolist()
     True
@@ -43,7 +43,7 @@ class SplitAdamW8bit(AdamW8bit):
     State, 4.03 bytes a weight: two 8-bit moments with a float32 scale a 256 weights, and `low_bits` (int16), all in
     state_dict(): a checkpoint of model and optimizer continues bit for bit. Weights saved without the optimizer are
     the rounded master, and lose at most half a bfloat16 step, once. Tensors under 4096 elements have float32 moments;
-    float32 parameters (adapters) need no low_bits and are updated as AdamW8bit does.
+    float32 parameters (adapters) need no low_bits and are updated as in AdamW8bit.
     """
 
     def __init__(self, params: Any, **options: Any) -> None:

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its folder, its files, and reading them back."""
+"""A run's files on disk: its folder, its tables, and reading them back."""

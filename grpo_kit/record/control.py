@@ -1,9 +1,9 @@
-"""What a person asks of a run while it trains, by way of its folder: from a widget, a notebook, a terminal, a web page.
+"""Requests of a person to a running training, through its folder: from a widget, notebook, terminal or web page.
 
     runs/<name>/control/<any name>.json   one request a file: {"change": {"learning_rate": 1e-5}} or {"do": "pause"}
-                changes.jsonl             what became of the changes, a line each
+                changes.jsonl             the outcome of each change, one line each
 
-The trainer takes requests up between two steps, in the order of their names, and deletes them.
+The trainer reads requests between two steps, in the order of their names, and deletes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACTIONS = ("pause", "go on", "stop", "save")
 
 def _temperature(value: Any) -> bool:
     if isinstance(value, str):
-        schedule_from(value)  # says what is wrong with it
+        schedule_from(value)  # raises for an invalid schedule
     return callable(value) or isinstance(value, str) or (is_number(value) and value > 0)
 
 
@@ -54,7 +54,7 @@ CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_change(name: str, value: Any) -> None:
-    """Raises ValueError for a name that no run can change, or a value that it never takes."""
+    """Raises ValueError for a name that no run can change, or an invalid value."""
     if name not in CHANGEABLE:
         raise ValueError(
             f"{name}={value!r} cannot be changed while a run goes on; what can: {', '.join(CHANGEABLE)}. For another "
@@ -70,26 +70,26 @@ def check_change(name: str, value: Any) -> None:
 
 
 def in_a_file(value: Any) -> Any:
-    """The value as JSON holds it: a schedule as its text. Raises ValueError for a function that has none."""
+    """The value in JSON: a schedule as its text. Raises ValueError for a function that has none."""
     if callable(value):
         schedule_from(repr(value))
     return repr(value) if callable(value) else value
 
 
 class Control:
-    """Asks a running trainer for something; it answers between two steps. Made by `control`.
+    """Sends requests to a running trainer, which handles them between two steps. Made by `control`.
 
-    A change that the trainer refuses, and one that it makes, is in changes.jsonl of the run's folder.
+    changes.jsonl in the run's folder records both accepted and refused changes.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def change(self, **values: Any) -> None:
-        """Other numbers from the next rollout buffer on: see GRPOTrainer.change.
+        """New values from the next rollout buffer on: see GRPOTrainer.change.
 
-        Raises ValueError for a name or a value that cannot be, and for a schedule that is none of the kit's: a file
-        holds those alone.
+        Raises ValueError for an unknown name, an invalid value, and a schedule that is not the kit's: a file
+        can hold no other.
         """
         for name, value in values.items():
             check_change(name, value)
@@ -100,11 +100,11 @@ class Control:
         self._ask({"do": "pause"})
 
     def go_on(self) -> None:
-        """After a pause: train on."""
+        """Continue after a pause."""
         self._ask({"do": "go on"})
 
     def stop(self) -> None:
-        """End after this step and save, as the stop button does."""
+        """End after this step and save, like the stop button."""
         self._ask({"do": "stop"})
 
     def save(self) -> None:
@@ -118,7 +118,7 @@ class Control:
 
 
 def control(folder: str | Path) -> Control:
-    """Steer a run that trains, from any process: change(...), pause(), go_on(), stop(), save().
+    """Steer a running training from any process: change(...), pause(), go_on(), stop(), save().
 
     Raises RunFolderError (a ValueError) if the folder holds no run.
 
@@ -130,9 +130,9 @@ def control(folder: str | Path) -> Control:
 
 
 def take_requests(folder: str | Path) -> list[dict[str, Any]]:
-    """The requests that wait, oldest first; they are deleted. A file that is not whole yet waits for the next time.
+    """Reads and deletes the waiting requests, oldest first. A file that is not complete yet waits for the next call.
 
-    Its JSON may be anything that a person wrote by hand: who takes it up checks it.
+    Its JSON may be anything that a person wrote by hand; the caller checks it.
     """
     found = []
     for path in sorted((Path(folder) / CONTROL).glob("[!.]*.json")):
@@ -148,8 +148,8 @@ def take_requests(folder: str | Path) -> list[dict[str, Any]]:
 def read_changes(folder: str | Path) -> list[dict[str, Any]]:
     """The lines of changes.jsonl: {"step": the first step trained with it, "change": {name: value}, "was": {...}}.
 
-    One that was refused has "refused" in place of "change", and "why". A line cut short is left out, and one that
-    cannot be read with a RuntimeWarning.
+    A refused change has "refused" in place of "change", and "why". A line cut short is left out; one that
+    cannot be read gives a RuntimeWarning.
     """
     path = Path(folder) / CHANGES
     data = path.read_bytes() if path.is_file() else b""

@@ -1,4 +1,4 @@
-"""The files of a run by name: is there a run, which name is free, and its tables read back."""
+"""The files of a run by name: whether there is a run, which name is free, and its tables read back."""
 
 import csv
 import hashlib
@@ -23,17 +23,17 @@ METRIC_COLUMNS: tuple[str, ...] = (
 
 TEXT_COLUMNS = ("prompt", "prefill", "completion")
 PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
-KEPT = "kept.json"  # which step's weights a run with keep="best" ended with
+KEPT = "kept.json"  # names the step whose weights a run with keep="best" ended with
 RUN = "run.json"  # a run's settings: no library writes a file of this name
-_ONCE = "config.json"  # where older runs have them, and where save_pretrained puts a model's
-REDONE = "redone"  # in a run's folder: what was there of steps that a resumed run did again
+_ONCE = "config.json"  # its place in older runs, and the file of save_pretrained for a model
+REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
 
 
 class RunFolderError(ValueError):
-    """The run folder cannot be used as asked; the message says what would do."""
+    """The run folder cannot be used as requested; the message names what would do."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback: the message is all there is to know."""
+        """IPython shows this instead of a traceback: the message alone."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -57,7 +57,7 @@ def run_file(folder: str | Path) -> Path | None:
 
 
 def run_settings(folder: str | Path) -> dict[str, Any] | None:
-    """What a run was asked for, as RunFolder.open keeps it; None where the folder does not say."""
+    """The requested settings of a run, as RunFolder.open keeps them; None if the folder has none."""
     path = run_file(folder)
     return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
@@ -73,7 +73,7 @@ def next_run_folder(root: str | Path, name: str) -> Path:
 
 
 def write_whole(target: Path, data: bytes) -> None:
-    """Write under a hidden name, then rename: a reader sees the whole file or none, a second writer is no trouble."""
+    """Write under a hidden name, then rename: a reader finds the whole file or none; a second writer does no harm."""
     hidden = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         hidden.write_bytes(data)
@@ -84,9 +84,9 @@ def write_whole(target: Path, data: bytes) -> None:
 
 
 def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
-    """What the JSON file holds; if there is none, what make() returns, written first. An interrupt leaves no file.
+    """The contents of the JSON file; without it, the result of make(), written first. An interrupt leaves no file.
 
-    Both times it is read from the file: keys are texts, tuples are lists.
+    The result is read from the file in both cases: keys are texts, tuples are lists.
     """
     path = Path(path)
     if not path.exists():
@@ -95,10 +95,10 @@ def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
 
 
 def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
-    """The folder root/name_<digest of the settings>, made if it is not there: the same settings find it again.
+    """The folder root/name_<digest of the settings>, made if missing: the same settings find it again.
 
     For results that are made once and kept, with cached_json for each file. A setting counts by its str():
-    give numbers, texts, lists and profiles, whose str() shows all that is in them. Code is not in the digest.
+    use numbers, texts, lists and profiles, whose str() shows all their contents. Code is not in the digest.
 
     >>> settings_folder("runs", "sweep_cpu", [1e-5, 2e-5], 4)  # doctest: +SKIP
     PosixPath('runs/sweep_cpu_bf4593')
@@ -110,10 +110,10 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:
-    """metrics.csv as numbers, one row a step in order; of a step written twice the last row.
+    """metrics.csv as numbers, one row a step in order; the last row of a step written twice.
 
-    Safe while the run writes: a row not yet complete is left out. Keys in `extra` become columns.
-    Raises RunFolderError if there is no such folder, and for a row that cannot be read, by its line; a folder without
+    Safe while the run writes: an incomplete row is left out. Keys in `extra` become columns.
+    Raises RunFolderError if there is no such folder, and for an unreadable row, naming its line; a folder without
     rows gives an empty table.
     """
     path = _existing(folder) / "metrics.csv"
@@ -145,9 +145,9 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
 
 
 def read_completions(folder: str | Path) -> pd.DataFrame:
-    """All completions in the order they were written; of a step done twice (resumed run) the later ones.
+    """All completions in the order they were written; if a resumed run repeated a step, the later ones.
 
-    Raises RunFolderError if there is no such folder, and for a file among the parts that is none; a run without
+    Raises RunFolderError if there is no such folder, and for a file among the parts that is no part; a run without
     completions gives an empty table.
     """
     frames: list[pd.DataFrame] = []

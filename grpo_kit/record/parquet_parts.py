@@ -17,7 +17,7 @@ _TYPES = {name: pa.string() for name in (*TEXT_COLUMNS, "answer")} | {
 
 
 def joined(one: pa.Schema | None, other: pa.Schema) -> pa.Schema:
-    """The columns of both; text where one of them has text."""
+    """The columns of both schemas; text where either has text."""
     types = {} if one is None else {field.name: field.type for field in one}
     for field in other:
         same = types.setdefault(field.name, field.type) == field.type
@@ -26,7 +26,7 @@ def joined(one: pa.Schema | None, other: pa.Schema) -> pa.Schema:
 
 
 def as_parquet(table: pa.Table, schema: pa.Schema) -> bytes:
-    """The table as a file with just these columns; None where the table has not the column."""
+    """The table as a file with exactly these columns; None where the table lacks one."""
     columns = {
         field.name: table[field.name].cast(field.type)
         if field.name in table.column_names
@@ -39,7 +39,7 @@ def as_parquet(table: pa.Table, schema: pa.Schema) -> bytes:
 
 
 def schema_of(part: Path) -> pa.Schema:
-    """Columns and types of a part file. Raises RunFolderError for one that is none."""
+    """Columns and types of a part file. Raises RunFolderError for any other file."""
     return read_part(part).schema.remove_metadata()
 
 
@@ -50,7 +50,7 @@ def plain(value: object) -> object:
 
 
 def to_arrow(table: dict[str, list]) -> pa.Table:
-    """Types go by column name: a part whose rewards are all None must not differ in type from the others."""
+    """The type depends on the column's name: a part whose rewards are all None must have the type of the others."""
     columns = {}
     for name, values in table.items():
         values = [plain(value) for value in values]

@@ -1,4 +1,4 @@
-"""What is not installed with the kit and lies in its repository: recorded runs, benchmarks."""
+"""Files of the kit's repository that are not installed with it: recorded runs, benchmarks."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ _AROUND_THE_KIT = Path(__file__).resolve().parents[2]
 
 
 def in_repository(path: str) -> Path:
-    """A file or folder of the repository that this kit was installed from in place, or that a notebook is run in.
+    """A file or folder of the repository from which the kit was installed in place, or in which a notebook runs.
 
     path: as in `"benchmarks/results/advice"`.
-    Raises FileNotFoundError where there is none: of an installed copy of the kit, with a notebook that is alone.
+    Raises FileNotFoundError if there is no repository: the kit is installed as a copy, and the notebook lies alone.
 
     >>> in_repository("benchmarks/nothing")  # doctest: +ELLIPSIS
     Traceback (most recent call last):

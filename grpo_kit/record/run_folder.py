@@ -1,11 +1,11 @@
 """A run's record on disk, readable by another process while training goes on.
 
-    runs/<name>/run.json               what was asked for
+    runs/<name>/run.json               the requested settings
                 metrics.csv            one row a step, header fixed by the first row
                 completions.parquet/   a parquet data set: one part file for each write, all of one schema
-                redone/                the same files, and checkpoints, of steps that a resumed run did again
+                redone/                the same files, and checkpoints, of steps that a resumed run repeated
 
-A row and a part are there whole or not at all. While the disk is full both wait in memory.
+Each row and each part is complete or absent. While the disk is full both wait in memory.
 """
 
 import csv
@@ -51,20 +51,20 @@ class RunFolder:
         self._parts = 0
         self._file = LineFile(path / "metrics.csv")
         self._lines = self._file.waiting  # not yet on disk
-        self._steps = set(self._rows())  # that have a row, on disk or waiting
-        self._replaces = False  # a row that waits is of a step that has one on disk
+        self._steps = set(self._rows())  # with a row, on disk or waiting
+        self._replaces = False  # a waiting row replaces one on disk
         self._tables: list[tuple[str, pa.Table]] = []  # file name and content, not yet on disk
         self._schema: pa.Schema | None = None  # of every part on disk
-        self._alike = True  # or of some of them not yet
+        self._alike = True  # False: some parts have an older schema
         self._disk_failing = False
 
     @classmethod
     def open(cls, path: str | Path, *, config: dict, resume: bool = False) -> "RunFolder":
-        """Start a run in `path`, or with `resume` go on with the one that is there.
+        """Start a run in `path`, or with `resume` continue the one that is there.
 
         config: saved as run.json; its "reward_parts" (list of names) become columns reward/<name>.
-            A resumed run keeps run.json; where its config differs, that goes to config-resumed-<n>.json.
-        Raises RunFolderError if `path` holds a run already and not `resume`, or cannot be written; then nothing new
+            A resumed run keeps run.json; a different config is written to config-resumed-<n>.json.
+        Raises RunFolderError if `path` holds a run already and not `resume`, or cannot be written; then no new file
         stays there, and the name is free.
         """
         path = Path(path)
@@ -87,7 +87,7 @@ class RunFolder:
             _save_config(path, config)
             columns = _header(path / "metrics.csv") or _columns(parts)
         except OSError as error:
-            if not resume:  # else a full disk would block the name
+            if not resume:  # without it a full disk would block the name
                 _remove_if_empty(path / "completions.parquet", *[path] * made)
             raise RunFolderError(
                 f"path={str(path)!r} cannot be written: {error}. Free some space or name another folder."
@@ -102,10 +102,10 @@ class RunFolder:
         return run
 
     def go_on_from(self, step: int) -> bool:
-        """The run goes on after `step`: what is there of later ones is done again. Is anything?
+        """The run continues after `step`; later steps will be repeated. Returns whether there are any.
 
-        It moves to redone/: rows of metrics.csv, completions, checkpoints. Nothing is deleted.
-        Raises RunFolderError where it cannot be moved.
+        Their rows of metrics.csv, completions and checkpoints move to redone/. Nothing is deleted.
+        Raises RunFolderError if they cannot be moved.
         """
         path, aside = self.path, self.path / REDONE
         rows = self._rows()
@@ -133,11 +133,11 @@ class RunFolder:
         return bool(later or parts or saved)
 
     def write_step(self, metrics: dict[str, float | None]) -> None:
-        """Add one row to metrics.csv; of a step that has one already it takes the place.
+        """Add one row to metrics.csv; it replaces an existing row of the same step.
 
         None and NaN become empty cells, unknown keys JSON in `extra`.
 
-        Never raises because of the disk: what cannot be written is kept and tried again at the next write.
+        Never raises because of the disk: a row that cannot be written is kept and written with the next one.
         Raises ValueError for a missing step and for a value that is not a number in a named column.
         """
         if metrics.get("step") is None:
@@ -164,7 +164,7 @@ class RunFolder:
             self.flush()
 
     def flush(self) -> bool:
-        """Write what waits in memory; True if nothing waits any more. Warns once each time the disk fails."""
+        """Write everything that waits in memory; True if nothing waits any more. Warns once per failure of the disk."""
         error = None
         for write in (self._write_lines, self._write_tables):
             try:
@@ -193,7 +193,7 @@ class RunFolder:
         self._file.forget_size()
 
     def _rows(self) -> dict[int, bytes]:
-        """Step -> the line on disk, the last where it has several."""
+        """Step -> its line on disk, the last one if it has several."""
         path = self.path / "metrics.csv"
         if not path.exists():
             return {}
@@ -217,7 +217,7 @@ class RunFolder:
             schema = joined(self._schema, table.schema)
             self._alike &= self._schema in (None, schema)
             self._schema = schema
-            if not self._alike:  # pandas.read_parquet takes all parts to be like the first
+            if not self._alike:  # pandas.read_parquet expects all parts to be like the first
                 for part in parts_of(self.path):
                     if schema_of(part) != schema:
                         write_whole(part, as_parquet(read_part(part), schema))
@@ -243,7 +243,7 @@ def _columns(parts: Sequence[str]) -> list[str]:
 
 
 def _header(path: Path) -> list[str] | None:
-    """The columns of a metrics.csv that is there already; a row cut short by a crash is removed."""
+    """The columns of an existing metrics.csv; a row cut short by a crash is removed."""
     if not path.exists():
         return None
     data = path.read_bytes()
@@ -256,7 +256,7 @@ def _header(path: Path) -> list[str] | None:
 def _save_config(path: Path, config: dict) -> None:
     text = json.dumps(config, indent=2, default=str) + "\n"
     target = path / RUN
-    if not target.exists() and (old := run_file(path)) is not None:  # of an older run
+    if not target.exists() and (old := run_file(path)) is not None:  # from an older run
         write_whole(target, old.read_bytes())
     number = 0
     while target.exists():

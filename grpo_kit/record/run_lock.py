@@ -1,6 +1,6 @@
-"""One run at a time trains into a folder, and another process can tell whether one does.
+"""Lets one run at a time train into a folder, and tells other processes whether one does.
 
-runs/<name>/.going   locked as long as the process that made it trains there; a killed one's lock goes with it
+runs/<name>/.going   locked while its process trains there; the lock of a killed process goes with it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GOING = ".going"
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside, the folder is this process's. Raises RunFolderError where another one trains into it."""
+    """Locks the folder for this process. Raises RunFolderError if another process trains into it."""
     lock = FileLock(folder / GOING)
     try:
         lock.acquire(timeout=0)

@@ -1,6 +1,6 @@
-"""Answer rewards: is what stands between the answer tags right? As a text, as a number, or as any kind of answer.
+"""Answer rewards: is the text between the answer tags right? Compared as text, as a number, or by kind of answer.
 
-How an answer is read and compared stands in grpo_kit.verdicts.
+grpo_kit.verdicts reads and compares the answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grpo_kit.rewards.response import column as get_column
 from grpo_kit.rewards.response import gold_text, own_answer, pair_prefill
 from grpo_kit.verdicts.spelling import exact as exact_text
 
-# What reads formulas is imported with the first reward that reads one.
+# The reader of formulas is imported with the first reward that needs it.
 if TYPE_CHECKING:
     from grpo_kit.verdicts import Rules
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class AnswerReward:
     """Base of the rewards that judge the text in the answer tags of prefill + completion.
 
-    A subclass overrides `score`. columns: data set columns that it asks for, the gold first; `score` gets their values,
-    and then those of `also`, None where the data set has none.
+    A subclass overrides `score`. columns: data set columns it needs, the gold first; `score` receives their values,
+    then the values of the `also` columns, None where the data set lacks one.
     Raises ValueError for an empty column or tag.
 
     >>> class Longer(AnswerReward):
@@ -37,7 +37,7 @@ class AnswerReward:
 
     columns: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    soft = False  # True: a partial score is no wrong answer, so that results lead with the mean reward
+    soft = False  # True: a partial score is no wrong answer; results lead with the mean reward
     takes_whole = False  # True allows tag=None, which judges the whole completion, without the prefill
 
     def __init__(self, name: str, *columns: str, tag: str | None) -> None:
@@ -63,16 +63,16 @@ class AnswerReward:
         return f"{type(self).__name__}(column={self.column!r}, tag={self.tag!r})"
 
     def score(self, answer: str | None, *values: Any) -> float | None:
-        """In [0, 1], None if it cannot judge. answer: None if there is none, or several, or the prefill holds it."""
+        """A score in [0, 1]; None: cannot judge. answer: None if there is none, or several, or the prefill holds it."""
         raise NotImplementedError
 
 
 class ExactAnswer(AnswerReward):
     """1.0 if the answer is the gold, character for character (white space at both ends aside), else 0.0.
 
-    The same characters in another encoding are the same (NFC and NFD, CRLF and LF, zero-width marks). column: data set
+    The same characters in another encoding are equal (NFC and NFD, CRLF and LF, zero-width marks). column: data set
     column of the gold, a text or a number (2.0 reads "2"). tag: name of the answer tag.
-    None if the gold is None, NaN or empty; a list of references, which has no one text, is a ValueError.
+    None if the gold is None, NaN or empty. A list of references has no one text and raises ValueError.
     No answer, two answers, or an answer that stands in the prefill give 0.0.
 
     >>> ExactAnswer()(["82</answer>", "82"], prefill="<answer>", answer=["82", "82"])
@@ -90,7 +90,7 @@ class ExactAnswer(AnswerReward):
 
 
 class _ReadAnswer(AnswerReward):
-    """Reads answer and gold by kind (grpo_kit.verdicts) and compares them by the rules that were asked for."""
+    """Reads answer and gold by kind (grpo_kit.verdicts) and compares them by the rules of the reward's arguments."""
 
     also = ("question",)
     numbers_only = False
@@ -102,7 +102,7 @@ class _ReadAnswer(AnswerReward):
         self.rules, self.timeout = rules, timeout
 
     def __repr__(self) -> str:
-        """Its arguments, those that are not the defaults."""
+        """The arguments that differ from the defaults."""
         plain = type(self.rules)()
         asked = {name: value for name, value in vars(self.rules).items() if value != getattr(plain, name)}
         given = {"column": self.column, "tag": self.tag} | asked
@@ -137,15 +137,15 @@ class _ReadAnswer(AnswerReward):
 
 
 class NumericAnswer(_ReadAnswer):
-    """1.0 if the answer is one number that is worth what the gold is, else 0.0. Compares fractions, so exactly.
+    """1.0 if the answer is one number equal to the gold, else 0.0. Numbers are compared as fractions, so exactly.
 
     Reads numbers in the habits of the world (1,234.50 · 1 234 · 12,34,567 · 1.234,5), fractions and mixed numbers,
     3e8, 3 x 10^8, $5, 18 dollars, 5 km, 50 %, eighteen, digits of all scripts. "3 or 4", "12 - 6" and "4 5" are no
-    number. A percentage is its fraction (50 % is 0.5), and stands for a gold that is written as a part, never for 50.
-    tolerance: how far off (absolute) still counts. significant: so many digits of the gold have to be right.
+    number. A percentage is its fraction: 50 % is 0.5, and matches a gold written as a part, never the gold 50.
+    tolerance: absolute error that still counts as right. significant: number of the gold's digits that must be right.
     units: "optional" takes a number without the gold's unit, "required" does not; a wrong unit is always wrong.
-    An answer copied out of the column `question`, where there is one, with the division still to do, gives 0.0.
-    None if the gold is not a number. timeout: seconds for one verdict, in any thread; running into it gives None.
+    An answer copied from the column `question` with the division still to do gives 0.0, where that column exists.
+    None if the gold is not a number. timeout: seconds for one verdict, in any thread; a slower verdict is None.
 
     >>> NumericAnswer()(["<answer>$1,200.</answer>", "<answer>4 5</answer>"], answer=["1200", "9"])
     [1.0, 0.0]
@@ -170,17 +170,17 @@ class NumericAnswer(_ReadAnswer):
 
 
 class MathAnswer(_ReadAnswer):
-    """1.0 if the answer is what the gold is, as a teacher of mathematics would sign it, else 0.0.
+    """1.0 if the answer equals the gold by the rules of mathematics, else 0.0.
 
     Both are read whole, in LaTeX or plain: numbers, quantities with units, money, ratios, times, dates, lists, sets,
     tuples, intervals, expressions, equations, inequalities, matrices, choices (A to J), words (grpo_kit.verdicts).
-    The gold's kind decides: an answer of another kind, or with anything left over that was not understood, gives 0.0.
+    The gold's kind decides. An answer of another kind gives 0.0, and so does an answer with a part that cannot be read.
     Values are compared exactly (1/3 is not 0.333333), formulas for all values of their letters.
-    units, tolerance, significant, timeout: as in NumericAnswer. case: whether capitals matter in words; in single
-    letters, and in golds of capitals alone, they always do.
-    expressions: True takes an answer that is still to be worked out (100 - 94 for 6), as tasks like countdown want;
-    else it earns nothing, nor does an expression copied out of the column `question`.
-    None if the gold is empty, or not understood and the answer is not the same text.
+    units, tolerance, significant, timeout: as in NumericAnswer. case: whether capitals matter in words; they always
+    matter in single letters and in golds of capitals alone.
+    expressions: True accepts an answer that is still to be worked out (100 - 94 for 6), for tasks like countdown.
+    False gives such an answer 0.0, and an expression copied from the column `question` too.
+    None if the gold is empty. Also None if the gold cannot be read, unless the answer is the same text.
 
     >>> MathAnswer()(["<answer>\\\\frac{1}{2}</answer>", "<answer>0.4</answer>"], answer=["0.5", "0.5"])
     [1.0, 0.0]
@@ -216,14 +216,14 @@ def _rules(*, units: str, tolerance: float | None, significant: int | None, **mo
 
 
 def check_installed(module: str, reward: AnswerReward) -> None:
-    """Raises ImportError that says what to install, before any completion is made, where the module is missing."""
+    """Raises ImportError naming what to install where the module is missing, before any completion is made."""
     if importlib.util.find_spec(module) is None:
         name, package = type(reward).__name__, module.replace("_", "-")
         raise ImportError(f'{name} needs the package {package}: run `pip install "grpo-kit[rewards]"`')
 
 
 def as_number(value: Any) -> Fraction | None:
-    """The one number that the value is, exactly, whatever its unit; None if it is no number.
+    """The one number that the value is, exactly, without its unit; None if it is no number.
 
     >>> as_number("$1,200.50"), as_number("3 or 4")
     (Fraction(2401, 2), None)

@@ -1,4 +1,4 @@
-"""How often is a reward wrong? Asked about texts that are right, or wrong, by construction."""
+"""How often is a reward wrong? Measured on texts that are right, or wrong, by construction."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from grpo_kit.rewards.parts import all_parts, reward_names
 from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.rewards.scoring import score_all
 
-_ROWS = 64  # of a task, where none are given
+_ROWS = 64  # rows of a task, by default
 _PAYS = 1e-9
 _REFUSED, _PAID = "right spellings refused", "near misses paid in full"
 
 
 class HasAnswers(Protocol):
-    """What audit needs of a task."""
+    """The part of a task that audit needs."""
 
     held_out: list[dict]
     rewards: list[Reward]
@@ -34,18 +34,18 @@ class HasAnswers(Protocol):
     read_answer: Any
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-        """The honest completion of a row, the one with honest=True, among others."""
+        """Cases of a row, among them the honest completion, which has honest=True."""
         ...
 
 
 @dataclass(frozen=True, repr=False)
 class Audit:
-    """What a reward pays for texts that are right, and for texts that are wrong. Made by audit().
+    """The scores of a reward on texts that are right and on texts that are wrong. Made by audit().
 
-    reward: its name. golds: how many were tried. left_out: (gold, score) of those that were not, since the reward pays
-    nothing for their own text (0.0) or cannot judge it (None).
-    texts: a row a text: gold, text, name (what was done to the gold: neighbours.csv), right (bool) and score, where the
-    score of the gold's own text is 1; NaN where the reward cannot judge.
+    reward: its name. golds: how many were tried. left_out: (gold, score) of the golds that were skipped, because the
+    reward scores their own text 0.0 or cannot judge it (None).
+    texts: one row per text: gold, text, name (the change to the gold: neighbours.csv), right (bool) and score, relative
+    to the gold's own text, which scores 1; NaN where the reward cannot judge.
     """
 
     reward: str
@@ -54,7 +54,7 @@ class Audit:
     texts: pd.DataFrame
 
     def table(self) -> pd.DataFrame:
-        """One row an error: its rate, low and high (95 %, Wilson), wrong of n texts, and how many were not judged."""
+        """One row per kind of error: rate, low, high (95 %, Wilson), wrong, n texts, and how many were not judged."""
         rows = {}
         for name, right in ((_REFUSED, True), (_PAID, False)):
             asked = self.texts[self.texts["right"] == right]
@@ -70,9 +70,9 @@ class Audit:
 
     @property
     def worst(self) -> pd.DataFrame:
-        """One example of each way to be wrong: paid near misses first, then the most frequent.
+        """One example of each way to be wrong: near misses with full pay first, then by frequency.
 
-        Columns: gold, text, score, name, why (the text is right, or wrong), times (texts of that name that went wrong).
+        Columns: gold, text, score, name, why (the text is right, or wrong), times (wrong scores of texts of that name).
         """
         judged = self.texts.dropna(subset="score")
         wrong = judged[(judged["score"] >= 1 - _PAYS) != judged["right"]]
@@ -84,7 +84,7 @@ class Audit:
 
     @property
     def summary(self) -> str:
-        """Both rates in a sentence, and what was left out in another."""
+        """One sentence with both rates, and one with the golds that were left out."""
         rates = [
             f"{row.rate:.1%} of {row.n}".replace("%", " %") if row.n else "none of 0"
             for row in self.table().itertuples()
@@ -118,21 +118,21 @@ def audit(
     n: int = 12,
     seed: int = 0,
 ) -> Audit:
-    """How often is this reward wrong? Right spellings of each gold that it refuses, near misses that it pays in full.
+    """How often is this reward wrong? Counts right spellings of a gold that it refuses and near misses it pays in full.
 
-    task: a task, whose rewards that judge the answer are asked; or a reward, the kit's or your own function.
-    rows: dicts with the gold and every column that the reward asks for; the columns are all given, `question` too.
+    task: a task, whose rewards that judge the answer are audited; or one reward, the kit's or your own function.
+    rows: dicts with the gold and every column that the reward needs; all columns are passed on, `question` too.
     None: the first 64 held-out rows of the task.
-    column: the gold's, text or number; of a task it is "answer". tag: the answer tag of a reward's completions, None
+    column: the gold's column, text or number; "answer" for a task. tag: the answer tag of a reward's completions, None
     for completions that are the answer alone; a task has its own tag, prefill and reasoning.
-    n: texts of either list a gold gets at most; they are drawn with the seed.
-    A gold makes two lists by its kind, number, fraction, money, unit, words, tuple, interval and so on: texts that are
-    equal to it by construction, and texts that are not (neighbours.csv has them, with reasons). A text is paid in full
-    if it earns what the gold's own text earns, from every reward that judges the answer. What a reward was asked to do
-    (expressions=True, units="required", tolerance=, case=True) is not held against it.
-    The lists are those of mathematics and words. A reward with another notion of equal (a set of calls, a schedule)
-    will refuse most spellings, and rightly.
-    Raises ValueError for no rows, an n below 1, a missing column, and a task whose answers stand in no tags (code).
+    n: at most so many texts of either list for each gold; they are drawn with the seed.
+    The gold's kind (number, fraction, money, unit, words, tuple, interval and so on) decides its two lists: texts that
+    equal it by construction, and texts that do not (neighbours.csv has them, with reasons). A text is paid in full
+    if it earns what the gold's own text earns, from every reward that judges the answer. A refusal or payment that the
+    reward's arguments call for (expressions=True, units="required", tolerance=, case=True) is no error.
+    The lists cover mathematics and words. A reward with another notion of equality (a set of calls, a schedule)
+    refuses most spellings, and rightly.
+    Raises ValueError for no rows, an n below 1, a missing column, and a task whose answers have no tags (code).
 
     >>> from grpo_kit.rewards import MathAnswer
     >>> print(audit(MathAnswer(), [{"answer": "5"}, {"answer": "1/2"}]).summary)
@@ -180,7 +180,7 @@ def audit(
 def _judged(
     rewards: Sequence[Reward], tried: Sequence[dict[str, Any]], left_out: list[tuple[str, float | None]]
 ) -> Audit:
-    """The texts with their scores; the honest case's, the first of its place, count as 1."""
+    """The texts with their scores, divided by those of the honest case, which comes first for each gold."""
     cases, names = [one["case"] for one in tried], reward_names(rewards)
     keys = dict.fromkeys(key for case in cases for key in case.columns)
     columns = {key: [case.columns.get(key) for case in cases] for key in keys}

@@ -14,7 +14,7 @@ from grpo_kit.rewards.ngrams import common_subsequence, ngrams, normalize, words
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-_TOO_LONG = 50  # times the longest reference; so long an answer has an overlap of about 1/50 at most
+_TOO_LONG = 50  # times the longest reference; the overlap of a longer answer is about 1/50 at most
 _TOKENIZERS = ("13a", "intl", "zh", "char")
 _VARIANTS = ("rouge1", "rouge2", "rougeL")
 _KEYWORDS = (
@@ -24,12 +24,10 @@ _KEYWORDS = (
 
 
 class _OverlapReward(AnswerReward):
-    """Overlap of the answer with the gold column's reference, or with the best of its references."""
+    """Overlap of the answer with the gold column's reference, or with the best of several references."""
 
     takes_whole = True
-    soft = (
-        True  # what is worded in another way earns less, and may be as good: no completion is right or wrong
-    )
+    soft = True  # other wording earns less and may be as good: no completion is right or wrong
 
     def cheats(self, honest: Case) -> list[Case]:
         """Wrong answers made of the gold's words; no cases if there is no answer to replace."""
@@ -67,7 +65,7 @@ class Bleu(_OverlapReward):
     column: data set column of the gold, a text or a list of references (clipped counts over all of them, length
     of the closest). tag: name of the answer tag; None judges the whole completion, without the prefill.
     N-grams up to max_order words, no more than the answer has (effective order); orders without a match are
-    smoothed exponentially (sacrebleu's "exp"), an answer that shares no word is 0. Short answers pay the brevity
+    smoothed exponentially (sacrebleu's "exp"). Without a common word the score is 0. Short answers pay the brevity
     penalty, long and repeating ones lose precision. tokenize: sacrebleu's "13a" (punctuation marks are words),
     "intl", "zh" or "char". Case is ignored unless lowercase=False. Unicode is normalised (CO₂ = CO2, NFKC); white
     space and full stops at the ends do not count. None if the gold is empty. No answer, two answers, or an answer
@@ -114,19 +112,19 @@ class Bleu(_OverlapReward):
         metric = _sacrebleu(self.lowercase, self.max_order, self.tokenize)
         score = metric.sentence_score(answer, golds).score / 100
         _forget(metric)
-        return 1.0 if score > 1 - 1e-9 else score  # rounding goes both ways
+        return 1.0 if score > 1 - 1e-9 else score  # rounding may leave a full score above or below 1
 
 
 class Rouge(_OverlapReward):
-    """ROUGE of the answer against the gold, in [0, 1]: the F-measure, of the best reference where there are several.
+    """ROUGE of the answer against the gold, in [0, 1]: the F-measure, of the best reference if there are several.
 
     variant: "rougeL" (longest common subsequence of words), "rouge2" (pairs of adjacent words), "rouge1" (words;
-    it ignores their order). column, tag: as for Bleu. Case and punctuation do not count; words are runs of
-    letters and digits of any script, each Chinese or Japanese character being one; no stemming. Repeating and
-    listing words costs precision, leaving words out recall. None if the gold has no word (rouge2: no pair). No
+    ignores their order). column, tag: as for Bleu. Case and punctuation do not count. Words are runs of
+    letters and digits of any script; each Chinese or Japanese character is a word; no stemming. Repeated and
+    listed words cost precision, missing words cost recall. None if the gold has no word (rouge2: no pair). No
     answer, two answers, or an answer over 50 times as long as the gold give 0.0.
-    On ASCII text this is the F-measure of rouge-score 0.1.2. That package is not used: it had its last release in
-    2022, drops every letter but a to z, and needs nltk for a stemmer.
+    On ASCII text this is the F-measure of rouge-score 0.1.2. The kit does not use that package: its last release was in
+    2022, it drops every letter but a to z, and its stemmer needs nltk.
     Source: Lin 2004, aclanthology.org/W04-1013.
 
     >>> Rouge()(["<answer>the cell wall</answer>"], answer=["cell membrane"])
@@ -149,7 +147,7 @@ class Rouge(_OverlapReward):
         return f"Rouge({self.variant!r}, column={self.column!r}, tag={self.tag!r})"
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Bleu's; "rouge1" alone cannot tell the gold from its words backwards and leaves that case out."""
+        """The cheats of Bleu. "rouge1" leaves out the gold's words backwards, which it cannot tell from the gold."""
         cases = super().cheats(honest)
         return [case for case in cases if self.variant != "rouge1" or case.name != "gold backwards"]
 
@@ -169,7 +167,7 @@ class Rouge(_OverlapReward):
 
 
 def references(gold: Any) -> list[str]:
-    """The gold as a list of normalized references, those that are empty left out."""
+    """The gold as a list of normalized references, without empty ones."""
     many = gold if isinstance(gold, Iterable) and not isinstance(gold, (str, bytes)) else [gold]
     texts = [normalize(str(text)) for text in many if text is not None]
     return [text for text in texts if text]
@@ -187,7 +185,7 @@ def _sacrebleu(lowercase: bool, max_order: int, tokenize: str) -> BLEU:
 
 
 def _forget(metric: BLEU) -> None:
-    """sacrebleu keeps the last 65,536 texts that each tokenizer saw: a training run would fill the memory."""
+    """Clear sacrebleu's caches: each tokenizer keeps its last 65,536 texts, which would fill memory in training."""
     inner = getattr(metric.tokenizer, "_post_tokenizer", metric.tokenizer)
     for tokenizer in (metric.tokenizer, inner):
         cached = type(tokenizer).__call__

@@ -1,4 +1,4 @@
-"""Do the parts of a reward cancel out? Groups whose parts vary while the total does not teach nothing."""
+"""Do the parts of a reward cancel out? A group whose parts vary teaches nothing while the total does not vary."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def cancelled_groups(
     group_size: int | None = None,
     tolerance: float = 1e-6,
 ) -> pd.DataFrame:
-    """Per step, how many groups have parts that vary and a total that does not: no advantage, nothing learnt.
+    """Per step, the groups whose parts vary while their total does not: no advantage, nothing learnt.
 
     scores: a run's completions (`read_completions(run)`: columns step, group, reward and a column reward/<part> of
     each part, whether parts of a WeightedSum or rewards of their own), or {part: scores of all completions}, the
     completions of a prompt adjacent, with weights, one a part, and group_size.
-    tolerance: what varies by no more does not vary, as a share of the group's largest score where that is above 1;
+    tolerance: a smaller variation counts as none, as a share of the group's largest score where that is above 1;
     weights such as 0.2 leave differences of 1e-17 in Python and of 1e-7 in a trainer's float32.
-    Completions without a total (None, NaN; see scoring.totals) are left out, and groups with fewer than two others. A
-    gate that holds back what the reward behind it gives counts as cancelling; from scores a part of weight 0 does not
-    (a table does not tell its weight).
+    Completions without a total (None, NaN; see scoring.totals) are left out, and then groups with fewer than two. A
+    gate that holds back the reward behind it counts as cancelling. In scores a part of weight 0 does not count; a
+    table does not hold the weights, so there it does.
     Returns step (0 for scores), groups, cancelled, share (NaN without groups) and example: the scores of the first
     cancelled group, "" where there is none.
     Raises ValueError if columns are missing, or weights and group_size do not fit the scores.
@@ -79,9 +79,9 @@ def cancelled_groups(
 def cancelled_share(
     parts: Sequence[Scores], totals: Scores, prompts: Sequence[Any], *, tolerance: float = 1e-6
 ) -> float | None:
-    """The share of groups, adjacent completions of equal prompts, whose parts vary while the total does not.
+    """The share of groups whose parts vary while the total does not. A group: adjacent completions of equal prompts.
 
-    None if no group has two judged completions. What `WeightedSum` logs as "frac_cancelled_groups".
+    None if no group has two judged completions. `WeightedSum` logs this number as "frac_cancelled_groups".
 
     >>> cancelled_share([[1, 0, 1, 0], [0, 1, 1, 0]], [0.5, 0.5, 1, 0], ["a", "a", "b", "b"])
     0.5

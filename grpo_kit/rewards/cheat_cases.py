@@ -1,4 +1,4 @@
-"""Crafted completions: an honest one and the cheats that must not pay as much."""
+"""Crafted completions: an honest one, and cheats that must not earn as much."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Tie = Literal["never", "format", "always"]
 
 
 class RewardCheckError(ValueError):
-    """A cheat earns as much as an honest answer; the message names the reward, the cheat and both scores."""
+    """A cheat earns as much as an honest answer. The message names the reward, the cheat and both scores."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One crafted completion.
 
-    tie: where it may earn as much as the honest one: "never"; "format": in rewards that look at no column (a
-    format reward cannot know that the answer is wrong); "always". It may outrank the honest one nowhere.
-    columns: this row's data set columns. honest: the completion the cheats are compared with.
+    tie: where the case may earn as much as the honest one: "never"; "format": in rewards that read no column (a
+    format reward cannot know that the answer is wrong); "always". No case may outrank the honest one.
+    columns: this row's data set columns. honest: this is the completion that the cheats are compared with.
     """
 
     name: str
@@ -44,8 +44,8 @@ def crafted_cases(
 ) -> list[Case]:
     """The honest completion and the cheats for one row.
 
-    right, wrong: a right and a wrong answer text. think: the reasoning tag the format asks for, if any.
-    Raises ValueError if the prefill has a tag that the honest response has not.
+    right, wrong: a right and a wrong answer text. think: the reasoning tag of the format, if any.
+    Raises ValueError if the prefill has a tag that the honest response lacks.
 
     >>> [case.completion for case in crafted_cases("82", "47", prefill="<answer>")][:3]
     ['82</answer>', '', '82']
@@ -90,10 +90,10 @@ def crafted_cases(
 
 
 def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "answer") -> list[Case]:
-    """The texts {name: text}, each in the place of the honest completion's answer, as cheats; the rest stays.
+    """Cheats from the texts {name: text}: each replaces the honest completion's answer, and the rest stays.
 
-    What a reward's `cheats` returns: a format reward may tie. tag: None replaces the whole completion. None at all
-    where the answer is not the model's own.
+    A reward's `cheats` returns such cases; a format reward may tie. tag: None replaces the whole completion. No cases
+    where the model did not write the answer itself.
 
     >>> honest = Case("honest", "82</answer>", honest=True, prefill="<answer>")
     >>> [case.completion for case in answer_cases(honest, {"a list": "1, 82"})]

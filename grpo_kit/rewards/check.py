@@ -1,4 +1,4 @@
-"""Does cheating pay? Rewards of crafted completions, honest ones and cheats, side by side."""
+"""Does cheating pay? Scores of honest completions and of cheats, side by side."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PAYS = 1e-9
 
 
 class HasCases(Protocol):
-    """What check_rewards needs of a task."""
+    """The part of a task that check_rewards needs."""
 
     held_out: list[dict]
     reward_weights: list[float]
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-        """The honest completion of a row and the cheats to try, at least one with honest=True."""
+        """The honest completions of a row, at least one with honest=True, and the cheats to try."""
         ...
 
 
@@ -36,18 +36,18 @@ def check_rewards(
     rows: int = 4,
     found: Sequence[Case] = (),
 ) -> pd.DataFrame:
-    """A table of every reward and their weighted total on crafted completions; raises where cheating pays.
+    """A table of every reward and their weighted total on crafted completions; raises if cheating pays.
 
     cases: a task, whose first `rows` held-out rows are turned into cases (Task.cases_for). Or a list of Case with at
     least one honest one.
-    weights: of the total; default the task's if they fit, else equal.
-    found: completions of a run (kit.case_from), tried beside the first row's; each is judged by its own columns.
-    A reward with `only_a_part = True` (length, repetition, ...) judges nothing by itself: beside others it is held to
-    account in the total alone.
-    Returns one row per case of the first task row (or of all given cases) and of `found`: case, response,
-    <reward name> ..., total. Scores are None where a reward cannot judge; scores outside [0, 1] are said once.
-    Raises ValueError if the task's rows hold no answer that counts as correct, so that nothing can be crafted,
-    and for a case in `found` without a column that a reward asks for;
+    weights: of the total; default the task's weights if their number fits, else equal.
+    found: completions of a run (kit.case_from), tried beside the first row's; each is scored with its own columns.
+    A reward with `only_a_part = True` (length, repetition, ...) judges nothing by itself: beside others only the total
+    is checked.
+    Returns one row for each case of the first task row (or all given cases) and of `found`: case, response,
+    <reward name> ..., total. Scores are None where a reward cannot judge. Scores outside [0, 1] give one warning.
+    Raises ValueError if no row of the task has an answer that counts as correct, so that nothing can be crafted,
+    and for a case in `found` that lacks a column of a reward;
     RewardCheckError, with the table in its `.table`, if a cheat outranks the honest completion, or
     ties with it where it must not, in one reward or in the total; if an honest completion cannot be judged;
     if a reward breaks its contract.
@@ -100,7 +100,7 @@ def check_rewards(
 
 def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Sequence[Case]) -> pd.DataFrame:
     columns = {key: [case.columns.get(key) for case in cases] for case in cases for key in case.columns}
-    check_column_names({"prefill"} & columns.keys(), "cases")  # a Case has its own
+    check_column_names({"prefill"} & columns.keys(), "cases")  # a Case has a prefill of its own
     table: dict[str, list] = {
         "case": [case.name for case in cases],
         "response": [case.prefill + case.completion for case in cases],

@@ -1,10 +1,10 @@
-"""Which of a response's blocks is the program that it answers with.
+"""Which of a response's code blocks is the program that answers.
 
-It is the one block whose fence says Python or, where none does, the one without a language that is Python. Blocks in
-thoughts and of other languages (json, bash, output, text) do not count. Where there are several, these are no second
-answer: what is no program (a doctest session, a value that is expected, prose); the same program again; an earlier step
+The answer is the one block whose fence names Python or, if none does, the one block without a language that is Python.
+Blocks in thoughts and of other languages (json, bash, output, text) do not count. Beside the answer these blocks may
+stand: text that is no program (a doctest session, an expected value, prose); the same program again; an earlier step
 whose lines all stand in a later program; lines of the program shown again; an example or a test that uses what the
-program defines. Any other second program is hedging, and there is no answer.
+program defines. Any other second program is hedging, and the response has no answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo_kit.literal_calls import parse_quietly
 from grpo_kit.rewards.code_blocks import Block, read_blocks
 from grpo_kit.rewards.response import is_blank
 
-_MOST_PROGRAMS = 16  # in one response: who shows more gives no answer
+_MOST_PROGRAMS = 16  # in one response; a response with more has no answer
 _TESTS = re.compile(r"(?i)_*(?:test|check|main|demo|example|usage)")
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _ACTS = (*_DEFINES, ast.Import, ast.ImportFrom, ast.For, ast.While, ast.With)
@@ -26,7 +26,7 @@ _ACTS = (*_DEFINES, ast.Import, ast.ImportFrom, ast.For, ast.While, ast.With)
 
 class _Program(NamedTuple):
     block: Block
-    key: str  # the same for the same program, however it is spaced and commented
+    key: str  # equal for equal programs, whatever their spacing and comments
     lines: list[str]
     acts: bool  # defines, imports, loops, reads or prints: more than the output `x = 5` or `Counter({1: 2})`
     defines: set[str]
@@ -37,9 +37,9 @@ class _Program(NamedTuple):
 def extract_code(response: str) -> str | None:
     """The text of the one Python block that answers, without its fences; None if there is none, or several.
 
-    The fence may say ```python, ```Python, ~~~py or {python}, or nothing where no other block is Python; it may be
+    The fence may read ```python, ```Python, ~~~py or {python}, or bare ``` where no other block is Python; it may be
     longer, indented or quoted. Text and other blocks around it are fine. Two different programs (hedging), a block that
-    is never closed, an empty one, and one in <think> tags give None. The whole rule: the head of code_answer.
+    is never closed, an empty one, and one in <think> tags give None. The whole rule: the docstring of code_answer.
 
     >>> extract_code("So:\\n```python\\nx = 1\\n```\\nDone.")
     'x = 1\\n'
@@ -63,7 +63,7 @@ def own_code(completion: str, prefill: str) -> str | None:
 
 
 def answer_block(blocks: Sequence[Block]) -> Block | None:
-    """The block of the one program that answers, by the rule at the head of this file; None for none, or several.
+    """The block of the one program that answers, by the rule at the head of this file; None if none, or several.
 
     >>> answer_block(read_blocks("```json\\n{}\\n```\\n```\\nx = 1\\n```")).code
     'x = 1\\n'
@@ -74,7 +74,7 @@ def answer_block(blocks: Sequence[Block]) -> Block | None:
         return None
     paired = all(block.closed for block in blocks)
     if len(named) == 1 and not plain and paired:
-        return named[0]  # Python or not: others judge that
+        return named[0]  # not necessarily Python: callers check that
     unnamed = [program for block in plain if (program := _program(block))]
     programs = [program for block in named if (program := _program(block))] if named else unnamed
     if not programs:
@@ -91,7 +91,7 @@ def answer_block(blocks: Sequence[Block]) -> Block | None:
 
 
 def _program(block: Block) -> _Program | None:
-    """None where the text is not Python, or does nothing: bare values and names, as an output has them."""
+    """None where the text is not Python, or does nothing: bare values and names, like printed output."""
     tree = parse_quietly(block.code)
     if tree is None or all(map(_does_nothing, tree.body)):
         return None
@@ -121,7 +121,7 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 def _goes_with(one: _Program, other: _Program) -> bool:
-    """Whether `one` is no second answer beside `other`: a part of it, or an example or a test of it."""
+    """Whether `one` is no second answer beside `other` but a part of it, or an example or a test of it."""
     if len(one.lines) < len(other.lines) and (one.block.start < other.block.start or not one.defines):
         rest = iter(other.lines)
         if all(line in rest for line in one.lines):

@@ -1,4 +1,4 @@
-"""Fenced blocks of a response, outside its thoughts: the one reader of fences, for programs and for calls."""
+"""Fenced blocks of a response, outside its thoughts. The only reader of fences, for programs and for calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from grpo_kit.literal_calls import parse_quietly, parse_without_warnings
 from grpo_kit.rewards.response import is_blank
 
-# Behind white space, quote signs and list signs, perhaps an <answer> tag: three ticks or tildes, and the language.
+# White space, quote signs and list signs, perhaps an <answer> tag; then three ticks or tildes, and the language.
 _OPENS = re.compile(
     r"(?P<lead>(?:[ \t>]|[-*+][ \t]|[0-9]{1,9}[.)][ \t])*)(?:<\w{1,20}>[ \t]*)?(?P<fence>`{3,}|~{3,})(?P<info>.*)"
 )
@@ -26,18 +26,18 @@ _LANGUAGE = re.compile(
 _THOUGHT = "think|thinking|thoughts?|reasoning|reflection|scratchpad"
 _THINKS = re.compile(rf"^[ \t]*(?:<(?:{_THOUGHT})>|\[THINK\])", re.IGNORECASE | re.MULTILINE)
 _THOUGHT_ENDS = re.compile(rf"</(?:{_THOUGHT})>|\[/THINK\]", re.IGNORECASE)
-# The prompt may have opened the thoughts. Behind a closing tag in a program's text stands a quote, none of these.
+# The prompt may have opened the thoughts. A closing tag inside a program's string has a quote behind it, none of these.
 _OPEN_BEFORE = re.compile(rf"(?:{_THOUGHT_ENDS.pattern})(?=\s|```|~~~|<|\Z)", re.IGNORECASE)
-_FURTHER_IN = 3  # columns that a closing fence may stand further in than its opening one, as in CommonMark
-_TRIED = 8  # closing fences, where the first ones may stand in a text of the program
+_FURTHER_IN = 3  # columns that a closing fence may be indented beyond its opening one, as in CommonMark
+_TRIED = 8  # closing fences to try, as the first ones may be in a string of the program
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: the language it names ("" for none), its text without quote signs and common indentation.
+    """A fenced block: its language ("" for none) and its text without quote signs and common indentation.
 
-    opened, start, end, after: places in the response: of the opening fence's line, of the text between the fences,
-    and behind the closing fence. closed: False where there is none; it then ends where the next fence opens.
+    opened, start, end, after: places in the response: the start of the opening fence's line, both ends of the text, and
+    the end of the closing fence. closed: False without a closing fence; the block then ends where the next fence opens.
     """
 
     language: str
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def is_python(self) -> bool:
-        """Whether its fence says so."""
+        """Whether the fence names Python."""
         return self.language in ("python", "py", "ipython")
 
 
@@ -58,7 +58,7 @@ def read_blocks(response: str) -> list[Block]:
     """All fenced blocks outside thoughts, in order.
 
     A fence is a line of three or more ` or ~, indented, quoted or in a list. A block ends at a line of as many of the
-    same sign, alone but for tokens and tags glued to it (<|im_end|>, </answer>), and not inside a text of its program.
+    same sign, which only tokens and tags may follow (<|im_end|>, </answer>), and never inside a string of its program.
 
     >>> [(block.language, block.code) for block in read_blocks("1. ~~~Python\\n   x = 1\\n   ~~~\\n```\\n1\\n```")]
     [('python', 'x = 1\\n'), ('', '1\\n')]
@@ -109,7 +109,7 @@ def _block(response: str, opened: int, start: int, opening: re.Match[str]) -> Bl
     def made(end: int, after: int, closed: bool = True) -> Block:
         return Block(language, _code(response[start:end], quotes, spaced), opened, start, end, after, closed)
 
-    first = None  # where it ends unless that is in a text of the program
+    first = None  # the first closing fence, used unless it is in a string of the program
     at, tried, in_text = start, 0, False
     while at < len(response) and tried < _TRIED:
         end = _line_end(response, at)
@@ -147,7 +147,7 @@ def _code(text: str, quotes: int, spaced: bool) -> str:
 
 
 def _in_text(code: str) -> bool:
-    """Whether the code ends in the middle of a text in triple quotes."""
+    """Whether the code ends inside a triple-quoted string."""
     if '"""' not in code and "'''" not in code:
         return False
     try:

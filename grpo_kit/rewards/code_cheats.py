@@ -1,4 +1,4 @@
-"""Programs that try to pass hidden tests without solving anything: the cheats that CodeTests is checked against."""
+"""Programs that try to pass hidden tests without solving anything. CodeTests is checked against these cheats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def definition(entry_point: str, arguments: str = "*args") -> tuple[str, str]:
 
 
 def cheating_programs(tests: Sequence[Test], entry_point: str | None) -> dict[str, str]:
-    """{name: program}: they exit, patch, forge results, or answer one thing always. entry_point: None for stdin tests.
+    """{name: program}: they exit, patch, forge results, or always answer one thing. entry_point: None for stdin tests.
 
     >>> print(cheating_programs([CallTest("(3,)", 6), CallTest("(1,)", 6)], "f")["the most frequent expected value"])
     def f(*args):

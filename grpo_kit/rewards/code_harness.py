@@ -1,7 +1,7 @@
-"""What runs inside the sandbox: it calls a function and writes down what came back. Sent as text, never imported there.
+"""Runs inside the sandbox: calls a function and writes down what it returned. Sent as text, never imported there.
 
-It knows the program and the arguments, but no expected answer: a program that takes over this file's functions finds
-and gains nothing. Whatever is written is data for the parent to judge.
+This code knows the program and the arguments, but no expected answer. A program that takes over its functions
+gains nothing. The parent judges everything that is written as data.
 """
 
 import builtins
@@ -91,9 +91,9 @@ def run_script(source):
 
 
 def find(module, entry_point):
-    """The function that an entry point names: "f", "Solution.f" or "Solution().f"; f may be in a class Solution.
+    """The function of an entry point: "f", "Solution.f" or "Solution().f"; f may be in a class Solution.
 
-    A method is called on an object of its own each time, as LeetCode does.
+    Each call of a method gets a new object, as on LeetCode.
     """
     owner, _, name = entry_point.replace("()", "").rpartition(".")
     if not owner and not hasattr(module, name) and hasattr(module, "Solution"):
@@ -105,11 +105,11 @@ def find(module, entry_point):
 
 
 def call_all(source, entry_point, calls, mark):
-    """Run the program as a module, call the function with each text of arguments, write one line a call.
+    """Run the program as a module, call the function with each text of arguments, and write one line per call.
 
     A line is: mark, number of the call, JSON: {"value": ...}, {"other": why it is no plain value} or
-    {"error": exception}. Number -1 says that the program ran and has the function; one that ends in exit() ran. What
-    the program itself prints is thrown away. Every call has its own copy of the arguments.
+    {"error": exception}. Number -1 reports: the program ran and has the function; ending in exit() counts as run. The
+    program's own output is thrown away. Each call gets its own copy of the arguments.
     """
     code = compiled(source)
     out = os.dup(1)
@@ -118,7 +118,7 @@ def call_all(source, entry_point, calls, mark):
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     except OSError:
-        pass  # then the mark tells our lines from the program's
+        pass  # the mark still distinguishes these lines from the program's
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="replace")
 
     def tell(place, what):
@@ -139,7 +139,7 @@ def call_all(source, entry_point, calls, mark):
     module = type(sys)("solution")
     sys.modules["solution"] = module
     try:
-        if "class Solution" in source:  # the head that LeetCode hands out names List and Optional
+        if "class Solution" in source:  # LeetCode's code stub uses List and Optional
             exec("from typing import *", module.__dict__)
         try:
             exec(code, module.__dict__)

@@ -5,9 +5,9 @@ The three are worth most in this order, with weights that are exact in binary:
     runner = CodeRunner()
     WeightedSum([(CodeFormat(), 0.125), (CodeRuns(runner), 0.125), (CodeTests(runner), 0.75)])
 
-A block that does not run earns 1/8 to 3/16, one that runs but answers wrongly 1/4, and each test its share of
-the other 3/4. The sandboxed program is told the arguments, never the expected answers; those are compared
-outside. Printing, patching or forging therefore earns no more than returning the same values.
+A block that does not run earns 1/8 to 3/16, a block that runs but answers wrongly 1/4, and each test its share of
+the other 3/4. The sandboxed program receives the arguments, never the expected answers; those are compared
+outside. So printing, patching or forging earns no more than returning the same values.
 
 Programs have Python's standard library and nothing else: `import numpy` fails in the sandbox.
 """
@@ -31,7 +31,7 @@ __all__ = ["CodeFormat", "CodeRuns", "CodeTests", "extract_code", "own_code"]
 
 
 class CodeFormat:
-    """How much of "one ```python block, nothing after it" the response keeps, in [0, 1]; 1/4 for each piece.
+    """Credit for a response of one ```python block with nothing after it, in [0, 1]; 1/4 for each piece.
 
     | piece                                                                       |     |
     |---|---|
@@ -40,8 +40,8 @@ class CodeFormat:
     | there is one program (see extract_code), some of it the model's; all paired  | 1/4 |
     | nothing is seen behind the closing fence; tokens that end a turn do not count | 1/4 |
 
-    Blocks are read as extract_code reads them: those in thoughts do not count, and a block of another language before
-    the program is text. One without its language loses the first quarter. The code itself is not judged: format alone
+    Blocks are read as in extract_code: blocks in thoughts do not count, and a block of another language before
+    the program is text. A block without its language loses the first quarter. The code is not judged: format alone
     teaches blocks that do not run. Never None.
 
     >>> CodeFormat()(["x = 1\\n```", "x = 1", "x = 1\\n```\\nHope this helps!"], prefill="```python\\n")
@@ -97,7 +97,7 @@ class CodeFormat:
 
 
 class _RunsPrograms:
-    """What CodeRuns and CodeTests share: reading the columns and running every completion's block once."""
+    """The shared part of CodeRuns and CodeTests: reads the columns and runs every completion's block once."""
 
     columns: tuple[str, ...] = ()
 
@@ -117,7 +117,7 @@ class _RunsPrograms:
     def _jobs(
         self, completions: Sequence[Any], prefill: Any, columns: dict[str, Any]
     ) -> tuple[list[tuple[Test, ...]], dict[int, Job]]:
-        """Each row's tests, and the programs to run, by row."""
+        """The tests of each row, and the programs to run, by row."""
         codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
 
         def cells(name: str) -> Sequence[Any]:
@@ -138,7 +138,7 @@ class _RunsPrograms:
         return f"{type(self).__name__}({self.runner!r})"
 
     def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
-        """outcome: None where there is no block. None: no program can be judged by these tests, so none is run."""
+        """outcome: None where there is no block. Returns None if these tests can judge no program, so none is run."""
         raise NotImplementedError
 
     def _read(self, cells: Sequence[Any], entries: Sequence[str | None]) -> list[tuple[Test, ...]]:
@@ -159,12 +159,12 @@ class _RunsPrograms:
 
 
 class CodeRuns(_RunsPrograms):
-    """1.0 if the block runs without an error, 0.5 if it is Python but does not, 0.0 for no Python or no block.
+    """1.0 if the block runs without an error, 0.5 if it is Python but fails, 0.0 without Python or without a block.
 
-    A block runs if it ends without an exception and within the limits; exit() and sys.exit(0) end it well. Where the
-    row has them, it must also define `entry_point`, return from every call in `tests` and end well on every stdin of
-    `tests`. The values it returns do not matter. A call that calls sys.exit does not return. Needs no column; uses
-    `tests` and `entry_point` if they are there. runner: how programs are run; shared with CodeTests, each program runs
+    A block runs if it ends without an exception and within the limits; exit() and sys.exit(0) count as ending. If the
+    row has them, the block must also define `entry_point`, return from every call in `tests` and end well on each stdin
+    of `tests`. The returned values do not matter. A call of sys.exit is no return. Needs no column; uses
+    `tests` and `entry_point` if present. runner: how programs are run; if CodeTests shares it, each program runs
     once. Never None.
     Raises SandboxUnavailableError where programs cannot be isolated.
 
@@ -176,7 +176,7 @@ class CodeRuns(_RunsPrograms):
         super().__init__(runner, "code_runs")
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Blocks that do not run. Those that run and do nothing are CodeTests' to catch."""
+        """Blocks that do not run. CodeTests tries the blocks that run and do nothing."""
         return [
             _block(honest, "no Python", "def f(n:\n    return n\n", tie="format"),
             _block(honest, "raises on import", "raise ValueError('no idea')\n", tie="format"),
@@ -191,12 +191,12 @@ class CodeTests(_RunsPrograms):
     """The share of the hidden tests that the block passes, in [0, 1]; None if the row has no tests.
 
     Columns: `tests` (JSON text or a list, see read_tests) and, for tests of calls, `entry_point`: "f", or a method of
-    LeetCode's class, "Solution().f" ("f" finds it, too). Two styles: calls of a function, and texts on stdin with the
-    text it should print, where numbers may be off by the test's own tolerance. Values compare as Python's ==
-    on plain types does (code_values.same): True == 1, a tuple is no list, a subclass counts as its plain type.
-    All calls of a block share one process: a call that raises fails its own test, one that exits or hits a
+    LeetCode's class, "Solution().f" ("f" finds it, too). Two styles: calls of a function; or texts on stdin with the
+    text that should be printed, where numbers may be off by the test's own tolerance. Values compare by Python's ==
+    on plain types (code_values.same): True == 1, a tuple is no list, a subclass counts as its plain type.
+    All calls of a block share one process. A call that raises fails its own test. A call that exits or hits a
     limit fails all later tests too. Each call gets fresh arguments. What a function prints is ignored.
-    A program that always returns one value earns the tests that expect it: give tests with different values.
+    A program that always returns one value passes the tests that expect it: give tests with different values.
     runner: how programs are run; shared with CodeRuns, each program runs once.
     Raises ValueError for a missing column or a test that does not fit, SandboxUnavailableError where programs
     cannot be isolated.

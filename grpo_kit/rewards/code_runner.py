@@ -1,4 +1,4 @@
-"""Running programs on their tests in the sandbox: all of a call side by side, each once."""
+"""Runs programs on their tests in the sandbox: the programs of one call in parallel, each once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PROGRAMS_KEPT = 256
 
 
 class CodeRunner:
-    """Runs programs in the sandbox, all of a call side by side; the same program on the same inputs runs once.
+    """Runs programs in the sandbox, those of one call in parallel; the same program on the same inputs runs once.
 
-    seconds, memory_mb: of one program, all its calls together (a stdin test has its own). allow_unsafe: run
-    without isolation where there is none (see grpo_kit.sandbox). The last 256 outcomes are kept, so that
+    seconds, memory_mb: limits of one program, all its calls together (a stdin test has its own). allow_unsafe: run
+    without isolation where the machine has none (see grpo_kit.sandbox). The last 256 outcomes are kept, so that
     rewards that share a runner share its work.
-    Raises SandboxUnavailableError where programs cannot be isolated: no program is to blame, so none is scored.
+    Raises SandboxUnavailableError where programs cannot be isolated. No program is scored then: none is to blame.
     """
 
     def __init__(self, *, seconds: float = 2.0, memory_mb: int = 256, allow_unsafe: bool = False) -> None:

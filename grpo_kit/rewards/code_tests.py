@@ -1,4 +1,4 @@
-"""Tests of a program: reading them from a data set column, and running programs on them in the sandbox."""
+"""Tests of a program: reads them from a data set column, and turns sandbox results into outcomes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 @dataclass(frozen=True)
 class CallTest:
-    """One call: the arguments as Python text (all that the sandbox is told), and the value that should come back.
+    """One call: the arguments as Python text (all that the sandbox receives), and the value that should come back.
 
-    tolerance: how far floats may be off. read_as: what both sides are turned into first, such as "sorted".
+    tolerance: how far floats may be off. read_as: the type that both sides are converted to first, such as "sorted".
     """
 
     args: str
@@ -39,9 +39,9 @@ class CallTest:
 
 @dataclass(frozen=True)
 class StdinTest:
-    """What the program reads, and what it should print (white space at line ends and empty last lines aside).
+    """The program's input, and the output it should print (white space at line ends and empty last lines aside).
 
-    tolerance: how far printed numbers may be off; lines are then compared word by word. None: all as it is written.
+    tolerance: how far printed numbers may be off; lines are then compared word by word. None: compare the exact text.
     """
 
     stdin: str
@@ -54,9 +54,9 @@ Test = CallTest | StdinTest
 
 @dataclass(frozen=True)
 class Answer:
-    """What one test got: a `value` (for a stdin test the text printed), an `error`, or nothing at all.
+    """The result of one test: a `value` (for a stdin test the printed text), an `error`, or nothing at all.
 
-    kind: "value"; "other" (it returned, but no plain value); "error"; "none" (ended or was stopped before).
+    kind: "value"; "other" (returned, but no plain value); "error"; "none" (the program ended or was stopped before).
     """
 
     kind: Literal["value", "other", "error", "none"] = "none"
@@ -66,9 +66,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """A program and what to ask it: calls of `entry_point` (argument texts), or texts to read from stdin.
+    """A program and its inputs: calls of `entry_point` (argument texts), or texts to read from stdin.
 
-    entry_point: "f", or a method "Solution().f" or "Solution.f"; "f" is looked for in a class Solution, too.
+    entry_point: "f", or a method "Solution().f" or "Solution.f"; "f" may also be in a class Solution.
     """
 
     source: str
@@ -77,16 +77,16 @@ class Job:
 
     @classmethod
     def of(cls, source: str, entry_point: str | None, tests: Sequence[Test]) -> Job:
-        """The program with what its tests ask."""
+        """The program with the inputs of its tests."""
         inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
         return cls(source, entry_point or None, inputs)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program did. parses: it is Python. runs: it ended without an error, and so did every call or input.
+    """The result of a program. parses: it is Python. runs: it ended without an error, and so did every call or input.
 
-    error: the first thing that went wrong, as the child process put it; "" if nothing did.
+    error: the first error, as the child process worded it; "" if there was none.
     """
 
     parses: bool
@@ -128,7 +128,7 @@ def function_name(entry_point: str) -> str:
 
 
 def passes(answer: Answer, test: Test) -> bool:
-    """Whether the answer is what the test expects; judged here, where the program cannot interfere.
+    """Whether the answer is what the test expects. Judged in this process, where the program cannot interfere.
 
     >>> passes(Answer("value", 6), CallTest("(3,)", 6)), passes(Answer("value", "7 \\n"), StdinTest("", "7"))
     (True, True)
@@ -154,7 +154,7 @@ def _child() -> str:
 
 
 def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
-    """(code, stdin) of each process the job needs; ascii() because a program's text may hold anything."""
+    """(code, stdin) of each process of the job. ascii() because a program's text may hold anything."""
     if job.entry_point is not None:
         call = f"call_all({ascii(job.source)}, {ascii(job.entry_point)}, {ascii(job.inputs)}, {mark!r})"
         return [(f"{_child()}\n{call}\n", "")]
@@ -162,7 +162,7 @@ def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
 
 
 def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
-    """What the sandbox's results of a job's programs (see programs_of, made with this mark) say of it."""
+    """The outcome of a job from the sandbox results of its programs (see programs_of, called with the same mark)."""
     if any(result.exit_code == NOT_PYTHON and result.status == "error" for result in results):
         return Outcome(False, False, (Answer(),) * len(job.inputs), "not Python")
     if job.entry_point is None:
@@ -179,13 +179,13 @@ def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome
 def _printed(result: SandboxResult) -> Answer:
     if not result.ok:
         return Answer("error", error=_why(result))
-    if len(result.stdout) > LONGEST:  # outcomes are kept: a policy that floods must not fill the memory
+    if len(result.stdout) > LONGEST:  # outcomes are kept: flooded stdout must not fill memory
         return Answer("other", error="longer than a result may be")
     return Answer("value", result.stdout)
 
 
 def _read_lines(stdout: str, mark: str, calls: int) -> list[Answer]:
-    """Answers -1 .. calls - 1 out of what was written; a call with two answers counts as not answered."""
+    """Answers -1 .. calls - 1 from the written lines; a call with two answers counts as not answered."""
     found: dict[int, list[str]] = {}
     for line in stdout.split("\n"):
         head, _, rest = line.partition(" ")
@@ -197,7 +197,7 @@ def _read_lines(stdout: str, mark: str, calls: int) -> list[Answer]:
 
 
 def _answer(text: str) -> Answer:
-    # The program may write here what it likes. The length bounds the work: in a set, integers whose hashes
+    # The program may write anything here. The limit on length bounds the work: in a set, integers whose hashes
     # collide (multiples of 2**61 - 1) cost the square of their number.
     if len(text) > LONGEST:
         return Answer("other", error="longer than a result may be")
@@ -212,7 +212,7 @@ def _answer(text: str) -> Answer:
 
 
 def _why(result: SandboxResult) -> str:
-    """In a word or a line: the limit that stopped it, or the last line of the traceback."""
+    """The limit that stopped the program, or the last line of the traceback."""
     if result.status != "error":
         return result.status if result.status != "ok" else "it ended early"
     last = result.stderr.strip().rpartition("\n")[2].strip()

@@ -1,4 +1,4 @@
-"""Values of code tests: plain Python values from what a sandboxed program wrote, and whether two are the same."""
+"""Values of code tests: turns a sandboxed program's output into plain Python values, and compares two values."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def same(given: Any, expected: Any, *, tolerance: float = 1e-9) -> bool:
     """Python's == on plain values, except that floats may differ by 1e-9 of their size or by `tolerance`.
 
     So 1 == 1.0 == True, a tuple is no list, and a set has no order; floats inside a set compare exactly.
-    NaN is the same as NaN: a test that expects it can be passed.
+    NaN equals NaN, so that a test that expects it can be passed.
 
     >>> same([0.1 + 0.2], [0.3]), same((1, 2), [1, 2]), same(float("nan"), float("nan"))
     (True, False, True)

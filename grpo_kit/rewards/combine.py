@@ -1,4 +1,4 @@
-"""Rewards made of others, whose parts stay visible: weighted sums, gates, clipping."""
+"""Rewards made of other rewards, whose parts stay visible: weighted sums, gates, clipping."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grpo_kit.rewards.parts import all_parts, range_of, required_columns, reward
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import Scores, check_scores, score, score_for, total
 
-Verdicts = list[bool | None]  # of each completion: paid in full? None where that cannot be judged
-# (a reward that judges the answer, its scores) -> of each completion the score that is full pay
+Verdicts = list[bool | None]  # per completion: paid in full? None where that cannot be judged
+# (a reward that judges the answer, its scores) -> per completion, the score that is full pay
 FullPay = Callable[[Reward, Scores], Sequence[float]]
 _ROUNDING = 1e-6
 
 
 class _Composite:
-    """A reward made of others, its parts. Each part is asked once a batch, and its scores can be seen by its name."""
+    """A reward made of others, its parts. Each part is called once a batch; its scores are logged under its name."""
 
     made_of_others = True
 
@@ -45,14 +45,14 @@ class _Composite:
         **columns: Any,
     ) -> list[float | None]:
         seen: dict[str, list[float | None]] = {}
-        loggers = {"log_metric": log_metric, "log_extra": log_extra}  # a part may log things of its own
+        loggers = {"log_metric": log_metric, "log_extra": log_extra}  # a part may log values of its own
         columns |= {key: log for key, log in loggers.items() if log is not None}
 
         def scores_of(part: Reward, *, finite: bool = True) -> list[float | None]:
             name = self._name_of[id(part)]
             if name not in seen and isinstance(part, _Composite):
                 seen[name] = part._judge(scores_of)
-            elif name not in seen:  # Clipped takes infinite ones; who else has the same part is told below
+            elif name not in seen:  # Clipped accepts infinite scores; elsewhere see check_scores
                 seen[name] = score_for(part, completions, name, columns, finite=False)
             check_scores(seen[name], completions, part, name, finite=finite)
             return seen[name]
@@ -86,16 +86,16 @@ class _Composite:
 
 
 class WeightedSum(_Composite):
-    """One reward out of several: sum of weight x part, in [0, 1] where the parts are; None where one cannot judge.
+    """One reward from several: the sum of weight x part, in [0, 1] if the parts are; None where a part cannot judge.
 
     parts: {reward: weight}, or pairs (reward, weight). Weights are positive and sum to 1; sums are rounded to 6
     digits, so that equal ones are equal. A part with None makes the sum None: adding the rest would score it 0.
     Under TRL and the kit's trainer each part, and each part of a part, is passed on through `log_metric`
     ("reward/<part>", the mean of the judged) and `log_extra` (a column of the completions); besides, the metric
     "frac_cancelled_groups" is the share of groups whose parts vary while the sum does not (`cancelled_groups`).
-    Raises ValueError for weights that do not fit and one reward given twice; RewardError (a ValueError), naming part,
+    Raises ValueError for weights that do not fit and for a reward given twice; RewardError (a ValueError), naming part,
     row and completion, for a part that raises or returns the wrong length, NaN, an infinite value or one outside the
-    range that it states.
+    range that the part states.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> WeightedSum({ExactAnswer(): 0.75, SoftFormat(think=None): 0.25})(["<answer>5</answer>"], answer=["4"])
@@ -130,9 +130,9 @@ class WeightedSum(_Composite):
 
 
 def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) -> dict[str, Reward]:
-    """The rewards that judge the answer, by name: those that ask for a column of the row besides its prefill.
+    """The rewards that judge the answer, by name: a reward does so if it needs a column of the row besides the prefill.
 
-    Format, length and language ask for none. A WeightedSum counts by its parts. names: default reward_names(rewards).
+    Format, length and language need none. The parts of a WeightedSum count, not the sum. names: default reward_names().
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> list(answer_parts([WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25})]))
@@ -148,7 +148,7 @@ def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) 
 
 
 def judges_answer(reward: Reward) -> bool:
-    """Does the reward, or a part of it, ask for a column of the row besides its prefill?
+    """Does the reward, or a part of it, need a column of the row besides the prefill?
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> judges_answer(Gated(ExactAnswer(), on=SoftFormat())), judges_answer(SoftFormat())
@@ -158,10 +158,10 @@ def judges_answer(reward: Reward) -> bool:
 
 
 class Pay(NamedTuple):
-    """What a reward pays, one entry a completion.
+    """The scores of a reward, one entry a completion.
 
-    scores: the reward's. verdicts: is the answer paid in full? credit: what the parts that judge the answer give, their
-    mean; of a reward that judges none, its score. None where it cannot judge.
+    scores: the reward's. verdicts: is the answer paid in full? credit: the mean score of the parts that judge the
+    answer, or the reward's score if no part does. None where the reward cannot judge.
     """
 
     scores: Scores
@@ -177,11 +177,11 @@ def score_in_full(
     name: str | None = None,
     full_pay: FullPay | None = None,
 ) -> Pay:
-    """The reward's scores, as `ask` gives them, and whether it pays each completion's answer in full.
+    """The reward's scores, obtained by calling `ask`, and whether it pays each completion's answer in full.
 
-    Full is the top of the scale: 1.0, or `high` of a reward that states `range = (low, high)`; 1e-6 below counts. In a
-    WeightedSum the parts that judge the answer must all pay in full; a Gated reward pays behind an open gate only. None
-    where it cannot judge. A reward that judges no answer is taken whole. full_pay: says what is full in place of that.
+    Full is the top of the scale: 1.0, or `high` of a reward that states `range = (low, high)`, with 1e-6 of slack. In a
+    WeightedSum all parts that judge the answer must pay in full. A Gated reward pays only behind an open gate. None
+    where it cannot judge. A reward that judges no answer is taken whole. full_pay: overrides what counts as full.
     Raises RewardError.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
@@ -189,7 +189,7 @@ def score_in_full(
     Pay(scores=[0.875], verdicts=[True], credit=[1.0])
     """
     told: dict[str, Scores] = {}
-    if isinstance(reward, WeightedSum | Gated):  # it tells what its parts gave, so that none is asked again
+    if isinstance(reward, WeightedSum | Gated):  # it reports its parts' scores: none is called twice
         columns = {**columns, "log_extra": told.__setitem__}
     scores = score(reward, completions, name, **columns)
 
@@ -220,7 +220,7 @@ def score_in_full(
 
 
 def all_in_full(verdicts: Sequence[Verdicts]) -> Verdicts:
-    """Of several rewards: do all that can judge a completion pay it in full? None where none can judge it.
+    """Do all rewards that can judge a completion pay it in full? None where no reward can judge it.
 
     >>> all_in_full([[True, True, None], [True, False, None], [None, True, None]])
     [True, False, None]
@@ -232,12 +232,12 @@ def all_in_full(verdicts: Sequence[Verdicts]) -> Verdicts:
 class Gated(_Composite):
     """The reward's score where the gate's is at least `at`, else 0.0: no credit for an answer out of format.
 
-    reward, on: two rewards, the second being the gate; both are logged like the parts of a WeightedSum, in which it
-    may stand. None where either cannot judge. A gate that is shut for a whole group leaves it without advantage:
+    reward, on: two rewards; the second is the gate. Both are logged like the parts of a WeightedSum. A Gated reward may
+    be a part of one. None where either cannot judge. A gate shut for a whole group leaves the group without advantage:
     give the format some weight of its own (the same object may do both), or begin with a lower `at`.
-    at: how far up the gate's range, in (0, 1]: the range that it states, else [0, 1]; 0.5 of (-1, 1) is a score of 0.
-    Behind a shut gate a reward that states its range gets the low end of it; of any other a score below 0 stays.
-    Raises ValueError for `at` outside (0, 1], and what WeightedSum does.
+    at: how high the gate's score must be within its range, in (0, 1]. The range is the stated one, else [0, 1]: 0.5 of
+    (-1, 1) is a score of 0. Behind a shut gate the score is the low end of a stated range, else min(score, 0).
+    Raises ValueError for `at` outside (0, 1], and the errors of WeightedSum.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> gated = Gated(ExactAnswer(), on=SoftFormat(think=None))
@@ -255,7 +255,7 @@ class Gated(_Composite):
 
     @property
     def least(self) -> float:
-        """The gate's score from which on it is open."""
+        """The lowest score that opens the gate."""
         low, high = range_of(self.parts[1]) or (0.0, 1.0)
         return high if self.at == 1 else low + self.at * (high - low)  # exactly the full score
 
@@ -273,9 +273,9 @@ class Gated(_Composite):
 
 
 class Clipped(_Composite):
-    """Any reward, TRL's own included, on the scale of [0, 1]: (score - low) / (high - low), clipped; None stays None.
+    """Any reward, TRL's own included, scaled to [0, 1]: (score - low) / (high - low), clipped; None stays None.
 
-    The reward is called as TRL calls it, by keyword, and logged with the scores it gave.
+    The reward is called as in TRL, by keyword, and logged with its own scores.
     Raises ValueError if low < high does not hold, or the reward returns the wrong length or NaN; the message
     names the reward, the row and the completion.
 

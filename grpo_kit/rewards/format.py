@@ -9,17 +9,17 @@ from grpo_kit.rewards.response import is_blank, own_answer, pair_prefill
 
 
 class SoftFormat:
-    """How much of <think>...</think><answer>...</answer> the response (prefill + completion) keeps, in [0, 1].
+    """How much of <think>...</think><answer>...</answer> the response (prefill + completion) has, in [0, 1].
 
     | piece                                                        | with think | think=None |
     |---|---|---|
     | each tag, if it appears exactly once                         | 1/8 (x 4)  | 1/4 (x 2)  |
     | order: all tags once, in order, an answer and a thought      | 1/4        | 1/4        |
-    | nothing that is seen after the closing answer tag            | 1/4        | 1/4        |
+    | nothing visible after the closing answer tag                 | 1/4        | 1/4        |
 
     A repeated tag earns nothing, so spam does not pay. Blank text (white space, zero-width characters, &nbsp;: see
-    response.is_blank) is no answer and no thought, nor is what the prefill holds alone; punctuation is an answer but no
-    thought. All steps are exact in binary. Never None. Needs no column but the optional `prefill`.
+    response.is_blank) is no answer and no thought, nor is the prefill's text alone. Punctuation is an answer but
+    no thought. All steps are exact in binary. Never None. Needs no column but the optional `prefill`.
 
     >>> SoftFormat()(["<think>a</think><answer>1</answer>", "<answer>1</answer>", ""])
     [1.0, 0.5, 0.0]

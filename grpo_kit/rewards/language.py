@@ -1,4 +1,4 @@
-"""Is the completion written in the expected script? A model that collapses often switches language first."""
+"""Is the completion in the expected script? A model that collapses often switches language first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPTS = (
     "telugu", "thai", "tibetan",
 )  # fmt: skip
 _FIRST_WORD = {"cjk": "han", "hiragana": "kana", "katakana": "kana"}
-# These have ASCII letters in every language: tags, code, formulas, LaTeX commands.
+# Text with ASCII letters in every language: tags, code, formulas, LaTeX commands.
 _NEUTRAL = re.compile(
     r"</?[A-Za-z_]\w*>|```.*?```|`[^`\n]*`|\$\$[^$]*\$\$|\$[^$\n]*\$|\\[(\[](?:[^\\]|\\[^()\[\]])*+\\[)\]]|\\[A-Za-z]+",
     re.DOTALL,
@@ -43,16 +43,16 @@ class Language:
     scripts: names of SCRIPTS, such as "latin"; "kana", "han" for Japanese. Only letters count: no digits,
     punctuation, emoji or combining marks, and no ASCII letters inside tags, code, formulas and LaTeX commands.
     Where Greek is not expected, up to three Greek letters in a row are symbols (β-carotene, ΔH) and do not count. A
-    Chinese character says as much as some four Latin letters and counts as one.
-    1.0 if there is no letter (an answer "82" is in no wrong language), 0.0 if the completion is blank. Never None.
-    It tells scripts apart, not French from English. That is enough: what a collapsing policy writes is another script.
+    Chinese character carries as much as about four Latin letters and counts as one.
+    1.0 if there is no letter (the answer "82" is in no wrong language), 0.0 if the completion is blank. Never None.
+    The reward tells scripts apart, not French from English. That is enough: a collapsing policy writes another script.
     Statistical detectors need longer texts than a completion, and models of 5 to 100 MB.
 
     >>> Language("latin")(["The answer is 4.", "答案是 four"])
     [1.0, 0.5714285714285714]
     """
 
-    only_a_part = True  # of what makes an answer good; see check_rewards
+    only_a_part = True  # a part of a good answer; see check_rewards
     columns: tuple[str, ...] = ()
 
     def __init__(self, *scripts: str) -> None:
@@ -70,7 +70,7 @@ class Language:
         return f"Language({', '.join(map(repr, self.scripts))})"
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Another script in the place of the completion, and before it (there the answer is still right)."""
+        """Another script in place of the completion, and another script before it (the answer is then still right)."""
         other = next(text for script, text in _SAMPLES.items() if script not in self._expected)
         return [
             replace(honest, name="another script", completion=other * 3, honest=False, tie="format"),
@@ -104,7 +104,7 @@ def script_of(letter: str) -> str:
     >>> script_of("ж"), script_of("水"), script_of("ア"), script_of("7")
     ('cyrillic', 'han', 'kana', '')
     """
-    # Fullwidth and mathematical letters are what they stand for; № and ™ are signs.
+    # Fullwidth and mathematical letters are read as the plain letter; № and ™ are signs.
     plain = unicodedata.normalize("NFKC", letter)[:1]
     kinds = unicodedata.category(letter), unicodedata.category(plain)
     if kinds[0] == "Lm" or not all(kind.startswith("L") for kind in kinds):
@@ -114,4 +114,4 @@ def script_of(letter: str) -> str:
 
 
 def _without_ascii(match: re.Match[str]) -> str:
-    return _ASCII.sub(" ", match[0])  # what is not ASCII in there is text: a comment, or an evasion
+    return _ASCII.sub(" ", match[0])  # the rest, not ASCII, is text: a comment, or an evasion

@@ -1,4 +1,4 @@
-"""Length and repetition: neither too long nor too short, and not the same again and again."""
+"""Length and repetition: neither too long nor too short, and no endless repeats."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RightSize:
     score = (limit - length) / (limit - expected) between expected and limit, 0 from the limit on; below shortest,
     length / shortest. A blank completion is 0. Never None.
     unit: "tokens" counts the completion's token ids, which TRL passes as `completion_ids` (EOS included);
-    "characters" counts the text, wherever it comes from, in any script; 4 to 5 make a token of English. There is
+    "characters" counts the text, whatever its source or script; 4 to 5 make a token of English. There is
     no default, because 256 tokens and 256 characters differ so much. The prefill does not count.
-    limit is usually max_completion_tokens: what is cut off there earns 0. With shortest=0 and tokens it is
+    limit is usually max_completion_tokens: a completion cut off there earns 0. With shortest=0 and tokens this is
     1 + DAPO's soft overlong punishment, L_max = limit, L_cache = limit - expected.
     Raises ValueError if unit is "tokens" and no completion_ids are given.
     Source: DAPO, arXiv:2503.14476, eq. 13.
@@ -36,7 +36,7 @@ class RightSize:
     [1.0, 0.5, 0.0, 0.0, 0.0]
     """
 
-    only_a_part = True  # of what makes an answer good; see check_rewards
+    only_a_part = True  # a part of a good answer; see check_rewards
     columns: tuple[str, ...] = ()
 
     def __init__(
@@ -78,7 +78,7 @@ class RightSize:
         return f"RightSize({self.expected}, {self.limit}, unit={self.unit!r}, shortest={self.shortest})"
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Filler of the expected length and of ten times the limit; none for tokens, since a case has text only."""
+        """Filler of the expected length and of ten times the limit; no cases for tokens, since a case has text only."""
         if self.unit == "tokens":
             return []
         sizes = {"filler of the right length": self.expected, "filler without end": 10 * self.limit}
@@ -91,11 +91,11 @@ class RightSize:
 
 
 class Repetition:
-    """Share of the completion's n-grams of words that differ, in [0, 1]: 1.0 if none is repeated.
+    """Share of distinct n-grams among the completion's n-grams of words, in [0, 1]: 1.0 if none is repeated.
 
     1 + the usual repetition penalty (with maximum -1), on words in any case and punctuation marks. Each Chinese or
-    Japanese character is a word; a run of over 30 letters counts letter by letter. With fewer than n of
-    these nothing repeats: 1.0; a blank completion is 0.0. Never None. The prefill does not count.
+    Japanese character is a word; a run of over 30 letters counts letter by letter. A text with fewer than n words
+    repeats nothing: 1.0. A blank completion is 0.0. Never None. The prefill does not count.
     Longer texts repeat more anyway: compare texts of similar length.
     Source: arXiv:2502.03373, appendix C.2 (there on tokens).
 
@@ -103,7 +103,7 @@ class Repetition:
     [1.0, 0.25]
     """
 
-    only_a_part = True  # of what makes an answer good; see check_rewards
+    only_a_part = True  # a part of a good answer; see check_rewards
     columns: tuple[str, ...] = ()
 
     def __init__(self, n: int = 3) -> None:
@@ -119,7 +119,7 @@ class Repetition:
         return f"Repetition({self.n})"
 
     def cheats(self, honest: Case) -> list[Case]:
-        """One phrase without end, and the honest completion five times."""
+        """One endless phrase, and the honest completion five times."""
         phrase = _filler(honest, "one phrase without end", "and so it goes on " * 50)
         again = replace(
             honest, name="honest five times", completion=honest.completion * 5, honest=False, tie="format"

@@ -1,4 +1,4 @@
-"""A gold answer that is one number: how it is written, and the fields of the texts around it. See neighbours."""
+"""A gold answer that is one number: its spelling, and the fields of the texts around it. See neighbours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VULGAR = {Fraction(n, d): char for char, n, d in
            [("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅛", 1, 8)]}  # fmt: skip
 _SPOKEN = "zero one two three four five six seven eight nine ten eleven twelve".split()
 _MONEY = {"$": ("dollars", "euros"), "€": ("euros", "dollars"), "£": ("pounds", "dollars")}  # fmt: skip
-_UNITS = {  # how many of a smaller one, and which
+_UNITS = {  # unit: how many of which smaller unit
     "km": (1000, "m"), "m": (100, "cm"), "cm": (10, "mm"), "kg": (1000, "g"), "g": (1000, "mg"), "L": (1000, "mL"),
     "weeks": (7, "days"), "days": (24, "hours"), "hours": (60, "minutes"), "minutes": (60, "seconds"),
     "years": (12, "months"), "yards": (3, "feet"), "feet": (12, "inches"),
@@ -29,20 +29,20 @@ _UNITS = {  # how many of a smaller one, and which
 
 
 class Number(NamedTuple):
-    """A gold that is one number, as written: -$1,234.50 has the money $, 5 km the rest " km"."""
+    """A gold that is one number, as written: -$1,234.50 has the money sign $, 5 km has the rest " km"."""
 
     value: Fraction
     money: str = ""
     rest: str = ""
 
     def text(self, value: Fraction | str) -> str:
-        """Another number in its place."""
+        """The same spelling with another number."""
         text = value if isinstance(value, str) else _decimal(value)
         return f"{'-' * text.startswith('-')}{self.money}{text.removeprefix('-')}{self.rest}"
 
 
 def _decimal(value: Fraction) -> str:
-    """The digits of a fraction whose decimal ends; of another one "a/b"."""
+    """The digits of a fraction whose decimal ends, else "a/b"."""
     if value.denominator == 1:
         return str(value.numerator)
     text = f"{Decimal(value.numerator) / value.denominator:f}"
@@ -50,7 +50,7 @@ def _decimal(value: Fraction) -> str:
 
 
 def _rational(tree: Tree) -> Fraction | None:
-    """The value of a literal, a fraction or a mixed number, with a sign; None of anything else."""
+    """The value of a literal, a fraction or a mixed number, with a sign; None for anything else."""
     match tree:
         case ("num", value):
             return value
@@ -75,7 +75,7 @@ def number_of(text: str, known: Any) -> Number | None:
 
 
 def number_fields(number: Number, known: kinds.Quantity) -> Fields:
-    """The fields of neighbours.csv that a number fills: its neighbours, its spellings, its parts."""
+    """The fields of neighbours.csv for a number: its neighbours, its spellings, its parts."""
     value, size, amount, unit = number.value, abs(number.value), _decimal(number.value), number.rest.strip()
     whole, put, turned = value.denominator == 1, number.text, str(size)[::-1]
     fields: dict[str, str | None] = {"amount": amount, "one_more": put(value + 1)}
@@ -107,7 +107,7 @@ def number_fields(number: Number, known: kinds.Quantity) -> Fields:
 
 
 def _bare_fields(value: Fraction, text: str) -> Fields:
-    """Of a number without money, unit or per cent."""
+    """The fields of a number without money, unit or per cent."""
     size, sign = abs(value), "-" * (value < 0)
     above, below = size.numerator, size.denominator
     fields: dict[str, str | None] = {"bare": text, "sign": sign, "above": str(above)}

@@ -1,9 +1,9 @@
-"""What stands around a gold answer: texts that are equal by construction, and texts that are wrong by construction.
+"""Texts around a gold answer: some equal to it by construction, others wrong by construction.
 
-The table is neighbours.csv, a text a row: the kinds of gold that it is for (empty: all), the pattern in the gold that
-it replaces (empty: all of it), the text with its <fields>, its name, and why it is right, or wrong. This file works the
-fields out, by arithmetic of its own. It asks for no verdict: verdicts are what audit tests with these texts. Where a
-number or a word is its own neighbour (0, 1, a palindrome) the field is None, and the rows that want it are left out.
+The table is neighbours.csv, one text per row: the kinds of gold it is for (empty: all), the pattern in the gold that
+it replaces (empty: all of it), the text with its <fields>, its name, and why it is right, or wrong. This file computes
+the fields with arithmetic of its own. It calls no verdict, since audit tests the verdicts with these texts. Where a
+number or a word is its own neighbour (0, 1, a palindrome) the field is None, and rows that need the field are dropped.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SIGN = re.compile(r" *(<|>|\\le(?![a-z])|\\ge(?![a-z])) *")
 _FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _TERM = r"\(?\d+(?:\.\d+)?\)?"
 _ASKED = re.compile(rf"(?<![\w.^/*+-]){_TERM}(?:\s*[-+*/×÷−]\s*{_TERM})+(?![\w^/*+]|[.,]\d)")
-_BY_RULE = {  # of a reward's rules: names of texts that are right, or wrong, only without it
+_BY_RULE = {  # a reward's argument: names of texts that are right, or wrong, only without it
     "expressions": {"a sum to be done", "a difference to be done", "copied from the question"},
     "case": {"the other capital"},
     "tolerance": {"rounded", "one more", "and a half"},
     "significant": {"rounded", "one more", "and a half"},
 }
-# What check_rewards tries of the near misses; audit draws from all.
+# The near misses that check_rewards tries; audit draws from all.
 TRIED = (
     "one more", "the other sign", "ten times", "another unit", "brackets changed", "items in another order",
     "an item more", "letters in another order", "the other case", "either of two", "plus or minus", "a remainder",
@@ -43,7 +43,7 @@ TRIED = (
 
 
 def equal_texts(gold: str) -> dict[str, str]:
-    r"""Other spellings of the same answer, {name: text}; few of a gold whose kind is not known.
+    r"""Other spellings of the same answer, {name: text}; few for a gold of unknown kind.
 
     >>> [equal_texts("0.5")[name] for name in ("a fraction", "per cent of a part", "in bold", "in a sentence")]
     ['1/2', '50%', '**0.5**', 'The answer is 0.5.']
@@ -53,7 +53,7 @@ def equal_texts(gold: str) -> dict[str, str]:
 
 
 def near_misses(gold: str, question: str | None = None) -> dict[str, str]:
-    r"""Wrong answers that are near it, {name: text}: neighbours, hedges, denials, and the question's own arithmetic.
+    r"""Wrong answers near the gold, {name: text}: neighbours, hedges, denials, and the question's own arithmetic.
 
     >>> [near_misses("5")[name] for name in ("the other sign", "ten times", "either of two", "two side by side")]
     ['-5', '50', '5 or 6', '2 3']
@@ -71,7 +71,7 @@ def why(name: str) -> str:
 
 
 def excused(rules: Any) -> set[str]:
-    """Names of texts that say nothing against a reward with these rules: it was asked to take, or refuse, them."""
+    """Names of texts that are no evidence against a reward with these rules: its arguments accept, or refuse, them."""
     asked = {name for rule, names in _BY_RULE.items() if getattr(rules, rule, None) for name in names}
     return asked | ({"without its unit"} if getattr(rules, "units", None) == "required" else set())
 
@@ -83,7 +83,7 @@ def _table() -> list[dict[str, str]]:
 
 
 def _filled(which: str, gold: str, copied: str | None = None) -> dict[str, str]:
-    """The rows of the table that apply, no name and no text twice. <other>: the first of them, a wrong answer."""
+    """The rows of the table that apply, each name and each text once. <other>: the first of them, a wrong answer."""
     kind, fields = _kind_and_fields(gold)
     made: dict[str, str] = {}
     for row in _table():
@@ -109,7 +109,7 @@ def _filled(which: str, gold: str, copied: str | None = None) -> dict[str, str]:
 
 
 def _kind_and_fields(text: str) -> tuple[str, Fields]:
-    """The kind of a gold as the table names it, and what the texts for it are made of."""
+    """The kind of a gold, by the table's name, and the fields of its texts."""
     known = _known(text)
     number, kind = number_of(text, known), type(known).__name__
     if isinstance(known, kinds.Quantity):
@@ -140,7 +140,7 @@ def _kind_and_fields(text: str) -> tuple[str, Fields]:
 
 
 def _known(text: str) -> Any:
-    """What the text is; letters and spaces are words, even if they could be a product of letters ("a few")."""
+    """The kind of the text; letters and spaces are words, even if they could be a product of letters ("a few")."""
     if re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text) and len(text) > 1:
         return kinds.Words(text)
     try:
@@ -157,13 +157,13 @@ def _exact(tree: Tree | None) -> Fraction | None:
 
 
 def _bump(text: str) -> str | None:
-    """The text with its last whole number one higher; None if it has none."""
+    """The text with its last whole number one higher; None without a whole number."""
     found = re.search(r"\d+(?!.*\d)", text, re.S)
     return f"{text[: found.start()]}{int(found[0]) + 1}{text[found.end() :]}" if found else None
 
 
 def _formula_fields(text: str, known: kinds.Quantity) -> Fields:
-    """Of a formula; of its value no more is known than whether it is infinite, or exactly 0."""
+    """The fields of a formula. Of its value only this is known: whether it is infinite, or exactly 0."""
     zero = "infty" in text or _exact(known.tree) == 0
     root = re.fullmatch(r"(\d*)(?:\\sqrt\{(\d+)\}|\\pi)", text)
     surd = root and (not root[2] or math.isqrt(int(root[2])) ** 2 != int(root[2]))
@@ -184,7 +184,7 @@ def _word_fields(text: str, known: kinds.Words | kinds.Choice) -> Fields:
 
 
 def _copied(text: str, question: str) -> str | None:
-    """The question's own arithmetic, where it is worth the gold, a whole number: 12/2 for 6."""
+    """The question's own arithmetic, where it equals the gold, a whole number: 12/2 for 6."""
     if re.fullmatch(r"-?[\d,]*\d", text):
         for asked in _ASKED.findall(question):
             tree = formula(asked.replace("×", "*").replace("÷", "/").replace("−", "-"))

@@ -1,4 +1,4 @@
-"""Texts as words: what the overlap and repetition rewards count."""
+"""Texts as words, for the overlap and repetition rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rewards say of themselves: their names, their parts, the columns they need."""
+"""What rewards declare: their names, their parts, the columns they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_kit.rewards.response import Reward
 
-# What TRL hands every reward besides the columns of the data set.
+# Arguments that TRL gives every reward besides the columns of the data set.
 _GIVEN_BY_TRL = frozenset(
     {
         "self",
@@ -35,7 +35,7 @@ _TAKEN = dict.fromkeys(_GIVEN_BY_TRL, "rewards are given something else under th
 
 
 def all_parts(reward: Reward) -> list[Reward]:
-    """The parts of a reward made of others (`made_of_others`), and their parts, each object once; [] for any other.
+    """The parts of a reward made of others (`made_of_others`), and their parts, each object once; else [].
 
     >>> from grpo_kit.rewards import ExactAnswer, Gated, SoftFormat
     >>> reward_names(all_parts(Gated(ExactAnswer(), on=SoftFormat())))
@@ -47,10 +47,10 @@ def all_parts(reward: Reward) -> list[Reward]:
 
 
 def reward_names(rewards: Sequence[Reward]) -> list[str]:
-    """The names that rewards go by in metrics and tables, as TRL gives them: `__name__`, else the class's name.
+    """The names of rewards in metrics and tables, as in TRL: `__name__`, else the class's name.
 
-    A functools.partial has the name of what it wraps. Of several rewards of one name the later ones get "_2", "_3",
-    and a warning says so; the parts of a reward made of others keep theirs.
+    A functools.partial has the name of the function it wraps. If rewards share a name, the later ones get "_2", "_3",
+    and a warning reports it; the parts of a reward made of others keep their names.
 
     >>> def short(completions, most, **columns): ...
     >>> reward_names([functools.partial(short, most=8), lambda completions, **columns: [1.0]])
@@ -83,7 +83,7 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
 
 
 def bare_name(reward: Any) -> str:
-    """A reward's own name, as TRL gives it. Raises ValueError for what cannot be called."""
+    """A reward's own name, as in TRL. Raises ValueError for an object that cannot be called."""
     while isinstance(reward, functools.partial):
         reward = reward.func
     if not callable(reward):
@@ -92,10 +92,10 @@ def bare_name(reward: Any) -> str:
 
 
 def range_of(reward: Any) -> tuple[float, float] | None:
-    """The range that a reward states, its attribute `range = (low, high)`; None where it states none.
+    """The range that a reward states, its attribute `range = (low, high)`; None if it states none.
 
-    A functools.partial has the range of what it wraps.
-    Raises ValueError, naming the reward, for anything else than two finite numbers, low < high.
+    A functools.partial has the range of the function it wraps.
+    Raises ValueError, naming the reward, for anything but two finite numbers, low < high.
 
     >>> def points(completions, **columns): ...
     >>> points.range = (-1, 2)
@@ -128,9 +128,9 @@ def reaches_rewards(column: str) -> bool:
 
 
 def check_column_names(columns: Iterable[Any], where: str) -> None:
-    """Raises ValueError for the first column that rewards cannot be given under its name, and says what would do.
+    """Raises ValueError for the first column that rewards cannot be given under its name, and suggests another name.
 
-    where: what has these columns, for the message. All other names may be had: `name`, `reward`, `step`, ...
+    where: the owner of these columns, for the message. All other names are allowed: `name`, `reward`, `step`, ...
 
     >>> check_column_names(["question", "answer", "name", "reward"], "train")
     >>> check_column_names(["answer", "completions"], "train")  # doctest: +ELLIPSIS
@@ -152,7 +152,7 @@ def check_column_names(columns: Iterable[Any], where: str) -> None:
 def check_columns(rewards: Sequence[Reward], given: Collection[str], where: str) -> None:
     """Raises ValueError, naming reward and column, where a reward needs a column that is not among those given.
 
-    where: what has these columns, for the message.
+    where: the owner of these columns, for the message.
     """
     for reward in rewards:
         missing = [column for column in required_columns(reward) if column not in given]
@@ -164,7 +164,7 @@ def check_columns(rewards: Sequence[Reward], given: Collection[str], where: str)
 
 
 def required_columns(reward: Reward) -> list[str]:
-    """Columns a reward cannot do without: its `columns` attribute and its parameters that have no default.
+    """Columns that a reward needs: its `columns` attribute and its parameters without a default.
 
     >>> def right(completions, answer, **columns): ...
     >>> required_columns(right)

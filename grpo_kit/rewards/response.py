@@ -13,10 +13,10 @@ import numpy as np
 
 Reward = Callable[..., list[float | None]]
 
-# A minus belongs to the number unless something it could be subtracted from stands before it.
+# A minus belongs to the number unless it could be a subtraction from the text before it.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
-# What a reader does not see, each a piece of a character class.
+# Invisible characters, each a piece of a character class.
 _UNSEEN = {
     r"\s\x00-\x1f\x7f-\x9f": "white space of every width (no-break, thin, ideographic), control characters",
     r"\u200b-\u200f\u2060-\u2064\ufeff\u180e": "zero width: spaces, joiners, marks of direction, a byte order mark",
@@ -31,9 +31,9 @@ _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 
 
 def is_blank(text: str, *, words: bool = False) -> bool:
-    """Whether a reader sees nothing: white space, zero-width and blank characters, also as HTML (&nbsp;, <br>).
+    """Whether the text looks empty: white space, zero-width and blank characters, also as HTML (&nbsp;, <br>).
 
-    words: punctuation and signs alone ("...", "---") are nothing, too: no letter and no digit of any script.
+    words: punctuation and signs alone ("...", "---") count as empty, too: no letter and no digit of any script.
 
     >>> is_blank(" \u200b&nbsp;"), is_blank("?"), is_blank("...", words=True), is_blank("水", words=True)
     (True, False, True, False)
@@ -45,14 +45,14 @@ def is_blank(text: str, *, words: bool = False) -> bool:
 def on_response(
     fn: Callable[..., list[float | None]] | None = None, *, range: tuple[float, float] | None = None
 ) -> Reward | Callable[[Callable[..., list[float | None]]], Reward]:
-    """Turn `fn(responses, **columns)` into a reward: it is given prefill + completion, ready to read.
+    """Turn `fn(responses, **columns)` into a reward; fn receives prefill + completion, ready to read.
 
     The reward has the signature (completions, *, prefill=None, **columns), keeps fn's `__name__` and lists in
-    `columns` the data set columns that fn has no default for. The prefill comes from the data set's `prefill`
-    column, so it works under plain TRL too; fn receives only the keywords it names, or all if it takes **kwargs (but
-    for a column of its first parameter's name).
-    range: (low, high) of the scores, where it is not [0, 1]: `@on_response(range=(-1, 1))`. A score outside is refused
-    by name, and charts and flags go by it. Any other reward states it as an attribute: `reward.range = (-1, 1)`.
+    `columns` the data set columns that have no default in fn. The prefill comes from the data set's `prefill`
+    column, so the reward works under plain TRL too. fn receives only the keywords it names, or all if it takes **kwargs
+    (except a column with the name of its first parameter).
+    range: (low, high) of the scores, if not [0, 1]: `@on_response(range=(-1, 1))`. A score outside raises an error
+    by name, and charts and flags use the range. Any other reward states it as an attribute: `reward.range = (-1, 1)`.
 
     >>> @on_response
     ... def closes_answer(responses):
@@ -74,7 +74,7 @@ def on_response(
             wanted = {**wanted, "prefill": prefill}
         return fn(join_prefill(completions, prefill), **wanted)
 
-    # Else inspect.signature shows fn's own, which no longer is how the reward is called.
+    # Without this, inspect.signature shows fn's own signature, which is not the reward's.
     del reward.__wrapped__
     if range is not None:
         reward.range = range
@@ -85,9 +85,9 @@ def on_response(
 def join_prefill(completions: Sequence[Any], prefill: Sequence[str | None] | str | None) -> list[str]:
     """The responses: prefill + completion of each row.
 
-    completions: str, or TRL's conversational [{"role": ..., "content": ...}], of which the last content is taken.
+    completions: str, or TRL's conversational [{"role": ..., "content": ...}], whose last content counts.
     prefill: one per completion, one for all, or None.
-    Raises ValueError if there are not as many prefills as completions.
+    Raises ValueError if the numbers of prefills and completions differ.
 
     >>> join_prefill(["82</answer>"], "<answer>")
     ['<answer>82</answer>']
@@ -98,7 +98,7 @@ def join_prefill(completions: Sequence[Any], prefill: Sequence[str | None] | str
 def pair_prefill(
     completions: Sequence[Any], prefill: Sequence[str | None] | str | None
 ) -> list[tuple[str, str]]:
-    """(completion, prefill) of each row, both as text; the arguments are those of join_prefill."""
+    """(completion, prefill) of each row, both as text; the arguments are as in join_prefill."""
     texts = [text_of(completion) for completion in completions]
     if prefill is None or isinstance(prefill, str):
         prefill = [prefill] * len(texts)
@@ -123,7 +123,7 @@ def extract_answer(response: str, tag: str = "answer") -> str | None:
 
 
 def answer_span(response: str, tag: str = "answer") -> tuple[int, int] | None:
-    """Where the text of the one well-formed block begins and ends, or None if there is not exactly one."""
+    """Start and end of the text in the one well-formed block; None if there is not exactly one."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     if response.count(opening) != 1 or response.count(closing) != 1:
         return None
@@ -132,9 +132,9 @@ def answer_span(response: str, tag: str = "answer") -> tuple[int, int] | None:
 
 
 def own_answer(completion: str, prefill: str, tag: str = "answer") -> str | None:
-    """extract_answer(prefill + completion), but None where the model wrote none of it.
+    """extract_answer(prefill + completion), but None where the model wrote none of the answer.
 
-    A prefill that holds the answer would otherwise be rewarded whatever the completion says.
+    Otherwise a prefill that holds the answer would be rewarded whatever the completion is.
 
     >>> own_answer("82</answer>", "<answer>"), own_answer("</answer>", "<answer>82")
     ('82', None)
@@ -159,9 +159,9 @@ def last_number(text: str) -> str | None:
 def gold_text(value: Any) -> str | None:
     """A right answer as text, stripped; None where there is none (None, NaN, blank text).
 
-    A table turns whole numbers into floats where one is missing, so 2.0 is "2". A float32 is the shortest decimal
-    that it holds: 0.1.
-    Raises ValueError for a list, a dict and the like, which have no one text.
+    A table turns whole numbers into floats where one is missing, so 2.0 is "2". A float32 is written as the shortest
+    decimal that rounds to it: 0.1.
+    Raises ValueError for a list, a dict and the like, which have no single text.
 
     >>> gold_text(2.0), gold_text(" 82 "), gold_text(float("nan"))
     ('2', '82', None)
@@ -183,7 +183,7 @@ def gold_text(value: Any) -> str | None:
 
 
 def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Sequence[Any]:
-    """The data set column a reward asks for; ValueError naming the reward and the column if it is not there."""
+    """The data set column that a reward needs; ValueError naming the reward and the column if it is missing."""
     if name not in columns:
         raise ValueError(
             f"reward {reward!r} needs the data set column {name!r}; columns given: {sorted(columns)}"
@@ -196,9 +196,9 @@ def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Seq
 
 
 def text_of(completion: Any) -> str:
-    """A completion as text: itself, or the content of the last of its messages.
+    """A completion as text: the text itself, or the content of the last of its messages.
 
-    Raises ValueError for what is neither text nor messages.
+    Raises ValueError for anything else.
     """
     if isinstance(completion, str):
         return completion

@@ -18,16 +18,16 @@ from grpo_kit.rewards.parts import bare_name, check_column_names, range_of, rewa
 from grpo_kit.rewards.response import Reward
 
 Scores = list[float | None]
-_ROUNDING = 1e-6  # what a sum of float32 parts may lie outside its range, of 1
+_ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
 _LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 
 class RewardError(ValueError):
-    """A reward raised or broke its contract; the message names the reward, the row and the completion."""
+    """A reward raised or broke its contract. The message names the reward, the row and the completion."""
 
 
 class PendingScores:
-    """A reward as a trainer may call it: by its name, its scores checked. See score()."""
+    """A reward in the form that a trainer may call: by its name, with its scores checked. See score()."""
 
     def __init__(self, reward: Reward, name: str) -> None:
         self.reward, self.__name__ = reward, name
@@ -37,7 +37,7 @@ class PendingScores:
 
 
 class PendingAsync(PendingScores):
-    """An asynchronous reward, which a trainer awaits beside the others."""
+    """An asynchronous reward; a trainer awaits it together with the others."""
 
     async def __call__(self, *, completions: Sequence[Any], **columns: Any) -> Scores:
         waiting, judge = _begin(self.reward, completions, self.__name__, columns)
@@ -45,15 +45,15 @@ class PendingAsync(PendingScores):
 
 
 def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /, **columns: Any) -> Scores:
-    """The reward's scores, one a completion, held to its contract: None ("cannot judge") or a finite number.
+    """The reward's scores, one a completion, checked against its contract: None ("cannot judge") or a finite number.
 
-    The reward is called by keyword, as TRL does; columns are its data set columns, one entry a completion. They may
-    have any name, `name` and `reward` too. It gets copies of the lists; an asynchronous one is waited for.
-    name: what messages call it; default its own.
+    The reward is called by keyword, as in TRL. columns: its data set columns, one entry a completion. A column may
+    have any name, `name` and `reward` too. The reward gets copies of the lists. An asynchronous one is waited for.
+    name: used in messages; default the reward's own.
     Raises RewardError, naming the reward, the row and the completion, if it raises, changes the completions in place,
-    returns what is no flat list, another number of values, or a value that is no finite number (of at most 1e15 either
-    way, as training computes in float32) or outside the range that the reward states (`reward.range = (low, high)`).
-    ValueError for the columns `self` and `completions`, which no reward can be given.
+    returns no flat list or another number of values, or a value that is no finite number (at most 1e15 in size,
+    as training computes in float32) or lies outside the range that the reward states (`reward.range = (low, high)`).
+    ValueError for the columns `self` and `completions`, which no reward can receive.
 
     >>> score(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
     [0.5, 2.0]
@@ -64,7 +64,7 @@ def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /
 def score_for(
     reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
 ) -> Scores:
-    """What score() does. finite: False allows infinite scores (of rewards that are about to be clipped)."""
+    """score() for a named reward. finite: False allows infinite scores (of rewards that are about to be clipped)."""
     made, judge = _begin(reward, completions, name, columns, finite=finite)
     return _finished(judge(made))
 
@@ -72,7 +72,7 @@ def score_for(
 def _begin(
     reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
 ) -> tuple[Any, Callable[[Any], Any]]:
-    """What the call gives, and a function from that to the checked scores, a coroutine function for an awaitable."""
+    """The result of the call, and a function from it to the checked scores: a coroutine function for an awaitable."""
     check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
     given = _own(list(completions))
 
@@ -101,7 +101,7 @@ def _begin(
 
     try:
         result = reward(completions=given, **{key: _own(value) for key, value in columns.items()})
-    except RewardError:  # of a part: it names its row already
+    except RewardError:  # from a part: it names its row already
         raise
     except Exception as error:
         raise failed(error) from error
@@ -109,7 +109,7 @@ def _begin(
 
 
 def _finished(result: Any) -> Any:
-    """The result; of a coroutine, what it returns."""
+    """The result, or for a coroutine its return value."""
     if not inspect.iscoroutine(result):
         return result
     with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running loop
@@ -117,7 +117,7 @@ def _finished(result: Any) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """A copy of lists and dicts all the way down; everything else is shared."""
+    """A deep copy of lists and dicts; everything else is shared."""
     if type(value) is list:
         return [_own(item) for item in value]
     return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
@@ -148,7 +148,7 @@ def check_scores(
 ) -> None:
     """Raises RewardError, naming row and completion, for a score that is neither None nor a finite number in the range.
 
-    The range is the one that the reward states, if it does. finite: False allows infinite scores.
+    The range is the one that the reward states, if any. finite: False allows infinite scores.
     """
     stated = range_of(reward)
     for row, score in enumerate(scores):
@@ -161,7 +161,7 @@ def check_scores(
 
 
 def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str | None:
-    """What would do in place of this score; None where it does."""
+    """What a valid score would be; None if this one is valid."""
     try:  # float() would take "1" and [1]
         value = math.nan if isinstance(score, str | bytes) or getattr(score, "ndim", 0) else float(score)
     except (TypeError, ValueError, OverflowError):
@@ -180,7 +180,7 @@ def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str
 def off_scale(
     name: str, reward: Reward, scores: Scores, seen: tuple[float, float] | None = None
 ) -> str | None:
-    """One sentence on a reward that gave scores outside [0, 1]; None where it gave none, or states its range.
+    """One sentence about a reward with scores outside [0, 1]; None if it has none, or states its range.
 
     seen: the lowest and highest score so far; default those of scores.
 
@@ -200,14 +200,14 @@ def off_scale(
 
 
 def warn_off_scale(rewards: Sequence[Reward], parts: Mapping[str, Sequence[float | None]]) -> None:
-    """Warns once of each reward whose scores lie outside [0, 1]. parts: what score_all gave for these rewards."""
+    """Warns once about each reward with scores outside [0, 1]. parts: the result of score_all for these rewards."""
     for (name, scores), reward in zip(parts.items(), rewards, strict=True):
         if said := off_scale(name, reward, scores):
             warnings.warn(said, UserWarning, stacklevel=3)
 
 
 def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, Any]) -> tuple[int | str, Any]:
-    """The first row that raises on its own; rewards are pure, so asking again is safe."""
+    """The first row that raises on its own; rewards are pure, so a second call is safe."""
     quiet = {**columns, **{log: lambda *_: None for log in ("log_extra", "log_metric") if log in columns}}
     for row in range(len(completions)):
         one = {
@@ -228,9 +228,9 @@ def score_all(
     /,
     **columns: Any,
 ) -> dict[str, Scores]:
-    """Every reward's scores by its name (default: reward_names), each called as by score().
+    """Every reward's scores by its name (default: reward_names), each called as in score().
 
-    columns: as score() takes them, of any name. Raises what score() raises.
+    columns: as in score(), of any name. Raises the errors of score().
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> score_all([ExactAnswer(), SoftFormat(think=None)], ["<answer>5</answer>"], answer=["4"])
@@ -244,9 +244,9 @@ def score_all(
 
 
 def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    """The weighted sum of one completion's parts; None if one of them cannot judge it.
+    """The weighted sum of one completion's parts; None if a part cannot judge the completion.
 
-    Leaving such a part out would count it as 0. Rounded to 9 digits, so that equal sums are equal.
+    Leaving that part out would count it as 0. Rounded to 9 digits, so that equal sums are equal.
 
     >>> total([1.0, 0.5], [0.75, 0.25]), total([None, 1.0], [0.75, 0.25])
     (0.875, None)
@@ -263,10 +263,10 @@ def totals(
 ) -> Scores:
     """The total of each completion, over the rewards that apply to its prompt.
 
-    parts: a list a reward, one score a completion. groups: what tells the prompts apart, one entry a completion, a
-    prompt's adjacent. A reward that judges no completion of a prompt is one for other prompts: it is left out there, as
-    in TRL. One that judges some of them leaves the others without a total (see total): None moves no advantage, enters
-    no mean and no training set.
+    parts: one list per reward, one score a completion. groups: an id of the prompt, one entry a completion; completions
+    of a prompt are adjacent. A reward that judges no completion of a prompt is for other prompts: it is left out there,
+    as in TRL. If it judges only some of them, the others have no total (see total): None moves no advantage and enters
+    neither a mean nor a training set.
 
     >>> totals([[1.0, None, None, None], [0.0, 1.0, 0.5, 1.0]], [0.5, 0.5], ["a", "a", "b", "b"])
     [0.5, None, 0.25, 0.5]

@@ -1,4 +1,4 @@
-"""Sequences of calls out of text, read by ast and never run, and how far two of them are apart."""
+"""Reads sequences of calls out of text, by ast and without running them, and measures how far two are apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRAPPED = re.compile(
 _NAMED = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BETWEEN = re.compile(r"[\s;]*")
-_BESIDE_A_CALL = {"id", "type", "index"}  # keys of a call in JSON that say nothing about it
+_BESIDE_A_CALL = {"id", "type", "index"}  # keys of a call in JSON without meaning for it
 
 
 class Call(NamedTuple):
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 def parse_calls(text: str) -> list[Call] | None:
-    """The calls of a text, in the habits of people and models; None if it holds anything else.
+    """The calls of a text, in the notations of people and models; None if the text holds anything else.
 
     - Python, one a line or with ; between, or a list: `math.sqrt(2); lamp("hall", on=True)`, `[f(a=1), g(b=2)]`;
     - JSON or Python's dicts, one, a list or several in a row: `{"name": "f", "arguments": {"a": 1}}`, or "parameters";
@@ -45,8 +45,8 @@ def parse_calls(text: str) -> list[Call] | None:
     - any of these in one code fence, alone. Comments of Python and tokens that end a turn are skipped.
 
     Arguments are numbers, texts, True, False, None, plain names (Python's alone), and lists, tuples and dicts of these:
-    2 and 2.0 are the same, 1 and True, "x" and x are not; dicts and keywords have no order. Nothing is run: no calls in
-    calls, operators, stars or assignments. At most 4,000 characters.
+    2 and 2.0 are equal; 1 and True differ, and so do "x" and x; dicts and keywords have no order. Nothing is run: no
+    calls in calls, operators, stars or assignments. At most 4,000 characters.
 
     >>> parse_calls("add(2, 3)\\nlamp('hall', on=True)")[1]
     Call(name='lamp', arguments=(('text', 'hall'),), keywords=(('on', ('constant', True)),))
@@ -62,10 +62,10 @@ def parse_calls(text: str) -> list[Call] | None:
 
 
 def gold_calls(gold: Any) -> list[Call] | None:
-    """The calls of a gold: text (see parse_calls), a dict as JSON has it, or a list of these; None if it holds none.
+    """The calls of a gold: text (see parse_calls), a dict as in JSON, or a list of these; None if it holds none.
 
-    Arguments may be a dict or JSON text, as in xLAM and ToolACE. BFCL's {"f": {"a": [1]}} is read where it allows one
-    value for each argument. Give JSON text where a table would fill the keys that a call has not with None.
+    Arguments may be a dict or JSON text, as in xLAM and ToolACE. BFCL's {"f": {"a": [1]}} is read if it allows one
+    value for each argument. Use JSON text where a table would fill the missing keys of a call with None.
 
     >>> gold_calls({"name": "f", "arguments": '{"a": 1}'}) == gold_calls([{"f": {"a": [1]}}]) == parse_calls("f(a=1)")
     True
@@ -98,7 +98,7 @@ def call_text(call: Call) -> str:
 def call_distance(calls: Sequence[Call], wanted: Sequence[Call]) -> float:
     """Edit distance between two sequences of calls, over the longer one's length: in [0, 1], 0 if they are equal.
 
-    A call that is left out, added or of another name costs 1. A call of the right name costs half the share of its
+    A call that is missing, extra or of another name costs 1. A call of the right name costs half the share of its
     arguments that differ, matched by place or keyword. Symmetric. Two empty sequences have distance 0.
 
     >>> call_distance(parse_calls("add(2, 3)"), parse_calls("add(2, 4); neg(1)"))  # (0.25 + 1) / 2
@@ -124,7 +124,7 @@ def _difference(a: Call, b: Call) -> float:
 
 
 def _bare(text: str) -> str:
-    """The text without tokens that end a turn, and without its fence if it is one block alone."""
+    """The text without tokens that end a turn, and without its fence if it is a single block."""
     text = without_end_tokens(text).strip(" \t\r\n\ufeff\u200b")
     blocks = read_blocks(text)
     if len(blocks) == 1 and blocks[0].closed and is_blank(text[: blocks[0].opened] + text[blocks[0].after :]):
@@ -143,7 +143,7 @@ def _read(text: str) -> list[Call]:
         inner = [[_named(one)] if one["name"] else _read(one["inside"].strip()) for one in wrapped]
         return [call for calls in inner for call in calls]
     if re.match(r"\{|\[\s*\{", text):
-        with suppress(ValueError):  # else it is Python's, {'name': 'f', ...}, or nothing
+        with suppress(ValueError):  # not JSON: Python's {'name': 'f', ...}, or nothing
             return _json_text(text)
     tree = parse_quietly("\n".join(line.strip() for line in text.split("\n")))
     if tree is None:
@@ -157,12 +157,12 @@ def _read(text: str) -> list[Call]:
 
 
 def _from_dict(node: ast.Dict) -> list[Call]:
-    _value(node)  # no key twice
+    _value(node)  # raises for a key given twice
     return _json_calls(literal_value(node))
 
 
 def _json_text(text: str) -> list[Call]:
-    """JSON values after one another, white space or ; between them."""
+    """Consecutive JSON values, separated by white space or ;."""
     calls, at = [], 0
     while at < len(text):
         value, at = _JSON.raw_decode(text, at)
@@ -203,7 +203,7 @@ def _made(name: str, given: Any) -> Call:
 
 
 def _named(found: re.Match[str]) -> Call:
-    """A call whose name stands before its arguments: JSON, or a <parameter=...> each."""
+    """A call whose name comes before its arguments: JSON, or <parameter=...> tags."""
     inside = found["arguments"]
     parameters = _PARAMETER.findall(inside)
     if not parameters or not is_blank(_PARAMETER.sub("", inside)):
@@ -219,7 +219,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def _bfcl(data: Any) -> list[Call]:
-    """The call of {"f": {"a": [1]}}; none if the object is of another kind, or leaves a choice."""
+    """The call of {"f": {"a": [1]}}; none if the object is of another kind, or allows a choice."""
     if not isinstance(data, Mapping) or len(data) != 1:
         return []
     ((name, given),) = data.items()

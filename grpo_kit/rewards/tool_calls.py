@@ -1,7 +1,7 @@
 """Structure rewards: is the answer a sequence of calls, of known operations, the right ones, and not too many?
 
-A sequence is one call a line, or several with ; between them, `add(2, 3); mul(x, 4)`, or what a model's own habit makes
-of it: a list, JSON, tags (all in call_syntax.parse_calls). It is read and never run. Each reward here judges one
+A sequence is one call a line, or several with ; between them, `add(2, 3); mul(x, 4)`, or a model's own notation:
+a list, JSON, tags (all in tool_call_syntax.parse_calls). The calls are read and never run. Each reward judges one
 aspect; `call_reward` combines them.
 """
 
@@ -20,10 +20,10 @@ from grpo_kit.rewards.tool_call_syntax import Call, call_distance, call_text, go
 
 
 class _CallReward(AnswerReward):
-    """Scores the calls in the answer tags of prefill + completion; 0.0 where they are no sequence of calls."""
+    """Scores the calls in the answer tags of prefill + completion; 0.0 if they are no sequence of calls."""
 
     def score(self, answer: str | None, gold: Any = None) -> float | None:
-        """In [0, 1]; None where a gold column is asked for and its value is no sequence of calls."""
+        """A score in [0, 1]; None if there is a gold column and its value is no sequence of calls."""
         wanted = gold_calls(gold) if self.columns else []
         if wanted is None:
             return None
@@ -91,9 +91,9 @@ class CallValidity(_CallReward):
 class CallAccuracy(_CallReward):
     """exp(-alpha * distance) to the gold calls, in [exp(-alpha), 1]; 0.0 if the answer is no sequence of calls.
 
-    distance: call_distance, in [0, 1]; at alpha = 2 calls that have nothing in common still earn 0.135.
+    distance: call_distance, in [0, 1]. At alpha = 2 calls that have nothing in common still earn 0.135.
     column: the gold calls: text, JSON text, a dict {"name": ..., "arguments": {...}}, or a list of these (see
-    call_syntax.gold_calls). None if it is None, empty, or no sequence of calls.
+    tool_call_syntax.gold_calls). None if the value is None, empty, or no sequence of calls.
     Raises ValueError if alpha is not positive and finite.
 
     >>> reward, gold = CallAccuracy(), ["add(2, 3)", "mul(x, 4)"]
@@ -109,7 +109,7 @@ class CallAccuracy(_CallReward):
         self.alpha = alpha
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Sequences that are near the gold but wrong; no cases if there is no gold."""
+        """Sequences near the gold but wrong; no cases without a gold."""
         wanted = gold_calls(honest.columns[self.column])
         if wanted is None:
             return []
@@ -143,16 +143,16 @@ class CallAccuracy(_CallReward):
 
 
 class CallShape(_CallReward):
-    """How far the operations are called as often as in the gold: 1 - (sum of differences) / (sum of both), in [0, 1].
+    """Are the operations called as often as in the gold? 1 - (sum of differences) / (sum of both), in [0, 1].
 
-    It sees neither order nor arguments, so use it as a part of a reward, never alone. 0.0 if the answer is no sequence
+    The reward sees neither order nor arguments, so use it as a part, never alone. 0.0 if the answer is no sequence
     of calls. column and None: as in CallAccuracy.
 
     >>> CallShape()(["<answer>add(1, 1); neg(2)</answer>"], calls=["add(2, 3); mul(x, 4)"])
     [0.5]
     """
 
-    only_a_part = True  # of what makes an answer good; see check_rewards
+    only_a_part = True  # a part of a good answer; see check_rewards
 
     def __init__(self, *, column: str = "calls", tag: str = "answer") -> None:
         super().__init__("call_shape", column, tag=tag)
@@ -165,15 +165,15 @@ class CallShape(_CallReward):
 class CallEfficiency(_CallReward):
     """max(0, 1 - n / n_max) for a sequence of n calls, in [0, 1): fewer calls earn more.
 
-    No call at all earns 0.0, as does an answer that is no sequence of calls: doing nothing is not efficient. One call
-    earns the most, whatever was asked, so use it as a small part of a reward, never alone. Never None.
+    No call at all earns 0.0, as does an answer that is no sequence of calls: to do nothing is not efficient. One call
+    earns the most, whatever the question, so use it as a small part of a reward, never alone. Never None.
     Raises ValueError if n_max is below 1.
 
     >>> CallEfficiency(n_max=4)(["<answer>a()</answer>", "<answer>a(); b()</answer>", "<answer># none</answer>"])
     [0.75, 0.5, 0.0]
     """
 
-    only_a_part = True  # of what makes an answer good; see check_rewards
+    only_a_part = True  # a part of a good answer; see check_rewards
 
     def __init__(self, *, n_max: int = 50, tag: str = "answer") -> None:
         super().__init__("call_efficiency", tag=tag)
@@ -181,7 +181,7 @@ class CallEfficiency(_CallReward):
         self.n_max = n_max
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Sequences of nothing."""
+        """Sequences of useless calls."""
         return answer_cases(
             honest, {"nothing, commented": "# nothing to do", "a semicolon": ";"}, tag=self.tag
         )
@@ -202,7 +202,7 @@ def call_reward(
 ) -> WeightedSum:
     """A worked example: validity, accuracy (the quality) and efficiency as one reward, in [0, 1).
 
-    weights: of the three; the default is exact in binary, (0.4, 0.5, 0.1) is what is commonly advised. Both are
+    weights: of the three. The default is exact in binary; (0.4, 0.5, 0.1) is the common advice. Both are
     generous: one valid call that has nothing in common with the gold earns 0.566 with the advised weights
     (0.4 + 0.5 * 0.135 + 0.1 * 0.98) and 0.565 with the default. If a model settles for that, raise accuracy's weight
     or alpha.

@@ -1,4 +1,4 @@
-"""How completions are made."""
+"""Generates completions."""
 
 from typing import TYPE_CHECKING
 

@@ -72,7 +72,7 @@ def _forward(
     slots: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); `slots` holds keys and values."""
+    """transformers calls this in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); `slots` holds keys and values."""
     return slots.attend(query, module.layer_idx, scaling), None
 
 

@@ -1,8 +1,8 @@
-"""Autocast's 16-bit copies of trained weights at addresses that stay, so that CUDA graphs may read them again.
+"""Autocast's 16-bit copies of trained weights at fixed addresses, so that CUDA graphs may read them again.
 
-Autocast keeps its own copies in a cache that goes when its outermost context ends, at the end of every rollout. The
-copies here hold the same numbers, live from rollout to rollout and are refreshed where one begins: 2 bytes for each
-weight that autocast would keep (float32, trained, in a linear layer), nothing for weights that are 16-bit already.
+Autocast caches its own copies until its outermost context ends, at the end of every rollout. The
+copies here hold the same numbers, stay from rollout to rollout and are refreshed at the start of each: 2 bytes for
+each weight that autocast would cache (float32, trained, in a linear layer), nothing for 16-bit weights.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class AutocastCache:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: the weight and its copy
 
     def clear(self) -> None:
-        """Give the copies back."""
-        self._copies.clear()  # the one dict: a rollout that goes on fills it again
+        """Release the copies."""
+        self._copies.clear()  # the same dict: a continued rollout fills it again
 
     def nbytes(self) -> int:
         """Bytes held."""
@@ -32,9 +32,9 @@ class AutocastCache:
 
     @contextmanager
     def instead_of_autocasts(self, device: str) -> Iterator[None]:
-        """In here linear layers under autocast read these copies, of the weights as they are now.
+        """Inside, linear layers under autocast read these copies of the present weights.
 
-        The numbers are autocast's. What it would cache of anything else is cast each time, in a graph too.
+        The numbers equal autocast's. Other tensors that it would cache are cast each time, in a graph too.
         """
         if not torch.is_autocast_enabled(device):
             yield
@@ -47,7 +47,7 @@ class AutocastCache:
 
 
 class _Linear(TorchFunctionMode):
-    """Hands linear() the copies; leaves all else alone."""
+    """Gives linear() the copies; leaves all else unchanged."""
 
     def __init__(self, copies: dict[int, tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""When to try again what memory did not hold."""
+"""When to try a larger size again after memory ran out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ _FIRST_WAIT = 8
 
 
 class Backoff:
-    """Counts what went well with less, and says when to try more: after 8 times, then after 16 more, 32 more, ...
+    """Counts successes with a smaller size, and decides when to try a larger one: after 8 times, then 16 more, 32, ...
 
-    One bad moment does not slow a whole run down, and what never fits is tried ever more rarely.
+    One bad moment does not slow a whole run down, and a size that never fits is tried ever more rarely.
 
     >>> backoff = Backoff()
     >>> [n for n in range(1, 60) if backoff.again()]
@@ -19,11 +19,11 @@ class Backoff:
         self._wait, self._well = _FIRST_WAIT, 0
 
     def failed(self) -> None:
-        """Memory ran out: the count begins anew."""
+        """Memory ran out: restart the count."""
         self._well = 0
 
     def again(self) -> bool:
-        """Less went well once more; is it time for more?"""
+        """Count one more success; is it time for a larger size?"""
         self._well += 1
         if self._well < self._wait:
             return False

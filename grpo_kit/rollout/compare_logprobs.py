@@ -1,6 +1,6 @@
-"""Log-probabilities beside the plain model's: which rows, how far apart, how far two right ways may be.
+"""Compares log-probabilities with the plain model's: the rows, the difference, and its limits.
 
-On a card the engine is looked at this way where it runs for the first time with a model, evaluations included.
+On a card this checks the engine at its first run with a model, evaluations included.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from grpo_kit.models import base_model
 if TYPE_CHECKING:
     from grpo_kit.rollout.engine import Rollouts
 
-_PROMPTS, _EACH = 2, 2  # two groups, so that what rows share and what lies between groups are both seen
+_PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
 
 
 class Limits(NamedTuple):
-    """The most that two right ways may differ by.
+    """The most that two correct ways may differ by.
 
-    logprobs: nats a token, the mean over the worst completion. gradient: norm of the difference by the norm of TRL's.
+    logprobs: nats a token, the mean over the worst completion. gradient: norm of the difference over the norm of TRL's.
     """
 
     logprobs: float
     gradient: float
 
     def beside(self, logprobs: float, gradient: float = 0.0) -> Limits:
-        """These, or more where rounding alone gives more: the same rows the plain way, moved to other positions.
+        """These limits, or larger ones if rounding alone gives more: the same rows the plain way, at other positions.
 
-        Rotary positions count differences only, so moved rows are the same in exact numbers. In bfloat16 an engine that
-        is right was at most 1.7 times as far off as moved rows were, one whose mask is wrong 3.5 times and more.
+        Rotary positions encode differences only, so moved rows are equal in exact numbers. In bfloat16 a right engine
+        was at most 1.7 times as far off as moved rows, one with a wrong mask 3.5 times and more.
         """
         return Limits(max(self.logprobs, _ROUNDING * logprobs), max(self.gradient, _ROUNDING * gradient))
 
 
 SHIFT = 8  # positions that rows are moved by
 _ROUNDING = 2.5
-# Of SmolLM2-135M on a CPU (python -m benchmarks.first_contact --model smollm2-135m-instruct), in nats a token and as a
+# SmolLM2-135M on a CPU (python -m benchmarks.first_contact --model smollm2-135m-instruct), in nats a token and as a
 # share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
-# where it is 1 0.5 and 0.2. What is narrower goes by its own rounding; the floor is for a model that rounds alike.
+# instead of 1 0.5 and 0.2. Narrower dtypes use their own rounding; the floor is for a model whose rows round alike.
 _FLOAT32 = Limits(1e-4, 1e-3)
 _NARROW = Limits(1e-2, 5e-2)
 
 
 def limits(model: torch.nn.Module, *, autocast: bool = False) -> Limits:
-    """The least ones of the model's arithmetic: float32's where all of it is, else bfloat16's."""
+    """The lowest limits of the model's arithmetic: float32's if all of it is float32, else bfloat16's."""
     exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
     rounded = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
     return _FLOAT32 if exact and not (autocast or rounded) else _NARROW
@@ -88,7 +88,7 @@ _agrees: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def due(model: Any) -> bool:
-    """Has the engine still to be looked at with this model?"""
+    """Must the engine still be checked with this model?"""
     return base_model(model) not in _agrees
 
 
@@ -96,16 +96,16 @@ def due(model: Any) -> bool:
 def engine_differs(
     model: Any, prompts: Sequence[list[int]], made: Rollouts, temperature: float
 ) -> str | None:
-    """None where the engine's log-probabilities are the plain model's on a few rows, which settles it; else in words.
+    """None if the engine's log-probabilities equal the plain model's on a few rows, which settles it; else in words.
 
-    temperature: what they were divided by; 1 where decoding was greedy.
+    temperature: the divisor of the logits; 1 if decoding was greedy.
     """
     rows = few(list(map(tuple, prompts)), list(map(len, made.completion_ids)))
     pairs = [(prompts[i], made.completion_ids[i]) for i in rows]
     try:
         wanted = [_plain(model, *pair, temperature) for pair in pairs]
         moved = [_plain(model, *pair, temperature, shift=SHIFT) for pair in pairs]
-    except Exception:  # says nothing of the engine; the next completions are looked at
+    except Exception:  # no evidence about the engine; the next completions are checked
         return None
     apart = gap([torch.tensor(made.policy_logprobs[i]) for i in rows], wanted)
     most = limits(model).beside(gap(moved, wanted)).logprobs

@@ -1,8 +1,8 @@
-"""Let a model complete prompts, greedily or sampled, and leave it exactly as it was.
+"""Let a model complete prompts, greedily or sampled, and restore it afterwards.
 
-It is the rollout engine's work: what all prompts begin with is computed once, each prompt once for all of its samples,
-rows that have ended are dropped, and where memory runs out it goes on with half the rows. Models that the engine does
-not know are left to transformers' generate, which does none of this.
+The rollout engine does the work: the common beginning of all prompts is computed once, each prompt once for all of its
+samples; ended rows are dropped; if memory runs out it continues with half the rows. Models that the engine does
+not support use transformers' generate, which does none of this.
 Simplification: one device.
 """
 
@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 class Completion(NamedTuple):
-    """text without special tokens; tokens written, the end included; cut_off at the limit?; ids of these tokens."""
+    """text without special tokens; tokens: number of them, the end included; cut_off at the limit?; ids of these."""
 
     text: str
     tokens: int
@@ -57,22 +57,22 @@ def complete(
     """The model's completions of rendered prompts, `samples` adjacent ones for each: B prompts give B * samples.
 
     temperature: 0 decodes greedily; above 0 samples from the model's whole distribution (no top-k, no top-p, no
-    penalty, whatever the checkpoint asks for). Prompts are tokenized and completions ended as in TRL.
-    batch_size: sequences decoded at once; a prompt's samples share a batch where they fit into one.
+    penalty, whatever the checkpoint sets). Prompts are tokenized and completions ended as in TRL.
+    batch_size: sequences decoded at once; a prompt's samples share a batch if they fit into one.
     seed: sample i of the result depends on (seed, i) and its prompt alone, not on batch_size; the draws are those of
-    grpo_kit.rollout.RolloutEngine. (A model which the engine does not support is sampled by transformers' generate,
+    grpo_kit.rollout.RolloutEngine. (A model that the engine does not support is sampled by transformers' generate,
     batch by batch.)
-    prompts: texts, or the tokens of each. numbers: by which the draws know them, default 0, 1, ...
-    engine: one made for this model, which keeps these prompts' keys: the next call's go on from them.
+    prompts: texts, or the tokens of each. numbers: ids of the rows for the draws, default 0, 1, ...
+    engine: one made for this model, which keeps these prompts' keys, so that the next call's prompts can continue them.
     progress: called with (completions done, completions in all) after each batch.
-    Runs in evaluation mode; the model's modes and settings and the random state are as before afterwards.
+    Runs in evaluation mode; the model's modes and settings and the random state are restored afterwards.
     Raises ValueError naming the argument for one text in place of a list, sizes below 1, a negative temperature,
     several greedy samples, an empty prompt and one that leaves no room in the model's context. FloatingPointError if
     logits are not finite.
 
     >>> complete(model, tokenizer, [prompt], max_completion_tokens=8, samples=8, temperature=1.0)  # doctest: +SKIP
     """
-    if isinstance(prompts, str):  # else every letter would be a prompt
+    if isinstance(prompts, str):  # otherwise every letter would be a prompt
         raise ValueError(f"prompts={prompts[:40]!r} is one text; give a list of them")
     sizes = {"samples": samples, "max_completion_tokens": max_completion_tokens, "batch_size": batch_size}
     for name, value in sizes.items():
@@ -99,7 +99,7 @@ def complete(
         **({"temperature": float(temperature), "top_k": 0} if temperature else {}),
     )
     written: dict[int, list[int]] = {}
-    # transformers' draws are told apart by their batch alone: rows that are asked in parts must not share them.
+    # transformers' draws depend on the batch alone: separate calls must not share them.
     with _as_it_was(model, seed + min(numbers or [0])):
         decode = _decoder(model, config, seed, engine)
         for rows in _batches(ids, batch_size):
@@ -118,7 +118,7 @@ def complete(
 def _decoder(
     model: PreTrainedModel, config: GenerationConfig, seed: int, engine: RolloutEngine | None
 ) -> Callable[..., list[list[int]]]:
-    """f(prompts, their row numbers) -> the tokens written behind each."""
+    """f(prompts, their row numbers) -> the completion tokens of each."""
     keep = engine is not None
     if engine is None and not unsupported(model, config):
         engine = RolloutEngine(model)
@@ -158,7 +158,7 @@ def _decoder(
 
 
 def _is_the_engines(error: Exception, model: PreTrainedModel, prompts: list[list[int]]) -> bool:
-    """Is it the engine on a card it has not met, and not a model whose logits are NaN in any case?"""
+    """Did the engine fail on a card that it was not tested on, rather than a model whose logits are NaN anyway?"""
     device = next(model.parameters()).device
     if not cuda.may_fail(device):
         return False
@@ -183,7 +183,7 @@ def left_pad(
 
 
 def up_to_end(tokens: list[int], ends: Collection[int]) -> list[int]:
-    """The tokens up to the first that ends a completion, itself included; all of them if none does.
+    """The tokens up to and including the first that ends a completion; all of them if none does.
 
     >>> up_to_end([5, 2, 2], {2})
     [5, 2]
@@ -199,7 +199,7 @@ def _batches(prompts: Sequence[list[int]], batch_size: int) -> list[list[int]]:
 
 
 def row_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
-    """Rows 0..B-1 in order, at most batch_size together; equal neighbours are parted only where they are more.
+    """Rows 0..B-1 in order, at most batch_size together; equal neighbours are split only if they exceed it.
 
     >>> row_batches([[7], [7], [8], [8], [9], [9]], 5), row_batches([[7], [7], [7]], 2)
     ([[0, 1, 2, 3], [4, 5]], [[0, 1], [2]])
@@ -224,7 +224,7 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
 
 @contextmanager
 def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Evaluation mode, plain decoding and a seed inside; modes, settings and random state put back."""
+    """Evaluation mode, plain decoding and a seed inside; modes, settings and random state restored."""
     base = base_model(model)
     modes = [(module, module.training) for module in model.modules()]
     settings = base.generation_config
@@ -232,7 +232,7 @@ def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
         model.eval()
-        # Else what a checkpoint brings along (Qwen2.5: top_k 20, repetition_penalty 1.1) fills what we leave open.
+        # Otherwise a checkpoint's settings (Qwen2.5: top_k 20, repetition_penalty 1.1) replace those left open here.
         base.generation_config = GenerationConfig()
         try:
             yield
@@ -243,7 +243,7 @@ def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
 
 
 def check_room(model: PreTrainedModel, ids: Sequence[Sequence[int]], limit: int) -> None:
-    """Raises ValueError for prompts without tokens, or with too many to write `limit` more into the model's context."""
+    """Raises ValueError for prompts without tokens, or too long for `limit` more tokens in the model's context."""
     context = context_length(model)
     for place, prompt in enumerate(ids):
         if not prompt:

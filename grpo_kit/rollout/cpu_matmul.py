@@ -1,8 +1,8 @@
 """Products of few rows with the model's own weights, at about twice the speed of torch's linear layer on a CPU.
 
-A linear layer multiplies the rows by the transposed weights, which has libraries rearrange all the weights for a
-handful of rows. Here the weights are the left factor, as they lie in memory, and only the rows are rearranged: no
-copy of the weights, nothing to keep in step with them.
+A linear layer multiplies the rows by the transposed weights, for which libraries rearrange all the weights for a
+handful of rows. Here the weights are the left factor, as stored in memory, and only the rows are rearranged: no
+copy of the weights, nothing to keep in sync.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch.nn.functional import linear
 from torch.nn.modules import module as torch_module
 
-_FEW = 4  # up to so many rows BLAS has kernels of its own
-_MANY = 96  # from so many rows on the usual product has caught up
+_FEW = 4  # up to this number of rows BLAS has its own kernels
+_MANY = 96  # from this number of rows on the usual product is as fast
 _EVERY_MODULES = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
-# transformers' own: for gradients of checkpointed inputs, and for hidden states that somebody asked for once. Here
-# neither has anything to do.
+# transformers' own: for gradients of checkpointed inputs, and for requested hidden states. Here
+# neither applies.
 _IDLE = {"make_inputs_require_grads", "output_capturing_hook"}
 
 
@@ -28,7 +28,7 @@ def available() -> bool:
 
 
 def padded_rows(rows: int) -> int:
-    """How many rows are computed for so many: those of the fastest product that holds them. The same on any machine.
+    """The number of rows computed for so many: that of the fastest product that holds them. Equal on all machines.
 
     >>> [padded_rows(n) for n in (1, 3, 5, 12, 17, 33, 49)]
     [2, 4, 8, 12, 32, 48, 64]
@@ -87,12 +87,12 @@ def projection(module: torch.nn.Module) -> Projection | None:
 
 
 def is_plain(module: torch.nn.Module) -> bool:
-    """Does calling it do what its class says and nothing else: no hooks, no forward of its own?"""
+    """Does calling it only run its class's forward: no hooks, no forward of its own?"""
     hooks = (module._forward_hooks, module._forward_pre_hooks, *_EVERY_MODULES)
     named = {getattr(hook, "__name__", "") for some in hooks for hook in some.values()}
     return "forward" not in vars(module) and named <= _IDLE
 
 
 def is_plain_weight(tensor: torch.Tensor) -> bool:
-    """Is it a float32 parameter and no kind of its own, such as a quantised one that only says so?"""
+    """Is it a float32 parameter of the plain class, not a quantised one that only claims to be?"""
     return type(tensor) is torch.nn.Parameter and tensor.dtype == torch.float32

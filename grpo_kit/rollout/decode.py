@@ -23,8 +23,8 @@ from grpo_kit.rollout.sampling import Sampler
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
 _SHORT_TOKENS = 1024  # of the ends of prompts on a CPU
-_SHORTEST_PREFIX = 16  # common tokens from which a forward of their own pays
-_LOOK_EVERY = 4  # steps between looks at who is done, where a look would stall the device
+_SHORTEST_PREFIX = 16  # common tokens from which a separate forward pass for them pays
+_LOOK_EVERY = 4  # steps between checks for ended rows, where a check would stall the device
 _SHORTEST_BUCKET = 64  # columns of suffix attended at least, in bucketed decoding
 
 
@@ -39,7 +39,7 @@ def row_bucket(rows: int) -> int:
 
 
 class Spent(NamedTuple):
-    """What a batch took, by phase: seconds, and the tokens that went through the model, padding included."""
+    """The cost of a batch, by phase: seconds, and the tokens that went through the model, padding included."""
 
     seconds: dict[str, float]
     tokens: dict[str, int]
@@ -48,7 +48,7 @@ class Spent(NamedTuple):
 class Decoder:
     """Decodes batches with one model; keeps slots and graphs between batches until released.
 
-    bucketed: padded shapes and CUDA graphs; False: exactly the rows that live, no graphs (CPU).
+    bucketed: padded shapes and CUDA graphs; False: exactly the live rows, no graphs (CPU).
     """
 
     def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
@@ -60,7 +60,7 @@ class Decoder:
         self._tree_prefill = TreeKVPrefill()
 
     def release(self) -> None:
-        """Drop slots, graphs and what is kept of prompts."""
+        """Drop slots, graphs and stored prompts."""
         self.slots = None
         self._tree_prefill.release()
         self.graphs.clear()
@@ -77,8 +77,8 @@ class Decoder:
     ) -> Spent:
         """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape.
 
-        rows: long (n,) on the device, who they are to sampler and processors. keep: the next batch's prompts go on
-        from these.
+        rows: long (n,) on the device, their ids for sampler and processors. keep: the next batch's prompts continue
+        these.
         """
         start = time.perf_counter()
         self._tokens = {"prefill": 0, "decode": 0}
@@ -119,7 +119,7 @@ class Decoder:
             part = [p[shared:] for p in prompts[begin:end]]
             lengths = torch.tensor([len(p) for p in part], device=self.device)
             width = max(map(len, part))
-            # Padded on the right: causal attention keeps it from being seen, and no mask is needed.
+            # Padded on the right: causal attention hides the padding, and no mask is needed.
             ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in part], device=self.device)
             self._tokens["prefill"] += ids.numel()
             cache = DynamicCache(config=self.base.config)
@@ -152,7 +152,7 @@ class Decoder:
         return cache
 
     def _chunks(self, ends: Sequence[int], shared: int) -> Iterator[tuple[int, int]]:
-        """Prompts computed together, each with so many tokens left: on a CPU one at a time, unless those are few."""
+        """Prompts computed together, each with its number of tokens left: on a CPU one at a time, unless few remain."""
         budget = _PREFILL_TOKENS if self.bucketed else _SHORT_TOKENS if shared else 0
         lengths = (
             [shared + end for end in ends] if self.bucketed else ends
@@ -170,7 +170,7 @@ class Decoder:
         shape: tuple[int, int, int],
         dtype: torch.dtype,
     ) -> None:
-        """The KV cache of this batch, that of the last one if it fits; shape: layers, key heads, their dimension."""
+        """The KV cache of this batch, reusing the last one if it fits; shape: layers, key heads, their dimension."""
         kind = self.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         rows = sum(n for _, n in groups)
@@ -234,7 +234,7 @@ class Decoder:
             logits = self._step()[: len(seat)]
 
     def _drop(self, live: Sequence[bool], seat: list[int], prompt: list[int], written: int) -> list[int]:
-        """Fill the holes of ended rows; returns for each slot that is left which one it came from."""
+        """Fill the holes of ended rows; returns for each remaining slot its former slot."""
         moves = fill_holes(live)
         kept = list(range(sum(live)))
         for to, source in moves:
@@ -253,13 +253,13 @@ class Decoder:
         return row_bucket(rows) if self.bucketed else rows
 
     def _width(self, step: int, limit: int) -> int:
-        """Columns a step attends: those written, or the next power of two of them."""
+        """Columns that a step attends to: those written, or the next power of two of them."""
         if not self.bucketed:
             return step + 1
         return min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), self.slots.width_held)
 
     def _step(self) -> torch.Tensor:
-        """Logits (rows, V) of the step that the slots were set to."""
+        """Logits (rows, V) of the step for which the slots were set."""
         self._tokens["decode"] += self.slots.rows if self._layers is None else padded_rows(self.slots.rows)
         if self._layers is not None:
             return self._plain_forward(self._layers)
@@ -268,7 +268,7 @@ class Decoder:
     def _plain_forward(self, layers: PlainLayers) -> torch.Tensor:
         slots = self.slots
         slots.begin_rows(layers.groups)
-        more = padded_rows(slots.rows) - slots.rows  # rows of token 0, which nobody reads
+        more = padded_rows(slots.rows) - slots.rows  # rows of token 0, never read
         ids, positions = (
             torch.nn.functional.pad(x[: slots.rows, 0], (0, more))
             for x in (slots.input_ids, slots.position_ids)
@@ -290,7 +290,7 @@ class Decoder:
 
 @contextmanager
 def _decode_attention(base: PreTrainedModel) -> Iterator[None]:
-    """The layers' attention reads the slots; transformers builds no mask for a name it has none for."""
+    """The layers' attention reads the slots; transformers builds no mask for an unknown attention name."""
     before = base.config._attn_implementation
     base.config._attn_implementation = NAME
     try:

@@ -1,9 +1,9 @@
-"""Completions in the trainer's process, on the trainer's own weights: no second copy, nothing to keep in step.
+"""Completions in the trainer's process, on the trainer's own weights: no second copy, nothing to keep in sync.
 
-What prompts share is computed once, each prompt's keys and values are shared by its completions; all rows decode in
-one batch; ended rows are dropped. On CUDA the decode step is a captured graph of transformers' own layers, so that
-adapters, biases, norms and quantised weights are whatever the model has; on a CPU float32 layers that hold nothing
-unusual are computed as plain functions of the same tensors.
+The common beginning of prompts is computed once; each prompt's keys and values are shared by its completions; all rows
+decode in one batch; ended rows are dropped. On CUDA the decode step is a captured graph of transformers' own layers, so
+adapters, biases, norms and quantised weights are the model's own; on a CPU plain float32 layers
+are computed as functions of the same tensors.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Rollouts:
     """Completions, one list a row (rows as in prompt_ids), each ending at its first stop token, included.
 
     logprobs: of each token under the distribution it was drawn from (penalty, processors, temperature, top-k, top-p,
-    min-p applied; greedy: before temperature). policy_logprobs: log_softmax(logits / temperature), what a trainer
+    min-p applied; greedy: before temperature). policy_logprobs: log_softmax(logits / temperature), as a trainer
     scores. entropies: of softmax(logits / temperature), in nats. All computed in float32.
-    seconds: {"prefill": s, "decode": s}. tokens: likewise, those that went through the model, padding included.
+    seconds: {"prefill": s, "decode": s}. tokens: likewise, tokens that went through the model, padding included.
     """
 
     completion_ids: list[list[int]]
@@ -50,7 +50,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What one call of generate is asked for."""
+    """The arguments of one call of generate."""
 
     prompt_ids: list[list[int]]
     numbers: list[int]
@@ -60,7 +60,7 @@ class _Batch:
 
 
 class RolloutEngine:
-    """Generates with `model` (a transformers model, or a peft one with its adapters unmerged) as it is right now.
+    """Generates with `model` (a transformers model, or a peft one with its adapters unmerged) in its present state.
 
     Nothing is allocated before the first rollout. Keys, values and graphs are then kept until `release`.
 
@@ -71,7 +71,7 @@ class RolloutEngine:
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         self.model = model
         self._decoder, self._casts = self._new_decoder(), AutocastCache()
-        self._most_rows: float = math.inf  # what memory was found to hold
+        self._most_rows: float = math.inf  # found by running out of memory
         self._backoff = Backoff()
 
     def _new_decoder(self) -> Decoder:
@@ -80,7 +80,7 @@ class RolloutEngine:
 
     @staticmethod
     def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
-        """None if the engine can do it, else one sentence that says why not."""
+        """None if the engine supports the call, else one sentence with the reason."""
         return unsupported(model, generation_config)
 
     @torch.no_grad()
@@ -101,16 +101,16 @@ class RolloutEngine:
         generation_config: max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty,
         eos_token_id, stop_strings. None means off; only a missing eos_token_id is taken from the checkpoint.
         seed: row i's draws depend on (seed, i) and its own text alone; None takes one number from torch's global
-        generator. rows: numbers for the entries of prompt_ids, to be known by to seed and processors; default 0, 1, ...
-        numbers: False leaves log-probabilities and entropies out, which evaluation does not read: empty lists.
+        generator. rows: ids of the entries of prompt_ids, for seed and processors; default 0, 1, ...
+        numbers: False skips log-probabilities and entropies, which evaluation does not read: empty lists.
         processors: f(input_ids, scores, rows) -> scores, after the penalty and before the temperature;
         input_ids long (R, T) left-padded, scores float32 (R, V), rows long (R,) the index into prompt_ids.
         tokenizer: needed for stop_strings.
-        keep: the next call's prompts go on from these, as turns of episodes do: on a CPU their keys and values stay.
-        Out of memory: the rows are halved and the rollout goes on, with the same result and a line that says so. The
+        keep: the next call's prompts continue these, like turns of episodes: on a CPU their keys and values stay.
+        Out of memory: the rows are halved and the rollout continues, with the same result and a line to report it. The
         next calls halve them, too; after a while twice as many are tried again (backoff.py).
-        Leaves the model's modes, settings and weights as they were, whatever happens.
-        Raises ValueError for what the engine cannot do, an empty prompt, and prompts too long for the context.
+        Restores the model's modes, settings and weights in every case.
+        Raises ValueError for unsupported settings, an empty prompt, and prompts too long for the context.
         """
         why = self.unsupported(self.model, generation_config)
         if why:
@@ -130,14 +130,14 @@ class RolloutEngine:
         columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
         rollouts = Rollouts(*map(list, columns), *spent)
         if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
-            self.release()  # else the next rollout would find a NaN in what is kept
+            self.release()  # otherwise the next rollout would find a NaN in the cache
             raise FloatingPointError(
                 "the model's logits are not finite: its weights hold a NaN or overflowed"
             )
         return rollouts if numbers else Rollouts(rollouts.completion_ids, [], [], [], *spent)
 
     def _rollout(self, batch: _Batch, sampler: Sampler, spent: Spent) -> dict[int, tuple]:
-        """All rows, in as many batches as memory needs: place in prompt_ids -> what OutputBuffer.read gives for it."""
+        """All rows, in as many batches as memory needs: place in prompt_ids -> its result of OutputBuffer.read."""
         config = batch.config
         limit, pad_id, texts = config.max_new_tokens, config.pad_token_id, config.stop_strings
         ending = dict(
@@ -166,7 +166,7 @@ class RolloutEngine:
             except torch.OutOfMemoryError:
                 if len(part) == 1:
                     raise
-            # Out here the error is gone, and with it the tensors its frames held.
+            # Outside the handler the error is gone, and with it the tensors of its frames.
             tape = None
             self.release()
             sampler.release()
@@ -179,7 +179,7 @@ class RolloutEngine:
         return result
 
     def release(self) -> None:
-        """Give keys, values, graphs, casts and left-over memory back."""
+        """Release keys, values, graphs, casts and left-over memory."""
         self._decoder.release()
         self._casts.clear()
         if self._decoder.device.type == "cuda":
@@ -214,7 +214,7 @@ class RolloutEngine:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode (no dropout), graphs that belong to the model as it is, casts of its weights as they are."""
+        """Evaluation mode (no dropout), with graphs and casts that match the present model and weights."""
         training = [m for m in self.model.modules() if m.training]
         self.model.eval()
         if base_model(self.model).get_input_embeddings().weight.device != self._decoder.device:
@@ -231,7 +231,7 @@ class RolloutEngine:
 
 
 def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Two parts that hold whole prompts where there are several, else half of the one prompt's rows each.
+    """Two parts that hold whole prompts if there are several, else half of the one prompt's rows each.
 
     >>> halve([0, 1, 2, 3, 4], [[7], [7], [7], [8], [8]])
     [[0, 1, 2], [3, 4]]

@@ -1,8 +1,8 @@
-"""CUDA graphs of the decode step: launched as one, instead of a thousand kernels one by one. CUDA only.
+"""CUDA graphs of the decode step: one launch instead of a thousand kernels one by one. CUDA only.
 
 A graph reads and writes fixed addresses. It is dropped, never patched, as soon as anything it was captured over
-moved: weights, buffers, adapters, autocast. What autocast makes of the weights lies still, too (autocast_cache.py), so
-graphs live from rollout to rollout.
+moved: weights, buffers, adapters, autocast. Autocast's copies of the weights do not move either (autocast_cache.py),
+so graphs live from rollout to rollout.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 def signature(model: torch.nn.Module) -> tuple:
-    """What a captured graph depends on: where every weight and buffer lies, its dtype, adapters, autocast.
+    """Everything a captured graph depends on: the address and dtype of every weight and buffer, adapters, autocast.
 
-    Values may change in place (an optimizer step): a graph reads them anew. Addresses and kinds may not.
+    Values may change in place (an optimizer step): a graph reads them again. Addresses and kinds may not.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     adapters = [
@@ -43,10 +43,10 @@ def signature(model: torch.nn.Module) -> tuple:
 
 
 class DecodeGraphs:
-    """Graphs by shape, in one memory pool; each leaves its logits in a buffer they share.
+    """Graphs by shape, in one memory pool; all write their logits to a shared buffer.
 
-    cuda: torch.cuda, whose graphs they are; None where there are none, and every step is run as it is.
-    captures, replays: how many there have been.
+    cuda: torch.cuda, which has the graphs; None: no graphs, every step runs directly.
+    captures, replays: their numbers so far.
     """
 
     def __init__(self, cuda: Any) -> None:
@@ -57,7 +57,7 @@ class DecodeGraphs:
         self.clear()
 
     def check(self, model: torch.nn.Module) -> bool:
-        """Drop everything if the model is no longer the one captured; returns whether it was kept."""
+        """Drop everything if the model differs from the captured one; returns whether it was kept."""
         current = signature(model)
         same = current == self._signature
         if not same:
@@ -75,7 +75,7 @@ class DecodeGraphs:
     def run(self, shape: Hashable, step: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The result of step(), float (rows, V), captured when `shape` is new; valid until the next run.
 
-        Where the layers cannot be captured it warns once and runs them one by one, which is slower and as right.
+        If the layers cannot be captured it warns once and runs them one by one: slower, with the same result.
         """
         if self._failed or self._cuda is None:
             return step()

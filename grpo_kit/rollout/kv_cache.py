@@ -1,7 +1,7 @@
 """The keys and values of a rollout: each prompt's once, each row's own completion in a static slot.
 
-Rows (completions being written) sit in slots 0..R-1 and prompts in prefix slots 0..P-1. One that is done leaves a
-hole that the last one fills, so what lives is always a slice and linear layers see live rows only.
+Rows (completions being written) are in slots 0..R-1 and prompts in prefix slots 0..P-1. A finished one leaves a
+hole that the last one fills, so the live ones are always a slice and linear layers process live rows only.
 All rows have written equally many tokens: one column index serves them all.
 """
 
@@ -33,7 +33,7 @@ class KVCache(Cache):
 
     prefix (2, layers, P, Hkv, T, D) and suffix (2, layers, rows, Hkv, width, D): keys at 0, values at 1.
     bucketed: decode over padded shapes that rarely change, as CUDA graphs need; dead rows and columns not yet
-    written are masked. Otherwise over exactly what lives. The result is the same.
+    written are masked. Otherwise over exactly the live ones. The result is the same.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class KVCache(Cache):
     ) -> None:
         super().__init__(layers=[])
         layers, heads, dim = shape
-        # Zeros, for what is never written is still read under a mask in bucketed decoding.
+        # Zeros, since unwritten entries are still read under a mask in bucketed decoding.
         self.prefix = torch.zeros(2, layers, prompts, heads, prompt_length, dim, dtype=dtype, device=device)
         self.suffix = torch.zeros(2, layers, rows, heads, width, dim, dtype=dtype, device=device)
         self.bucketed = bucketed
@@ -71,11 +71,11 @@ class KVCache(Cache):
 
     @property
     def prompt_count(self) -> int:
-        """Prompts some row still needs."""
+        """Number of prompts that some row still needs."""
         return len(self._lengths)
 
     def fits(self, dtype: torch.dtype, **wanted: int) -> bool:
-        """Can a batch of this size (the constructor's arguments) be held in what is allocated?"""
+        """Does a batch of this size (the constructor's arguments) fit in the allocated memory?"""
         return self.prefix.dtype == dtype and all(n <= self._size[name] for name, n in wanted.items())
 
     def nbytes(self) -> int:
@@ -116,7 +116,7 @@ class KVCache(Cache):
         self._bias = self._prefix_bias[: self.prompts, ..., : self.prompt_length] if ragged else None
         self.rows = rows
         cells = [p * self.seats + m for p, m in zip(prompt_of_row, members, strict=True)]
-        grid = [0] * (self.prompts * self.seats)  # an empty seat computes row 0 again; nobody reads it
+        grid = [0] * (self.prompts * self.seats)  # an empty seat computes row 0 again; never read
         for row, cell in enumerate(cells):
             grid[cell] = row
         self._grid[: len(grid)] = torch.tensor(grid, device=self._grid.device)
@@ -180,7 +180,7 @@ class KVCache(Cache):
     ) -> torch.Tensor:
         """Write this step's column and attend, as plain functions of layers call it: float32, not bucketed.
 
-        query (R, H, G, D), key and value (R, H, D), R at least the rows that live: what is more comes back as zeros.
+        query (R, H, G, D), key and value (R, H, D), R at least the number of live rows: further rows return zeros.
         Returns (R, H * G * D).
         """
         for part, states in enumerate((key, value)):

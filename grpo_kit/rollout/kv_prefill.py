@@ -1,8 +1,8 @@
-"""Prompts on a CPU: one tree of all that they share, every token of it computed once, and what comes again kept.
+"""Prompts on a CPU: one tree of all their shared tokens, each computed once, and a cache for tokens that return.
 
-The keys and values of what all prompts of a batch begin with (a task's system text and worked example) stay until
-the next batch, which uses them if not one weight has changed. Where the next prompts go on from these, as turns of
-episodes do, those of all prompts stay.
+The keys and values of the common beginning of a batch's prompts (a task's system text and worked example) stay until
+the next batch, which uses them if no weight has changed. If the next prompts continue these, like turns of
+episodes, those of all prompts stay.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WORTH_KEEPING = 96  # tokens whose keys take three times as long to compute as 
 
 
 class KVPrefill(NamedTuple):
-    """What decoding needs of P prompts.
+    """The input of decoding for P prompts.
 
     keys, values: a tensor (H, N, D) a layer; places: long (T,) for each prompt, its tokens among the N;
-    hidden: (P, E), behind each prompt's last token; computed: how many of the N were not known before.
+    hidden: (P, E), behind each prompt's last token; computed: how many of the N were not cached.
     """
 
     keys: list[torch.Tensor]
@@ -39,8 +39,8 @@ class KVPrefill(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """Prompts, sorted; their tokens' places among the N whose keys and values (as in Prefill) they were computed to,
-    and with what weights and settings."""
+    """Prompts, sorted; the places of their tokens among the N computed keys and values (as in KVPrefill),
+    and the weights and settings they were computed with."""
 
     prompts: list[tuple[int, ...]]
     places: list[np.ndarray]
@@ -50,8 +50,8 @@ class _Kept(NamedTuple):
     values: list[torch.Tensor]
 
     def known(self, prompt: Sequence[int]) -> np.ndarray:
-        """Places of the tokens that the prompt begins with and that are kept; never of its last, whose output is asked
-        for."""
+        """Places of the cached tokens that the prompt begins with, without its last token, whose output
+        is needed."""
         prompt = tuple(prompt)
         at = bisect_left(self.prompts, prompt)  # the one that shares most is a neighbour in order
         found = (
@@ -71,7 +71,7 @@ class TreeKVPrefill:
         self._versions: tuple | None = None
 
     def release(self) -> None:
-        """Drop what is kept."""
+        """Drop the cache."""
         self._kept = None
 
     def __call__(
@@ -82,7 +82,7 @@ class TreeKVPrefill:
         *,
         keep: bool = False,
     ) -> KVPrefill:
-        """Distinct prompts, each of at least one token. keep: the next batch's go on from these."""
+        """Distinct prompts, each of at least one token. keep: the next batch's prompts continue these."""
         weights, kept = None, self._kept
         known = [kept.known(prompt) for prompt in prompts] if kept else []
         if max(map(len, known), default=0) < _WORTH_KEEPING or (kept.weights[0], kept.settings) != (
@@ -108,7 +108,7 @@ class TreeKVPrefill:
         used: bool,
         everything: bool,
     ) -> None:
-        """Keep all prompts, or the prefix they share if it is long and the weights do not move between batches."""
+        """Keep all prompts, or their common prefix if it is long and the weights do not change between batches."""
         before, self._versions = self._versions, versions(base)
         if everything:
             order = sorted(range(len(prompts)), key=lambda i: tuple(prompts[i]))
@@ -121,7 +121,7 @@ class TreeKVPrefill:
                 and len(self._kept.prompts) == 1
                 and commonprefix([*self._kept.prompts, shared]) == shared
             ):
-                return  # a prefix that is kept has all of it, and maybe more for the next batch
+                return  # a cached prefix has all of it, and maybe more for the next batch
             self._kept = None
             if len(shared) < _WORTH_KEEPING or before not in (None, self._versions):
                 return
@@ -137,9 +137,9 @@ class TreeKVPrefill:
         kept: _Kept | None,
         known: Sequence[np.ndarray],
     ) -> KVPrefill:
-        """All prompts. known: of each the kept places of the tokens it begins with; [] where nothing is."""
+        """All prompts. known: for each the cached places of its first tokens; [] if none is cached."""
         tree = build_tree([(prompt, ()) for prompt in prompts])
-        source = np.full(len(tree), -1)  # where a token's keys are kept
+        source = np.full(len(tree), -1)  # where a token's keys are cached
         for place, there in zip(tree.places, known, strict=False):
             source[place[: len(there)]] = there
         source[[place[-1] for place in tree.places]] = -1
@@ -162,7 +162,7 @@ class TreeKVPrefill:
             keys.append(whole(key.transpose(0, 1), kept.keys[layer] if some else None))
             values.append(whole(value.transpose(0, 1), kept.values[layer] if some else None))
             query = query.flatten(1, 2).transpose(0, 1)
-            if some:  # the others' queries are nobody's
+            if some:  # the other queries are not needed
                 asked = query.new_zeros(query.size(0), len(tree), query.size(2))
                 asked[:, fresh] = query
                 query = asked
@@ -177,7 +177,7 @@ class TreeKVPrefill:
 
 
 class _Asked:
-    """Of a plan the blocks whose outputs somebody reads. asked: bool (N,)."""
+    """The blocks of a plan whose outputs are needed. asked: bool (N,)."""
 
     def __init__(self, plan: TreePlan, asked: np.ndarray) -> None:
         self._plan, before = plan, np.concatenate([[0], np.cumsum(asked)])
@@ -193,5 +193,5 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
     >>> common_length([[5, 6, 7], [5, 6, 8, 9]]), common_length([[5, 6], [5, 6, 7]])
     (2, 1)
     """
-    # The common prefix of all is that of the smallest and the largest, which is what commonprefix looks at.
+    # The common prefix of all is that of the smallest and the largest, which commonprefix compares.
     return min(len(commonprefix([list(p) for p in prompts])), min(map(len, prompts)) - 1)

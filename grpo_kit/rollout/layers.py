@@ -1,7 +1,7 @@
-"""The models' layers as plain functions of their tensors, for a CPU: what transformers computes, without its modules.
+"""The models' layers as plain functions of their tensors, for a CPU: transformers' computation without its modules.
 
-Read anew from the model for every batch, so that weights may move, and adapters be switched, between rollouts. Any
-module that is not exactly what it seems (quantised, DoRA, merged, hooked, not float32) leaves all to the modules.
+Read again from the model for every batch, so that weights may change, and adapters be switched, between rollouts. If
+any module is not plain (quantised, DoRA, merged, hooked, not float32), all modules are called instead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MLPS = (llama.LlamaMLP, qwen2.Qwen2MLP, qwen3.Qwen3MLP)
 _NORMS = (llama.LlamaRMSNorm, qwen2.Qwen2RMSNorm, qwen3.Qwen3RMSNorm)
 _DECODERS = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
 _ROTARY = (llama.LlamaRotaryEmbedding, qwen2.Qwen2RotaryEmbedding, qwen3.Qwen3RotaryEmbedding)
-# As shipped: a class whose forward somebody replaced is left to itself.
+# As shipped: a class with a replaced forward is not used.
 _FORWARDS = {
     kind: kind.forward for kinds in (_LAYERS, _ATTENTION, _MLPS, _NORMS, _DECODERS, _ROTARY) for kind in kinds
 }
-_MLP_TOKENS = 4096  # at once: its inside is the widest of all
+_MLP_TOKENS = 4096  # at once: the MLP's inside is the widest tensor
 # Query (R, H, G, D), key and value (R, H, D) of R tokens, G query heads to a key head; the layer; its scale
-# -> what the queries found, (R, H * G * D).
+# -> attention's output, (R, H * G * D).
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
 
 
@@ -64,7 +64,7 @@ class _Layer:
     down: Projection
 
     def settings(self) -> tuple[float, ...]:
-        """What its numbers depend on besides tensors."""
+        """Settings that its numbers depend on, besides tensors."""
         norms = (self.before_attention, self.query_norm, self.key_norm, self.before_mlp)
         return self.scale, *(norm.eps for norm in norms if norm is not None)
 
@@ -103,9 +103,9 @@ class PlainLayers:
     def _queries_and_keys(
         self, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, turn: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(R, H, G, D) and (R, H, D), turned by their positions."""
+        """(R, H, G, D) and (R, H, D), rotated by their positions."""
         heads, groups, dim = self.key_heads, self.groups, self.dim
-        both = x.new_empty(len(x), heads, groups + 1, dim)  # a key behind the queries that look at it
+        both = x.new_empty(len(x), heads, groups + 1, dim)  # a key behind the queries that attend to it
         both[:, :, :groups] = layer.query(x).view(len(x), heads, groups, dim)
         both[:, :, groups] = layer.key(x).view(len(x), heads, dim)
         if layer.query_norm is not None:
@@ -120,7 +120,7 @@ class PlainLayers:
 
 
 def plain_layers(base: PreTrainedModel) -> PlainLayers | None:
-    """The model as plain functions, or None where its modules must be called."""
+    """The model as plain functions, or None if its modules must be called."""
     decoder, head = base.get_decoder(), projection(base.get_output_embeddings())
     if not available() or torch.is_autocast_enabled("cpu") or not _is(decoder, _DECODERS):
         return None

@@ -1,4 +1,4 @@
-"""What a rollout writes down, kept on the device and read once at the end; and which rows have ended."""
+"""The output of a rollout, kept on the device and read once at the end; and which rows have ended."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OutputBuffer:
         return self.input_ids[:, : self.prompt_width + step].index_select(0, rows)
 
     def write(self, step: int, rows: torch.Tensor, sampled: Sampled) -> None:
-        """One token of each of these rows (long (R,)); what comes after a row's end is cut off in the end."""
+        """One token of each of these rows (long (R,)); tokens after a row's end are cut off by read()."""
         self.input_ids[rows, self.prompt_width + step] = sampled.token
         numbers = torch.stack([sampled.logprob, sampled.policy_logprob, sampled.entropy])
         self._numbers[:, rows, step] = numbers
@@ -63,7 +63,7 @@ class OutputBuffer:
 
 
 class EndWatch:
-    """The host's view of which rows are done. On CUDA it is a few steps old, so that nobody waits for the device."""
+    """The host's view of which rows are done. On CUDA it is a few steps old, so that the host never waits."""
 
     def __init__(self, done: torch.Tensor, every: int) -> None:
         self._done, self._every = done, every
@@ -71,7 +71,7 @@ class EndWatch:
         self._arrived: torch.cuda.Event | None = None
 
     def look(self, step: int) -> list[bool] | None:
-        """Who is done, as of `every` steps ago (of this step if every is 1), or None when it is not time to look."""
+        """Which rows are done, as of `every` steps ago (of this step if every is 1), or None when no check is due."""
         if self._every == 1:
             return self._done.tolist()
         if step % self._every:

@@ -1,6 +1,6 @@
-"""Attention of one decode step on a CPU: plain batched products over exactly what lives, one softmax over all keys.
+"""Attention of one decode step on a CPU: plain batched products over exactly the live rows, one softmax for all keys.
 
-torch's fused kernel takes most of its time to get going where a step asks one query a row of it.
+torch's fused kernel spends most of its time on its start when a step has one query a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 class RowAttention:
     """Rows over the prompt they share and their own completions; float32. Buffers are kept between steps.
 
-    Queries are handed over by row and computed on a grid of (prompt, key head, seat), a seat for each of a prompt's
+    Queries come by row and are computed on a grid of (prompt, key head, seat), a seat for each of a prompt's
     rows, so that a prompt's keys are read once for all of them.
     """
 
@@ -26,9 +26,7 @@ class RowAttention:
         heads, rows = self._heads, len(cell)
         self._prompts, self._seats, self._rows = prompts, seats, rows
         self._length = max(lengths)
-        row_of = torch.zeros(
-            prompts * seats, dtype=torch.long
-        )  # an empty seat computes row 0; nobody reads it
+        row_of = torch.zeros(prompts * seats, dtype=torch.long)  # an empty seat computes row 0; never read
         row_of[torch.tensor(cell)] = torch.arange(rows)
         head = torch.arange(heads)
         grid = row_of.view(prompts, 1, seats) * heads + head[:, None]  # (P, H, seats) -> row * H + head
@@ -42,7 +40,7 @@ class RowAttention:
         self._bias = torch.zeros(outside.shape).masked_fill_(outside, -torch.inf)[:, None]  # (P, 1, T - full)
 
     def begin_step(self, groups: int, dim: int, width: int) -> None:
-        """What the layers of this step share: groups query heads to a key head, width columns of completions."""
+        """Shared by the layers of this step: groups query heads to a key head, width columns of completions."""
         self._width = width
         heads, rows, length = self._heads, self._rows, self._length
         cells, pairs = self._prompts * self._seats * heads, self._prompts * heads

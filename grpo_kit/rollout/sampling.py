@@ -26,7 +26,7 @@ _BLOCK = 256
 class Sampled(NamedTuple):
     """One step: token long (R,); float32 (R,): log-probabilities under sampler and policy, the policy's entropy.
 
-    Where nobody reads the numbers they are 0, or NaN where the logits are not finite.
+    If the numbers are not needed they are 0, or NaN where the logits are not finite.
     """
 
     token: torch.Tensor
@@ -37,7 +37,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a token is chosen; a field at its default does nothing. numbers: are log-probabilities and entropies read?"""
+    """How a token is chosen; a field at its default does nothing. numbers: are logprobs and entropies needed?"""
 
     seed: int
     greedy: bool = False
@@ -57,7 +57,7 @@ class Sampler:
         *,
         numbers: bool = True,
     ) -> Sampler:
-        """What is None in the config is off, whatever the checkpoint's own generation_config asks for.
+        """None in the config means off, whatever the checkpoint's own generation_config sets.
 
         Raises ValueError for a temperature or a penalty that is not above 0.
         """
@@ -85,7 +85,7 @@ class Sampler:
 
     @property
     def changes_scores(self) -> bool:
-        """Is the distribution sampled from another than softmax(logits / temperature)?"""
+        """Does the sampling distribution differ from softmax(logits / temperature)?"""
         changed = self.warpers or self.processors or self.repetition_penalty != 1
         return bool(changed or (self.greedy and self.temperature != 1))
 
@@ -97,7 +97,7 @@ class Sampler:
         input_ids: torch.Tensor,
         padding: torch.Tensor,
     ) -> Sampled:
-        """logits (R, V), in any layout; rows long (R,), who they are; input_ids long (R, T), left-padded by `padding`
+        """logits (R, V), in any layout; rows long (R,), their ids; input_ids long (R, T), left-padded by `padding`
         long (R,)."""
         logits = logits.float()
         changed = self.changes_scores
@@ -135,7 +135,7 @@ class Sampler:
         return below, weights, weights.sum(-1, keepdim=True).log()
 
     def release(self) -> None:
-        """Give the kept buffers back."""
+        """Release the kept buffers."""
         self._held.clear()
 
     def _like(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -151,7 +151,7 @@ class Sampler:
     def _penalised(
         self, scores: torch.Tensor, input_ids: torch.Tensor, padding: torch.Tensor
     ) -> torch.Tensor:
-        """transformers' penalty on tokens that were there; its own reads padding as tokens in versions before 5.23."""
+        """transformers' penalty on earlier tokens; its own counts padding as tokens in versions before 5.23."""
         rows, tokens = scores.shape
         beside = torch.arange(input_ids.shape[1], device=input_ids.device) < padding[:, None]
         seen = torch.zeros(rows, tokens + 1, dtype=torch.bool, device=scores.device)
@@ -202,7 +202,7 @@ def draw(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
     probs: float (R, V), up to a factor a row; u: float64 (R,) in [0, 1). Returns long (R,).
     Sums over blocks first, then looks inside the chosen block only: the cumulative sum in float64 of a whole
-    vocabulary is the dearest part of sampling otherwise.
+    vocabulary would be the most expensive part of sampling.
 
     >>> draw(torch.tensor([[0.25, 0.0, 0.75]] * 2), torch.tensor([0.2, 0.25], dtype=torch.float64)).tolist()
     [0, 2]

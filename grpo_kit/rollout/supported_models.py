@@ -1,4 +1,4 @@
-"""What the rollout engine can do, said before it is asked to."""
+"""Checks whether the rollout engine supports a model and its settings, before it is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from grpo_kit.models import MODEL_TYPES, base_model
 from grpo_kit.unsloth import replaced_layers
 
-# Their frequencies change as a sequence grows, so that keys cached earlier would have to be turned again.
+# Their frequencies change as a sequence grows, so that cached keys would need another rotation.
 _MOVING_ROPE = frozenset({"dynamic", "longrope"})
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -20,7 +20,7 @@ _USED = frozenset(
     "max_new_tokens do_sample temperature top_k top_p min_p repetition_penalty "
     "eos_token_id pad_token_id bos_token_id stop_strings".split()
 )
-# No part in choosing a token of a single, uncompiled sequence, or only in what generate returns beside it.
+# These do not affect the choice of a token of a single, uncompiled sequence, or only generate's further results.
 _WITHOUT_EFFECT = frozenset(
     "max_length early_stopping length_penalty renormalize_logits disable_compile compile_config "
     "transformers_version return_dict_in_generate output_scores output_logits output_attentions "
@@ -42,12 +42,12 @@ _failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 def engine_failed(model: Any, why: str) -> None:
-    """The engine failed with this model on this machine: whoever asks for completions then gets the plain way."""
+    """Record that the engine failed with this model on this machine; completions then use the plain way."""
     _failed[base_model(model)] = f"it failed here before: {why}"
 
 
 def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
-    """None if the engine can do it, else one sentence that says why not."""
+    """None if the engine supports it, else one sentence with the reason."""
     return _model_problem(model) or _config_problem(model, generation_config)
 
 

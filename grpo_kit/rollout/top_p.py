@@ -1,18 +1,18 @@
-"""Top-p without sorting the vocabulary, keeping exactly what transformers' warper keeps."""
+"""Top-p without sorting the vocabulary, keeping exactly the tokens of transformers' warper."""
 
 from __future__ import annotations
 
 import torch
 from transformers.generation.logits_process import TopPLogitsWarper
 
-_CANDIDATES = (512, 8192)  # tokens among which the cut is looked for, first and then
+_CANDIDATES = (512, 8192)  # number of tokens to search for the cut, first and then
 _MARGIN = 2e-6  # a float32 cumulative sum over a vocabulary is right to a few 1e-7
 
 
 class TopP:
     """f(input_ids, scores (R, V)) -> scores, -inf but for the likeliest tokens that hold `top_p` of the mass.
 
-    The cut is looked for among each row's best tokens, in float64. Rows whose cut lies outside of them, between equal
+    The cut is searched among each row's best tokens, in float64. Rows whose cut lies outside of them, between equal
     scores, or so close to a token's edge that rounding decides are left to transformers, which sorts everything.
     """
 
@@ -21,7 +21,7 @@ class TopP:
         self.sort = TopPLogitsWarper(top_p)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if scores.is_cuda:  # where sorting is fast, and asking how many rows are left would stall
+        if scores.is_cuda:  # sorting is fast there, and counting the remaining rows would stall
             return self.sort(input_ids, scores)
         out = scores.contiguous()
         waiting = torch.arange(len(out))
@@ -36,11 +36,11 @@ class TopP:
         return out
 
     def _cut(self, scores: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least score that is kept, (R, 1), and of which rows that is certain, bool (R,)."""
+        """The lowest kept score, (R, 1), and for which rows it is certain, bool (R,)."""
         best = scores.topk(candidates + 1, dim=-1).values  # the best first
         first = best[:, :1]  # subtracted, since large scores have few digits left for their differences
         mass = (best - first).double().exp() / (scores - first).exp_().sum(-1, keepdim=True).double()
-        above = mass.cumsum(-1) - mass  # what lies above each candidate
+        above = mass.cumsum(-1) - mass  # mass above each candidate
         kept = (above < self.top_p).sum(-1, keepdim=True)  # (R, 1)
         last = kept.clamp(1, candidates) - 1
         least, next_ = best.gather(1, last), best.gather(1, last + 1)

@@ -1,10 +1,10 @@
-"""Rows of tokens as a tree of shared prefixes: what several rows begin with is there, and is computed, once.
+"""Rows of tokens as a tree of shared prefixes: a common beginning of several rows is stored and computed once.
 
-The system text and worked example that all prompts of a task begin with, a group's prompt, the turns of an episode,
-completions that begin alike: all are found from the token ids, nobody has to say what is shared.
+The system text and worked example in front of all prompts of a task, a group's prompt, the turns of an episode,
+completions that begin alike: all are found from the token ids; callers need not name shared parts.
 
-The tree lies flat, in preorder: a token comes after what it continues, and all that continues it lies in one
-stretch behind it. So who may see whom takes one number a token, `end`: the query at q sees the key at k if
+The tree is flat, in preorder: a token comes after the one it continues, and all its continuations lie in one
+stretch behind it. So visibility takes one number a token, `end`: the query at q sees the key at k if
 k <= q < end[k].
 """
 
@@ -22,7 +22,7 @@ Row = tuple[Sequence[int], Sequence[int]]  # prompt tokens, completion tokens
 
 
 class Stretch(NamedTuple):
-    """Tokens start..stop - 1 of the tree, with no branch between them; what continues the last ends at `end`."""
+    """Tokens start..stop - 1 of the tree, without a branch between them; continuations of the last end at `end`."""
 
     start: int
     stop: int
@@ -34,7 +34,7 @@ class PrefixTree:
     """R rows as N tokens. All arrays are integers.
 
     input_ids, positions, labels, end: (N,). labels: the token to be scored behind each one, -100 where none is.
-    places: one array a row; the tokens on the row's way, as indices: of its prompt, then of its completion less the
+    places: one array a row; the tokens on the row's way, as indices: of its prompt, then of its completion without the
     last token, which nothing continues. stretches: the tree's parts without a branch, in order.
     """
 
@@ -58,7 +58,7 @@ class PrefixTree:
 def build_tree(rows: Sequence[Row]) -> PrefixTree:
     """The tree of R rows (prompt, completion), in any order; completions are scored, prompts are not.
 
-    A token that two rows score different continuations of is there once for each: a token has one label.
+    A token has one label. If two rows score different continuations of it, the tree holds it once for each.
     A row without completion takes part with its prompt alone. Raises ValueError for an empty prompt.
 
     >>> tree = build_tree([([5, 6], [7, 8]), ([5, 6], [9, 9])])
@@ -79,7 +79,7 @@ def tree_tokens(rows: Sequence[Row]) -> int:
 
 
 class _Builder:
-    """Grows the tree over the sorted rows, so that what shares a prefix is a range of them."""
+    """Grows the tree over the sorted rows, so that rows with a common prefix are a range."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.whole = [tuple(prompt) + tuple(completion) for prompt, completion in rows]
@@ -95,7 +95,7 @@ class _Builder:
         self.paths = [np.zeros(n, dtype=np.int64) for n in self.read]
 
     def tree(self) -> PrefixTree:
-        # What is to be done, the last first: grow a range of rows from a depth, or say that a stretch's tree ends.
+        # Work to do, the last first: grow a range of rows from a depth, or close a stretch's tree.
         waiting: list[tuple] = [
             ("grow", *span, 0, False) for span in reversed(self._split(0, len(self.sorted), 0))
         ]
@@ -121,16 +121,16 @@ class _Builder:
         )
 
     def _grow(self, low: int, high: int, depth: int, again: bool) -> list[tuple]:
-        """Rows low..high - 1 agree up to some depth: what they share from `depth` on, then what each part goes on with.
+        """Rows low..high - 1 agree up to some depth: adds their common part from `depth` on, then each continuation.
 
-        again: whether the token before `depth` is repeated first, under the label that follows it here.
+        again: whether the token before `depth` is repeated first, with the label that follows it here.
         """
         start = len(self.input_ids)
         shared = common_length(self.sorted[low], self.sorted[high - 1])
         tokens, scored = self.sorted[low], min(self.scored_from[low:high])
         parts = [(a, b, self._label(a, b, shared)) for a, b in self._split(low, high, shared)]
         scored_parts = [part for part in parts if part[2] is not None]
-        repeated = len(scored_parts) > 1  # the last token is then there once for each of them
+        repeated = len(scored_parts) > 1  # the tree then holds the last token once for each of them
         last = min(shared, max(self.read[low:high])) - repeated
         begin = depth - again
         for place in range(begin, last):
@@ -153,7 +153,7 @@ class _Builder:
         return ending + copies[::-1]
 
     def _copy(self, parts: list[tuple[int, int, int | None]], depth: int) -> list[tuple]:
-        """The token before `depth`, under the first part's label, and all these parts behind it."""
+        """The token before `depth`, with the first part's label, and all these parts behind it."""
         place = len(self.input_ids)
         a, _, label = parts[0]
         self._write(self.sorted[a][depth - 1], depth - 1, label)
@@ -169,7 +169,7 @@ class _Builder:
         return self.sorted[low][depth] if min(self.scored_from[low:high]) <= depth else None
 
     def _split(self, low: int, high: int, depth: int) -> list[tuple[int, int]]:
-        """Ranges of the rows that go on beyond `depth`, by their token there."""
+        """Ranges of the rows that continue beyond `depth`, by their token there."""
         longer = [row for row in range(low, high) if len(self.sorted[row]) > depth]
         ranges = (list(same) for _, same in groupby(longer, key=lambda row: self.sorted[row][depth]))
         return [(rows[0], rows[-1] + 1) for rows in ranges]

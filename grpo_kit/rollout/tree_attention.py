@@ -1,9 +1,9 @@
-"""Attention over a tree of shared prefixes in rectangles of queries and keys, without computing what none may see.
+"""Attention over a tree of shared prefixes in rectangles of queries and keys, skipping pairs that are masked.
 
-A stretch sees itself causally; all that continues it lies behind it and sees it whole: one rectangle. Where many short
-stretches lie side by side, one square under a mask is cheaper than a call for each. The parts of a query's attention
+A stretch attends to itself causally; all its continuations lie behind it and attend to all of it: one rectangle. For
+many short stretches side by side, one masked square is cheaper than a call for each. The parts of a query's attention
 are joined by their log-sum-exps (FlashDecoding; Milakov and Gimelshein, arXiv:1805.02867), and the backward pass of
-each rectangle takes the joined output and log-sum-exp, which makes it exact. On a CPU, with torch's fused kernel.
+each rectangle uses the joined output and log-sum-exp, which makes it exact. On a CPU, with torch's fused kernel.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from grpo_kit.rollout.tree import PrefixTree, Stretch
 
 NAME = "grpo_kit_prefix_tree"
-_CALL = 3000  # what a call costs besides, in pairs of a query and a key
-_JOIN = 10  # what joining costs a query, in keys
-_LARGEST = 256  # a causal square above this is cut: torch's kernel computes what it masks there
+_CALL = 3000  # fixed cost of a call, in pairs of a query and a key
+_JOIN = 10  # cost of joining per query, in keys
+_LARGEST = 256  # a larger causal square is cut: torch's kernel computes its masked half
 
 
 class Block(NamedTuple):
@@ -37,9 +37,9 @@ class Block(NamedTuple):
 
 
 class TreePlan:
-    """What attention over one tree computes; the same in every layer.
+    """The blocks of attention over one tree; the same in every layer.
 
-    blocks: those that begin a query's attention first, those that are joined to it after.
+    blocks: first those that begin a query's attention, then those that are joined to it.
     """
 
     def __init__(self, tree: PrefixTree) -> None:
@@ -51,7 +51,7 @@ class TreePlan:
         self._biases: dict[tuple[Block, torch.dtype], torch.Tensor] = {}
 
     def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
-        """What is added to the block's scores, (1, 1, queries, keys)."""
+        """The bias of the block's scores, (1, 1, queries, keys)."""
         if block.kind != "masked":
             return None
         if (block, dtype) not in self._biases:
@@ -62,7 +62,7 @@ class TreePlan:
 
 
 def plan_blocks(stretches: Sequence[Stretch]) -> list[Block]:
-    """Rectangles that cover every query and each key it sees once, by what they cost.
+    """Rectangles that cover every query and each key it sees once, chosen by cost.
 
     >>> from grpo_kit.rollout.tree import build_tree
     >>> [block.kind for block in plan_blocks(build_tree([([5] * 300, [7, 8]), ([5] * 300, [9, 9])]).stretches)]
@@ -83,7 +83,7 @@ def plan_blocks(stretches: Sequence[Stretch]) -> list[Block]:
 
 
 def _side_by_side(parts: list[tuple[float, list[Block], Stretch]]) -> tuple[float, list[Block]]:
-    """Subtrees beside each other, in order: runs of small ones in one square under a mask, where that is cheaper."""
+    """Subtrees side by side, in order: runs of small ones in one masked square, if that is cheaper."""
     total, blocks = 0.0, []
     run: list[tuple[float, list[Block], Stretch]] = []
 
@@ -111,7 +111,7 @@ def _side_by_side(parts: list[tuple[float, list[Block], Stretch]]) -> tuple[floa
 
 
 def _causal(start: int, stop: int) -> tuple[float, list[Block]]:
-    """A stretch over itself, cut in halves where that is cheaper."""
+    """A stretch over itself, cut in halves if that is cheaper."""
     length = stop - start
     if length <= _LARGEST:
         return _CALL + float(length) ** 2, [Block("causal", start, stop, start, stop)]
@@ -176,11 +176,11 @@ class _TreeAttention(torch.autograd.Function):
 def tree_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: TreePlan, scale: float
 ) -> torch.Tensor:
-    """Attention of a tree's tokens to all that they continue; differentiable. CPU.
+    """Attention of a tree's tokens to all tokens that they continue; differentiable. CPU.
 
     query (1, H, N, D); key, value (1, Hkv, N, D), H a multiple of Hkv; scale: of the scores. Returns (1, N, H, D).
     """
-    if torch.is_autocast_enabled("cpu"):  # as it does with torch's own attention
+    if torch.is_autocast_enabled("cpu"):  # as in torch's own attention
         query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
     return _TreeAttention.apply(query, key, value, plan, scale)
 
@@ -201,7 +201,7 @@ def _forward(
     tree: TreePlan,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer; `tree` comes from the model's keyword arguments."""
+    """transformers calls this in each layer; `tree` comes from the model's keyword arguments."""
     return tree_attention(query, key, value, tree, scaling), None
 
 

@@ -1,4 +1,4 @@
-"""Are the weights still what they were? Asked before anything that was computed from them is used again."""
+"""Have the weights changed? Checked before results computed from them are used again."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from grpo_kit.rollout.graphs import signature
 
 
 def versions(model: torch.nn.Module) -> tuple:
-    """Where the weights lie, how often torch saw them written to, adapters and autocast: free, but blind to writes
+    """Addresses of the weights, torch's counts of writes to them, adapters and autocast: free, but blind to writes
     through `.data` and to memory that others write."""
     return signature(model), tuple(0 if t.is_inference() else t._version for t in _tensors(model))
 
 
 @torch.no_grad()
 def weight_version(model: torch.nn.Module) -> tuple:
-    """`versions` and two numbers of each weight's values, whoever wrote them; about two reads of all weights.
+    """`versions` and two numbers of each weight's values, whoever wrote them; costs about two reads of all weights.
 
-    The exclusive or of all bits sees any change that is not made an even number of times; the product with two fixed
-    vectors sees those (changed signs, rows in another order) unless they are so small that rounding hides them.
+    The exclusive or of all bits detects any change not made an even number of times; the product with two fixed
+    vectors detects the others (changed signs, rows in another order) unless they are so small that rounding hides them.
     """
     values = []
     for tensor in _tensors(model):

@@ -7,12 +7,12 @@ nothing of this process: no descriptors, no variables, no environment. Time, mem
     sandlock      Landlock; Linux >= 6.2, no root, works in containers       pip install sandlock
     bubblewrap    namespaces; where user namespaces are allowed              apt install bubblewrap
 
-Both add a system-call filter of ours (syscalls.py), for x86-64 and aarch64. On other machines no program is run
+Both add the kit's system-call filter (syscalls.py), for x86-64 and aarch64. On other machines no program is run
 unless `allow_unsafe=True`: then nothing is isolated, and only well-meaning programs keep to the limits.
 
-What it cannot do: with sandlock, hide whether a path exists, its size and its dates; count files that are deleted
-while mapped (a program can fill the disk with them until it ends); protect from a hole in the kernel. Seconds are
-wall-clock: on a busy machine a program gets less done in them.
+Limitations: sandlock cannot hide whether a path exists, its size and its dates. Neither isolation can count files
+deleted while mapped (a program can fill the disk with them until it ends), or protect from a hole in the kernel.
+Seconds are wall-clock: on a busy machine a program gets less done in them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ LONGEST_SECONDS = 86_400  # a day
 
 
 class SandboxUnavailableError(RuntimeError):
-    """Nothing here can isolate a program (the message says what to install), or none can start: a full disk."""
+    """Nothing here can isolate a program (the message names what to install), or none can start: a full disk."""
 
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """What a program printed and how it ended.
+    """A program's output and how it ended.
 
     stdout, stderr: text, each cut at output_kb; undecodable bytes replaced.
-    exit_code: 0 and up where it ended by itself, -signal where a signal ended it, None where a limit stopped it.
+    exit_code: 0 and up if it ended by itself, -signal if a signal ended it, None if a limit stopped it.
     status: "ok" exit code 0; "error" another code, an exception for one; "timeout", "output": stopped at that limit;
-    "memory": it failed for want of memory; "killed": ended by a signal, or stopped for filling its folder.
+    "memory": it ran out of memory; "killed": ended by a signal, or stopped for filling its folder.
     seconds: wall-clock, interpreter start included.
     """
 
@@ -74,10 +74,10 @@ def run_python(
     output_kb: int = 64,
     allow_unsafe: bool = False,
 ) -> SandboxResult:
-    """Run one program. Whatever it is or does, the answer is a SandboxResult.
+    """Run one program. Whatever the program is or does, the result is a SandboxResult.
 
-    memory_mb: address space, interpreter included. allow_unsafe: run it even where nothing can isolate it.
-    Raises ValueError for limits that make no sense, SandboxUnavailableError where nothing can isolate it.
+    memory_mb: address space, interpreter included. allow_unsafe: run it even if nothing can isolate it.
+    Raises ValueError for limits that make no sense, SandboxUnavailableError if nothing can isolate it.
 
     >>> run_python("print(6 * int(input()))", "7").stdout
     '42\\n'
@@ -97,8 +97,8 @@ def run_python_batch(
 ) -> list[SandboxResult]:
     """Run programs, each (code, stdin), several at a time; results in their order.
 
-    workers: how many at a time; None: one a CPU core. The limits are each program's. Raises as `run_python`.
-    An interrupt stops what runs.
+    workers: programs at a time; None: one per CPU core. The limits are each program's. Raises like `run_python`.
+    An interrupt stops running programs.
 
     >>> [result.stdout for result in run_python_batch([("print(1)", ""), ("print(2)", "")])]
     ['1\\n', '2\\n']
@@ -135,12 +135,12 @@ def run_python_batch(
 
 
 def isolation() -> Literal["sandlock", "bubblewrap"] | None:
-    """What isolates programs on this machine; None: nothing, and programs are refused. Tried out once."""
+    """The isolation on this machine; None: there is none, and programs are refused. Tested once."""
     return _working()[0]
 
 
 def _bytes(text: str) -> bytes:
-    # A lone surrogate becomes invalid UTF-8, which is then the program's error and not ours.
+    # A lone surrogate becomes invalid UTF-8, which is then the program's error and not the kit's.
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -170,7 +170,7 @@ _lock = threading.Lock()
 
 
 def _working() -> tuple[Literal["sandlock", "bubblewrap"] | None, list[str]]:
-    """The first isolation that runs a program here, and what was wrong with those before it."""
+    """The first isolation that runs a program here, and the failures of those before it."""
     with _lock:
         return _try_out()
 

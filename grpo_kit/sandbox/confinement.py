@@ -1,4 +1,4 @@
-"""What the launcher asks of the kernel for itself and for the programs it starts."""
+"""The launcher's confinement of itself and of the programs it starts, by calls to the kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prctl(option: int, argument: int = 0, pointer=None) -> None:
 
 
 def drop_capabilities() -> None:
-    """A launcher run by root keeps the user id and gives up root's powers, for itself and all it starts."""
+    """Drops root's powers of a launcher run by root, for itself and all its programs; the user id stays."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -39,13 +39,13 @@ def drop_capabilities() -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """The seccomp filter of syscalls.py, for this process and all it becomes."""
+    """Install the seccomp filter of syscalls.py, for this process and all its programs."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(FilterProgram(len(program) // 8, program)))
 
 
 def landlock(python: dict, home: str, work: str, package_folder: str) -> None:
-    """Let this process and all it starts read the interpreter, write below `work`, and nothing else.
+    """Let this process and its programs read the interpreter, write below `work`, and nothing else.
 
     home: a new folder that becomes the interpreter's home: links to the standard library's entries, since the real
     folder also holds installed packages. package_folder: where sandlock is installed.
@@ -67,7 +67,7 @@ def landlock(python: dict, home: str, work: str, package_folder: str) -> None:
         sandlock.Sandbox(
             fs_readable=[path for path in readable if os.path.exists(path)],
             fs_writable=[work, "/dev/null"],
-            # Newer kernels only; the filter already closes sockets, device ioctls and signals to others.
+            # On newer kernels only; the filter already closes sockets, device ioctls and signals to others.
             allow_degraded=[
                 protection.NET_TCP,
                 protection.FS_IOCTL_DEV,
@@ -87,7 +87,7 @@ def bubblewrap(bwrap: str, python: dict, work: str, filter_file: int) -> list[st
             arguments += ["--symlink", os.readlink(top), top]
     stdlib = {os.path.dirname(entry) for entry in python["entries"]}
     readable = {python["executable"], "/etc/ld.so.cache", *stdlib}
-    # A library's folder, so that one mount does for dozens, unless installed packages lie below it.
+    # Mount a library's folder, so that one mount does for dozens, unless installed packages lie below it.
     for path in python["libraries"]:
         folder = os.path.dirname(path)
         beside_packages = any(one.startswith(folder + os.sep) for one in stdlib)

@@ -1,4 +1,4 @@
-"""The program's folder: how much is in it, and emptying it whatever was left there. Links are never followed."""
+"""The program's folder: measures its contents, and empties it whatever was left. Links are never followed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_DEPTH = 32  # folders within folders; a deeper tree counts as over the limit
 def over_limit(top: str, max_bytes: int, max_entries: int) -> bool:
     """Whether the tree under `top` has more bytes or entries than allowed, or hides them.
 
-    Stops counting at the limit. A running program may change the tree meanwhile: what vanished is not counted, what
-    cannot be listed counts as too much.
+    Stops counting at the limit. A running program may change the tree meanwhile: vanished files are not counted, and
+    a folder that cannot be listed counts as over the limit.
     """
     total = entries = 0
     waiting = [(top, 0)]

@@ -1,6 +1,6 @@
-"""What a Python program must be able to read to run: the interpreter, its standard library, their shared libraries.
+"""The files that a Python program must be able to read: the interpreter, its standard library, shared libraries.
 
-Run as a script, it prints them as JSON; no package of ours is imported.
+Run as a script, it prints them as JSON; it imports no package of the kit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def _load_extensions(folder: str) -> None:
             try:
                 importlib.import_module(module)
             except ImportError:
-                pass  # its library is not installed: a program cannot have it either
+                pass  # its library is not installed, so a program cannot have it either
 
 
 def _aliases(path: str) -> list[str]:
-    """`path` and the links beside it that lead to it: the loader asks for libz.so.1, the file is libz.so.1.2.13."""
+    """`path` and the links beside it that lead to it: the loader opens libz.so.1, the file is libz.so.1.2.13."""
     folder = os.path.dirname(path)
     stem = os.path.basename(path).split(".so")[0]
     near = [os.path.join(folder, n) for n in os.listdir(folder) if n.startswith(stem + ".so")]

@@ -1,10 +1,10 @@
-"""The small process that starts programs: run as a script, requests on stdin, results on stdout, one at a time.
+"""The small process that starts programs. A script: requests on stdin, results on stdout, one at a time.
 
-It stands between trainer and programs so that starting one costs the same whatever the trainer's memory, threads and
-CUDA context. With sandlock it confines itself (Landlock) before the first program, and every program inherits that;
-with bubblewrap each program gets namespaces of its own. Both add the system-call filter of syscalls.py and resource
+It stands between trainer and programs, so that the cost of starting one does not depend on the trainer's memory,
+threads and CUDA context. With sandlock it confines itself (Landlock) before the first program, and programs inherit
+that; with bubblewrap each program gets its own namespaces. Both add the system-call filter of syscalls.py and resource
 limits, set between fork and exec: the program never runs without them and cannot undo them.
-When stdin closes (the trainer ended, or gave up) it kills what runs, removes its folder and ends.
+When stdin closes (the trainer ended, or gave up) it kills its program, removes its folder and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import syscalls  # noqa: E402
 from program_watch import Watch  # noqa: E402
 
 FILE_BYTES, OPEN_FILES, STACK_BYTES = 8 << 20, 40, 8 << 20
-FLAGS = ("-s", "-S", "-B", "-P", "-X", "utf8")  # no user's site, no packages; the environment is ours
+FLAGS = ("-s", "-S", "-B", "-P", "-X", "utf8")  # no user site, no packages; the environment is the launcher's
 LINUX = sys.platform == "linux"
 
 
@@ -44,7 +44,7 @@ class Launcher:
             confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
             try:
                 with open("/proc/self/oom_score_adj", "w") as score:
-                    score.write("500")  # memory short: a program goes before the trainer
+                    score.write("500")  # short of memory, the kernel kills a program before the trainer
             except OSError:
                 pass  # a read-only /proc; only a preference
         if self.kind == "sandlock":
@@ -80,7 +80,7 @@ class Launcher:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         limits = {
             resource.RLIMIT_AS: job["memory_mb"] << 20,
-            resource.RLIMIT_CPU: int(job["seconds"]) + 2,  # the clock comes first; should the launcher hang
+            resource.RLIMIT_CPU: int(job["seconds"]) + 2,  # the clock stops it first, unless it hangs
             resource.RLIMIT_FSIZE: FILE_BYTES,
             resource.RLIMIT_NOFILE: OPEN_FILES,
             resource.RLIMIT_STACK: STACK_BYTES,
@@ -108,7 +108,7 @@ class Launcher:
         for name, content in (("program.py", code), ("stdin", stdin)):
             with open(os.path.join(self.work, name), "wb") as file:
                 file.write(content)
-        source = os.open(os.path.join(self.work, "stdin"), os.O_RDONLY)  # a file: nobody waits for its reader
+        source = os.open(os.path.join(self.work, "stdin"), os.O_RDONLY)  # a file: no pipe reader to wait for
         # stdout, stderr, and problems before exec
         readers, writers = zip(*(os.pipe() for _ in range(3)), strict=True)
         started = time.monotonic()
@@ -122,7 +122,7 @@ class Launcher:
                 os._exit(127)
         for file in (source, *writers):
             os.close(file)
-        # With sandlock the program may write beside its folder too, where its code and stdin lie.
+        # With sandlock the program may also write beside its folder, where its code and stdin are.
         watch = Watch(pid, readers[:2], started, job, self.work, len(code) + len(stdin))
         status = None
         try:
@@ -144,7 +144,7 @@ class Launcher:
 
 
 def end(pid: int) -> int | None:
-    """Kill the program and whatever it started, and wait for them; the program's wait status."""
+    """Kill the program and its processes, and wait for them; returns the program's wait status."""
     status = None
     give_up = time.monotonic() + 5
     victims = {pid}
@@ -166,7 +166,7 @@ def end(pid: int) -> int | None:
 
 
 def orphans() -> set[int]:
-    """This process's children; those whose parent ended are given to it. With Landlock unreadable: no forks there."""
+    """This process's children, and orphans given to it. With Landlock this is unreadable, but there are no forks."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return {int(number) for number in file.read().split()}
@@ -187,7 +187,7 @@ def read_exactly(size: int) -> bytes | None:
 
 
 def receive() -> tuple[dict, list[bytes]] | None:
-    """A message: the length of its JSON, the JSON, then as many bytes as each of its `sizes`."""
+    """Read a message: the length of its JSON, the JSON, then as many bytes as each of its `sizes`."""
     length = read_exactly(4)
     header = length and read_exactly(struct.unpack("!I", length)[0])
     if not header:
@@ -221,13 +221,13 @@ def serve(setup: dict) -> None:
                 answer = ({"problem": str(problem)},)
             send(*answer)
     except (BrokenPipeError, EOFError):
-        pass  # the trainer is gone
+        pass  # the trainer has ended
     folders.empty(launcher.work)
 
 
 def main() -> None:
-    """Two processes: the one that confines itself cannot remove its own folder."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what an interrupt means
+    """Two processes, since the one that confines itself cannot remove its own folder."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides how to handle an interrupt
     setup = receive()[0]
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Launchers kept between calls, and programs handed to them."""
+"""Keeps launchers between calls and gives them programs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ START_SECONDS = 60.0  # for a launcher to start, on a very busy machine
 
 
 def environment() -> dict[str, str]:
-    """All that a program's environment has of ours: where the interpreter's own libraries are, if that is set."""
+    """The environment of a program: the path of the interpreter's own libraries, if that is set, and nothing else."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
 @functools.cache
 def interpreter() -> dict:
-    """See interpreter.py; found by an interpreter without any installed packages."""
+    """The result of interpreter.py, run by an interpreter without installed packages."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     command = [executable, "-I", "-S", "-B", str(HERE / "interpreter.py")]
     done = subprocess.run(
@@ -54,10 +54,10 @@ class Launcher:
             raise LauncherError("the package is not installed")
         python = interpreter()
         self.root = os.path.realpath(tempfile.mkdtemp(prefix="grpo-kit-sandbox-"))
-        self.ready = False  # its first message says so; a program may be sent before
+        self.ready = False  # set by its first message; a program may be sent before
         self.deadline = 0.0
         command = [python["executable"], "-I", "-S", "-B", str(HERE / "launcher.py")]
-        self.process = subprocess.Popen(  # vfork: costs the same whatever the memory of this process
+        self.process = subprocess.Popen(  # vfork: the cost does not depend on the memory of this process
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -65,7 +65,7 @@ class Launcher:
             env=environment(),
             cwd="/",
             bufsize=0,
-            start_new_session=True,  # an interrupt in the terminal is ours alone
+            start_new_session=True,  # this process alone handles an interrupt in the terminal
         )
         _launchers.add(self)
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
@@ -81,7 +81,7 @@ class Launcher:
                 }
             )
         except LauncherError:
-            pass  # it has ended, which `receive` then says
+            pass  # it has ended, which `receive` then raises
         except BaseException:
             self.close()
             raise
@@ -123,7 +123,7 @@ class Launcher:
         return b"".join(parts)
 
     def close(self) -> None:
-        """End it, with what it runs; nothing is left running and nothing on disk."""
+        """End the launcher and its program; no process and no file remains."""
         self.process.stdin.close()
         try:
             self.process.wait(timeout=5)
@@ -167,7 +167,7 @@ class Pool:
     def run(self, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int) -> list[tuple]:
         """(fields, stdout, stderr) of each (code, stdin), in their order; at most `workers` at a time.
 
-        Raises LauncherError as `Running` does.
+        Raises LauncherError like `Running`.
         """
         return Running(self, programs, limits, workers).results()
 
@@ -191,7 +191,7 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """The copy starts launchers of its own; the original's must not see their input held open by it."""
+    """The copy starts its own launchers; its open descriptors must not hold the original's input open."""
     for launcher in list(_launchers):
         launcher.forget()
     for pool in list(_pools):

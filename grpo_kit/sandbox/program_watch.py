@@ -1,4 +1,4 @@
-"""Watching one running program: its output, the clock, its folder, and whether the trainer is still there."""
+"""Watches one running program: its output, the clock, its folder, and whether the trainer still runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 import folders
 
 DISK_BYTES, ENTRIES = 32 << 20, 1000  # of the program: all files together, files and folders
-LOOK_SECONDS = 0.02  # between two looks at the folder: what is written in them may go over the limit
-OUT_OF_MEMORY = (  # said where not even a traceback could be printed
+LOOK_SECONDS = 0.02  # between two checks of the folder; writes in that time may exceed the limit
+OUT_OF_MEMORY = (  # printed if memory does not even suffice for a traceback
     b"Cannot recover from MemoryErrors",
     b"object type name: MemoryError",
 )
@@ -24,7 +24,7 @@ DIED = tuple(
 class Watch:
     """Reads a program's output until it ends or reaches a limit.
 
-    folder: all that the program can write in; ours: bytes of our own files in it, which do not count.
+    folder: all that the program can write to; ours: bytes of the launcher's own files in it, which do not count.
     """
 
     def __init__(self, pid: int, outputs: tuple[int, int], started: float, job: dict, folder: str, ours: int):
@@ -41,7 +41,7 @@ class Watch:
             os.set_blocking(file, False)
 
     def until_it_ends(self) -> None:
-        """Returns when the program has ended or must be stopped. Raises EOFError if the trainer is gone."""
+        """Returns when the program has ended or must be stopped. Raises EOFError if the trainer has ended."""
         poll = select.poll()
         for file in (0, *self.open):
             poll.register(file, select.POLLIN)
@@ -79,7 +79,7 @@ class Watch:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def read(self, file: int) -> bool:
-        """Take what is there, up to the limit; False at the end of the stream."""
+        """Read the available output, up to the limit; False at the end of the stream."""
         kept = self.output[file]
         while True:
             try:
@@ -96,7 +96,7 @@ class Watch:
                 return True
 
     def drain(self) -> None:
-        """What the program left in its pipes when it ended."""
+        """Read the output that is left in the pipes after the program's end."""
         for file in tuple(self.open):
             self.read(file)
 

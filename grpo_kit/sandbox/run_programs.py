@@ -1,4 +1,4 @@
-"""Programs handed to launchers, and their results read."""
+"""Gives programs to launchers and reads their results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-Launcher = Any  # pool.Launcher, which stands above this file
+Launcher = Any  # pool.Launcher, which imports this file
 
-GRACE_SECONDS = 15.0  # beyond a program's own limit, before its launcher is given up
+GRACE_SECONDS = 15.0  # beyond a program's own limit, before its launcher counts as lost
 
 
 class LauncherError(Exception):
@@ -18,7 +18,7 @@ class LauncherError(Exception):
 
 
 def wait_for(launchers: list[Launcher], deadline: float) -> list[Launcher]:
-    """Those with something to read, at the latest at `deadline`. poll: descriptors may be above 1023."""
+    """Launchers with something to read, at the latest at `deadline`. poll: descriptors may be above 1023."""
     poll = select.poll()
     by_file = {launcher.fileno(): launcher for launcher in launchers}
     for file in by_file:
@@ -29,8 +29,8 @@ def wait_for(launchers: list[Launcher], deadline: float) -> list[Launcher]:
 class Running:
     """One batch of programs on a pool's launchers, at most `workers` at a time.
 
-    A program whose launcher ends or cannot start it gets a second one. LauncherError where that cannot start it either:
-    a full disk, say. One whose second launcher ends while it runs is "killed".
+    A program whose launcher ends or cannot start it gets a second launcher. If that cannot start it either (a full
+    disk, say), LauncherError. A program whose second launcher ends while it runs is "killed".
     """
 
     def __init__(self, pool: Any, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int):
@@ -41,7 +41,7 @@ class Running:
         self._results: dict[int, tuple] = {}
 
     def results(self) -> list[tuple]:
-        """Run all: (fields, stdout, stderr) of each, in order. An exception, an interrupt too, stops what runs."""
+        """Run all: (fields, stdout, stderr) of each, in order. An exception or interrupt stops all running programs."""
         try:
             self._start()
             while self._busy:
@@ -62,7 +62,7 @@ class Running:
             try:
                 launcher.start(*self._programs[number], self._limits)
             except LauncherError:
-                pass  # it has ended, which `receive` then says
+                pass  # it has ended, which `receive` then raises
 
     def _ready(self) -> list[Launcher]:
         """Wait for launchers with something to read, or for the first that is overdue."""

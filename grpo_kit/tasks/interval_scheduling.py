@@ -1,7 +1,7 @@
-"""interval_scheduling: pick from a list of timed events with priorities a schedule without overlaps, worth the most.
+"""interval_scheduling: pick from timed events with priorities the schedule without overlaps that is worth the most.
 
 Weighted interval scheduling. The reward is soft: the share of the best schedule's worth, so that every better
-choice pays more. What shortcuts earn on the 256 held-out rows (seed 0):
+choice pays more. Shortcuts on the 256 held-out rows (seed 0):
 
 | answer                         | right  | mean share |
 |--------------------------------|--------|------------|
@@ -16,14 +16,14 @@ choice pays more. What shortcuts earn on the 256 held-out rows (seed 0):
 | the last event                 |  1.6 % | 0.407      |
 | all events                     |  0.0 % | 0.000      |
 
-The rows are drawn so that greedy by worth is best in about half of them; of random rows with an overlap, in 93 %.
+The rows are drawn so that greedy by worth is best in about half of them. In random rows with an overlap: 93 %.
 A model that beats the first line has learnt more than a greedy rule. A model may settle for one of the others.
 
 Base rate: SmolLM2-135M-Instruct, 24 held-out prompts x 8 samples at temperature 1 (`python -m benchmarks.base_rates
 --prompts 24`, CPU, seed 0, 2026-11-21): right 2.6 % [0.5, 4.7], mean reward 0.49 [0.45, 0.54], well-formed 92 %,
 rewards differ in every group.
 
-Longer than 300 lines because rows, exact solver, reward and shortcuts of one task are read together.
+Longer than 300 lines because the rows, exact solver, reward and shortcuts of one task are read together.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.tasks.task import Strategy, Task, split_distinct, strategy_means
 
 _LETTERS = string.ascii_uppercase
-_MOST_EVENTS = 8  # in a question of this task; a reward takes as many as there are letters
+_MOST_EVENTS = 8  # in a question of this task; the reward accepts as many as there are letters
 _FIRST_HOUR, _LAST_HOUR, _MOST_HOURS, _MOST_PRIORITY = 8, 18, 4, 3
-# Shown in every prompt: one day whose best schedule has two events, one whose best is a single event. With the pair
-# alone a small model writes overlapping pairs, all worth nothing; with the single one alone it never writes a pair.
+# Shown in every prompt: a day whose best schedule has two events, and one whose best is a single event. With only the
+# pair a small model writes overlapping pairs, all worth nothing; with only the single event it never writes a pair.
 _EXAMPLES = (((8, 10, 2), (9, 11, 1), (11, 13, 1)), ((9, 12, 1), (10, 13, 3), (12, 14, 1)))
 
 Event = Sequence[int]  # (start, end, priority)
 
 
 class Best(NamedTuple):
-    """The best worth of a schedule, the places of the events in one that has it, and how many have it."""
+    """The best worth of a schedule, the places of the events in one best schedule, and how many schedules are best."""
 
     worth: int
     picked: tuple[int, ...]
@@ -71,7 +71,7 @@ def interval_scheduling(
     Row columns: question, answer (one best schedule), events ([start, end, priority] each), best (its worth),
     ways (how many schedules are worth that; any of them is right).
     Rewards: schedule share (0.75), soft format (0.25). Strategies: each set of letters, first, last, longest,
-    heaviest, greedy, ...; `strategy_shares` gives what they earn.
+    heaviest, greedy, ...; `strategy_shares` reports their shares.
     Raises ValueError if `count` is no range within 3..8.
 
     >>> interval_scheduling().held_out[0]["question"].startswith("Which events give the best schedule")
@@ -119,7 +119,7 @@ def interval_scheduling(
     )
 
 
-events = interval_scheduling  # what it was called, for recipes and task files that were saved under that name
+events = interval_scheduling  # its former name, for recipes and task files saved under that name
 
 
 class ScheduleShare(AnswerReward):
@@ -148,7 +148,7 @@ class ScheduleShare(AnswerReward):
         right = _spelled(best.picked)
         pairs = [p for p in itertools.combinations(range(len(listed)), 2) if not _is_schedule(p, listed)]
         heaviest = max(range(len(listed)), key=lambda place: _worth(listed[place]))
-        few = letters[:_MOST_EVENTS]  # their subsets double with each
+        few = letters[:_MOST_EVENTS]  # each letter doubles the number of subsets
         subsets = [s for size in range(1, len(few) + 1) for s in itertools.combinations(few, size)]
         texts = {
             "letters repeated": " ".join(letter * 2 for letter in right.split()),
@@ -190,7 +190,7 @@ class ScheduleShare(AnswerReward):
 
 
 def best_schedule(listed: Sequence[Event]) -> Best:
-    """The best schedule out of (start, end, priority) events, exactly: by dynamic programming over their ends.
+    """The best schedule of (start, end, priority) events, exactly: by dynamic programming over their ends.
 
     Raises ValueError for an event that does not end after its start, a priority below 1, more than 26 events.
     Source: Kleinberg and Tardos, Algorithm Design, section 6.1 (weighted interval scheduling).
@@ -207,7 +207,7 @@ def best_schedule(listed: Sequence[Event]) -> Best:
             raise ValueError(f"event {event!r} must be (start, end, priority), start < end, priority >= 1")
     by_end = sorted(range(len(listed)), key=lambda place: (listed[place][1], place))
     ends = [listed[place][1] for place in by_end]
-    bests = [Best(0, (), 1)]  # bests[k]: out of the first k events by end
+    bests = [Best(0, (), 1)]  # bests[k]: with the first k events by end
     for k, place in enumerate(by_end):
         before = bests[bisect.bisect_right(ends, listed[place][0], hi=k)]
         worth, skipped = before.worth + _worth(listed[place]), bests[-1]
@@ -218,7 +218,7 @@ def best_schedule(listed: Sequence[Event]) -> Best:
 
 
 def schedule_worth(answer: str, listed: Sequence[Event]) -> int | None:
-    """What the answer's schedule is worth; None if it is none. White space and commas separate its letters.
+    """The worth of the answer's schedule; None if it is no schedule. White space and commas separate the letters.
 
     >>> schedule_worth("A, C", [(9, 11, 2), (10, 12, 1), (12, 13, 1)])
     5
@@ -237,7 +237,7 @@ def worth_of(places: Sequence[int], listed: Sequence[Event]) -> int:
 def strategy_shares(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
     """Mean share of the best that every strategy earns on the rows (default held_out), best first; ties by name.
 
-    A policy that settles for a shortcut earns this much of a soft reward.
+    A policy that settles for a shortcut earns this share of a soft reward.
 
     >>> next(iter(strategy_shares(interval_scheduling())))
     'greedy by priority'

@@ -1,7 +1,7 @@
 """largest: which of three to five two-digit numbers is the largest? The CPU default.
 
 Before training, SmolLM2-135M in greedy decoding gives about one right answer in ten and nearly always keeps the format.
-So there is room to improve, and there are right answers to learn from.
+So there is room to improve, and right answers exist to learn from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def largest(
         held_out=held_out,
         rewards=[ExactAnswer(), SoftFormat(think=None)],
         reward_weights=[0.75, 0.25],
-        # Said, not left to the rewards: other rewards are tried on this task, and compared by its accuracy.
+        # Given explicitly, not left to the rewards: other rewards are tried on this task and compared by its accuracy.
         is_correct=lambda text, row: text.strip() == row["answer"],
         strategies=strategies,
         system="Answer in <answer> tags.",

@@ -1,7 +1,7 @@
-"""What tells how good a model is at a task: how often it is right, or what it earns.
+"""Which measure reports how good a model is at a task: accuracy, or the mean reward.
 
-Where every completion is right or wrong that is accuracy. Where a text is nearer to the gold or farther from it, or a
-reward of one's own judges rows that have no answer, nothing is right: the mean reward is the measure then.
+Accuracy, where every completion is right or wrong. The mean reward, where answers are more or less near to the gold, or
+where your own reward judges rows without an answer: nothing is right there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Measure = Literal["accuracy", "reward"]
 
 
 def has_accuracy(task: Any) -> bool:
-    """Is there a right and a wrong? Not where no row has an answer and no reward says which pay is full.
+    """Has the task right and wrong answers? False if no row has an answer and no reward states its full pay.
 
-    A reward says so by its range, and the kit's that judge an answer pay 1.0. An EpisodeTask has its success.
+    A reward states full pay by its range; the kit's rewards that judge an answer pay 1.0. An EpisodeTask has success.
 
     >>> from grpo_kit.tasks import from_rows, largest
     >>> def short(completions, **columns):
@@ -39,11 +39,11 @@ def has_accuracy(task: Any) -> bool:
 
 
 def measure_of(task: Any, verdicts: Verdicts = (), credit: Scores = ()) -> Measure | None:
-    """The measure that results on a task lead with; None where that depends on scores that are not there yet.
+    """The measure that leads a task's results; None if it depends on scores that do not exist yet.
 
-    "reward": no accuracy, a text reward (Bleu, Rouge, one with `soft = True`), no reward that judges the answer, or a
-    reward of one's own that paid some completions in part.
-    verdicts, credit: of the completions so far, one entry each, as score_in_full gives them.
+    "reward": no accuracy, a text reward (Bleu, Rouge, one with `soft = True`), no reward that judges the answer, or
+    your own reward, if it paid some completions in part.
+    verdicts, credit: of the completions so far, one entry each, from score_in_full.
     """
     if not has_accuracy(task):
         return "reward"
@@ -61,9 +61,9 @@ def measure_of(task: Any, verdicts: Verdicts = (), credit: Scores = ()) -> Measu
 
 
 def reads_tag(task: Any) -> bool:
-    """Is there a form that an answer must keep, so that a completion can have no readable answer?
+    """Must an answer keep a form, so that a completion can have no readable answer?
 
-    Not where the task's rewards are functions of the whole completion, and neither prompt nor reward names the tag.
+    False if the task's rewards read the whole completion and neither prompt nor reward names the tag.
     """
     if not isinstance(getattr(task, "is_correct", None), PaidInFull) or task.read_answer is not None:
         return True
@@ -77,7 +77,7 @@ def reads_tag(task: Any) -> bool:
 
 
 def _judges(task: Any) -> list[Reward]:
-    """The innermost rewards that judge the answer, of those whose full pay makes it right."""
+    """The innermost rewards that judge the answer, among those whose full pay makes it right."""
     found: Sequence[Reward] = [one for one in task.answer_rewards if judges_answer(one)]
     parts = [part for reward in found for part in (reward, *all_parts(reward))]
     return [part for part in parts if not getattr(part, "made_of_others", False) and judges_answer(part)]

@@ -1,6 +1,6 @@
-"""Any reasoning-gym data set as a task, scored by its own scorer (github.com/open-thought/reasoning-gym).
+"""Any reasoning-gym data set as a task, with its own scorer (github.com/open-thought/reasoning-gym).
 
-In one turn, or as several tries at each question.
+One turn, or several tries at each question.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from grpo_kit.rewards.response import own_answer
 from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
 
 _LOG = logging.getLogger(__name__)
-# Most data sets make row i from seed + i: seeds this far apart share no row.
+# Most data sets make row i from seed + i. Seeds this far apart share no row.
 _APART = 10_000_000
 _MOST_ROWS = 20_000  # word_ladder refuses more
-_RIGHT = 0.99  # the score from which on an answer is right, in one turn as in several: scorers round
+_RIGHT = 0.99  # an answer with at least this score is right, in one turn and in several: scorers round
 
 
 def from_reasoning_gym(
@@ -37,9 +37,9 @@ def from_reasoning_gym(
     max_completion_tokens: int = 48,
     **config: Any,
 ) -> Task:
-    """A task from the reasoning-gym data set `name`, such as "leg_counting"; config goes to that data set.
+    """A task from the reasoning-gym data set `name`, such as "leg_counting"; config is passed to that data set.
 
-    Train, held-out and the one worked example come from seeds that share no row; questions asked twice are
+    Train, held-out and the one worked example come from seeds that share no row; repeated questions are
     dropped. Row columns: question, answer ("" where the data set has a scorer but no answer of its own; no
     example is shown then), entry (which row of which seed, for the scorer).
     Rewards: the data set's score_answer, partial credit kept (0.75), soft format (0.25). An answer is correct
@@ -52,7 +52,7 @@ def from_reasoning_gym(
     """
     if not 0 <= seed < 100:
         raise ValueError(f"seed={seed!r} must lie in 0..99, so that no two seeds share a row")
-    # Some data sets make all rows at once, and which ones depends on the size: make no more than needed.
+    # Some data sets make all rows at once, and the size decides which rows: make no more than needed.
     size = min(_MOST_ROWS, max(1000, 4 * n_train, 4 * n_held_out))
     reward = ReasoningGymScore(name, size=size, **config)
     example = _row(reward, (3 * seed + 2) * _APART, 0)
@@ -68,7 +68,7 @@ def from_reasoning_gym(
 
     held_out = rows(0, n_held_out, "n_held_out", [example["question"]])
     train = rows(1, n_train, "n_train", [example["question"], *(row["question"] for row in held_out)])
-    # Some data sets have a scorer but no answer of their own: nothing to show then.
+    # Some data sets have a scorer but no answers: there is no example to show then.
     examples = ((example["question"], f"<answer>{example['answer']}</answer>"),) if example["answer"] else ()
     return Task(
         name=name,
@@ -100,11 +100,11 @@ def from_reasoning_gym_tries(
     """The data set of from_reasoning_gym as a task of several turns: each question may be answered `tries` times.
 
     A turn is a try. An answer with a score of 0.99 or more ends the episode with reward 1. Any other earns nothing,
-    and the next turn says that it was not right; the last try earns its score, in [0, 1]. No answer in the tags, two,
-    or one that the scorer fails on: invalid, and a try all the same, with score 0.
-    optimum: the data set's own answers, where it has them. actions: its four most frequent ones: where there are two
-    to choose from, two tries are right without reading.
-    Raises as from_reasoning_gym, and ValueError for fewer than 1 try.
+    and the next turn states that it was wrong; the last try earns its score, in [0, 1]. A turn without a tagged answer,
+    with two, or with one on which the scorer fails is invalid. It counts as a try with score 0.
+    optimum: the data set's own answers, if any. actions: its four most frequent answers. With only two answers
+    to choose from, two tries succeed without reading.
+    Raises the errors of from_reasoning_gym, and ValueError for fewer than 1 try.
 
     >>> from_reasoning_gym_tries("leg_counting", n_train=4, n_held_out=2)
     EpisodeTask('leg_counting', train=4, held_out=2)
@@ -141,12 +141,12 @@ def from_reasoning_gym_tries(
 
 
 def _only_said(goal: str, actions: Sequence[str], observation: str) -> str:
-    """The first observation is the question, which is the goal."""
+    """The observation alone: the first one is the question, which is the goal."""
     return observation
 
 
 class Tries:
-    """An environment: a question, and so many tries at it. Row: question, entry."""
+    """An environment: a question, and a number of tries at it. Row: question, entry."""
 
     def __init__(self, reward: ReasoningGymScore, tries: int) -> None:
         self.reward, self.tries, self.invalid = reward, tries, False
@@ -169,10 +169,10 @@ class Tries:
 
 
 class ReasoningGymScore(AnswerReward):
-    """The score a reasoning-gym data set gives to the answer in the tags, clipped to [0, 1].
+    """The score that a reasoning-gym data set gives the answer in the tags, clipped to [0, 1].
 
-    0.0 unless the model wrote exactly one answer in the tags. None where the scorer itself fails on the text (logged
-    once) or gives NaN: it could not judge. Column: entry, "<seed>:<index>" of the data set's row.
+    0.0 unless the model wrote exactly one answer in the tags. None if the scorer fails on the text (logged
+    once) or returns NaN: it could not judge. Column: entry, "<seed>:<index>" of the data set's row.
     size: rows of the data set; some data sets make other rows for another size.
 
     >>> reward = ReasoningGymScore("leg_counting")

@@ -1,6 +1,6 @@
-"""When is an answer right? Where the rewards that judge it pay it in full, or as a task's own is_correct says.
+"""When is an answer right? If the rewards that judge it pay in full, or by the task's own is_correct.
 
-Strictly, the completion itself is judged; leniently, what it seems to answer, put in the place of an answer.
+The strict reading judges the completion itself. The lenient reading judges the text that it seems to answer with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NONE: Mapping[str, list] = {}
 
 
 class Judged(Protocol):
-    """What is needed of a task."""
+    """The attributes of a task that are needed here."""
 
     train: list[dict]
     rewards: list[Reward]
@@ -32,7 +32,7 @@ class Judged(Protocol):
 
 
 class PaidInFull:
-    """The is_correct of a task that was given none: does an answer earn all that its answer rewards can give?"""
+    """The default is_correct of a task: does an answer earn everything that the answer rewards can give?"""
 
     def __init__(self, task: Judged) -> None:
         self.task = task
@@ -40,15 +40,15 @@ class PaidInFull:
     def __call__(self, text: str, row: dict) -> bool:
         return are_correct(self.task, [text], [row])[0]
 
-    def __repr__(self) -> str:  # the laboratory tells settings apart by it
+    def __repr__(self) -> str:  # the laboratory compares settings by it
         return "paid in full"
 
 
 def answer_rewards(task: Judged) -> list[Reward]:
-    """The rewards whose full pay makes an answer right; [] where its text decides, or the task's own is_correct.
+    """The rewards whose full pay makes an answer right; [] if the text or the task's own is_correct decides.
 
-    Those that judge the answer (combine.judges_answer) and are paid; where none of them is, those of weight 0. Where no
-    reward judges it, the text of the row's answer does; where no row has one either, all that is paid counts.
+    First choice: rewards that judge the answer (combine.judges_answer) and have a weight; then those of weight 0.
+    If no reward judges it, the text of the row's answer decides. If no row has one, every weighted reward counts.
     """
     if not isinstance(task.is_correct, PaidInFull):
         return []
@@ -63,9 +63,9 @@ def answer_rewards(task: Judged) -> list[Reward]:
 def are_correct(
     task: Judged, texts: Sequence[str], rows: Sequence[dict], columns: Mapping[str, list] = _NONE
 ) -> list[bool]:
-    """Is each answer text right for its row? Rewards are asked once for all, about completions that keep the format.
+    """Is each answer text right for its row? Calls the rewards once for all, on completions that keep the format.
 
-    columns: what rewards get besides the rows' columns, one entry an answer. What cannot be judged is not right.
+    columns: further columns for the rewards, one entry an answer. An answer that cannot be judged is not right.
     """
     if not isinstance(task.is_correct, PaidInFull):
         return [bool(task.is_correct(text, row)) for text, row in zip(texts, rows, strict=True)]
@@ -77,7 +77,7 @@ def are_correct(
 def verdicts(
     task: Judged, rows: Sequence[dict], completions: Sequence[str], columns: Mapping[str, list] = _NONE
 ) -> Verdicts:
-    """Do the answer rewards, of which there must be one, pay each completion in full? None: none can judge it."""
+    """Do the answer rewards (at least one) pay each completion in full? None: no reward can judge it."""
     if not completions:
         return []
     given = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
@@ -89,7 +89,7 @@ def verdicts(
 
 
 def is_own(reward: Reward) -> bool:
-    """Is it a user's, which may give any number? The kit's, and those built on AnswerReward, pay 1.0 in full."""
+    """Is the reward a user's, on any scale? The kit's rewards, and subclasses of AnswerReward, pay 1.0 in full."""
     while isinstance(reward, functools.partial):
         reward = reward.func
     module = getattr(reward, "__module__", None) or type(reward).__module__
@@ -97,11 +97,11 @@ def is_own(reward: Reward) -> bool:
 
 
 def full_pay(task: Judged, rows: Sequence[dict], columns: Mapping[str, list]) -> FullPay:
-    """Says what a user's reward without a stated range pays in full: what the row's own answer earns, at least 1.0.
+    """The full pay of a user's reward without a stated range: the score of the row's own answer, at least 1.0.
 
-    rows, columns: one entry a completion. Asked for completions of 1.0 and more alone, once a row: a reward may cost
-    something. A row's answer that earns less than 1.0 does not lower the bar: of a reward that pays for the format too
-    a wrong answer in that format earns as much as the bare answer.
+    rows, columns: one entry a completion. Calls the reward only for completions of 1.0 and more, once a row: a call may
+    cost something. A row's answer that earns less than 1.0 does not lower the bar: if a reward pays for format too, a
+    wrong answer in that format earns as much as the bare answer.
     """
     known: dict[tuple[int, str, str], float] = task.__dict__.setdefault("_full_pay", {})
 
@@ -122,7 +122,7 @@ def full_pay(task: Judged, rows: Sequence[dict], columns: Mapping[str, list]) ->
             for texts in (giving(task, golds), golds):
                 try:
                     paid = score(one, texts, **picked)
-                except RewardError:  # made for completions of a model; 1.0 stays
+                except RewardError:  # a reward made for completions of a model; 1.0 stays
                     continue
                 earned = [max(e, p if p is not None else e) for e, p in zip(earned, paid, strict=True)]
             known.update(zip(places, earned, strict=True))
@@ -138,10 +138,10 @@ def leniently_right(
     strict: Sequence[bool],
     columns: Mapping[str, list] = _NONE,
 ) -> list[bool]:
-    """Right strictly, as the last number, or as the text from the last opening tag to a closing one or the line's end.
+    """Right strictly, or as the last number, or as the text from the last opening tag to a closing tag or line end.
 
-    columns: as for are_correct, one entry a completion. A task that reads its answers in its own way, or that no reward
-    and no answer of its rows can judge, has no lenient reading.
+    columns: as for are_correct, one entry a completion. There is no lenient reading for a task with a read_answer,
+    nor where neither a reward nor an answer in the rows can judge.
     """
     judges = answer_rewards(task)
     if task.read_answer is not None or (judges and not any(map(judges_answer, judges))):
@@ -150,7 +150,7 @@ def leniently_right(
         [] if right else [(id(row), text) for text in _read(task, completion)]
         for row, completion, right in zip(rows, completions, strict, strict=True)
     ]
-    first = {key: place for place in reversed(range(len(read))) for key in read[place]}  # each is asked once
+    first = {key: place for place in reversed(range(len(read))) for key in read[place]}  # each is judged once
     more = {name: [values[place] for place in first.values()] for name, values in columns.items()}
     found = are_correct(task, [text for _, text in first], [rows[place] for place in first.values()], more)
     meant = {key for key, correct in zip(first, found, strict=True) if correct}
@@ -161,14 +161,14 @@ def _read(task: Judged, completion: str) -> list[str]:
     opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
     response = task.prefill + completion
     start = response.rfind(opening)
-    # A prefill that goes on after the tag would lend its own words to the answer.
+    # A prefill that goes on after the tag would add its own words to the answer.
     own = start >= 0 and start + len(opening) >= len(task.prefill)
     open_block = response[start + len(opening) :].split(closing)[0].strip() if own else ""
     return [text for text in (open_block.split("\n")[0].strip(), last_number(completion)) if text]
 
 
 def giving(task: Judged, texts: Sequence[str]) -> list[str]:
-    """Completions that give these answers and keep the format, behind the task's prefill."""
+    """Completions with these answers that keep the format, behind the task's prefill."""
     if task.read_answer is not None:
         write = task.write_answer or (lambda text, prefill: text)
         return [write(text, task.prefill) for text in texts]
@@ -185,13 +185,13 @@ def giving(task: Judged, texts: Sequence[str]) -> list[str]:
 
 
 def think_of(rewards: Sequence[Reward]) -> str | None:
-    """The reasoning tag that a format among the rewards asks for."""
+    """The reasoning tag of a format reward among the rewards; None without one."""
     parts = [part for reward in rewards for part in (reward, *all_parts(reward))]
     return next((part.think for part in parts if getattr(part, "think", None)), None)
 
 
 def same_text(text: str, row: Mapping[str, Any]) -> bool:
-    """Is it the text of the row's answer, white space at both ends aside? Never where the row has none."""
+    """Is it the text of the row's answer, white space at both ends aside? False if the row has no answer."""
     return text.strip() == str(row["answer"]).strip() != ""
 
 

@@ -1,7 +1,7 @@
-"""Are two tasks, or two sets of rows, the same? Digests of their contents, the same in every process.
+"""Are two tasks, or two sets of rows, the same? Compares digests of their contents, equal in every process.
 
-Run folders, laboratories and caches of samples keep these digests: a change here makes them refuse what they hold, so
-tests/tasks/test_same_task.py holds digests of before.
+Run folders, laboratories and caches of samples store these digests. A change here makes them reject stored results, so
+tests/tasks/test_same_task.py holds digests from before.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from grpo_kit.episodes.episode_task import EpisodeTask
 
 
 def content_digest(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """16 hexadecimal digits of data's contents, such as a list of rows; the order of a dict's keys does not count.
+    """16 hexadecimal digits of a value's contents, such as a list of rows; the order of a dict's keys does not count.
 
-    default: f(value) -> JSON value, for what JSON has no form of. Without it such a value raises TypeError.
+    default: f(value) -> JSON value, for values that JSON cannot hold. Without it such a value raises TypeError.
 
     >>> content_digest([{"a": 1, "b": 2}]) == content_digest([{"b": 2, "a": 1}])
     True
@@ -29,7 +29,7 @@ def content_digest(value: Any, default: Callable[[Any], Any] | None = None) -> s
 def task_digest(task: Any) -> str:
     """16 hexadecimal digits of a task's rows, prompt, names of rewards, and lengths.
 
-    Two tasks that differ in any of them have two digests. The code of rewards does not count.
+    Tasks that differ in any of these have different digests. The code of rewards does not count.
 
     >>> from grpo_kit.tasks import largest
     >>> task_digest(largest(n_train=4)) == task_digest(largest(n_train=5))

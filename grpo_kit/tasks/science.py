@@ -1,8 +1,8 @@
 """science: questions of chemistry and biology with answers of several words, rewarded by overlap with references.
 
 The data (tasks/data/science.json) are the kit's own wording and under its licence, Apache-2.0; each row's `source`
-names where its fact can be checked. 124 rows; a third, fixed by the question's hash, is held out.
-Training cannot teach the facts of held-out rows. What it can teach is the form: a short phrase in place of a sentence,
+names a place to check its fact. 124 rows; a third, fixed by the question's hash, is held out.
+Training cannot teach the facts of held-out rows. It can teach the form: a short phrase instead of a sentence,
 which raises the overlap where the model knew the fact before.
 
 Mean reward, format included, of answers that need no knowledge, on the 37 held-out rows, for each kind of overlap:
@@ -43,13 +43,13 @@ _SMALL = frozenset(
 def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL") -> Task:
     """Rows "What is osmosis?" -> "the diffusion of water across a semipermeable membrane".
 
-    overlap: what is rewarded, Rouge("rougeL") or Bleu(), against the best of the accepted answers (0.75), beside soft
+    overlap: the reward, Rouge("rougeL") or Bleu(), against the best of the accepted answers (0.75), beside soft
     format (0.25).
     Row columns: question, answer (the first accepted one), answers (all of them), subject ("chemistry", "biology"),
     source.
-    is_correct: `same_words` as one of the accepted answers, so that one accuracy stands beside either overlap, which a
-    plural or an article more costs a little. It is strict: it rejects a right answer in other
-    words, which overlap gives credit for. Overlap in turn misses that one word can make an answer wrong: "an ion
+    is_correct: `same_words` as one of the accepted answers. Both overlaps, which lose a little for a plural or an extra
+    article, thus have the same accuracy beside them. The accuracy is strict: it rejects a right answer in other
+    words, which gets credit from overlap. Overlap in turn can miss the one word that makes an answer wrong: "an ion
     with a negative charge" for "an ion with a positive charge" has a ROUGE-L of 5/6.
     Strategies: the most frequent, the longest and the most overlapping train answer, the question's own words.
     Raises ValueError for another overlap.
@@ -88,7 +88,7 @@ def load_rows() -> list[dict]:
 def same_words(text: str, answer: str) -> bool:
     """Whether the words and their order are the same, ignoring case, punctuation, plural s and small words (a, of, is).
 
-    "not", "or" and "and" are not ignored: they make it another answer.
+    "not", "or" and "and" are not ignored, since they change the answer.
 
     >>> [same_words(text, "the loss of electrons") for text in ("Loss of an electron.", "no loss of electrons")]
     [True, False]
@@ -104,7 +104,7 @@ def _core(text: str) -> list[str]:
 
 
 def _is_held_out(question: str) -> bool:
-    """Decided by the question alone, so that adding rows moves no other row between train and held-out."""
+    """The question alone decides, so that new rows move no other row between train and held-out."""
     return zlib.crc32(question.encode()) % 3 == 0
 
 

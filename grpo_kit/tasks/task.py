@@ -1,6 +1,6 @@
 """Task: data, prompt and rewards of one problem, kept together and checked when made.
 
-Longer than 300 lines because what a task is and what answers earn that never read its question are read together.
+Longer than 300 lines because a task and the scores of its constant strategies are read together.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 
 
 Strategy = Callable[[dict], str | None]
-_READ = 128  # train rows that the best constant strategy is measured on
-_HELD_OUT_FIRST = 256  # so many rows are drawn to be held out, though fewer may be
+_READ = 128  # train rows on which the best constant strategy is measured
+_HELD_OUT_FIRST = 256  # so many rows are drawn before the train rows, though fewer may be held out
 
 
 @dataclass(frozen=True)
 class Task:
     """Data, prompt and rewards of one problem.
 
-    train, held_out: rows with at least "question" and "answer" (str) and the columns the rewards ask for;
+    train, held_out: rows with at least "question" and "answer" (str) and the columns the rewards need;
     no question is in both.
     rewards: reward(completions, **columns) -> list of float in [0, 1] or None. reward_weights: sum to 1.
-    is_correct: (answer text a person would write, row) -> right? None, the default: right is what the rewards that
-    judge the answer pay in full (see answer_rewards); the field then holds a function that asks them.
+    is_correct: (answer text a person would write, row) -> right? Default None: an answer is right if the rewards that
+    judge it pay in full (see answer_rewards); the field then holds a function that calls them.
     strategies: answers given without reading the question ("always the first number"): row -> answer text,
-    or None where it has none. What the best of them scores, a trained model must beat.
+    or None where it has none. A trained model must beat the best of them.
     examples: (question, full response) pairs shown in every prompt; never among the rows.
     max_completion_tokens: tokens the model may write.
-    read_answer: (completion, prefill) -> answer text, None where there is none; default: the text in the answer tags.
-    write_answer: with a read_answer, (answer text, prefill) -> a completion that gives it; default: the text alone.
+    read_answer: (completion, prefill) -> answer text, None without one; default: the text in the answer tags.
+    write_answer: with a read_answer, (answer text, prefill) -> a completion with that answer; default: the text alone.
     cases: row -> the honest completion and the cheats that check_rewards tries; default: crafted_cases(row["answer"]).
-    cheats: (row, honest case) -> more of them, such as what training on this task has found.
+    cheats: (row, honest case) -> more cheats, such as those that training on this task has found.
     Raises ValueError naming the field that does not fit.
     """
 
@@ -107,9 +107,9 @@ class Task:
     def dataset(
         self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
     ) -> Dataset:
-        """The split as TRL wants it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's.
+        """The split as TRL expects it: columns `prompt` (rendered, ends in the prefill), `prefill`, and the row's.
 
-        A trainer makes it of its task. To train on a part, give `task.dataset(tokenizer).select(range(64))` beside it.
+        A trainer builds this from its task. To train on a part, also pass `task.dataset(tokenizer).select(range(64))`.
         """
         check_choice("split", split, ("train", "held_out"))
         rows = getattr(self, split)
@@ -118,7 +118,7 @@ class Task:
         )
 
     def render(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> list[str]:
-        """The rows' prompts as training renders them, each ending in the prefill."""
+        """The rows' prompts as in training, each ending in the prefill."""
         return [
             build_prompt(
                 tokenizer, row["question"], system=self.system, prefill=self.prefill, examples=self.examples
@@ -127,36 +127,36 @@ class Task:
         ]
 
     def answer_of(self, completion: str) -> str | None:
-        """The answer that the completion gives, behind the task's prefill; None if it gives none, or several."""
+        """The answer in the completion, behind the task's prefill; None if there is none, or several."""
         if self.read_answer is not None:
             return self.read_answer(completion, self.prefill)
         return own_answer(completion, self.prefill, self.answer_tag)
 
     @property
     def answer_rewards(self) -> list[Reward]:
-        """The rewards whose full pay makes an answer right, see tasks.right; [] where is_correct is your own."""
+        """The rewards whose full pay makes an answer right (see tasks.right); [] if is_correct is your own."""
         return answer_rewards(self)
 
     def is_right(self, row: dict, completion: str) -> bool:
-        """Do the answer rewards pay the completion in full? With an is_correct of your own: is its one answer right?"""
+        """Do the answer rewards pay the completion in full? With your own is_correct: is its one answer right?"""
         if self.answer_rewards:
             return verdicts(self, [row], [completion]) == [True]
         answer = self.answer_of(completion)
         return answer is not None and bool(self.is_correct(answer, row))
 
     def is_leniently_right(self, row: dict, completion: str) -> bool:
-        """Right as the last number the model wrote, or from the last opening tag to a closing one or the line's end.
+        """Right as the last number of the completion, or from the last opening tag to a closing tag or the line's end.
 
-        A task that reads its answers in its own way has no lenient reading.
+        A task with its own read_answer has no lenient reading.
         """
         return leniently_right(self, [row], [completion], [False])[0]
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-        """What check_rewards tries on a row: the honest completion and the cheats, no two alike.
+        """The cases that check_rewards tries on a row: the honest completion and the cheats, no two alike.
 
         They are self.cases(row), or crafted ones (prefill and answer tag; reasoning tags if a SoftFormat among the
-        rewards asks for them); then the question copied, alone and as the answer; then what each reward's
-        `cheats(honest)` and self.cheats(row, honest) add.
+        rewards requires them); then the question copied, alone and as the answer; then the additions of each reward's
+        `cheats(honest)` and of self.cheats(row, honest).
         Raises ValueError where no case is honest, or the row's own answer does not count as correct; RewardCheckError
         where any answer does.
         """
@@ -171,13 +171,13 @@ class Task:
         made += self.cheats(row, honest) if self.cheats else []
         distinct: dict[tuple[str, str], Case] = {}
         for case in made:
-            # A cheat that comes out as the honest text is no cheat.
+            # A cheat equal to the honest text is no cheat.
             distinct.setdefault((case.prefill, case.completion), case)
         return list(distinct.values())
 
     def _crafted(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         right = str(row["answer"])
-        by_reward = isinstance(self.is_correct, PaidInFull)  # what it pays for the row's answer is to be seen
+        by_reward = isinstance(self.is_correct, PaidInFull)  # the check shows what the reward pays for it
         if not right or not (by_reward or self.is_correct(right, row)):
             raise ValueError(
                 f"task {self.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
@@ -205,24 +205,24 @@ class Task:
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
         """Name and accuracy, in [0, 1], of the best constant strategy on the rows (default held_out).
 
-        Raises ValueError if the task names no strategy.
+        Raises ValueError if the task has no strategy.
         """
         if not self.strategies:
             raise ValueError(f"task {self.name!r} has no strategies; give at least the most frequent answer")
         return next(iter(self.constant_accuracies(rows).items()))
 
     def best_constant_parts(self) -> dict[str, Any] | None:
-        """What the best constant strategy earns on the first 128 train rows; None where no strategy can be scored.
+        """Scores of the best constant strategy on the first 128 train rows; None if no strategy can be scored.
 
         {"strategy": its name, "parts": {answer part: mean score in [0, 1]}}. A part that is not the kit's is not
-        asked: the strategy's accuracy stands for it. The red flags of a run compare its scores with these.
+        called; the strategy's accuracy stands for it. The red flags of a run compare its scores with these.
         """
         rows = self.train[:_READ]
         if not self.strategies or self.read_answer is not None:
             return None
         asked = [one for reward in self.answer_rewards for one in answer_parts([reward]).values() or [reward]]
         cheap = all(isinstance(reward, AnswerReward) for reward in asked)
-        # Asking a reward that is not the kit's may cost anything: the text alone is compared then.
+        # A reward that is not the kit's may be expensive to call: only the text is compared then.
         name, accuracy = (self if cheap else replace(self, is_correct=same_text)).best_constant(rows)
         parts = {}
         for part, reward in answer_parts(self.rewards).items():
@@ -242,7 +242,7 @@ class Task:
 
 
 def _copies(question: str, honest: Case, tag: str) -> list[Case]:
-    """The question said again, as the answer and in place of the response: what a lenient reward pays for."""
+    """The question repeated, as the answer and as the response: a lenient reward pays for such copies."""
     cheats = answer_cases(honest, {"the question as the answer": question}, tag=tag)
     return cheats + answer_cases(honest, {"the question said again": question}, tag=None)
 
@@ -252,7 +252,7 @@ def strategy_means(
     rows: Sequence[dict] | None,
     judge: Callable[[list[tuple[str | None, dict]]], Iterable[float | None]],
 ) -> dict[str, float]:
-    """Of every strategy the mean of judge([(its answer, row), ...]), None left out, best first; ties by name.
+    """For every strategy the mean of judge([(its answer, row), ...]) without None, best first; ties by name.
 
     rows: None for held_out. Raises ValueError if rows is empty.
     """
@@ -270,10 +270,10 @@ def strategy_means(
 def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
     """Mean weighted reward, in [0, 1], of every strategy on the rows (default held_out), best first; ties by name.
 
-    The answer is put between the tags of a completion that keeps the format; they stay empty where there is none.
-    Accuracy (Task.constant_accuracies) says how often a shortcut is right; this says how much reward it earns.
+    The answer stands between the tags of a completion that keeps the format; without an answer they stay empty.
+    Accuracy (Task.constant_accuracies) is how often a shortcut is right; this is how much reward it earns.
     Rows that the rewards cannot judge are left out.
-    Raises ValueError if rows is empty, and for a task whose answers do not stand in tags (code).
+    Raises ValueError if rows is empty, and for a task whose answers have no tags (code).
 
     >>> from grpo_kit.tasks import largest
     >>> strategy_rewards(largest())["always the last number"] > 0.25  # the format alone
@@ -306,10 +306,10 @@ def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strate
 def split_distinct(
     draw: Callable[[], dict | None], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
 ) -> tuple[list[dict], list[dict]]:
-    """(train, held_out) rows with distinct questions out of `draw`; see distinct_rows.
+    """(train, held_out) rows with distinct questions from `draw`; see distinct_rows.
 
-    However many are held out, the train rows are the same: those behind the first 256. Where there are not so many
-    questions they are those behind the held-out ones.
+    The train rows do not depend on how many rows are held out: they come after the first 256 rows. If there are fewer
+    questions, they come after the held-out rows.
     """
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
         check_whole(name, count)
@@ -325,9 +325,9 @@ def split_distinct(
 def distinct_rows(
     draw: Callable[[], dict | None], count: int, *, what: str, avoid: Iterable[str] = ()
 ) -> list[dict]:
-    """Draw rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
+    """Draws rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
 
-    Raises ValueError if draws keep repeating, naming how many distinct questions were found.
+    Raises ValueError if draws keep repeating, with the number of distinct questions found.
     """
     if count < 1:
         raise ValueError(f"{what}: {count!r} rows asked for; ask for at least 1")
@@ -338,7 +338,7 @@ def distinct_rows(
 
 
 def _draw_distinct(draw: Callable[[], dict | None], count: int, avoid: Iterable[str]) -> list[dict]:
-    """Fewer than count where draws keep repeating or end."""
+    """Fewer than count rows if draws keep repeating or end."""
     rows: dict[str, dict] = {}
     avoid, draws = set(avoid), 0
     while len(rows) < count and draws < 1000 + 20 * count and (row := draw()) is not None:

@@ -1,8 +1,8 @@
 """tools: turn a request, such as "turn on the lamp", into the calls that carry it out, in the right order.
 
-The reward is `call_reward`: valid calls, near the gold, not too many. Accuracy has a weight of 0.75 in it, because with
-the usual 0.4 / 0.5 / 0.1 one valid call, always the same, earns 0.69 of the whole reward. What answers that ignore
-the question earn, format included, on the 256 held-out rows (seed 0):
+The reward is `call_reward`: valid calls, near the gold, not too many. Accuracy has a weight of 0.75 in it. With
+the usual 0.4 / 0.5 / 0.1 a constant valid call earns 0.69 of the whole reward. Mean reward, format included, of answers
+that ignore the question, on the 256 held-out rows (seed 0):
 
 | answer                                    | right | mean reward |
 |-------------------------------------------|-------|-------------|
@@ -46,11 +46,11 @@ def tools(
 ) -> Task:
     """Rows "Turn on the lamp in the kitchen, then set the oven to 180." -> `lamp("kitchen", "on"); oven(180)`.
 
-    calls: fewest and most calls a question asks for, within 1..5. In a quarter of the questions with two or more calls,
-    what is said last has to be done first ("..., but first lock the front door").
+    calls: fewest and most calls in a question, within 1..5. In a quarter of the questions with two or more calls,
+    the last-named call must be done first ("..., but first lock the front door").
     Row columns: question, answer (the calls, with ; between them), calls (list of them).
     Rewards: call_reward (0.75; in it validity 0.125, accuracy 0.75, efficiency 0.125), soft format (0.25).
-    Right: the same calls in the same order, by value: 180 and 180.0, 'on' and "on" are the same.
+    Right: the same calls in the same order, by value: 180 equals 180.0, 'on' equals "on".
     Strategies: the most frequent train answer, the most frequent call, the example's answer.
     Raises ValueError if `calls` is no range within 1..5.
 
@@ -149,5 +149,5 @@ def _timer(rng: random.Random) -> tuple[str, str]:
     return words, f"timer({minutes})"
 
 
-_Maker = Callable[[random.Random], tuple[str, str]]  # -> (what is said, the call)
+_Maker = Callable[[random.Random], tuple[str, str]]  # -> (its wording, the call)
 _MAKERS: tuple[_Maker, ...] = (_lamp, _door, _heating, _blinds, _oven, _timer)

@@ -55,7 +55,7 @@ class Logprobs:
         """Can these inputs be computed packed? Why they cannot is said once."""
         if not self.pack or self.plain:
             return False
-        why_not = why_not_packed(self.trainer, inputs)
+        why_not = self._why_not(inputs)
         if why_not is not None and why_not not in self._said:
             self._said.add(why_not)
             self.trainer.recorder.say(
@@ -63,6 +63,14 @@ class Logprobs:
                 "prompt computed once a completion."
             )
         return why_not is None
+
+    def _why_not(self, inputs: dict[str, Any]) -> str | None:
+        if self.trainer.ranks.sharded:
+            return "its weights are sharded"
+        if self.trainer.aux_loss_enabled:
+            return "it has an auxiliary loss"
+        images = ("pixel", "image", "num_images", "num_tiles", "token_type")
+        return "images" if any(key.startswith(images) for key in inputs) else why_not_packed(self.trainer.model)
 
     def collects(self, inputs: dict[str, Any]) -> bool:
         """Do these micro-batches wait for the last one of their optimizer step?"""

@@ -39,8 +39,8 @@ def select(
 ) -> pd.DataFrame:
     """Completions of one step with `text` (any case) in prompt or response, highest `sort` column first.
 
-    Episodes are whole: one turn that holds the text, in what it read or wrote, brings the others, and the one that is
-    highest gives the place.
+    Episodes are whole: if one turn holds the text, in its observation or completion, all turns are shown. The highest
+    turn decides the episode's place.
     """
     step_rows = table[table["step"] == step]
     if group is not None:
@@ -64,7 +64,7 @@ class CompletionBrowser:
         self.table = pd.DataFrame()
         self._lock = (
             threading.RLock()
-        )  # JupyterLab's clicks may come in another thread than the follower's looks
+        )  # JupyterLab's clicks may run in another thread than the follower's checks
         wide, narrow = {"description_width": "initial"}, w.Layout(width="190px")
         self.step = w.SelectionSlider(options=[0], description="step", continuous_update=False)
         self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", style=wide, layout=narrow)
@@ -94,9 +94,9 @@ class CompletionBrowser:
         self.follow.value = is_going(self.folder)
 
     def refresh(self) -> None:
-        """Read the folder again; the slider follows to the newest step if it stood on the last one.
+        """Read the folder again; the slider moves to the newest step if it stood on the last one.
 
-        Raises RunFolderError as read_completions does.
+        Raises the RunFolderError of read_completions.
         """
         table = _table_of(self.folder)
         with self._lock, self.view.hold_sync():
@@ -120,9 +120,9 @@ class CompletionBrowser:
             self._show()
 
     def case(self, *, task: "Task | None" = None, honest: bool = False) -> Case:
-        """The completion chosen under the page as a Case for check_rewards(rewards, task, found=[case]).
+        """The completion chosen under the page, as a Case for check_rewards(rewards, task, found=[case]).
 
-        task, honest: as for kit.case_from. Raises ValueError where nothing is shown, and for a run of episodes.
+        task, honest: as for kit.case_from. Raises ValueError if nothing is shown, and for a run of episodes.
         """
         refuse_case(self.table)
         if self.number.value is None:
@@ -130,14 +130,14 @@ class CompletionBrowser:
         return case_of(self.table.loc[self.number.value].to_dict(), task=task, honest=honest)
 
     def close(self) -> None:
-        """Take the widgets away and stop following."""
+        """Remove the widgets and stop following."""
         self._follower.stop()
         self.widget.close()
 
     def _refresh_or_say(self, _button: object) -> None:
         try:
             self.refresh()
-        except (ValueError, OSError) as error:  # else nobody would see it
+        except (ValueError, OSError) as error:  # otherwise the error would be invisible
             self.view.value = escape(str(error), 1000)
 
     def _follow(self, change: dict) -> None:
@@ -150,7 +150,7 @@ class CompletionBrowser:
         how = "# for kit.rewards.check_rewards(rewards, task, found=[case])"
         try:
             self.code.value = f"{how}\ncase = {as_code(self.case())}"
-        except ValueError as error:  # else nobody would see it
+        except ValueError as error:  # otherwise the error would be invisible
             self.code.value = str(error)
         self.code.layout.display = None
 
@@ -188,14 +188,14 @@ class CompletionBrowser:
         return page + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (count > _MOST)
 
     def _offer(self, found: pd.DataFrame) -> None:
-        """The completions on the page, to choose one as a case."""
+        """Lists the completions on the page, to choose one as a case."""
         options = [(_name(row), place) for place, row in found.iterrows()]
         if list(self.number.options) != options:
             self.number.options = options
             self.number.index = 0 if options else None
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
-        """The widget, and for a saved notebook (which keeps no widgets) the three picks of the last step."""
+        """The widget; for a saved notebook, which keeps no widgets, the three picks of the last step."""
         text, page = picks_of(self.table) if len(self.table) else (self.view.value, self.view.value)
         return widget_bundle(self.widget, **options) | {"text/plain": text, "text/html": page}
 
@@ -203,11 +203,11 @@ class CompletionBrowser:
 def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     """Completions of a run: a browser with step slider, sorting, text filter and groups side by side.
 
-    Reads the folder when made, at each press of Refresh, and by itself while a run writes it ("follow the run").
-    Under the page, and by `.case()`, a completion becomes a case for check_rewards. Of an EpisodeTrainer's run the page
-    has episodes, turn under turn.
+    The browser reads the folder when made, at each press of Refresh, and repeatedly while a run writes to it ("follow
+    the run"). Under the page, and by `.case()`, a completion becomes a case for check_rewards. For an EpisodeTrainer's
+    run the page has episodes, turn under turn.
     Outside a notebook or without ipywidgets: a table with the columns of completions.parquet, `response`, and
-    `number`, the place in the group; of episodes also `turns`, how many each has, and `conversation`, its text.
+    `number`, the place in the group; for episodes also `turns`, the number of turns, and `conversation`, the text.
     Raises RunFolderError (a ValueError) if there is no such folder.
     """
     if in_notebook() and importlib.util.find_spec("ipywidgets"):
@@ -219,12 +219,12 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
 
 
 def _answer_while_busy(control: Any) -> None:
-    """Let JupyterLab's clicks be handled while a cell runs, training for one.
+    """Let JupyterLab's clicks be handled while a cell runs, such as training.
 
-    Lab sends them to a thread beside the cell; ipykernel 7.4 sends them back to whoever wrote to the control last.
+    Lab sends them to a thread beside the cell; ipykernel 7.4 returns them to the last writer of the control.
     """
     comm = getattr(control, "comm", None)
-    if hasattr(comm, "_reply_subshell_for"):  # private: tests/browser sees when it is gone
+    if hasattr(comm, "_reply_subshell_for"):  # private: tests/browser fails when it is gone
         comm._reply_subshell_for = lambda data, default: default
 
 
@@ -234,7 +234,7 @@ def _table_of(folder: str | Path) -> pd.DataFrame:
 
 
 def _read(folder: str | Path) -> pd.DataFrame:
-    """read_completions, again where a run that is resumed moves files away between the look and the reading."""
+    """read_completions, repeated if a resumed run moves files away in the middle."""
     for _ in range(2):
         try:
             return read_completions(folder)
@@ -255,7 +255,7 @@ def _holds(table: pd.DataFrame, text: str) -> pd.Series:
     if not text:
         return pd.Series(True, index=table.index)
     if has_episodes(table):
-        texts = said(table)  # the prompts hold what every episode begins with
+        texts = said(table)  # each episode's prompts begin alike
     else:
         texts = table["prompt"].fillna("") + table["completion"].fillna("")  # the prompt ends in the prefill
     return texts.str.lower().str.contains(text.lower(), regex=False)

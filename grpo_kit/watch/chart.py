@@ -1,4 +1,4 @@
-"""The chart of a run: reward, its parts and what else a step measured; drawn live or from the run folder."""
+"""The chart of a run: reward, its parts and the other measures of a step; drawn live or from the run folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,14 +55,14 @@ _WORDS = {
 def plot_run(
     folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None, follow: bool = False
 ) -> "Figure | FollowedChart":
-    """The live chart drawn again from metrics.csv, also while the run writes it.
+    """The live chart redrawn from metrics.csv, also while the run writes it.
 
     compare: one or more other run folders, drawn into the same panels in their own colours.
-    follow: in a notebook the picture is drawn again as the run goes on, while this kernel is free, until the run has
+    follow: in a notebook the picture is redrawn while the run continues and this kernel is free, until the run has
     ended: for a second notebook beside the one that trains.
     Points are steps; from 21 steps on a line shows their centred moving mean. Black points with bars are held-out
-    accuracy with its 95 % interval, where it was measured during training. Red flags are numbered lines where they
-    began, changes made during training dotted lines with a letter; the words for both are under the chart.
+    accuracy with its 95 % interval, if it was measured during training. Red flags are numbered lines at their first
+    step, changes made during training dotted lines with a letter; both are explained under the chart.
     Raises RunFolderError (a ValueError) if a folder does not exist.
 
     >>> plot_run("runs/full", compare="runs/lora").savefig("both.png")
@@ -88,11 +88,11 @@ def draw(
     changes: Mapping[str, Sequence[Change]] | None = None,
     words: bool = True,
 ) -> "Figure":
-    """The chart of tables as `read_metrics` gives them, by label; x reaches `last_step` if given.
+    """The chart of tables from `read_metrics`, by label; x reaches `last_step` if given.
 
-    Reward and its parts on top, below them 6 small panels, or 8 where a run has a KL. The labels stand above (none for
-    a label that is empty). flags: red flags by label, each a numbered line where it began; changes: (step, text) by
-    label, each a dotted line with a letter. Under the panels what changed and, with words, what each flag saw.
+    Reward and its parts on top, below them 6 small panels, or 8 if a run has a KL. The labels stand above (none for
+    a label that is empty). flags: red flags by label, each a numbered line at its first step; changes: (step, text) by
+    label, each a dotted line with a letter. Text under the panels lists the changes and the findings of each flag.
     """
     kl = any("kl" in table and table["kl"].notna().any() for table in runs.values())
     shares = [(name,) for name in _SHARES] if kl else [_SHARES]
@@ -137,7 +137,7 @@ def draw(
 def _of(
     found: Mapping[str, Sequence] | None, runs: Mapping[str, pd.DataFrame]
 ) -> list[tuple[str, "Flag | Change"]]:
-    """Of the runs that are drawn: (label, one of what was found)."""
+    """Of the drawn runs: (label, one of the findings)."""
     return [(label, one) for label, several in (found or {}).items() for one in several if label in runs]
 
 
@@ -161,7 +161,7 @@ def _told(
 def _mark(
     axes: "Axes", marks: Sequence[tuple[int, str]], colour: str, style: object, side: str, *, named: bool
 ) -> None:
-    """A line where each flag or change began; in one panel with its name."""
+    """Draws a line at the first step of each flag or change; in one panel with its name."""
     for step in {step for step, _ in marks}:
         axes.axvline(step, color=colour, linewidth=1, linestyle=style, zorder=1)
     for step, names in labels(marks, letter=0.016 * axes.get_xlim()[1]) if named else ():
@@ -208,7 +208,7 @@ def _key_rows(
 
 
 def _panel(axes: "Axes", names: Sequence[str], runs: Mapping[str, pd.DataFrame], *, header: int) -> None:
-    """Lines of these measures. header: of the two main panels, rows of legend between title and panel."""
+    """Lines of these measures. header: for the two main panels, rows of legend between title and panel."""
     from matplotlib.ticker import MaxNLocator
 
     alone = len(runs) == 1
@@ -268,7 +268,7 @@ def _short(value: float, _place: int | None = None) -> str:
 
 
 def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: object, ends: tuple) -> None:
-    """Up to 20 steps the values themselves; from there on pale points under their centred moving mean."""
+    """Up to 20 steps the values themselves; from 21 steps on pale points under their centred moving mean."""
     table = table[np.isfinite(table[name].astype(float))]
     if not len(table):
         return
@@ -286,7 +286,7 @@ def _line(axes: "Axes", table: pd.DataFrame, name: str, colour: str, style: obje
 
 
 def _accuracy(axes: "Axes", table: pd.DataFrame, colour: str, ends: tuple) -> None:
-    """Held-out accuracy where it was measured, with its interval; from one end of the reward's scale to the other."""
+    """Held-out accuracy at its steps, with its interval; drawn from one end of the reward's scale to the other."""
     table = table[table[ACCURACY].notna()]
     middle = table[ACCURACY].to_numpy(float)
     shares = [

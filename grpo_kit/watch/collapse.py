@@ -1,6 +1,6 @@
-"""Red flags of groups without a signal: collapsed, or nothing ever right. The same signs are those of a solved task.
+"""Red flags of groups without a signal: collapsed, or never right. A solved task shows the same signs.
 
-What tells them apart is how often the answer is right, see unsolved().
+The accuracy of the answers distinguishes the two, see unsolved().
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pandas as pd
 from grpo_kit.watch.red_flag import WINDOW, Setup, Sign, column, over_window, red_flag, scale, trailing
 
 SOLVED = 0.6  # of the reward's range: a run below it has not solved its task
-CERTAIN = 0.9  # of reward and of answer parts: with so much of it no policy is wrong
+CERTAIN = 0.9  # of reward and of answer parts: a policy that earns so much is not wrong
 FROZEN, NEARLY = (
     0.01,
     0.8,
@@ -25,11 +25,11 @@ ONE_ANSWER, ABOVE_GOLDS = (
 def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
     """Is the task not solved, over 5 steps? A bool at each step.
 
-    Below SOLVED of the reward it is not. Above it a shortcut may pay, the format in any case, so the answer parts must
-    have come a quarter of the way from the best constant strategy to 1. Held-out measures of those 5 steps are
-    believed first. Where that strategy is not known, a policy that has frozen (two steps without entropy and without
-    any signal) is taken for one unless its answer parts are nearly at their highest.
-    Where reward and answer parts both earn CERTAIN of their range the task is solved, whatever a constant earns: a
+    Below SOLVED of the reward it is not. Above it a shortcut may pay (the format always does), so the answer parts must
+    have covered a quarter of the way from the best constant strategy to 1. Held-out measures of those 5 steps take
+    precedence. If that strategy is unknown, a frozen policy (two steps without entropy and without
+    any signal) counts as unsolved unless its answer parts are nearly at their highest.
+    If reward and answer parts both earn CERTAIN of their range the task is solved, whatever a constant earns: a
     policy that earns nearly all is not wrong.
     """
     right = _answer_share(table, setup)
@@ -44,7 +44,7 @@ def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
 
 
 def _answer_share(table: pd.DataFrame, setup: Setup) -> np.ndarray:
-    """Of the answer parts, the mean over 5 steps as a share of their ranges; of the reward where none is known."""
+    """The answer parts' mean over 5 steps as a share of their ranges; the reward's if none is known."""
 
     def share_of(name: str, part: str | None) -> np.ndarray:
         low, high = scale(table, setup, part)
@@ -61,7 +61,7 @@ def _answer_share(table: pd.DataFrame, setup: Setup) -> np.ndarray:
 
 
 def _earned(table: pd.DataFrame, setup: Setup, at: int) -> str:
-    """The reward in words, beside what a shortcut earns where that is known."""
+    """The reward in words, beside a shortcut's if that is known."""
     earned = f"reward {over_window(table, 'reward')[at]:.2f}"
     if setup.constant is None:
         return earned
@@ -128,7 +128,7 @@ def sparse_reward(table: pd.DataFrame, setup: Setup) -> Sign:
 def one_answer(table: pd.DataFrame, setup: Setup) -> Sign:
     """After a step: nine in ten held-out answers are the same, 30 points above the share of the most frequent gold.
 
-    Measured by evaluation.HeldOut where at least 8 answers and half of them can be read.
+    Measured by evaluation.HeldOut if at least 8 answers and half of them can be read.
     """
     same, gold = column(table, "eval/one_answer"), column(table, "eval/one_gold")
     return (

@@ -12,7 +12,7 @@ import pandas as pd
 from grpo_kit.display import COLOURS, colours_of, escape
 
 _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
-# A notebook's own: widgets have lines of 28 px, and break words anywhere; outputs align tables to the right.
+# Counters a notebook's own styles: widgets have lines of 28 px, and break words anywhere; outputs align tables right.
 _PAGE = (
     "line-height:1.4;font-size:13px;overflow-wrap:break-word;text-align:left;max-width:100%;overflow-x:auto;"
 )
@@ -22,7 +22,7 @@ _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 PALE = "opacity:.65;"
 _EMPTY = f'<span style="{PALE}">(nothing)</span>'
 _ONCE_OPEN = "<style>details.kit-text[open]>summary>.kit-more{display:none}</style>"
-# The last thing a user says in a rendered chat: ChatML (Qwen, SmolLM2) and Llama 3.
+# A rendered chat's last user message: ChatML (Qwen, SmolLM2) and Llama 3.
 _SAID = re.compile(
     r"<\|(?:im_start\|>|start_header_id\|>)user(?:<\|end_header_id\|>)?\s*(.*?)<\|(?:im_end|eot_id)\|>", re.S
 )
@@ -34,9 +34,9 @@ def reward_columns(table: pd.DataFrame) -> list[str]:
 
 
 def pick_three(table: pd.DataFrame) -> pd.DataFrame:
-    """Best, median and worst reward of the last step in `table`; of equals the one written first.
+    """Best, median and worst reward of the last step in `table`; among equals the one written first.
 
-    Completions without a reward are left out where three others are there. Adds a column `pick`.
+    Completions without a reward are left out if there are three others. Adds a column `pick`.
     """
     last = table[table["step"] == table["step"].max()]
     judged = last[last["reward"].notna()]
@@ -47,11 +47,11 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def completions_html(table: pd.DataFrame, *, colours: bool = False) -> str:
-    """The completions of a table as read_completions gives it, in its order, groups together; everything escaped.
+    """The completions of a table from read_completions, in its order, groups together; everything escaped.
 
-    Over each group its question and, where the rows have `answer`, the reference answer; a row holds its number, its
-    scores and the response, of which the first lines show and a click shows the rest.
-    colours: each token by its log-probability, where the rows have `tokens` and `logprobs`.
+    Each group is headed by its question and, if the rows have `answer`, the reference answer. A row has its number, its
+    scores and the response: the first lines, and the rest at a click.
+    colours: each token by its log-probability, if the rows have `tokens` and `logprobs`.
     """
     scores = _scores(table)
     heads = ["", *(name.removeprefix("reward/") for name in scores), "response"]
@@ -87,7 +87,7 @@ def group_html(table: pd.DataFrame, *, colours: bool = False) -> str:
 
 
 def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
-    """One question with its answer, and several responses to it beside each other, by whose they are."""
+    """One question with its answer, and several responses to it side by side, each under its author's name."""
     row = {"prompt": question, "answer": answer}
     cards = [
         card_html(f"<b>{escape(who)}</b>", folded([text]) if text else _EMPTY, colour=colour)
@@ -103,7 +103,7 @@ def numbered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:
-    """The text of a row's column; empty where there is none."""
+    """The text of a row's column; empty if there is none."""
     return str(row[name]) if there(row.get(name)) else ""
 
 
@@ -133,25 +133,25 @@ def _label(row: dict) -> str:
 
 
 def card_html(head: str, body: str, *, colour: str = COLOURS[0]) -> str:
-    """One of several texts that lie beside each other, under its scores; colour: of the line above."""
+    """One of several texts that stand side by side, under its scores; colour: of the line above."""
     look = f"flex:1 1 240px;max-width:420px;border-top:3px solid {colour};padding:4px 0 4px 18px"
     return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
 
 
 def cards_html(cards: Sequence[str]) -> str:
-    """As many beside each other as there is room for."""
+    """As many side by side as fit."""
     return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
 
 
 def question_of(row: Mapping[str, Any]) -> str:
-    """What the user said last in the row's prompt; of one that is no chat its end."""
+    """The last user message in the row's prompt; the prompt's end if it is no chat."""
     prompt = text_of(row, "prompt").removesuffix(text_of(row, "prefill"))
     said = _SAID.findall(prompt)
     return (said[-1] if said else prompt[-600:]).strip()
 
 
 def question_html(row: dict, name: str = "") -> str:
-    """What the user asked, the whole prompt behind a click; then the reference answer."""
+    """The user's question, the whole prompt behind a click; then the reference answer."""
     prompt, question = text_of(row, "prompt").removesuffix(text_of(row, "prefill")), question_of(row)
     name = name or (f"group {int(row['group'])}" if there(row.get("group")) else "question")
     name = f'<span style="{PALE}font-weight:400">{escape(name)}</span> '
@@ -170,7 +170,7 @@ def question_html(row: dict, name: str = "") -> str:
 
 
 def response_html(row: dict, colours: bool) -> str:
-    """What the model wrote, behind the prefill."""
+    """The model's text, behind the prefill."""
     prefill = f'<span style="{PALE}">{escape(row.get("prefill"), 10_000)}</span>'
     tokens, logprobs = row.get("tokens"), row.get("logprobs")
     completion = text_of(row, "completion")
@@ -184,12 +184,12 @@ def response_html(row: dict, colours: bool) -> str:
 def folded(
     pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, before: str = "", look: str = ""
 ) -> str:
-    """The pieces as one text: its first lines, the rest behind a click. logprobs: one a piece, as its colour."""
+    """The pieces as one text: its first lines, the rest behind a click. logprobs: one a piece, shown as its colour."""
     text = "".join(pieces)
     lines = [place for place, letter in enumerate(text) if letter == "\n"]
     end = min(_VISIBLE, lines[_LINES - 1] if len(lines) >= _LINES else _VISIBLE)
     end = max(text.rfind(" ", end // 2, end + 1), text.rfind("\n", end // 2, end + 1), 0) or end
-    if len(text) <= end + 60 and len(lines) <= _LINES + 1:  # a click for a word is no gain
+    if len(text) <= end + 60 and len(lines) <= _LINES + 1:  # a click for a word gains nothing
         end = len(text)
     on = end + (text[end : end + 1] == "\n")  # the rest begins a line of its own anyway
     shown, rest, place = [], [], 0
@@ -211,7 +211,7 @@ def folded(
 
 
 def _coloured(safe: str, logprob: float | None) -> str:
-    """A token over the colour of its log-probability: none where it was certain, full at 1 in 1000 or less."""
+    """A token on the colour of its log-probability: none at certainty, full at 1 in 1000 or less."""
     if not there(logprob):
         return safe
     strength = 0.55 * min(1.0, max(0.0, -float(logprob)) / math.log(1000))
@@ -238,5 +238,5 @@ def score_text(value: object, name: str = "") -> str:
 
 
 def there(value: object) -> bool:
-    """Is it neither None nor NaN? A list, as files give one, is there."""
+    """Is it neither None nor NaN? True for a list, as in files."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))

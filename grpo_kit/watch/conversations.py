@@ -1,4 +1,4 @@
-"""Episodes as conversations to read: what the environment said, what the model wrote; a card an episode."""
+"""Episodes as conversations to read: observations and the model's texts; a card an episode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from grpo_kit.watch.completions import (
 _EPISODE = ["step", "group", "episode"]  # one rollout counts its episodes from 0, and a step may have several
 _OF_TURNS = {*_EPISODE, "turn", "observation", "result", "turn_reward", "invalid", "done"}
 _WROTE = f"border-left:3px solid {COLOURS[0]};margin:2px 0 0 4px;padding-left:18px"
-_NOTE = "font-size:11px;white-space:nowrap;margin-left:4px;"  # behind what was written, and told from it
+_NOTE = "font-size:11px;white-space:nowrap;margin-left:4px;"  # behind a completion, and distinct from it
 _MARKS = {"invalid": _NOTE + BADGE, "cut off": _NOTE + "border:1px solid;padding:0 5px;border-radius:3px"}
 _NO_CASE = (
     "An episode is no case for check_rewards: its environment rewarded it, and no reward function can judge it again. "
@@ -37,18 +37,18 @@ _NO_CASE = (
 
 
 def has_episodes(table: pd.DataFrame) -> bool:
-    """Are the rows the turns of episodes, as EpisodeTrainer records them?"""
+    """Are the rows turns of episodes, as recorded by EpisodeTrainer?"""
     return set(table) >= _OF_TURNS and bool(table["episode"].notna().any())
 
 
 def refuse_case(table: pd.DataFrame) -> None:
-    """Raises ValueError where the rows are turns: no reward function can judge them."""
+    """Raises ValueError if the rows are turns: no reward function can judge them."""
     if has_episodes(table):
         raise ValueError(_NO_CASE)
 
 
 def whole(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Every turn in the table of the episodes of these rows: episodes in the rows' order, turns in theirs.
+    """All turns in the table of these rows' episodes: episodes in the rows' order, turns in theirs.
 
     A column `pick` of the rows is kept.
     """
@@ -58,7 +58,7 @@ def whole(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def numbered_episodes(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with `number`, the episode's place in its group from 0, and `turns`, how many it has."""
+    """The table with `number`, the episode's place in its group from 0, and `turns`, its number of turns."""
     places = table.groupby(_EPISODE[:-1])["episode"].transform(lambda episodes: pd.factorize(episodes)[0])
     return table.assign(number=places, turns=table.groupby(_EPISODE)["turn"].transform("size"))
 
@@ -70,7 +70,7 @@ def first_episodes(table: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
 
 
 def said(table: pd.DataFrame) -> pd.Series:
-    """All that a page shows of each turn as one text, to search: the message, what was written, what came of it."""
+    """Each turn's shown text, for searching: the message, the completion, the result."""
     shown = ("observation", "completion", "result")
     rows = table.to_dict("records")
     texts = ["\n".join([question_of(row), *(text_of(row, name) for name in shown)]) for row in rows]
@@ -78,7 +78,7 @@ def said(table: pd.DataFrame) -> pd.Series:
 
 
 def pick_episodes(table: pd.DataFrame) -> pd.DataFrame:
-    """As pick_three, of the episodes: the turns of the best, the median and the worst of the last step."""
+    """Like pick_three, for episodes: the turns of the best, the median and the worst of the last step."""
     return whole(table, pick_three(table.drop_duplicates(_EPISODE)))
 
 
@@ -110,7 +110,7 @@ def with_conversations(table: pd.DataFrame) -> pd.DataFrame:
 
     >>> print(browse("runs/agents").query("step == 12 and episode == 3").conversation.iloc[0])  # doctest: +SKIP
     """
-    texts = pd.Series("", index=table.index, dtype=object)  # of which the rows of an episode share one
+    texts = pd.Series("", index=table.index, dtype=object)  # the rows of an episode share one text
     for _, rows in table.groupby(_EPISODE):
         texts[rows.index] = conversation(rows.sort_values("turn").to_dict("records"))
     return table.assign(conversation=texts)
@@ -119,8 +119,8 @@ def with_conversations(table: pd.DataFrame) -> pd.DataFrame:
 def conversations_html(table: pd.DataFrame, *, colours: bool = False) -> str:
     """The episodes of a table, whole and in its order, groups together; everything escaped.
 
-    Over each group what its first turn was asked, the whole prompt a click away. A card has an episode's scores and
-    length, then its turns: what the model read, and behind a line what it wrote. colours: as completions_html.
+    Each group is headed by its first turn's message, the whole prompt a click away. A card has an episode's scores and
+    length, then its turns: the observation, and behind a line the completion. colours: as in completions_html.
     """
     parts = []
     for rows in groups_of(table):
@@ -152,7 +152,7 @@ def _card(turns: Sequence[dict], colours: bool) -> str:
 
 
 def _read(text: str, number: str = "") -> str:
-    """What the environment said, paler than what the model did."""
+    """The observation, paler than the model's text."""
     return f'<div style="margin-top:6px">{folded([text or "(nothing)"], before=number, look=PALE)}</div>'
 
 
@@ -166,19 +166,19 @@ def _name(turns: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _length(turns: Sequence[Mapping[str, Any]]) -> str:
-    """How many turns, and whether the environment ended them."""
+    """The number of turns, and whether the environment ended the episode."""
     n = len(turns)
     return f"{n} turn{'s' * (n != 1)}, {'ended' if turns[-1]['done'] == 1 else 'not ended'}"
 
 
 def _scores(turns: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The episode's; the advantage only where it is that of every turn."""
+    """The episode's scores; the advantage only if all turns share it."""
     names = ["reward", *["advantage"] * _one_advantage(turns)]
     return [(name, score_text(turns[0].get(name), name)) for name in names]
 
 
 def _turn_scores(row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """A turn's own: a reward that is not 0, and the advantage where turns of the episode have several."""
+    """A turn's own scores: a reward other than 0, and the advantage if the episode's turns have several."""
     shown = {"turn_reward": "reward"} if row["turn_reward"] else {}
     shown |= {} if _one_advantage(turns) else {"advantage": "advantage"}
     return [(name, score_text(row.get(column), name)) for column, name in shown.items()]
@@ -193,9 +193,9 @@ def _marks(row: Mapping[str, Any]) -> list[str]:
 
 
 def _cut_off(row: Mapping[str, Any]) -> bool:
-    """Is the last token part of the text? One that ends a completion is not."""
+    """Is the last token part of the text? An end token is not."""
     tokens = row.get("tokens")
     if not there(tokens) or not len(tokens):
         return False
     last, written = tokens[-1].strip(), text_of(row, "completion").rstrip()
-    return "\ufffd" in last or written.endswith(last)  # the one: a part of a letter, which no end is
+    return "\ufffd" in last or written.endswith(last)  # the former: a part of a letter, never an end

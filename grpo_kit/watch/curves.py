@@ -1,4 +1,4 @@
-"""What the live drawing and the whole chart have in common: moving means, held-out accuracy, markers."""
+"""Shared parts of the live drawing and the whole chart: moving means, held-out accuracy, markers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo_kit.record.control import read_changes
 
-ROUGH = 20  # values; from the next one on a line shows their moving mean
+ROUGH = 20  # values; above this number a line shows their moving mean
 ACCURACY, ACCURACY_LOW, ACCURACY_HIGH = "eval/accuracy", "eval/accuracy_low", "eval/accuracy_high"
 CONSTANT = "eval/constant"  # accuracy of the best constant strategy on the same rows
 NOTHING: Mapping[str, Any] = {}
@@ -18,11 +18,11 @@ EPISODES = {
     "episodes/success": "success", "episodes/invalid": "invalid actions", "episodes/unfinished": "not ended",
 }  # fmt: skip
 _ROUNDING = 1e-6  # of float32
-Change = tuple[int, str]  # the first step that was trained with it, and what changed
+Change = tuple[int, str]  # the first step trained with it, and the changed values
 
 
 def window_of(values: np.ndarray) -> int:
-    """How many values a moving mean takes: 1 up to 20 values, and where all are alike.
+    """How many values a moving mean covers: 1 up to 20 values, and if all are equal.
 
     >>> window_of(np.arange(20)), window_of(np.arange(21)), window_of(np.arange(240))
     (1, 5, 21)
@@ -32,7 +32,7 @@ def window_of(values: np.ndarray) -> int:
 
 
 def reward_title(runs: Iterable[np.ndarray]) -> str:
-    """The reward panel's title: what its band is, and its lines where they are no single steps'.
+    """The reward panel's title: explains its band, and its lines if they are moving means.
 
     >>> reward_title([np.arange(20)]), reward_title([np.arange(30)])
     ('reward (band: ± reward_std)', 'reward (band: ± reward_std; lines: means of 5 steps)')
@@ -43,9 +43,9 @@ def reward_title(runs: Iterable[np.ndarray]) -> str:
 
 
 def seen_range(low: float, high: float) -> tuple[float, float]:
-    """The range that scores from low to high are taken to have: [0, 1], and what goes beyond.
+    """The assumed range of scores from low to high: [0, 1], extended as far as they go.
 
-    Where none is above 0 and some are below they are penalties, and 0 is the highest. NaN: none was seen.
+    If none is above 0 and some are below, they are penalties, and 0 is the highest. NaN: no score was recorded.
 
     >>> seen_range(0.2, 0.7), seen_range(-1, 0.5), seen_range(0, 5), seen_range(-3, -1)
     ((0.0, 1.0), (-1.0, 1.0), (0.0, 5.0), (-3.0, 0.0))
@@ -69,10 +69,10 @@ def range_of_rows(names: Iterable[str], *runs: Mapping[str, Any]) -> tuple[float
 
 
 def accuracy_word(low: float, high: float, table: Mapping[str, Any] = NOTHING) -> str:
-    """What held-out accuracy is called beside a reward on a scale from low to high; it is drawn from end to end of it.
+    """The name of held-out accuracy beside a reward on a scale from low to high; it is drawn from end to end of it.
 
-    table: of metrics (a column or an array by name); where its last accuracy is no better than what the best constant
-    strategy has, the word says that.
+    table: of metrics (a column or an array by name). If its last accuracy is no better than the best constant
+    strategy, the name states that.
 
     >>> accuracy_word(0, 1), accuracy_word(-1, 2)
     ('held-out accuracy', 'accuracy, 0–100 %: -1 to 2')
@@ -90,12 +90,12 @@ def accuracy_word(low: float, high: float, table: Mapping[str, Any] = NOTHING) -
 
 
 def scale_columns(measure: str) -> tuple[str, str]:
-    """Where a run keeps the lowest and the highest score of a step, if some lay outside [0, 1]."""
+    """The columns with the lowest and the highest score of a step, if some lay outside [0, 1]."""
     return f"scale/{measure}/low", f"scale/{measure}/high"
 
 
 def part_names(columns: Iterable[str]) -> list[str]:
-    """What the second panel shows: the parts of the reward; of episodes, whose reward has one, what came of them.
+    """The second panel's measures: the parts of the reward; for episodes, whose reward has one, their outcomes.
 
     >>> part_names(["step", "reward", "reward/exact", "reward/format"])
     ['reward/exact', 'reward/format']
@@ -107,7 +107,7 @@ def part_names(columns: Iterable[str]) -> list[str]:
 
 
 def parts_title(names: Sequence[str]) -> str:
-    """The title of a panel with these measures; "" where they are no parts.
+    """The title of a panel with these measures; "" if they are no parts.
 
     >>> parts_title(["episodes/success"]), parts_title([]), parts_title(["entropy"])
     ('episodes', 'reward parts', '')
@@ -118,12 +118,12 @@ def parts_title(names: Sequence[str]) -> str:
 
 
 def part_word(name: str) -> str:
-    """A part as the legend has it."""
+    """A part's name in the legend."""
     return EPISODES.get(name, name.removeprefix("reward/"))
 
 
 def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of `window` (odd) values around each one; of those that are there near both ends.
+    """The mean of `window` (odd) values around each one; of the existing ones near both ends.
 
     >>> moving_mean(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist()
     [1.5, 3.0, 3.0, 3.0]
@@ -135,9 +135,9 @@ def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def labels(marks: Sequence[tuple[int, str]], *, letter: float) -> list[tuple[int, str]]:
-    """(step, name) as labels that do not cover each other, by step: those too near to one before share its place.
+    """(step, name) as labels that do not overlap, by step: those too near to an earlier one share its place.
 
-    letter: the width of a letter, in steps. Of more than two that share a place the first and the last are named.
+    letter: the width of a letter, in steps. If more than two share a place, the first and the last are named.
 
     >>> labels([(3, "1"), (9, "3"), (3, "2")], letter=1)
     [(3, '1,2'), (9, '3')]
@@ -167,7 +167,7 @@ def letter(number: int) -> str:
 
 
 def changes_of(folder: str | Path) -> list[Change]:
-    """What was changed while a run went on, as the charts say it; what was refused is left out.
+    """The changes made while a run trained, worded as in the charts; refused changes are left out.
 
     >>> changes_of("runs/no-such-run")
     []

@@ -1,7 +1,7 @@
 """How different are a group's completions? Distinct n-grams, self-BLEU, and how many are unique.
 
-GRPO learns from differences inside a group. When all completions of a prompt are the same, so are their rewards, and
-nothing is learnt however many are sampled.
+GRPO learns from differences inside a group. If all completions of a prompt are equal, so are their rewards, and
+the group teaches nothing, however many are sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pieces(text: str) -> list[str]:
 
 
 def distinct_n(texts: Sequence[str], n: int = 2) -> float:
-    """Different n-grams divided by all n-grams of the texts, in (0, 1]; NaN where no text has n pieces.
+    """Different n-grams divided by all n-grams of the texts, in (0, 1]; NaN if no text has n pieces.
 
     G equal texts without repetition give 1 / G. Short answers share their tags and signs, so compare a run with its
     own start, not with other tasks.
@@ -46,10 +46,10 @@ def distinct_n(texts: Sequence[str], n: int = 2) -> float:
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Mean BLEU of each text against all others, in [0, 1]: 1 where all are the same, 0 where no word is shared.
+    """Mean BLEU of each text against all others, in [0, 1]: 1 if all are equal, 0 if no word is shared.
 
-    N-grams up to 4, no more than the text has; orders without a match are smoothed exponentially, the brevity penalty
-    goes by the other text of closest length (ties: the shorter), as sacrebleu has it. Two empty texts are the same.
+    N-grams up to 4, no more than the text has; orders without a match are smoothed exponentially; the brevity penalty
+    uses the other text of closest length (ties: the shorter), as in sacrebleu. Two empty texts are equal.
     Counts each n-gram of the group once: linear in its length.
     Source: Zhu et al. 2018, arXiv:1802.01886.
     Raises ValueError for fewer than two texts.
@@ -69,9 +69,9 @@ def self_bleu(texts: Sequence[str]) -> float:
 
 
 def group_diversity(completions: pd.DataFrame) -> pd.DataFrame:
-    """Per step, the mean over its groups of what tells whether completions still differ.
+    """Per step, the means over its groups of measures that show whether completions still differ.
 
-    completions: as read_completions gives them (columns step, group, completion). Groups of one are left out.
+    completions: from read_completions (columns step, group, completion). Groups of one are left out.
     Returns step, diversity/unique (different completions / completions, in [1 / G, 1]), diversity/distinct_2 (see
     distinct_n) and diversity/self_bleu.
     Raises ValueError if a column is missing.
@@ -94,7 +94,7 @@ def group_diversity(completions: pd.DataFrame) -> pd.DataFrame:
 
 
 def _two_highest(counts: Sequence[Counter]) -> dict[tuple, tuple[int, int, int]]:
-    """n-gram -> (highest count, whose it is, highest count of the others): the clip for every text in one pass."""
+    """n-gram -> (highest count, its text, highest count of the others): the clip for every text in one pass."""
     most: dict[tuple, tuple[int, int, int]] = {}
     for i, counter in enumerate(counts):
         for gram, count in counter.items():

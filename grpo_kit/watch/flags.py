@@ -1,9 +1,9 @@
-"""What can go wrong in a run, and how it looks in the metrics: one function a red flag.
+"""Red flags in the metrics of a run: one function per failure.
 
-Each takes the steps so far and the run's Setup, and gives a Flag or None: what it says stands above it, when it is
-raised and what it saw in its last lines. A flag raised once stays: more steps never take it back.
-The thresholds lie between induced failures and healthy runs (tests/fixtures/flags); how often they miss and how often
-they are wrong is counted by `python -m benchmarks.red_flags`. Groups without a signal are in collapse.py.
+Each takes the steps so far and the run's Setup, and returns a Flag or None. The decorator holds the flag's words, the
+docstring its condition, the last lines its evidence. A flag once raised stays: more steps never take it back.
+The thresholds lie between induced failures and healthy runs (tests/fixtures/flags). `python -m benchmarks.red_flags`
+counts misses and false alarms. Groups without a signal are in collapse.py.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     first="warmup and a lower learning rate; look at that step's completions and rewards",
 )
 def gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient are not usual.
+    """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient do not count as usual.
 
-    An infinite one under fp16 belongs to its search for a scale, and is left out.
+    An infinite norm under fp16 belongs to the search for a loss scale, and is left out.
     """
     norm = column(table, "grad_norm")
     norm = np.where(np.isinf(norm) & setup.skips, np.nan, norm)
@@ -76,7 +76,7 @@ def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
 
 
 def hacking(table: pd.DataFrame, setup: Setup) -> Flag | None:
-    """Held-out measures first, then parts of weight 0, which training cannot see."""
+    """Held-out measures first, then parts of weight 0, which training does not use."""
     watched = [name for name, weight in setup.weights.items() if weight == 0]
     if "reward" not in table:  # evaluated before the first step
         return None
@@ -100,7 +100,7 @@ def _left_behind(table: pd.DataFrame, setup: Setup, name: str) -> Sign:
     held_out = name.startswith("eval/")
     part = name.removeprefix("eval/").removeprefix("reward").removeprefix("/") or None
     (low, high), (least, most) = scale(table, setup), scale(table, setup, part)
-    unit = (1.0 if part else setup.best) / (most - least)  # the whole reward keeps that of its weights
+    unit = (1.0 if part else setup.best) / (most - least)  # the whole reward keeps its weights' unit
     reward, measure = (pd.Series(column(table, one)).dropna() for one in ("reward", name))
     base, width = (measure.iloc[0], 2) if held_out else (measure.iloc[:3].mean(), 4)
     gained = (reward.rolling(4).mean() - reward.iloc[:3].mean()) / pd.Series(high - low)
@@ -157,7 +157,7 @@ def cut_off(table: pd.DataFrame, setup: Setup) -> Sign:
 
 
 def _longest_that_ended(table: pd.DataFrame, at: int) -> str:
-    """What is known of the length that would do: the longest completion that was not cut off, of the last 8 steps."""
+    """Evidence on the length that would suffice: the longest completion of the last 8 steps that was not cut off."""
     ended = 1 - trailing(column(table, "completion_cut_off"), 3)[at]
     longest = column(table, "completions/max_terminated_length")[: at + 1]
     if not ended > 0.05 or not np.nansum(longest[-8:]):
@@ -172,13 +172,13 @@ def _longest_that_ended(table: pd.DataFrame, at: int) -> str:
     first="an earlier checkpoint, a lower learning rate; rewards.Language as a part of the reward",
 )
 def language_switch(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 3 steps: a fifth fewer letters in the script of the first rollout, where that had at least 60 %."""
+    """Over 3 steps: a fifth fewer letters in the first rollout's script, if that had at least 60 %."""
     scripts = [str(name) for name in table if str(name).startswith("script/")]
     if not scripts:
         return None
     shares = table[scripts].astype(float)
     shares = shares.where(shares.notna() | shares.isna().all(axis=1).to_numpy()[:, None], 0.0)
-    # One rollout: a reward can turn the language within three.
+    # One rollout: a reward can change the language within three.
     was = shares.dropna(how="all").head(1).mean()
     if not was.max() >= 0.6:  # nothing to read, or no usual script
         return None
@@ -215,7 +215,7 @@ def sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
 def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 5 steps on rollouts that are not fresh: a tenth of the tokens clipped, or 0.1 nats a token from the policy.
 
-    With importance weights that gap is recorded as 0, and clipping tells; without them nothing is clipped.
+    With importance weights that gap is recorded as 0, and clipping shows it; without them nothing is clipped.
     """
     age = pd.Series(column(table, "rollout/age")).fillna(setup.age).to_numpy()
     cut, gap = over_window(table, "clip_ratio"), over_window(table, "rollout/logprob_gap")
@@ -252,9 +252,9 @@ def lost_updates(table: pd.DataFrame, setup: Setup) -> Sign:
     first="check_rewards on a few rows; then an easier task, partial credit or a warm start",
 )
 def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A part that is trained on gave 0, or the low end of its range, to every completion of 10 steps.
+    """A trained part gave 0, or the low end of its range, to every completion of 10 steps.
 
-    Of a sum's parts those that judge the answer: others may be penalties, where 0 is best.
+    Of a sum's parts only those that judge the answer: others may be penalties, where 0 is best.
     """
     trained = [name for name in {**setup.weights, **setup.answer} if setup.weights.get(name, 1) > 0]
     low = {name: scale(table, setup, name)[0] for name in trained}
@@ -276,7 +276,7 @@ def part_never_judged(table: pd.DataFrame, setup: Setup) -> Sign:
 def _dead(
     table: pd.DataFrame, parts: Sequence[str], is_dead: Callable[..., np.ndarray], gave: Callable[..., str]
 ) -> Sign:
-    """Parts whose means is_dead(part, means) in NEVER rows on end; a part that has no column cannot be told."""
+    """Parts whose means satisfy is_dead(part, means) in NEVER consecutive rows; parts without a column are skipped."""
     names = [name for name in parts if f"reward/{name}" in table]
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""Displays of a run that refresh themselves while another kernel trains it; the kernel they stand in stays free."""
+"""Displays of a run that refresh themselves while another kernel trains it; their own kernel stays free."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from grpo_kit.record.files import read_metrics, run_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LOOK = 2.0  # seconds between two looks at the files
+_LOOK = 2.0  # seconds between two checks of the files
 _SHARE = 0.1  # of the kernel's time that refreshing may take
-_SILENT = 1800.0  # seconds without a new file after which a run is taken to have ended
+_SILENT = 1800.0  # seconds without a new file after which a run counts as ended
 _FILES = ("metrics.csv", "flags.jsonl", "changes.jsonl", "completions.parquet/*.parquet")
-_TASKS: set[asyncio.Task] = set()  # asyncio itself would let them go
+_TASKS: set[asyncio.Task] = set()  # asyncio itself keeps no reference
 _ALONE: dict[tuple[str, Path], Follower] = {}
 
 
 def signature(folder: str | Path) -> tuple:
-    """What changes whenever the run writes: names, sizes and times of its files."""
+    """Changes whenever the run writes: names, sizes and times of its files."""
     found = []
     for pattern in _FILES:
         for path in sorted(Path(folder).glob(pattern)):
             try:
                 status = path.stat()
-            except OSError:  # moved away this moment
+            except OSError:  # moved away at this moment
                 continue
             found.append((path.name, status.st_size, status.st_mtime_ns))
     return tuple(found)
@@ -45,26 +45,26 @@ def is_going(folder: str | Path) -> bool:
         return False
     try:
         rows = read_metrics(folder)
-    except (ValueError, OSError):  # written this moment
+    except (ValueError, OSError):  # being written at this moment
         return True
     return not len(rows) or not rows["progress"].iloc[-1] >= 1
 
 
 class Follower:
-    """Calls show() each time the files of a run have changed, until the run has ended or stop().
+    """Calls show() each time a run's files have changed, until the run has ended or stop() is called.
 
     A task of the event loop in which the kernel runs cells: it waits while a cell runs, needs no thread, and takes at
-    most a tenth of the time. What goes wrong in show() while a file is being written is tried again. Where it is made
-    outside a kernel there is no such loop, and it does nothing. `ended` is called when it stops by itself.
+    most a tenth of the time. An error in show() while a file is being written leads to another try. Outside
+    a kernel there is no such loop, and it does nothing. `ended` is called when it stops by itself.
     """
 
     def __init__(
         self, folder: str | Path, show: Callable[[], None], ended: Callable[[], None] = lambda: None
     ) -> None:
         self.folder, self._show, self._ended = Path(folder), show, ended
-        self._context = contextvars.copy_context()  # of the cell: what is shown later belongs under it
+        self._context = contextvars.copy_context()  # of the cell: later output belongs under it
         self._run: object | None = None
-        self._seen = signature(folder)  # before it is first shown: what is written from here on is news
+        self._seen = signature(folder)  # before the first display: later writes are news
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -72,12 +72,12 @@ class Follower:
 
     @property
     def running(self) -> bool:
-        """Is it looking?"""
+        """Does it check the files?"""
         return self._run is not None
 
     def start(self, kind: str) -> bool:
-        """Begin to look; another one of this kind at the same folder stops: a cell that is run again leaves nothing
-        behind. From any thread. False where there is no event loop.
+        """Begin to check the files. Stops an earlier one of this kind at the same folder, so a rerun cell leaves none
+        behind. From any thread. False if there is no event loop.
         """
         if self._loop is None:
             return False
@@ -91,7 +91,7 @@ class Follower:
         return True
 
     def stop(self) -> None:
-        """Look no more. From any thread."""
+        """Stop checking. From any thread."""
         self._run = None
 
     def _begin(self, run: object) -> None:
@@ -111,7 +111,7 @@ class Follower:
                 try:
                     self._show()
                     self._seen = now
-                except (ValueError, OSError):  # a file that is not whole, or moved away: next time
+                except (ValueError, OSError):  # an incomplete or moved file: next time
                     going = True
             pause = max(_LOOK, (time.perf_counter() - began) / _SHARE)
             if not going:
@@ -121,9 +121,9 @@ class Follower:
 
 
 class FollowedChart:
-    """The chart of a run that goes on, drawn again as it grows; made by plot_run(folder, follow=True).
+    """The chart of a running training, redrawn as it grows; made by plot_run(folder, follow=True).
 
-    It shows itself where a notebook shows it, and updates there until the run has ended, the cell is run again, or
+    It shows itself in a notebook, and updates there until the run has ended, the cell is run again, or
     stop(). A saved notebook keeps the last picture.
     """
 
@@ -132,7 +132,7 @@ class FollowedChart:
         self._follower = Follower(folder, self._update)
 
     def stop(self) -> None:
-        """The picture stays as it is."""
+        """Stop updating; the picture stays."""
         self._follower.stop()
 
     def _bundle(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A completion of a run as a case for check_rewards: a hack that training found never pays again unseen."""
+"""A completion of a run as a case for check_rewards, so that a hack found by training never pays again unnoticed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def case_from(
 ) -> Case:
     """One completion of a run folder as a Case, for check_rewards(rewards, task, found=[case]).
 
-    step, group, number: as `browse` shows them; number counts the group's completions from 0.
-    task: takes the row's columns from the task that the run was on. Without it they are those that the folder keeps:
-    the answer, and what rewards logged; a reward that needs others then says so.
-    honest: the completion is a good one that a reward must pay for, rather than a cheat that it must not.
+    step, group, number: as shown by `browse`; number counts the group's completions from 0.
+    task: the row's columns come from this task, on which the run trained. Without it they come from the folder:
+    the answer, and columns logged by rewards; a reward that needs others then raises an error.
+    honest: the completion is a good one that a reward must pay, rather than a cheat that it must not pay.
     Raises RunFolderError (a ValueError) if there is no such folder; ValueError naming the argument if the run has no
-    such completion, or the task no such question; and for a run of episodes, which no reward function judges.
+    such completion, or the task no such question, or if the run has episodes, which no reward function judges.
 
     >>> hack = case_from("runs/full", step=12, group=0, number=3)  # doctest: +SKIP
     >>> check_rewards(task.rewards, task, found=[hack])  # doctest: +SKIP
@@ -84,7 +84,7 @@ def as_code(case: Case) -> str:
 
 
 def _row_of(task: Task, prompt: str) -> dict:
-    """The task's row whose question the prompt holds; of several the longest, and the one that stands last."""
+    """The task's row whose question the prompt contains; among several the longest, then the last in the prompt."""
     rows = [row for row in [*task.train, *task.held_out] if row["question"] in prompt]
     if not rows:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a run's held-out evaluations say, in words: the last one, beside a constant answer, and a better one before."""
+"""A run's held-out evaluations in words: the last one, compared with a constant answer, and a better earlier one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from grpo_kit.watch.curves import ACCURACY, CONSTANT
 
 REWARD = "eval/reward"
 HOW_TO_KEEP = "keep='best' (--keep best) ends a run with the weights of its best evaluation."
-_WORTH_SAYING = 0.05  # of the accuracy, or of the reward's range: smaller falls are seen in every run
+_WORTH_SAYING = 0.05  # of the accuracy, or of the reward's range: smaller falls occur in every run
 
 
 def value_of(row: Mapping[str, Any], name: str) -> float | None:
-    """A measure of a row of metrics; None where it was not measured."""
+    """A measure of a row of metrics; None if it was not measured."""
     value = row.get(name)
     return None if value is None or value != value else float(value)
 
 
 def held_out_words(row: Mapping[str, Any]) -> str | None:
-    """The held-out measure of a row of metrics, a constant answer first where it is no better; None without one.
+    """The held-out measure of a row of metrics, the constant answer first if it is no better; None without a measure.
 
     >>> held_out_words({"step": 48, "eval/accuracy": 0.467, "eval/accuracy_low": 0.35, "eval/constant": 0.45})
     'no better than a constant answer (45%): held-out accuracy 47% (step 48)'
@@ -37,13 +37,13 @@ def held_out_words(row: Mapping[str, Any]) -> str | None:
 
 
 def no_better(row: Mapping[str, Any]) -> bool:
-    """Does the accuracy's interval reach down to what the best constant strategy has? After the first step alone."""
+    """Does the accuracy's interval reach down to the best constant strategy's accuracy? False before the first step."""
     low, constant = value_of(row, f"{ACCURACY}_low"), value_of(row, CONSTANT)
     return row["step"] > 0 and low is not None and constant is not None and 0 < constant and low <= constant
 
 
 def leading(metrics: pd.DataFrame) -> str | None:
-    """The column that held-out evaluations are judged by: the reward where it was measured for that; None without."""
+    """The column that ranks held-out evaluations: the reward if it was measured for that; None without evaluations."""
     found = [name for name in (REWARD, ACCURACY) if name in metrics and metrics[name].notna().any()]
     if REWARD in found and (ACCURACY not in found or f"{REWARD}_low" in metrics):
         return REWARD
@@ -51,7 +51,7 @@ def leading(metrics: pd.DataFrame) -> str | None:
 
 
 def better_before(metrics: pd.DataFrame) -> str | None:
-    """Which held-out evaluation was better than the last one, in a sentence; None where none was by 5 points or more.
+    """One sentence on a held-out evaluation that was better than the last; None if none was by 5 points or more.
 
     >>> table = pd.DataFrame({"step": [0, 16, 48], "eval/accuracy": [0.17, 0.63, 0.47]})
     >>> better_before(table)

@@ -27,8 +27,8 @@ class LiveChart:
     In a notebook (Lab, VS Code, nbclient, papermill) the two main panels are drawn at every step, as SVG; finish() puts
     the whole chart in their place as one PNG, which stays in the saved file. All outputs have their height from the
     start, so that a page does not jump. Elsewhere it prints one line a step and never imports matplotlib.
-    From the third step on it takes at most 2 % of the time: where steps are so short that a drawing each would cost
-    more, some are left out, and none is older than 5 s when the next step ends. Trouble in here never stops training.
+    From the third step on drawing takes at most 2 % of the time: if steps are so short that a drawing each would cost
+    more, some are left out, and none is older than 5 s when the next step ends. Errors in here never stop training.
 
     pictures: False prints lines in a notebook too. clock: seconds, any origin.
 
@@ -56,12 +56,12 @@ class LiveChart:
         self._handles: dict[str, object] = {}
         self._shown: dict[str, dict] = {}
         self._started = self._drawn = self._clock()
-        self._times: deque[float] = deque([self._started], maxlen=21)  # when the last steps ended
+        self._times: deque[float] = deque([self._started], maxlen=21)  # end times of the last steps
         self._costs: deque[float] = deque(maxlen=5)  # seconds, of the last drawings
         self._pictures = self._may_draw and in_notebook()
 
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
-        """Begin; with a folder that holds steps of an earlier session, chart and time go on from them."""
+        """Begin; if the folder holds steps of an earlier session, chart and time continue from them."""
         self._reset(total_steps)
         self._panel = Panel(folder)
         try:
@@ -84,7 +84,7 @@ class LiveChart:
             self._completions = table[table["step"] == table["step"].max()]
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
-        """Take in the rows of new steps (all rows so far will do too) and the last step's completions."""
+        """Add the rows of new steps (all rows so far are allowed too) and the last step's completions."""
         self._rows |= {int(row["step"]): row for row in rows}
         self._completions = completions if completions is not None else self._completions
         self._times.append(self._clock())
@@ -93,7 +93,7 @@ class LiveChart:
         self._otherwise(self.line)
 
     def replace(self, row: Mapping) -> None:
-        """Take in a row again that an evaluation added to."""
+        """Replace a row to which an evaluation added values."""
         self._rows[int(row["step"])] = row
         self._refresh()
         if said := held_out_words(row):
@@ -106,7 +106,7 @@ class LiveChart:
         self._otherwise(lambda: f"Red flag: {flag}")
 
     def change(self, step: int, text: str) -> None:
-        """Mark what a user changed: a dotted line at the first step with it, and the text below; elsewhere a line."""
+        """Mark a user's change: a dotted line at its first step, and the text below; elsewhere a line."""
         if (step, text) not in self._changes:
             self._changes.append((step, text))
         self._panel.say(f"From step {step}: {text}")
@@ -114,7 +114,7 @@ class LiveChart:
         self._otherwise(lambda: f"From step {step}: {text}")
 
     def progress(self, text: str) -> None:
-        """How far something inside a step is, in the progress line; nothing elsewhere. "" takes it away."""
+        """Show the progress of work inside a step in the progress line; nothing elsewhere. "" removes it."""
         if self._pictures:
             self._status = text
             self._refresh(at_once=True)
@@ -127,7 +127,7 @@ class LiveChart:
         self._otherwise(lambda: text)
 
     def finish(self) -> None:
-        """Show the last state, whatever it costs: the whole chart in place of the two panels."""
+        """Show the last state, at any cost: the whole chart in place of the two panels."""
         self._status, self._over = "", True
         self._panel.end()
         self._draw(self._show_line, self._show_flags, self._show_completions, self._show_whole_chart)
@@ -154,13 +154,13 @@ class LiveChart:
         usual = statistics.median(lasted)
         seconds_a_step = statistics.mean(
             [s for s in lasted if s <= 10 * usual]
-        )  # a pause says nothing of the rest
+        )  # a pause is no estimate for the rest
         if len(lasted) == 1:  # start() may have been called at any point of the first step
             seconds_a_step = self._rows.get(step, {}).get("step_seconds") or seconds_a_step
         return f"{duration(seconds_a_step * max(0, self._total - step))} left"
 
     def _refresh(self, *, at_once: bool = False) -> None:
-        """Draw what changes with a step, unless the last drawing was so short ago that this costs too much."""
+        """Draw the changes of a step, unless the last drawing was so recent that this costs too much."""
         begun = self._clock()
         wait = min(self.LATEST, statistics.median(self._costs) / self.SHARE) if self._costs else 0.0
         if not self._handles:  # before start()
@@ -180,14 +180,14 @@ class LiveChart:
                 self._guard(show)
 
     def _otherwise(self, text: Callable[[], str]) -> None:
-        """Where no pictures are shown: a line."""
+        """Prints a line if no pictures are shown."""
         if not self._pictures or not self._handles:
             self._guard(lambda: print(text(), flush=True))
 
     def _guard(self, show: Callable[[], None]) -> None:
         try:
             show()
-        except Exception as error:  # drawing must never stop training; what went wrong is said once
+        except Exception as error:  # drawing must never stop training; the error is reported once
             if self._pictures:
                 warnings.warn(
                     f"The live chart stops ({type(error).__name__}: {error}). "
@@ -198,7 +198,7 @@ class LiveChart:
             self._pictures = False
 
     def _show_line(self) -> None:
-        """Two lines under a bar: where it is, with what is going on or wrong, and the last step's measures."""
+        """Two lines under a bar: the step, with present work or errors, and the last step's measures."""
         step, time_word = max(self._rows, default=0), self._time(self._over)
         said = [escape(word) for word in (self._step(), time_word, self._status) if word]
         plain = [self.line(done=self._over), *([self._status] if self._status else [])]
@@ -218,11 +218,11 @@ class LiveChart:
         self._show("chart", {"text/plain": "the run's chart so far", "text/html": page})
 
     def _show_panel(self) -> None:
-        """Right under the chart."""
+        """Directly under the chart."""
         self._panel.show()
 
     def _show_flags(self) -> None:
-        """Under the chart in a room of its own, so that what follows stays where it is; the newest on top."""
+        """Under the chart in a box of fixed height, so that the page does not move; the newest on top."""
         lines = [f"{n}. Red flag: {flag}" for n, flag in enumerate(self._flags, 1)] or ["No red flag."]
         page = flags_page(self._flags, scrolls=not self._over)
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})

@@ -1,4 +1,4 @@
-"""Red flags: what is going wrong in a run, since when, why it matters, and what to try first.
+"""Red flags: failures in a run, with first step, evidence, reason and first remedy.
 
 `red_flags` is a pure function of the metrics so far; `Monitor` calls it after each step of a running trainer.
 """
@@ -25,7 +25,7 @@ from grpo_kit.watch.turn_flags import OF_EPISODES
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
-_GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: what bounds the cost of measuring
+_GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: limits of the measuring cost
 _SAME = 1e-6  # of 1: rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
 COLUMNS = (
     "step", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off", "clip_ratio", "reward", "reward/",
@@ -39,14 +39,14 @@ PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
 def red_flags(
     metrics: pd.DataFrame, completions: pd.DataFrame | None = None, config: Mapping[str, Any] | None = None
 ) -> list[Flag]:
-    """What went wrong in a run so far, each flag once, in the order in which they began.
+    """The failures in a run so far, each flag once, in the order of their first steps.
 
-    metrics: one row a step, as read_metrics gives them. completions: as read_completions gives them; only measured
-    where metrics lack their columns (diversity/..., script/..., groups/equal_rewards, scale/...), which the trainer
+    metrics: one row a step, from read_metrics. completions: from read_completions; only measured
+    if metrics lack their columns (diversity/..., script/..., groups/equal_rewards, scale/...), which the trainer
     records.
-    config: its run.json; without it no part is taken to have weight 0.
-    A reward's scale is the range that it states, else [0, 1] and what was seen beyond, so far.
-    What cannot be judged, for want of a column or of steps (spikes take 5, states 3 to 5), raises nothing.
+    config: the run's run.json; without it no part is assumed to have weight 0.
+    A reward's scale is its stated range, else [0, 1] extended to the scores so far.
+    A flag that lacks a column or steps (spikes need 5, states 3 to 5) is not raised.
     Raises ValueError if metrics has no column step.
 
     >>> rate = {"step": [1], "update/share_that_moves": [0.01]}
@@ -64,7 +64,7 @@ def red_flags(
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
         table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
     held_out = table.filter(regex="^eval/")
-    if setup.age and len(held_out.columns):  # measured while a rollout was used again: told with the next one
+    if setup.age and len(held_out.columns):  # measured while a rollout was reused: reported with the next one
         held_out = held_out.ffill(limit=setup.age)
     sampled = table.assign(**held_out)
     sampled = sampled[sampled["reward"].notna()].reset_index(drop=True) if "reward" in table else sampled
@@ -78,14 +78,14 @@ def red_flags(
 def completion_measures(
     completions: pd.DataFrame, *, weights: Mapping[str, float] | None = None
 ) -> pd.DataFrame:
-    """Per step, what the flags read in completions; at most 4 groups a step and 1,000 characters of each are read.
+    """Per step, the measures of completions for the flags, from at most 4 groups a step and 1,000 characters of each.
 
-    completions: as read_completions gives them. weights: of the reward parts by name; those of weight 0 do not count
+    completions: from read_completions. weights: of the reward parts by name; parts of weight 0 do not count
     as cancelling.
-    Returns step; diversity/... (see group_diversity); script/<name>, for each script met the mean share of a
-    completion's letters that are in it (completions of tags and digits only count as the commonest);
+    Returns step; diversity/... (see group_diversity); script/<name>, for each script the mean share of a
+    completion's letters in it (completions of tags and digits only count as the commonest);
     groups/equal_rewards, the share of groups whose rewards do not differ; scale/<reward>/low and /high, the ends of a
-    reward's or a part's scores where some lie outside [0, 1]; frac_cancelled_groups (see cancelled_groups), where there
+    reward's or a part's scores if some lie outside [0, 1]; frac_cancelled_groups (see cancelled_groups), if there
     are several parts.
 
     >>> table = pd.DataFrame({"step": 1, "group": 0, "completion": ["yes", "да"], "reward": [1.0, 0.0]})
@@ -146,7 +146,7 @@ def _scripts(texts: Sequence[str]) -> dict[str, float]:
 def read_flags(folder: str | Path) -> list[Flag]:
     """The red flags of a run folder, in the order in which they were raised; also while the run writes.
 
-    A line that is no flag, as one cut short by a kill or a full disk, is left out with a RuntimeWarning.
+    A line that is no flag, such as one cut short by a kill or a full disk, gives a RuntimeWarning and is left out.
 
     >>> read_flags("runs/no-such-run")
     []
@@ -171,9 +171,9 @@ def read_flags(folder: str | Path) -> list[Flag]:
 class Monitor:
     """Watches one run: measures each step's completions, raises each flag once, appends it to flags.jsonl.
 
-    on_flag: "warn" shows it, "stop" also ends training after the step, a callable is called with the flag.
-    Trouble in here never stops training: it is said once as a RuntimeWarning. A flag that cannot be written, on a full
-    disk, is raised all the same; it is kept and tried again at each step, and in flush().
+    on_flag: "warn" shows the flag, "stop" also ends training after the step, a callable is called with the flag.
+    Errors in here never stop training: each gives one RuntimeWarning. A flag that cannot be written, on a full
+    disk, is raised all the same; it is kept, and written at a later step or in flush().
     Raises ValueError for another on_flag.
     """
 
@@ -186,7 +186,7 @@ class Monitor:
         self.begin(Path(), {}, [])
 
     def begin(self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """A run begins in `folder`, or goes on from `rows`; the flags it raised before are not raised again."""
+        """Begin a run in `folder`, or continue from `rows`; flags raised before are not raised again."""
         same = self._file is not None and self._file.path.parent == folder
         self._file = self._file if same else LineFile(folder / "flags.jsonl")
         self.flush()
@@ -197,18 +197,18 @@ class Monitor:
         self._weights = Setup.of(config).weights
 
     def take_up(self, config: Mapping[str, Any]) -> None:
-        """The run's settings changed while it goes on."""
+        """Use the run's settings after a change during training."""
         self._config, self._weights = config, Setup.of(config).weights
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
-        """What a step's completions add to its row of metrics.csv."""
+        """The measures of a step's completions, for its row of metrics.csv."""
         if completions is None or not len(completions):
             return {}
         table = self._guard(lambda: completion_measures(completions, weights=self._weights))
         return {} if table is None else {k: v for k, v in table.iloc[-1].items() if k != "step" and v == v}
 
     def step(self, row: Mapping[str, Any]) -> list[Flag]:
-        """Take in a finished step's row; returns the flags raised by it, already written unless the disk is full."""
+        """Add a finished step's row; returns the flags raised by it, already written unless the disk is full."""
         unjudged = {f"reward/{part}": np.nan for part in self._config.get("reward_parts") or ()}
         self._rows = [
             *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
@@ -225,7 +225,7 @@ class Monitor:
         return new
 
     def flush(self) -> bool:
-        """Write the flags that wait; True if none waits any more. Warns once each time the disk fails."""
+        """Write the waiting flags; True if none waits any more. Warns once each time the disk fails."""
         try:
             self._file.write()
         except OSError as error:
@@ -244,7 +244,7 @@ class Monitor:
     def _guard(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except Exception as error:  # watching must never stop what is watched
+        except Exception as error:  # watching must never stop training
             warnings.warn(
                 f"The red flags stumbled ({type(error).__name__}: {error}); training goes on.",
                 RuntimeWarning,

@@ -1,4 +1,4 @@
-"""What stands around the live chart: progress line, red flags, three completions; each with a height of its own."""
+"""Outputs around the live chart: progress line, red flags, three completions; each with its own height."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellip
 
 
 def measures(rows: Mapping[int, Mapping]) -> list[str]:
-    """What the last step measured, a few words each; and the held-out accuracy or reward that was measured last.
+    """The last step's measures, a few words each; and the latest held-out accuracy or reward.
 
     >>> measures({1: {"step": 1, "reward": 0.5, "completion_length": 11.2}})
     ['reward 0.50', 'length 11']
@@ -42,12 +42,12 @@ def measures(rows: Mapping[int, Mapping]) -> list[str]:
 
 
 def badge(text: str) -> str:
-    """What draws the eye in front of a sentence, as HTML."""
+    """Highlighted text in front of a sentence, as HTML."""
     return f'<span style="{BADGE}">{escape(text)}</span> '
 
 
 def line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str]) -> str:
-    """A bar and two lines: where the run is and what is going on (HTML), and what the last step measured (text)."""
+    """A bar and two lines: the step and present work (HTML), and the last step's measures (text)."""
     bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
     lines = " · ".join(said), escape(" · ".join(measured))
     page = "".join(f'<div style="{_ONE_LINE}">{line}</div>' for line in lines)
@@ -55,7 +55,7 @@ def line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str
 
 
 def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
-    """Two lines, in which more scroll with the newest on top; or as many as it takes, in their order."""
+    """Two lines that scroll, the newest on top; or as many lines as needed, in order."""
     told = [f"<div>{badge(f'red flag {n}')}{escape(flag, 600)}</div>" for n, flag in enumerate(flags, 1)]
     room = "overflow:auto;height" if scrolls else "min-height"
     told = told[::-1] if scrolls else told
@@ -63,9 +63,9 @@ def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
 
 
 def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
-    """Best, median and worst of the last step, as text and as HTML; where there are episodes, whole episodes.
+    """Best, median and worst of the last step, as text and as HTML; whole episodes if there are any.
 
-    scrolls: in a room of fifteen lines, so that what follows stays where it is; else as many as it takes.
+    scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
     """
     if table is None or not len(table):
         plain = page = "The best, the median and the worst completion of the last step come here."

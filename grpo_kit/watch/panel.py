@@ -1,8 +1,8 @@
-"""Buttons under the chart that ask a running trainer for something: pause, stop, save, another rate or temperature.
+"""Buttons under the chart that send requests to a running trainer: pause, stop, save, a new rate or temperature.
 
-They are buttons of the page, not widgets: each writes a request into the run's folder through the Jupyter server, as
-record.control does from a terminal, and the kernel has no part in it. So they answer while the kernel is busy, after
-the page was loaded again, and with any ipykernel. They need a run below the folder that the server was started in.
+They are buttons of the page, not widgets. Each writes a request into the run's folder through the Jupyter server, like
+record.control from a terminal, without the kernel. So they work while the kernel is busy, after
+the page was reloaded, and with any ipykernel. The run must lie below the folder in which the server was started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from grpo_kit.display import escape, in_notebook
 from grpo_kit.record.control import CONTROL
 
-# What is seen where no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
+# Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
 _INSTEAD = (
     "To steer this run, in another notebook or a terminal's Python: "
     "<code>import grpo_kit as kit; kit.control({folder}).pause()</code>, <code>.go_on()</code>, "
@@ -100,11 +100,11 @@ _LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').fo
 
 
 class Panel:
-    """A row of buttons under the chart, and a line on what was said last; only in a notebook.
+    """A row of buttons under the chart, and a line with the last message; only in a notebook.
 
-    Pause / Go on, Stop after this step, Save now, learning rate and temperature. A click is a file in the run's
-    folder control/, which the trainer takes up between two steps. Where no button can be had the row says what to
-    type instead. Nothing of it stays in the notebook after end(). Trouble in here never stops training.
+    Pause / Go on, Stop after this step, Save now, learning rate and temperature. A click writes a file into the run's
+    folder control/, which the trainer reads between two steps. If no button is possible the row shows the code to
+    type instead. Nothing of it stays in the notebook after end(). Errors in here never stop training.
 
     >>> panel = Panel("runs/full")
     >>> panel.show()
@@ -119,20 +119,20 @@ class Panel:
         self._broken = False
 
     def show(self) -> None:
-        """Show it, once, under what the cell has shown so far; without a folder there is nothing to show."""
+        """Show the panel once, under the cell's output so far; without a folder there is nothing to show."""
         if self.folder is not None and in_notebook() and not self._handles:
             self._guard(self._show_row)
 
     def say(self, text: str) -> None:
-        """What the trainer did about a request, in one line.
+        """Show the trainer's handling of a request, in one line.
 
-        From "Paused ..." to "Going on ..." the first button says "Go on".
+        From "Paused ..." to "Going on ..." the first button reads "Go on".
         """
         if self._handles:
             self._guard(lambda: self._show_status(text))
 
     def end(self) -> None:
-        """Training is over: take it away."""
+        """Training has ended: remove the panel."""
         for name in list(self._handles):
             self._guard(lambda name=name: self._show(name, {}))
         self._handles = {}
@@ -168,7 +168,7 @@ class Panel:
     def _guard(self, show: Callable[[], None]) -> None:
         try:
             show()
-        except Exception as error:  # steering must never stop training; what went wrong is said once
+        except Exception as error:  # steering must never stop training; the error is reported once
             if not self._broken:
                 warnings.warn(
                     f"The control panel fails ({type(error).__name__}: {error}). Training goes on; the stop button "

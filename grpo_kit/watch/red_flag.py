@@ -1,4 +1,4 @@
-"""What a red flag says, what it needs to know of the run, how it is raised, and how a table is read for it."""
+"""The Flag class, the Setup that flags need of a run, the decorator that raises flags, and readers of the table."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pandas as pd
 
 from grpo_kit.watch.curves import scale_columns, seen_range
 
-WINDOW = 5  # steps that a state must last; spikes are seen at once
-# Whether it is there, a bool for each row of the table, and what it saw in a row; None where it cannot be judged.
+WINDOW = 5  # steps that a state must last; spikes are raised at once
+# A bool for each row of the table, and the evidence in a row; None if it cannot be judged.
 Sign = tuple[np.ndarray, Callable[[int], str]] | None
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A red flag. name; step: since when; saw: what, with numbers; why it matters; first: what to try first."""
+    """A red flag. name; step: the first; saw: the evidence, with numbers; why it matters; first: the first remedy."""
 
     name: str
     step: int
@@ -29,7 +29,7 @@ class Flag:
 
     @property
     def brief(self) -> str:
-        """What was seen, without why it matters and what to try."""
+        """The evidence, without reason and remedy."""
         return f"{self.name} since step {self.step}: {self.saw}"
 
     def __str__(self) -> str:
@@ -38,14 +38,14 @@ class Flag:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the flags need of a run.json; the defaults where there is none.
+    """The values of a run.json that flags need; the defaults without one.
 
-    weights: of the rewards by name. inside: names of the parts of those that are sums. best: the highest reward, of
-    rewards in [0, 1]. ranges: those that rewards and parts state; see scale().
-    answer: weights, by name, of the parts that say whether the answer is right; empty where that is not known.
-    constant: what the best constant strategy earns of them, in [0, 1]; None where that is not known.
+    weights: of the rewards by name. inside: part names of the rewards that are sums. best: the highest reward, if
+    rewards lie in [0, 1]. ranges: stated by rewards and parts; see scale().
+    answer: weights, by name, of the parts that judge the answer; empty if unknown.
+    constant: the best constant strategy's score on them, in [0, 1]; None if unknown.
     max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
-    skips: does it leave out a step whose gradient is not finite, and scale the loss less (fp16)?
+    skips: does the run skip a step whose gradient is not finite, and lower the loss scale (fp16)?
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -89,9 +89,9 @@ class Setup:
 def red_flag(
     name: str, *, why: str, first: str, lasted: int = 1
 ) -> Callable[[Callable[..., Sign]], Callable[..., Flag | None]]:
-    """Makes a function that returns a Sign into one that returns the Flag, or None where the sign is nowhere.
+    """Turns a function that returns a Sign into one that returns the Flag, or None if the sign is nowhere.
 
-    lasted: rows that the sign looks back on; the flag's step is the first of them.
+    lasted: rows that the sign covers; the flag's step is the first of them.
     """
 
     def raising(find: Callable[..., Sign]) -> Callable[..., Flag | None]:
@@ -109,12 +109,12 @@ def red_flag(
 
 
 def column(table: pd.DataFrame, name: str) -> np.ndarray:
-    """A measure at each step; NaN where it is missing."""
+    """A measure at each step; NaN if it is missing."""
     return table[name].to_numpy(float) if name in table else np.full(len(table), np.nan)
 
 
 def scale(table: pd.DataFrame, setup: Setup, part: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(lowest, highest) of a part of the reward at each step: its stated range, else the one seen so far (seen_range).
+    """(lowest, highest) of a part of the reward at each step: its stated range, else the observed one (seen_range).
 
     part: None for the reward, whose ends are the weighted sums of its parts'.
     """
@@ -135,7 +135,7 @@ def scale(table: pd.DataFrame, setup: Setup, part: str | None = None) -> tuple[n
 
 
 def trailing(values: np.ndarray, width: int) -> np.ndarray:
-    """Mean of the last `width` values at each step; NaN where one is missing."""
+    """Mean of the last `width` values at each step; NaN if one is missing."""
     return pd.Series(values).rolling(width).mean().to_numpy()
 
 
@@ -145,7 +145,7 @@ def over_window(table: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def first_mean(values: np.ndarray) -> float:
-    """Mean of the first three values that are there."""
+    """Mean of the first three values that exist."""
     there = values[~np.isnan(values)][:3]
     return float(there.mean()) if len(there) else np.nan
 

@@ -1,4 +1,4 @@
-"""The model card of a run: what was trained, on what, for which reward, and what came of it."""
+"""The model card of a run: model, data, reward, and results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _AVERAGED = 3  # steps at either end of the curve
 
 
 def model_card(folder: str | Path, comparison: object | None = None) -> Path:
-    """Write README.md into a run folder, out of what is there; returns its path. A later call writes it anew.
+    """Write README.md into a run folder, from its files; returns its path. A later call replaces the card.
 
-    comparison: of base and tuned (grpo_kit.compare), printed as it prints. Without it the held-out accuracy that the
-    run measured itself is told, or that none was measured.
+    comparison: of base and tuned (grpo_kit.compare), printed as it prints. Without it the card has the run's own
+    held-out accuracy, or states that none was measured.
     Raises RunFolderError (a ValueError) if the folder has no run.json.
 
     >>> model_card("runs/full", comparison)  # doctest: +SKIP
@@ -39,7 +39,7 @@ def card_text(
     license: str | None = None,
     library: str | None = None,
 ) -> str:
-    """The card of model_card. license: of the base, for the head. library: that loads it; None: by what was trained."""
+    """The text of model_card. license: of the base, for the head. library: that loads it; None: by kind of training."""
     path = Path(folder)
     config = run_settings(path)
     if config is None:

@@ -1,7 +1,7 @@
-"""Reward and its parts as SVG text: what the live chart shows at every step, without matplotlib.
+"""Reward and its parts as SVG text, which the live chart shows at every step, without matplotlib.
 
-A pure function of the rows, at most some 10 KB however long the run is. Lengths are half pixels: whole numbers, hence
-short, and still fine enough for a smooth line. It has a white ground of its own, as the PNG at the end has, and so
+A pure function of the rows, at most about 10 KB for a run of any length. Lengths are half pixels: whole numbers, hence
+short, and fine enough for a smooth line. It has its own white ground, like the PNG at the end, and so
 looks the same on light and dark pages.
 """
 
@@ -37,9 +37,9 @@ from grpo_kit.watch.flags import Flag
 
 WIDTH, HEIGHT = 1920, 600  # half pixels
 _POINTS = 460  # in all lines together
-_MARKS = 20  # changes at most, the last ones
+_MARKS = 20  # most changes shown, the last ones
 _LEFT, _GAP, _RIGHT = 70, 90, 24
-_TITLE, _ROW, _BOTTOM = 44, 30, 92  # height of the title, of a legend's row, of what is below the panels
+_TITLE, _ROW, _BOTTOM = 44, 30, 92  # heights: of the title, of a legend's row, of the text below the panels
 _LETTER = 11.6  # mean width of a letter
 _ACCURACY = (ACCURACY, ACCURACY_LOW, ACCURACY_HIGH)
 _DASHES = ("", "14 5", "5 4", "16 5 4 5")
@@ -48,7 +48,7 @@ _DASHES = ("", "14 5", "5 4", "16 5 4 5")
 def draw_svg(
     rows: Sequence[Mapping], *, last_step: int = 1, flags: Sequence[Flag] = (), changes: Sequence[Change] = ()
 ) -> str:
-    """The two main panels of a run as it is now, 960 x 300 pixels.
+    """The two main panels of a run at present, 960 x 300 pixels.
 
     rows: of metrics.csv, by step; x reaches last_step. Lines, moving means and markers are those of chart.draw: flags
     by number, changes by letter, with the last changes in words below.
@@ -107,7 +107,7 @@ class _Panel:
     def frame(
         self, title: str, legend: str, flags: Sequence[Flag], changes: Sequence[Change], *, named: bool
     ) -> str:
-        """Title, legend, scales, and a line where each flag or change began; in one panel with their names."""
+        """Title, legend, scales, and a line at the first step of each flag or change; in one panel with their names."""
         bottom, end = self.y + self.height, self.x + self.width
         drawn = [f'<text x="{self.x}" y="30" font-size="25" fill="#111">{title}</text>']
         drawn += [f'<g transform="translate({self.x} {_TITLE})">{legend}</g>']
@@ -146,7 +146,7 @@ class _Panel:
         most: int,
         spread: np.ndarray | None = None,
     ) -> str:
-        """A measure over the steps: up to 20 the values, from there on pale points under their moving mean."""
+        """A measure over the steps: up to 20 the values, from 21 on pale points under their moving mean."""
         there = np.isfinite(values)
         steps, values = steps[there], values[there]
         if not len(steps):
@@ -177,7 +177,7 @@ class _Panel:
         return "".join(drawn)
 
     def accuracy(self, steps: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-        """Points from end to end of the scale, with their intervals where those are there; some of very many."""
+        """Points from end to end of the scale, with their intervals if they have any; a selection of very many."""
         least, most = self.scale
         values, low, high = (least + (most - least) * share for share in (values, low, high))
         there = np.flatnonzero(np.isfinite(values))
@@ -206,12 +206,12 @@ def _key(colour: str, dash: str) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]], width: int) -> tuple[str, int]:
-    """Keys with their names, in as many rows as they need, at most 3; and how many rows."""
+    """Keys with their names, in as many rows as needed, at most 3; and the number of rows."""
     drawn, x, row = [], 0.0, 1
     for n, (key, name) in enumerate(entries):
         name = cut(name, 30)
         needs = 46 + _LETTER * len(name) + 26
-        more = 150 * (n < len(entries) - 1)  # room to say how many are left out
+        more = 150 * (n < len(entries) - 1)  # room for the number of those left out
         if row == 3 and x and x + needs + more > width:
             drawn.append(_entry("", f"and {len(entries) - n} more", x - 46, row))
             break
@@ -228,7 +228,7 @@ def _entry(key: str, name: str, x: float, row: int) -> str:
 
 
 def _words(changes: Sequence[Change]) -> str:
-    """The last changes that one line holds, oldest first."""
+    """The last changes that fit in one line, oldest first."""
     told, room = [], int((WIDTH - _LEFT - _RIGHT) / _LETTER)
     for number in reversed(range(len(changes))):
         step, text = changes[number]
@@ -245,7 +245,7 @@ def _words(changes: Sequence[Change]) -> str:
 
 
 def _path(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:
-    """Relative to the point before, which is shortest."""
+    """Relative to the previous point, which is shortest."""
     moves = [f"{a}{b}" if b < 0 else f"{a} {b}" for a, b in zip(np.diff(x), np.diff(y), strict=True)]
     if dots:
         return f"M{x[0]} {y[0]}h0" + "".join(f"m{move}h0" for move in moves)

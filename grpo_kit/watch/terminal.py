@@ -1,4 +1,4 @@
-"""A run in a terminal that is not its own: lines out of its files, as it prints them itself."""
+"""Follows a run from another terminal: lines from its files, worded like the run's own output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from grpo_kit.watch.page import measures
 
 
 class Lines:
-    """What a run wrote since it was last asked, as lines. last: earlier steps that are told at first."""
+    """The run's new output since the last call, as lines. last: number of earlier steps to print first."""
 
     def __init__(self, folder: Path, *, last: int) -> None:
         self._folder, self._last = folder, last
-        self._steps: set[int] | None = None  # told; None: nothing was
+        self._steps: set[int] | None = None  # printed; None: none so far
         self._evaluated: set[int] = set()
         self._flags = self._changes = 0
 
@@ -42,7 +42,7 @@ class Lines:
 
     def _of_steps(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         trained = [step for step in sorted(rows) if step > 0]
-        if self._steps is not None:  # what a run that goes on does again is told again
+        if self._steps is not None:  # a resumed run's repeated steps are printed again
             self._steps &= set(rows)
         if self._steps is None:
             shown = trained[len(trained) - min(self._last, len(trained)) :]
@@ -58,13 +58,13 @@ class Lines:
 
 
 def where_it_is(folder: Path) -> tuple[str, bool]:
-    """How far a run is, in a sentence, and whether it has ended."""
+    """The progress of a run in a sentence, and whether it has ended."""
     rows = read_metrics(folder) if (folder / "metrics.csv").is_file() else ()
     step, share = (int(rows["step"].iloc[-1]), rows["progress"].iloc[-1]) if len(rows) else (0, 0.0)
     of = f" of {round(step / share)}" if share else ""
     going = is_locked(folder)
     if going is None and not _by_a_recipe(folder) and share < 1:
-        going = (folder / CONTROL).is_dir() and is_going(folder)  # train() makes it, and takes it away
+        going = (folder / CONTROL).is_dir() and is_going(folder)  # train() makes this folder, and removes it
         going = going or (not len(rows) and is_going(folder))
     if going:
         if share >= 1:
@@ -85,7 +85,7 @@ def _by_a_recipe(folder: Path) -> bool:
 
 
 def _came_to(folder: Path) -> str:
-    """Out of results.json, which a recipe and the notebooks write."""
+    """The result in results.json, which a recipe and the notebooks write."""
     found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     measure = found.get("measure", "accuracy")
 

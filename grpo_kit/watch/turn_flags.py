@@ -1,4 +1,4 @@
-"""What can go wrong over several turns, and how it looks in the metrics of episodes; flags.py has the rest."""
+"""Red flags of several turns, in the metrics of episodes; flags.py has the others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def endless_episodes(table: pd.DataFrame, setup: Setup) -> Sign:
     first="repeat the goal and the last actions in every turn (View(repeat_goal=True, actions=2))",
 )
 def lost_focus(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps half of the turns are the last one again, action and reply; a quarter more than in the best five."""
+    """Over 5 steps half of the turns repeat the last one, action and reply; a quarter more than in the best five."""
     share = over_window(table, "episodes/repeated")
     best = pd.Series(share).cummin().to_numpy()
     return (
@@ -65,7 +65,7 @@ def lost_focus(table: pd.DataFrame, setup: Setup) -> Sign:
     first="kit.audit_turns(tokenizer) says what the template changes; View(chat=False) shows a few actions instead",
 )
 def forking_turns(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps half of what later turns read was read before. A thought that is dropped costs next to nothing."""
+    """Over 5 steps half of what later turns read was read before. A dropped thought costs next to nothing."""
     share = over_window(table, "episodes/reread")
     return (
         share > 0.5,

@@ -1,4 +1,4 @@
-"""Small worlds of text, pure Python and seeded: each with what plays it perfectly, blindly, and at random."""
+"""Small worlds of text, pure Python and seeded; each has a perfect, a blind and a random policy."""
 
 from grpo_kit.episodes.worlds.calculator import calculator
 from grpo_kit.episodes.worlds.grid import grid

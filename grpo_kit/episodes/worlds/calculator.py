@@ -1,4 +1,4 @@
-"""A calculator that has to be used: sums too long for the head, one operation at a time. No constant policy scores."""
+"""A calculator that must be used: sums too long for the head, one operation at a time. No constant policy scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CALL = re.compile(r"(-?\d{1,9})\s*([-+*])\s*(-?\d{1,9})")
 
 
 class Calculator:
-    """Row: question, answer (digits). Reward 1 for the right number said, 0 for a wrong one."""
+    """Row: question, answer (digits). Reward 1 for the right number, 0 for a wrong one."""
 
     def reset(self, row: Mapping[str, Any]) -> str:
         """An empty display."""
@@ -25,7 +25,7 @@ class Calculator:
         return "The display is empty."
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """`calc A op B`, two numbers and one of + - *; or `say N`, which ends it."""
+        """`calc A op B`, two numbers and one of + - *; or `say N`, which ends the episode."""
         verb, _, rest = text.strip().partition(" ")
         rest = rest.strip().removesuffix(".")
         call = _CALL.fullmatch(rest) if verb.lower() == "calc" else None
@@ -39,7 +39,7 @@ class Calculator:
 
 
 def presser(row: Mapping[str, Any], rng: random.Random) -> Any:
-    """The policy that computes in order and says what is shown."""
+    """The policy that computes in order and then gives the displayed number."""
     numbers = re.findall(r"\d+", row["question"])
     operations = re.findall(r"[-+*]", row["question"])
     step = 0

@@ -1,4 +1,4 @@
-"""A hinted grid: walk to a door, told in each turn where it lies. The first lesson in several turns."""
+"""A grid with hints: walk to a door whose direction each turn states. The first lesson in several turns."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def grid(
 ) -> EpisodeTask:
     """Doors at most max_turns steps away; no pair of start and door is in both splits.
 
-    Raises ValueError where there are not as many pairs.
+    Raises ValueError if there are fewer pairs than rows.
     """
     fields = [[line, column] for line in range(size) for column in range(size)]
     pairs = [(s, d) for s in fields for d in fields if 0 < abs(s[0] - d[0]) + abs(s[1] - d[1]) <= max_turns]

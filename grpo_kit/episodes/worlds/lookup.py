@@ -1,4 +1,4 @@
-"""Look things up: who lives where, and what grows there. Cannot be solved without reading the replies."""
+"""Look things up: who lives where, and what grows there. Cannot be solved without reading the observations."""
 
 from __future__ import annotations
 

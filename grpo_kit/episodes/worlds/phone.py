@@ -1,4 +1,4 @@
-"""The menus of a phone: a goal names the way, every screen has its buttons in an order of its own. Mocked."""
+"""The menus of a phone: a goal names the way, and every screen has its own order of buttons. Mocked."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ MENUS = {
 }
 HOME = "Home"
 BUTTONS = 4  # of every screen
-_WORKED = ((0, 3, 1), (2, 0, 3), (3, 1, 2))  # what the worked episodes tap, from 0
+_WORKED = ((0, 3, 1), (2, 0, 3), (3, 1, 2))  # the buttons that the worked episodes tap, from 0
 
 
 class Phone:
     """Row: screens {screen: [buttons]}, path [app, menu, switch]. Reward 1 for the right switch, 0 for a wrong one.
 
-    What the menu does not offer is invalid, and changes nothing.
+    An action that the menu does not offer is invalid, and changes nothing.
     """
 
     actions = (*(f"tap {n}" for n in range(1, BUTTONS + 1)), "back")
@@ -59,7 +59,7 @@ class Phone:
         return self._screen()
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """tap N: a menu opens, or a switch is turned on, which ends it; back to the screen before."""
+        """tap N: opens a menu, or turns on a switch, which ends the episode; back: to the screen before."""
         words = text.strip().lower().removesuffix(".")
         if words == "back" and len(self.way) > 1:
             self.way.pop()
@@ -80,7 +80,7 @@ class Phone:
 
 
 def tapper(row: Mapping[str, Any], rng: random.Random) -> Any:
-    """The policy that taps what the goal names."""
+    """The policy that taps the buttons named in the goal."""
 
     def respond(observation: str) -> str:
         for name in row["path"]:
@@ -92,7 +92,7 @@ def tapper(row: Mapping[str, Any], rng: random.Random) -> Any:
 
 
 def phone(n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 5, seed: int = 0) -> EpisodeTask:
-    """Three right taps; the 64 ways of tapping are right equally often. No row has the goal and screens of another.
+    """Three right taps. The 64 tap sequences are right equally often. No row has the goal and screens of another.
 
     Raises ValueError for fewer than 3 turns, and for a split without rows.
     """
@@ -126,7 +126,7 @@ def phone(n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 5, seed:
 
 
 def _row(rng: random.Random, way: tuple[int, int, int]) -> dict[str, Any]:
-    """way: places, from 0, at which the three right buttons lie."""
+    """way: places, from 0, of the three right buttons."""
     app = rng.choice(list(MENUS))
     menu = rng.choice(list(MENUS[app]))
     path = [app, menu, rng.choice(MENUS[app][menu])]

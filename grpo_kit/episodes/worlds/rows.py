@@ -1,4 +1,4 @@
-"""Rows that are drawn: worked episodes, train and held-out, none of them twice."""
+"""Draws distinct rows: worked episodes, train and held-out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from grpo_kit.argument_checks import check_whole
 
-_TRIES = 1000  # draws without a new row, after which there are taken to be no more
+_TRIES = 1000  # draws without a new row, after which no more are assumed
 
 
 def draw_rows(
     draw: Callable[[int], tuple[Hashable, dict[str, Any]]], n_worked: int, n_train: int, n_held_out: int
 ) -> tuple[list[dict], list[dict], list[dict]]:
-    """(worked, train, held out) rows, no two of one key.
+    """(worked, train, held out) rows, no two with the same key.
 
-    draw: place, from 0 over the worked, then the held-out, then the train rows -> what tells rows apart, and the row.
-    Raises ValueError for a split without rows, and where draws bring nothing new.
+    draw: place, from 0 over the worked, then the held-out, then the train rows -> (the row's key, the row).
+    Raises ValueError for a split without rows, and if draws give nothing new.
 
     >>> draw_rows(lambda place: (place, {"n": place}), 1, 2, 1)
     ([{'n': 0}], [{'n': 2}, {'n': 3}], [{'n': 1}])

@@ -1,4 +1,4 @@
-"""A small shop: search, look at what there is, go back where the size is wrong, buy. WebShop's moves, mocked."""
+"""A small shop: search, look at an item, go back if the size is wrong, buy. WebShop's moves, mocked."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from grpo_kit.episodes.worlds.rows import draw_rows
 KINDS = ("cup", "lamp", "bag", "hat", "box", "bowl", "clock", "chair")
 COLOURS = ("red", "blue", "green", "white", "black", "yellow")
 SIZES = ("small", "medium", "large")
-SHELF = 4  # things of a kind
-# Places of the right thing and of the other one of its colour: back and to the second, none, back and to the second.
+SHELF = 4  # items of a kind
+# Places of the right item and of the other one of its colour: back and to the second, none, back and to the second.
 _WORKED = ((3, 1), (0, 2), (2, 0))
 
 
 class Shop:
-    """Row: kind, colour, size wanted; shelves {kind: [[colour, size], ...]}. Reward 1 for the right thing, else 0.
+    """Row: kind, colour, size wanted; shelves {kind: [[colour, size], ...]}. Reward 1 for the right item, else 0.
 
-    What the menu does not offer is invalid, and changes nothing.
+    An action that the menu does not offer is invalid, and changes nothing.
     """
 
     actions = ("search {kind}", *(f"open {n}" for n in range(1, SHELF + 1)), "back", "buy")
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        """Nothing searched for yet."""
+        """Before any search."""
         self.wanted, self.shelves = [row["colour"], row["size"]], row["shelves"]
         self.wanted_kind, self.kind, self.opened, self.invalid = row["kind"], None, None, False
         return f"The shop has: {', '.join(self.shelves)}. {self._menu()}"
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """search KIND; open N of what was found, which tells its size; back to what was found; buy, which ends it."""
+        """search KIND; open N of the results, which shows its size; back to the results; buy, which ends it."""
         verb, _, what = text.strip().lower().removesuffix(".").partition(" ")
         found = self.kind is not None and self.opened is None
         if verb == "search" and what in self.shelves:
@@ -63,7 +63,7 @@ class Shop:
 
 
 def buyer(row: Mapping[str, Any], rng: random.Random) -> Any:
-    """The policy that opens what has the right colour, one after the other, until the size is right too."""
+    """The policy that opens items of the right colour, one after another, until the size is right too."""
     tried: list[str] = []
 
     def respond(observation: str) -> str:
@@ -79,10 +79,10 @@ def buyer(row: Mapping[str, Any], rng: random.Random) -> Any:
 
 
 def shop(n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 6, seed: int = 0) -> EpisodeTask:
-    """Two things have the colour asked for, one of them the size too: the first that looks right is so half the time.
+    """Two items have the wanted colour, one of them also the size: the first one that looks right is so half the time.
 
-    The right one lies at each of the four places equally often. No row has the goal and the shelf of another.
-    Raises ValueError for fewer than 5 turns, which the way over the wrong one takes, and for a split without rows.
+    The right one is at each of the four places equally often. No row has the goal and the shelf of another.
+    Raises ValueError for fewer than 5 turns, the length of the way over the wrong item, and for a split without rows.
     """
     if not isinstance(max_turns, int) or max_turns < 5:
         raise ValueError(f"max_turns={max_turns!r} leaves no turns to go back and buy; give at least 5")
@@ -114,7 +114,7 @@ def shop(n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 6, seed: 
 
 
 def _row(rng: random.Random, right: int, other: int) -> dict[str, Any]:
-    """right, other: places on the shelf of the two things of the right colour."""
+    """right, other: places on the shelf of the two items of the right colour."""
     kinds = rng.sample(KINDS, 3)
     (colour, *colours), (size, wrong) = rng.sample(COLOURS, 3), rng.sample(SIZES, 2)
     shelves = {kind: [[rng.choice(COLOURS), rng.choice(SIZES)] for _ in range(SHELF)] for kind in kinds}
