@@ -31,6 +31,7 @@ from trl import GRPOTrainer as PlainTrainer
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from grpo_kit import cuda
+from grpo_kit.engine.packing import PackedBatch
 from grpo_kit.models import base_model, load_policy
 from grpo_kit.profiles import profile
 from grpo_kit.rollout.decode import Decoder
@@ -40,7 +41,6 @@ from grpo_kit.rollout.sampling import Sampler
 from grpo_kit.rollout.tree_attention import Block
 from grpo_kit.tasks.largest import largest
 from grpo_kit.training.contact_findings import CHECKS
-from grpo_kit.engine.packing import PackedBatch
 from grpo_kit.training.trainer import GRPOTrainer
 
 STEPS = 3

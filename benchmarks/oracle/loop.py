@@ -73,7 +73,9 @@ def loop_steps(
 ) -> list[Step]:
     """The run's steps with the recorded completions. Raises ValueError where there are none: the loop's are others."""
     if forced is None or run.episodes:
-        raise ValueError("the loop draws other random numbers, and plays no episodes here; give forced completions")
+        raise ValueError(
+            "the loop draws other random numbers, and plays no episodes here; give forced completions"
+        )
     task, (model, tokenizer) = run.task(), run.policy()
     places = {row["question"]: place for place, row in enumerate(task.train)}
     ends = end_ids(model, tokenizer)
@@ -85,7 +87,9 @@ def loop_steps(
     )  # fmt: skip
     made: list[Step] = []
 
-    def recorded(model: Any, tokenizer: Any, task: Any, rows: Any, config: Config, numbers: StepNumbers) -> Batch:
+    def recorded(
+        model: Any, tokenizer: Any, task: Any, rows: Any, config: Config, numbers: StepNumbers
+    ) -> Batch:
         step = forced[numbers.step]
         rows = [task.train[place] for place in step["rows"][:: config.group_size]]
         prompts = [list(tokenizer(text)["input_ids"]) for text in task.render(tokenizer, rows)]

@@ -75,8 +75,8 @@ def trained_in(where: str, *, task: str | None = None, profile: str | None = Non
 
 
 def _model_in(folder: Path) -> tuple[Path, str]:
-    from grpo_kit.training.checkpoints import last_whole_checkpoint, steps_in
     from grpo_kit.loop.digests import STATE
+    from grpo_kit.training.checkpoints import last_whole_checkpoint, steps_in
 
     for name in ("model", "adapter"):
         if (folder / name).is_dir():

@@ -172,7 +172,9 @@ class KeptHead:
 
 def usable_head(head: torch.nn.Module, hidden: torch.Tensor) -> bool:
     """Can `head_logprobs` stand in for this output layer: a plain float32 Linear without bias, on a CPU?"""
-    return type(head) is torch.nn.Linear and head.bias is None and is_plain(head) and usable(hidden, head.weight)
+    return (
+        type(head) is torch.nn.Linear and head.bias is None and is_plain(head) and usable(hidden, head.weight)
+    )
 
 
 def head_logprobs(

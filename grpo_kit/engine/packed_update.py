@@ -51,7 +51,12 @@ class PackedUpdate:
         return self.memory.run(work, rows)
 
     def gradients(
-        self, model: Any, batch: Batch, loss: PolicyLoss, temperature: float, backward: Callable[[Tensor], None]
+        self,
+        model: Any,
+        batch: Batch,
+        loss: PolicyLoss,
+        temperature: float,
+        backward: Callable[[Tensor], None],
     ) -> float:
         """The update's loss; its gradient is added into each parameter's .grad by `backward`."""
         places = loss.needed()

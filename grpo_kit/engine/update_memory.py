@@ -14,13 +14,13 @@ import torch
 from peft import PeftModel
 from torch.utils.checkpoint import checkpoint
 
+from grpo_kit.engine.packing import Row
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models import base_model
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE
-from grpo_kit.engine.packing import Row
 
 _DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
 _LAYERS_TO_ONE_AGAIN = 14

@@ -32,15 +32,7 @@ def generate(
     prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
     prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
     ends = end_ids(model, tokenizer)
-    how = GenerationConfig(
-        max_new_tokens=config.max_completion_tokens,
-        do_sample=True,
-        temperature=numbers.temperature,
-        top_p=config.top_p,
-        top_k=0,
-        eos_token_id=ends,
-        pad_token_id=pad_id(tokenizer, ends),
-    )
+    how = generation_config(tokenizer, ends, config, numbers)
     # What a checkpoint brings along (Qwen2.5: top_k 20, repetition_penalty 1.1) would fill in what is left open.
     own, base = None, model.get_base_model() if hasattr(model, "get_base_model") else model
     own, base.generation_config = base.generation_config, GenerationConfig()
@@ -52,6 +44,21 @@ def generate(
         base.generation_config = own
     written = [up_to_end(tokens, ends) for tokens in made[:, ids.size(1) :].tolist()]
     return as_batch(tokenizer, rows, config.group_size, prompts, written, ends)
+
+
+def generation_config(
+    tokenizer: Any, ends: Sequence[int], config: Config, numbers: StepNumbers
+) -> GenerationConfig:
+    """How a step samples: the model's distribution at the step's temperature, and nothing that a checkpoint adds."""
+    return GenerationConfig(
+        max_new_tokens=config.max_completion_tokens,
+        do_sample=True,
+        temperature=numbers.temperature,
+        top_p=config.top_p,
+        top_k=0,
+        eos_token_id=list(ends),
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
+    )
 
 
 def as_batch(
@@ -88,11 +95,6 @@ def render(
             mend="drop the row or lower max_completion_tokens",
         )  # fmt: skip
     return prompts
-
-
-def pad_id(tokenizer: Any, ends: Sequence[int]) -> int:
-    """The token that fills up what is shorter; nothing reads it."""
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0]
 
 
 def seed_of(*parts: Any) -> int:

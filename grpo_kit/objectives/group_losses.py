@@ -272,7 +272,7 @@ def kl_term(
     ref_logprobs: Tensor | None = None,
     correct_kl: bool = False,
 ) -> Tensor:
-    """beta k3 of each token, (R, T); with correct_kl it is beta rho k3. Takes Options, so another keyword is an error."""
+    """beta k3 of each token, (R, T); with correct_kl it is beta rho k3. Any keyword but Options is an error."""
     if beta == 0.0:
         return torch.zeros_like(logprobs)
     if ref_logprobs is None:

@@ -62,7 +62,7 @@ def luspo(
     num_rows: int | None = None,
     **options: Unpack[Options],
 ) -> Tensor:
-    """L = -mean_i |o_i| min(s_i A_i, clip(s_i) A_i): GSPO times each completion's length, so that none is punished for it.
+    """L = -mean_i |o_i| min(s_i A_i, clip(s_i) A_i): GSPO times each completion's length.
 
     level: meant for "sequence", the paper's; at "token" each token has its own ratio and clip.
     Source: LUSPO, arXiv:2602.05261; TRL's loss_type="luspo".

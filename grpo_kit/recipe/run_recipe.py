@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.readiness import readiness
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.models import is_adapter, load_policy
 from grpo_kit.recipe import remembered
 from grpo_kit.record.files import KEPT, RunFolderError, holds_run, next_run_folder, read_metrics, write_whole
@@ -25,7 +26,6 @@ from grpo_kit.record.run_lock import alone
 from grpo_kit.training.checkpoints import last_whole_checkpoint
 from grpo_kit.training.checks import to_go_on
 from grpo_kit.training.disk import weight_bytes
-from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.watch.held_out_words import HOW_TO_KEEP, better_before
 from grpo_kit.watch.run_card import model_card
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from grpo_kit.models import has_dropout
 from grpo_kit.engine.packing import why_not_packed
+from grpo_kit.models import has_dropout
 from grpo_kit.training.trl_internals import LOSS_STATE, metrics_set_aside
 from grpo_kit.training.update import PackedUpdate
 
@@ -70,7 +70,9 @@ class Logprobs:
         if self.trainer.aux_loss_enabled:
             return "it has an auxiliary loss"
         images = ("pixel", "image", "num_images", "num_tiles", "token_type")
-        return "images" if any(key.startswith(images) for key in inputs) else why_not_packed(self.trainer.model)
+        return (
+            "images" if any(key.startswith(images) for key in inputs) else why_not_packed(self.trainer.model)
+        )
 
     def collects(self, inputs: dict[str, Any]) -> bool:
         """Do these micro-batches wait for the last one of their optimizer step?"""

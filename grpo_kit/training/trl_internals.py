@@ -12,10 +12,10 @@ import trl.trainer.grpo_trainer as trl_grpo
 import trl.trainer.utils as trl_utils
 from peft import PeftModel
 
+from grpo_kit.engine.cpu_lm_head import KeptHead, embed
 from grpo_kit.models import base_model
 from grpo_kit.rewards.scoring import totals
 from grpo_kit.rollout.tree_attention import TreePlan
-from grpo_kit.engine.cpu_lm_head import KeptHead, embed
 
 LOSS_STATE = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")  # what trl's loss changes
 is_async_callable = trl_utils.is_async_callable

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from grpo_kit.engine.packing import FLEX_BLOCK, Row, make_chunks, pack_rows, rows_of
+from grpo_kit.engine.update_memory import UpdateMemory
 from grpo_kit.models import base_model, has_dropout
 from grpo_kit.rollout.tree_attention import NAME as TREE
-from grpo_kit.engine.packing import FLEX_BLOCK, Row, make_chunks, pack_rows, rows_of
 from grpo_kit.training.restore import get_random_state, set_random_state
 from grpo_kit.training.trl_internals import add_high_entropy_masks, label_logprobs, loss_mask
-from grpo_kit.engine.update_memory import UpdateMemory
 
 MicroBatch = dict[str, Any]
 

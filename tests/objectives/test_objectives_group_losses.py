@@ -127,7 +127,9 @@ BY_HAND = {
     "gspo_token": -((1 + 4e-4) - 2 * 1.5) / 2,
     "positives_grpo": -(0.5 + 1.2 + 1.2) / 3 / 2,
     "luspo": -((0.5 + 1.0025 + 1.0025) - 3) / 2,
-    "sapo": -4 * (sum(1 / (1 + math.exp(1 - r)) for r in (0.5, 1.25, 2)) / 3 - 2 / 1.05 / (1 + math.exp(-0.525))) / 2,
+    "sapo": -4
+    * (sum(1 / (1 + math.exp(1 - r)) for r in (0.5, 1.25, 2)) / 3 - 2 / 1.05 / (1 + math.exp(-0.525)))
+    / 2,
 }
 
 
@@ -161,7 +163,9 @@ def test_sapo_fades_on_both_sides_and_never_jumps():
     """The slope is -A rho 4 sigma (1 - sigma): -A at rho = 1, less on both sides, and 0 nowhere."""
     ratios = torch.tensor([[0.1, 0.5, 1.0, 2.0, 6.0]], dtype=torch.float64)
     logprobs = ratios.log().requires_grad_()
-    slope = gradient(sapo(logprobs, torch.zeros_like(ratios), torch.ones(1).double(), torch.ones(1, 5)), logprobs)
+    slope = gradient(
+        sapo(logprobs, torch.zeros_like(ratios), torch.ones(1).double(), torch.ones(1, 5)), logprobs
+    )
     gate = torch.sigmoid(ratios - 1)
     assert close(slope * 5, -ratios * 4 * gate * (1 - gate)) and (slope < 0).all()
 

@@ -15,10 +15,10 @@ from recipe_file import written
 from safetensors.torch import load_file
 
 import grpo_kit as kit
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.models import load_policy
 from grpo_kit.recipe import Recipe, remembered, run_recipe
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.loop.interrupts import Stopped
 
 ROOT = Path(kit.__file__).parents[1]
 

@@ -21,12 +21,12 @@ from transformers import TrainerCallback
 
 from grpo_kit import tasks
 from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.models import load_policy
 from grpo_kit.record.control import control
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rewards.scoring import RewardError
 from grpo_kit.training import first_contact
-from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.training.together import ProcessFailed
 from grpo_kit.training.trainer import GRPOTrainer
 

@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
 from grpo_kit import schedules
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.record.control import control, read_changes
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.loop.interrupts import Stopped
 
 AT = 3  # steps done when the change is asked for
 STEPS = 6

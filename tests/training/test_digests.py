@@ -7,8 +7,8 @@ import shutil
 import pytest
 from tiny_run import make, same, weights
 
-from grpo_kit.training.checkpoints import choose, last_whole_checkpoint
 from grpo_kit.loop.digests import DIGESTS, what_is_wrong, write_digests
+from grpo_kit.training.checkpoints import choose, last_whole_checkpoint
 
 SAVES = dict(save_strategy="steps", save_steps=2)
 BINARY = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")

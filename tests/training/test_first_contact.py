@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 from benchmarks.first_contact import ALONE, CLEAN, FAULTS, PlainTrainer, apart, changed, trained
 from benchmarks.result import RESULTS
 from grpo_kit import cuda as hardware
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.models import load_policy
 from grpo_kit.optim.check_adamw import MOST, beside_adamw
 from grpo_kit.rollout.compare_logprobs import few, gap
@@ -17,7 +18,6 @@ from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.training import plain_pass
 from grpo_kit.training.contact_findings import CHECKS
-from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.training.plain_pass import relative
 
 # Bit for bit, but what is trained on is put off in the middle of a run there, where packing has moved a weight already:

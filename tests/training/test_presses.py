@@ -8,8 +8,8 @@ import threading
 import pytest
 from tiny_run import data, interrupted_once, make, press_stop, same, weights
 
-from grpo_kit.record.files import read_metrics
 from grpo_kit.loop.interrupts import InterruptGuard
+from grpo_kit.record.files import read_metrics
 
 EVALUATES = dict(eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=4)
 

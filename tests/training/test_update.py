@@ -9,9 +9,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 from trl.trainer.utils import split_tensor_dict
 
+from grpo_kit.engine.packing import rows_of
 from grpo_kit.models import base_model, load_policy
 from grpo_kit.models.renamed import NAME as CHECKPOINTING
-from grpo_kit.engine.packing import rows_of
 
 LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 

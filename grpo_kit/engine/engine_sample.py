@@ -1,0 +1,48 @@
+"""EngineSample: the completions of a step by the kit's engine, on the weights that are trained; no second copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from grpo_kit.loop.generate import as_batch, generation_config, render
+from grpo_kit.loop.grpo_config import Config, StepNumbers
+from grpo_kit.loop.padded_update import autocast
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.complete import end_ids
+
+
+class EngineSample:
+    """Called as `generate` is. may_stay(engine, prompt_ids, completion_ids): may keys, values and graphs be kept?"""
+
+    def __init__(self, model: Any, may_stay: Callable[[RolloutEngine, list, list], bool]) -> None:
+        self.engine, self._may_stay = RolloutEngine(model), may_stay
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        task: Any,
+        rows: Sequence[dict[str, Any]],
+        config: Config,
+        numbers: StepNumbers,
+    ) -> Batch:
+        """group_size completions of each row's prompt, with their log-probabilities and entropies."""
+        prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
+        prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
+        ends, stays = end_ids(model, tokenizer), False
+        how = generation_config(tokenizer, ends, config, numbers)
+        try:
+            with autocast(config, next(model.parameters()).device):
+                made = self.engine.generate(prompts, how, seed=int(torch.randint(2**62, ())))
+            stays = self._may_stay(self.engine, prompts, made.completion_ids)
+        finally:
+            if not stays:
+                self.engine.release()
+        return as_batch(
+            tokenizer, rows, config.group_size, prompts, made.completion_ids, ends,
+            sampler_logprobs=made.policy_logprobs, entropies=made.entropies,
+        )  # fmt: skip
