@@ -72,6 +72,10 @@ def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: No
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         torch.manual_seed(setup.workload.seed)
         model = copy.deepcopy(setup.model).to("cuda" if setup.cuda else "cpu")
+        if arm == "loop":
+            from benchmarks.step.loop_arm import measure_loop
+
+            return measure_loop(setup, model, folder, say)
         trainer = ARMS[arm](setup, model, folder)
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
@@ -201,4 +205,5 @@ ARMS = {
     "kit-rollout": kit_rollout,
     "kit-update": kit_update,
     "vllm": vllm,
+    "loop": None,  # benchmarks/step/loop_arm.py
 }

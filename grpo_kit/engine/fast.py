@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import GenerationConfig
 
 from grpo_kit.engine.engine_sample import EngineSample
+from grpo_kit.engine.freed_memory import kept_for_the_next_step
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.packing import why_not_packed
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.rollout import RolloutEngine
 
+if TYPE_CHECKING:
+    from grpo_kit.loop.grpo import GRPOTrainer
+
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 
 
+class KeepFreedMemory(Hook):
+    """On a CPU, what a step frees stays with the process for the next step; see freed_memory.py."""
+
+    def begin(self, trainer: GRPOTrainer) -> None:
+        """Until the run ends."""
+        self._inside = ExitStack()
+        self._inside.enter_context(kept_for_the_next_step(trainer.device))
+
+    def end(self, trainer: GRPOTrainer, error: BaseException | None) -> None:
+        """Freed memory goes back to the system."""
+        self._inside.close()
+
+
 class Seams(NamedTuple):
-    """What a GRPOTrainer takes as sample= and update=. why_not: why one of them is a plain one, None if none is."""
+    """What a GRPOTrainer takes. why_not: why sample or update is a plain one, None if neither is."""
 
     sample: Any
     update: Any
+    hooks: list[Hook]
     why_not: str | None
 
 
@@ -32,12 +52,13 @@ def fast(model: Any, config: Config) -> Seams:
     Both share the card: the update has its bytes back, unless it is as fast without them.
 
     >>> seams = fast(model, config)  # doctest: +SKIP
-    >>> GRPOTrainer(model, task, config, sample=seams.sample, update=seams.update, ...)  # doctest: +SKIP
+    >>> seams.why_not is None  # doctest: +SKIP
+    True
     """
     how = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=1.0, top_k=0, top_p=config.top_p)
     no_engine, no_packing = RolloutEngine.unsupported(model, how), why_not_packed(model)
     update = PaddedUpdate(config) if no_packing else PackedUpdate(model, config)
-    memory = getattr(update, "memory", None)
+    memory, hooks = getattr(update, "memory", None), [KeepFreedMemory()]
 
     def may_stay(engine: RolloutEngine, prompt_ids: list, completion_ids: list) -> bool:
         """On a card where the update does as well without these bytes; on a CPU where there is room."""
@@ -48,7 +69,7 @@ def fast(model: Any, config: Config) -> Seams:
         return memory is not None and memory.spares(engine.nbytes(), rows)
 
     if no_engine:
-        return Seams(generate, update, f"the engine cannot sample: {no_engine}")
+        return Seams(generate, update, hooks, f"the engine cannot sample: {no_engine}")
     sample = EngineSample(model, may_stay)
 
     def give_back() -> bool:
@@ -58,4 +79,6 @@ def fast(model: Any, config: Config) -> Seams:
 
     if memory is not None:
         memory.give_back = give_back
-    return Seams(sample, update, no_packing and f"the packed update cannot do this model: {no_packing}")
+    return Seams(
+        sample, update, hooks, no_packing and f"the packed update cannot do this model: {no_packing}"
+    )

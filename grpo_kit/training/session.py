@@ -17,11 +17,11 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from grpo_kit.argument_checks import check_choice
+from grpo_kit.engine.freed_memory import kept_for_the_next_step
 from grpo_kit.loop.digests import what_is_wrong
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.training import checkpoints
 from grpo_kit.training.checkpoints import CheckpointNotSaved, Checkpoints
-from grpo_kit.training.freed_memory import kept_for_the_next_step
 from grpo_kit.training.lineage import mark_trained
 from grpo_kit.training.quiet import quiet
 from grpo_kit.training.recorder import Recorder

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tiny_run import make
 
-from grpo_kit.training import freed_memory
-from grpo_kit.training.freed_memory import kept_for_the_next_step
+from grpo_kit.engine import freed_memory
+from grpo_kit.engine.freed_memory import kept_for_the_next_step
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 CPU = torch.device("cpu")
