@@ -17,24 +17,24 @@ ROOT = Path(grpo_kit.__file__).parent
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}
 
 BUDGETS = {
-    "private reaches across files": 94,
+    "private reaches across files": 97,
     "private reaches into the trainer": 34,
     "classes that take the trainer": 14,
-    "modules loaded by importing the trainer": 80,
+    "modules loaded by importing the trainer": 82,
     "modules loaded by import grpo_kit.tasks.largest": 20,
-    "public names": 999,
-    "public names shown nowhere": 634,
+    "public names": 1047,
+    "public names shown nowhere": 669,
     "file names that repeat another": 0,
-    "lines": 43701,
+    "lines": 45768,
 }
 
 ROOM_LINES = {
-    "training": 7853, "rewards": 4482, "watch": 3633, "verdicts": 3241, "tasks": 2982, "rollout": 2925,
-    "episodes": 2438, "evaluation": 2427, "exports": 1825, "sandbox": 1229, "lab": 1056, "recipe": 1047,
-    "memory": 1041, "objectives": 1029, "doctor": 881, "models": 826, "record": 813, "commands": 725,
-    "optim": 544, "profiles": 477, "prompts": 465, "trackers": 378, "display": 279, "preferences": 275,
-    "schedules": 172, "__init__": 171, "literal_calls": 120, "argument_checks": 103, "torch_builds": 61,
-    "unsloth": 55, "__main__": 54, "cuda": 48, "lazy": 46,
+    "training": 6995, "rewards": 4480, "watch": 3633, "verdicts": 3241, "tasks": 2982, "rollout": 2923,
+    "episodes": 2438, "evaluation": 2427, "exports": 1825, "loop": 1680, "sandbox": 1229, "objectives": 1144,
+    "lab": 1056, "recipe": 1047, "memory": 1041, "record": 1018, "engine": 929, "doctor": 881, "models": 826,
+    "commands": 725, "optim": 544, "profiles": 477, "prompts": 465, "trackers": 378, "display": 279,
+    "preferences": 275, "schedules": 172, "__init__": 171, "literal_calls": 120, "argument_checks": 103,
+    "torch_builds": 61, "unsloth": 55, "__main__": 54, "cuda": 48, "lazy": 46,
 }  # fmt: skip
 
 

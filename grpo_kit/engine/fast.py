@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
 
@@ -18,21 +18,18 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.rollout import RolloutEngine
 
-if TYPE_CHECKING:
-    from grpo_kit.loop.grpo import GRPOTrainer
-
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 
 
 class KeepFreedMemory(Hook):
     """On a CPU, what a step frees stays with the process for the next step; see freed_memory.py."""
 
-    def begin(self, trainer: GRPOTrainer) -> None:
+    def begin(self, trainer: Any) -> None:
         """Until the run ends."""
         self._inside = ExitStack()
         self._inside.enter_context(kept_for_the_next_step(trainer.device))
 
-    def end(self, trainer: GRPOTrainer, error: BaseException | None) -> None:
+    def end(self, trainer: Any, error: BaseException | None) -> None:
         """Freed memory goes back to the system."""
         self._inside.close()
 

@@ -15,19 +15,16 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from grpo_kit.loop.digests import DIGESTS, what_is_wrong, write_digests
 from grpo_kit.models import base_model
-from grpo_kit.record.files import RUN, RunFolderError
-
-if TYPE_CHECKING:
-    from grpo_kit.loop.grpo import GRPOTrainer
+from grpo_kit.record.files import RunFolderError
 
 SAVING, STATE, OPTIMIZER = ".saving", "run_state.json", "optimizer.pt"
 
@@ -36,85 +33,81 @@ class CheckpointNotSaved(OSError):
     """A checkpoint could not be written; what it should hold is still in memory."""
 
 
-def save(trainer: GRPOTrainer) -> Path:
-    """Write the trainer's checkpoint; older ones go, but for config.save_total_limit and the best.
+def save(
+    folder: Path,
+    state: dict[str, Any],
+    *,
+    model: Any,
+    tokenizer: Any,
+    optimizer: torch.optim.Optimizer,
+    limit: int = 1,
+    stay: Collection[str] = (),
+) -> Path:
+    """Write checkpoint-<step> of a run's folder; returns its path. One that is there and whole stays as it is.
 
-    Raises CheckpointNotSaved, and leaves nothing of it, where the disk does not take it.
+    state: what run_state.json holds, with "step". limit: how many checkpoints are kept, the newest first, besides those
+    that `stay` names. Raises CheckpointNotSaved, and leaves nothing of it, where the disk does not take it.
     """
-    target = trainer.folder / f"checkpoint-{trainer.step}"
+    target, part = folder / f"checkpoint-{state['step']}", folder / SAVING
     if target.exists() and what_is_wrong(target) is None:
         return target
-    part = trainer.folder / SAVING
     try:
         shutil.rmtree(part, ignore_errors=True)  # what a kill left
         part.mkdir(parents=True)
-        _write(trainer, part)
+        model.save_pretrained(part, max_shard_size="1TB")
+        tokenizer.save_pretrained(part)
+        torch.save(optimizer.state_dict(), part / OPTIMIZER)
+        (part / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         write_digests(part)
         for path in [
             *part.rglob("*"),
             part,
-        ]:  # else a power cut could leave the name without what it stands for
+        ]:  # else a power cut could leave a name without what it stands for
             _sync(path)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one
         os.replace(part, target)
-        _sync(target.parent)
+        _sync(folder)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, Exception):
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointNotSaved(f"{target} cannot be written ({what})") from error
         raise
-    stay = {target, *(trainer.folder / name for name in trainer.kept_checkpoints)}
-    others = [path for path in checkpoints(trainer.folder) if path not in stay]
-    for path in others[: max(len(others) - trainer.config.save_total_limit + 1, 0)]:
+    others = [path for path in checkpoints(folder) if path != target and path.name not in stay]
+    for path in others[: max(len(others) - limit + 1, 0)]:
         shutil.rmtree(path, ignore_errors=True)
     return target
 
 
-def _write(trainer: GRPOTrainer, folder: Path) -> None:
-    trainer.model.save_pretrained(folder, max_shard_size="1TB")
-    trainer.tokenizer.save_pretrained(folder)
-    torch.save(trainer.optimizer.state_dict(), folder / OPTIMIZER)
-    state = {
-        "step": trainer.step,
-        "config": trainer.config.values(),
-        "tokens": trainer.tokens,
-        "seconds": trainer.seconds,
-        "scaler": trainer.scaler.state_dict(),
-    }
-    (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+def last_whole(folder: Path) -> Path:
+    """The newest checkpoint whose files are as they were written; one that is passed over is named.
 
-
-def load_last(trainer: GRPOTrainer) -> None:
-    """Put the run's last whole checkpoint into the trainer. A damaged one is named, and the one before is taken.
-
-    A field of the config that was changed while the run trained has its value of then; one that the trainer's config
-    has another value of than the run was begun with is a change from the next step on.
-    Raises RunFolderError where no checkpoint is whole, ValueError for a config that the run cannot go on with.
+    Raises RunFolderError where none is whole.
     """
     passed = []
-    for folder in reversed(checkpoints(trainer.folder)):
-        wrong = what_is_wrong(folder) if (folder / DIGESTS).exists() else "it was not written to its end"
+    for path in reversed(checkpoints(folder)):
+        wrong = what_is_wrong(path) if (path / DIGESTS).exists() else "it was not written to its end"
         if wrong is None:
             for line in passed:
-                print(f"{line}. Going on from {folder}.", flush=True)
-            return load(trainer, folder)
-        passed.append(f"{folder} is damaged and is passed over: {wrong}")
+                print(f"{line}. Going on from {path}.", flush=True)
+            return path
+        passed.append(f"{path} is damaged and is passed over: {wrong}")
     named = f" ({'; '.join(passed)})" if passed else ""
     raise RunFolderError(
-        f"folder={str(trainer.folder)!r} holds no whole checkpoint to go on from{named}; begin under another name"
+        f"folder={str(folder)!r} holds no whole checkpoint to go on from{named}; begin under another name"
     )
 
 
-def load(trainer: GRPOTrainer, folder: Path) -> None:
-    """Weights, optimizer, step and config of a checkpoint that is whole."""
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    trainer.take_up_config(state["config"], _begun_with(trainer.folder))
-    load_weights(trainer.model, folder)
-    saved = torch.load(folder / OPTIMIZER, map_location=trainer.device, weights_only=True)
-    trainer.optimizer.load_state_dict(saved)
-    trainer.scaler.load_state_dict(state["scaler"])
-    trainer.step, trainer.tokens, trainer.seconds = state["step"], state["tokens"], state["seconds"]
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """run_state.json of a checkpoint that is whole."""
+    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+
+
+def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Put a checkpoint's weights and moments into a model and its optimizer, bit for bit."""
+    load_weights(model, checkpoint)
+    device = next(model.parameters()).device
+    optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER, map_location=device, weights_only=True))
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -131,10 +124,6 @@ def load_weights(model: Any, folder: Path) -> None:
     tied = set(getattr(base, "all_tied_weights_keys", None) or {})
     if missing.unexpected_keys or set(missing.missing_keys) - tied:
         raise RunFolderError(f"{folder} holds the weights of another model than the trainer has")
-
-
-def _begun_with(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / RUN).read_text(encoding="utf-8"))["config"]
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

@@ -15,13 +15,14 @@ a step and its last written line the stop button waits; that takes seconds.
 Left out of GRPO, and why: the reference model where beta is 0, most of today's recipes (it costs a model's memory and
 moves little in a short run); a value model (the group's mean is the baseline); sampling from the next batch while this
 one trains (one card does one thing at a time).
-Several processes: each makes and trains its share of a step's prompts (ranks.py).
+Longer than 300 lines because a step, a stop and a change are read together.
 """
 
 from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ import torch
 
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.generate import generate, rows_of_step, seed_of
-from grpo_kit.loop.grpo_config import Config, StepNumbers, from_json
+from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, StepNumbers, from_json
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.measures import measures
@@ -43,6 +44,7 @@ from grpo_kit.loop.score import give_advantages, score, with_signal
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models import has_dropout
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
+from grpo_kit.record.files import run_settings
 from grpo_kit.record.jsonl_run import RunLog
 
 Sample = Callable[..., Batch]
@@ -104,6 +106,7 @@ class GRPOTrainer:
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
         self._changes: dict[str, list[Any]] = {}  # of the step to come: field -> [before, now]
         self._known = self.config.values()
+        self._save_failed = False  # the last checkpoint that was due
         self._half_done = False  # between the first update of a step and its last line: weights of no step
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -145,9 +148,9 @@ class GRPOTrainer:
     def one_step(self) -> None:
         """One step: a function of (weights, optimizer state, seed, step)."""
         begin = time.monotonic()
-        self._note_changes()
         for hook in self.hooks:
             hook.before_step(self)
+        self._note_changes()
         numbers = self.config.at(self.step)
         seed_everything(self.config.seed, self.step)
         batch, reported = self.roll_out(numbers)
@@ -164,8 +167,8 @@ class GRPOTrainer:
         self._half_done = False
         for hook in self.hooks:
             hook.after_step(self, row, batch)
-        if self.config.save_steps and self.step % self.config.save_steps == 0:
-            self.save()
+        if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
+            self._save_or_warn()
         self.guard.end_finish_first()
 
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
@@ -236,14 +239,43 @@ class GRPOTrainer:
 
         Raises ValueError, and changes nothing, for a field that cannot change and a value that cannot be.
         """
+        free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
+        if fixed := sorted(set(values) - set(free)):
+            raise ValueError(f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}")
         Config(**{**vars_of(self.config), **values})  # all of them are checked before one is set
         self._check(values)
         for name, value in values.items():
             setattr(self.config, name, value)
 
+    def _save_or_warn(self) -> None:
+        """Training goes on where a disk does not take a checkpoint; the next step tries again."""
+        self._save_failed = False
+        try:
+            self.save()
+        except checkpoint.CheckpointNotSaved as error:
+            self._save_failed = True
+            warnings.warn(
+                f"{error}. Training goes on; the next step tries again, or trainer.save().",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
     def save(self) -> Path:
         """A checkpoint of the steps done so far, in the run's folder. Raises CheckpointNotSaved where it cannot."""
-        return checkpoint.save(self)
+        state = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
+        state |= {"config": self.config.values(), "scaler": self.scaler.state_dict()}
+        return checkpoint.save(
+            self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
+            limit=self.config.save_total_limit, stay=self.kept_checkpoints,
+        )  # fmt: skip
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint of this run that is whole: weights, moments, step, and the config of then."""
+        state = checkpoint.read_state(folder)
+        self._take_up_config(state["config"], run_settings(self.folder)["config"])
+        checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
 
     @property
     def reward_weights(self) -> list[float]:
@@ -252,17 +284,17 @@ class GRPOTrainer:
 
     def _open(self, resume: bool) -> None:
         if self._half_done:
-            checkpoint.load_last(self)
+            self.load(checkpoint.last_whole(self.folder))
             self._half_done = False
         if self.log is None:
             settings = {"config": self.config.values(), "task": self.task.name}
             self.log = RunLog.open(self.folder, settings, resume=resume)
             if resume:
-                checkpoint.load_last(self)
+                self.load(checkpoint.last_whole(self.folder))
             self.config.freeze()
         self.log.go_on_from(self.step)
 
-    def take_up_config(self, saved: dict[str, Any], begun: dict[str, Any]) -> None:
+    def _take_up_config(self, saved: dict[str, Any], begun: dict[str, Any]) -> None:
         """The config of a run that goes on. saved: its values as the checkpoint was written; begun: at the start.
 
         Raises ValueError for a field that cannot change and has another value.
@@ -270,18 +302,21 @@ class GRPOTrainer:
         given = self.config.values()
         for name in given:
             if given[name] == begun.get(name, given[name]):
-                setattr(self.config, name, from_json(name, saved.get(name, given[name])))
-        config = Config(**vars_of(self.config))  # a check of what cannot change, against the run's
-        config.freeze()
-        for name, value in given.items():
-            if value != begun.get(name, value):
-                setattr(config, name, getattr(self.config, name))
+                setattr(
+                    self.config,
+                    name,
+                    from_json(name, saved.get(name, given[name]), getattr(self.config, name)),
+                )
+            elif not FIELDS[name].metadata["changes"]:
+                raise ValueError(
+                    f"{name}={given[name]!r} {CANNOT_CHANGE}; this one was begun with {begun[name]!r}"
+                )
         self._known = self.config.values() | {name: saved[name] for name in saved.keys() & given.keys()}
 
     def _note_changes(self) -> None:
         """What was assigned to the config since the last step; and what a resumed run changed at this step."""
         for name, value in self.log.changes_at(self.step + 1).items():
-            setattr(self.config, name, from_json(name, value))
+            setattr(self.config, name, from_json(name, value, getattr(self.config, name)))
         now = self.config.values()
         assigned = {name: [self._known[name], now[name]] for name in now if now[name] != self._known[name]}
         self._check({name: getattr(self.config, name) for name in assigned})
@@ -367,7 +402,7 @@ def _of(groups: Sequence[int], group: int) -> list[int]:
 
 def vars_of(config: Config) -> dict[str, Any]:
     """A config's fields as they are, for a copy."""
-    return {name: getattr(config, name) for name in config.values()}
+    return {name: getattr(config, name) for name in FIELDS}
 
 
 def seed_everything(seed: int, step: int) -> None:

@@ -101,16 +101,19 @@ class Config:
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             return super().__setattr__(name, value)
-        known = {each.name: each for each in fields(self)}
-        if name not in known:
-            raise ValueError(f"{name}={value!r}: Config has no such field; it has {', '.join(known)}")
-        if getattr(self, "_running", False) and not known[name].metadata["changes"]:
-            free = [each.name for each in fields(self) if each.metadata["changes"]]
+        if name not in FIELDS:
+            raise ValueError(f"{name}={value!r}: Config has no such field; it has {', '.join(FIELDS)}")
+        value = _checked(name, value)
+        if (
+            getattr(self, "_running", False)
+            and not FIELDS[name].metadata["changes"]
+            and value != getattr(self, name)
+        ):
             raise ValueError(
-                f"{name}={value!r} cannot be changed while a run goes on; what can: {', '.join(free)}. For another "
-                f"{name} make a new trainer, with a new folder"
+                f"{name}={value!r} {CANNOT_CHANGE}, and is {getattr(self, name)!r}; make a new trainer, with a new "
+                "folder"
             )
-        super().__setattr__(name, _checked(name, value))
+        super().__setattr__(name, value)
 
     def freeze(self) -> None:
         """The run has begun: from here on, fields that cannot change refuse to."""
@@ -118,7 +121,7 @@ class Config:
 
     def values(self) -> dict[str, Any]:
         """Every field as JSON can hold it: a schedule as its text."""
-        return {each.name: as_json(getattr(self, each.name)) for each in fields(self)}
+        return {name: as_json(getattr(self, name)) for name in FIELDS}
 
     @property
     def warmup_steps(self) -> int:
@@ -137,6 +140,10 @@ class Config:
         return StepNumbers(step, progress, temperature, rate, _at(self.beta, progress))
 
 
+FIELDS = {each.name: each for each in fields(Config)}
+CANNOT_CHANGE = "cannot be changed while a run goes on"
+
+
 @dataclass(frozen=True)
 class StepNumbers:
     """What the schedules give at one step. Every stage of the step gets this object, and no stage changes it.
@@ -152,17 +159,30 @@ class StepNumbers:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a Config as JSON holds it: a schedule as its text, such as 'linear(1.2, 0.8)'."""
-    return repr(value) if callable(value) else value
+    """A value of a Config as JSON holds it: a schedule as its text, any other function by its name alone.
+
+    >>> from grpo_kit.schedules import linear
+    >>> as_json(linear(1.2, 0.8)), as_json(max)
+    ('linear(1.2, 0.8)', 'function max')
+    """
+    if not callable(value):
+        return value
+    try:
+        schedule_from(repr(value))
+    except ValueError:
+        return f"function {getattr(value, '__qualname__', type(value).__name__)}"
+    return repr(value)
 
 
-def from_json(name: str, value: Any) -> Any:
-    """What as_json wrote: the text of a schedule is made into the schedule again."""
-    return (
-        schedule_from(value)
-        if name in ("temperature", "learning_rate", "beta") and isinstance(value, str)
-        else value
-    )
+def from_json(name: str, value: Any, given: Any) -> Any:
+    """What as_json wrote of a field. given: what a function that is there by its name alone is taken from."""
+    if name not in ("temperature", "learning_rate", "beta") or not isinstance(value, str):
+        return value
+    if not value.startswith("function "):
+        return schedule_from(value)
+    if not callable(given):
+        raise ValueError(f"{name}={given!r}: the run was begun with {value}; give it that")
+    return given
 
 
 def _at(value: float | Schedule, progress: float) -> float:

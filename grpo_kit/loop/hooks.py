@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from grpo_kit.loop.grpo import GRPOTrainer
-    from grpo_kit.loop.step_batch import Batch
+from grpo_kit.loop.step_batch import Batch
 
 
 class Hook:
-    """Four methods, each of which a subclass may leave out. A hook reads the trainer; it changes it by trainer.change.
+    """Four methods; a subclass has those it needs. trainer: the GRPOTrainer; a hook changes it by trainer.change().
 
     A hook that raises KeyboardInterrupt stops the run as the stop button does: the step is done and saved.
 
@@ -20,14 +18,14 @@ class Hook:
     ...             raise KeyboardInterrupt
     """
 
-    def begin(self, trainer: GRPOTrainer) -> None:
+    def begin(self, trainer: Any) -> None:
         """train() begins or goes on, after trainer.step steps."""
 
-    def before_step(self, trainer: GRPOTrainer) -> None:
+    def before_step(self, trainer: Any) -> None:
         """The next step is about to sample."""
 
-    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Step trainer.step is done and written. row: its metrics. batch: its completions."""
 
-    def end(self, trainer: GRPOTrainer, error: BaseException | None) -> None:
+    def end(self, trainer: Any, error: BaseException | None) -> None:
         """train() ends. error: what ended it early, None where all steps are done."""

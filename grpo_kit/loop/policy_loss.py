@@ -17,6 +17,7 @@ from torch import Tensor
 from grpo_kit import objectives
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.objectives.group_losses import Options
 
 
 class PolicyLoss:
@@ -68,7 +69,7 @@ class PolicyLoss:
             "epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "max_ratio": config.epsilon_high,
             "max_completion_tokens": config.max_completion_tokens, "num_rows": self.rows, "num_tokens": self.tokens,
         }  # fmt: skip
-        takes = {*inspect.signature(function).parameters, *objectives.Options.__annotations__}
+        takes = {*inspect.signature(function).parameters, *Options.__annotations__}
         options = {name: value for name, value in options.items() if name in takes} | config.loss_options
         loss = function(logprobs, old, advantages, mask, **options)
         if config.entropy_bonus:

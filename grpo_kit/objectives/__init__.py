@@ -21,7 +21,6 @@ from grpo_kit.objectives.advantages import (
     weigh_advantages,
 )
 from grpo_kit.objectives.group_losses import (
-    Options,
     bnpo,
     cispo,
     dapo,
@@ -55,7 +54,6 @@ from grpo_kit.objectives.preference import (
 from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
 
 __all__ = [
-    "Options",
     "bnpo",
     "bradley_terry",
     "cispo",

@@ -10,7 +10,6 @@ Arguments, shapes and errors are those of group_losses.py.
 
 from __future__ import annotations
 
-import math
 from typing import Unpack
 
 import torch
@@ -20,7 +19,10 @@ from grpo_kit.objectives.group_losses import Options, importance_ratio, kl_term,
 from grpo_kit.objectives.logprobs import masked_mean, masked_sum
 from grpo_kit.objectives.policy_gradient import clipped_surrogate, column
 
-_LOWEST, _HIGHEST = math.log(1e-8), 20.0  # bounds of VESPO's log-ratios, as in its authors' code and in TRL
+_LOWEST, _HIGHEST = (
+    -18.420680743952367,
+    20.0,
+)  # log(1e-8), 20: bounds of VESPO's log-ratios, as in TRL
 
 
 def sapo(

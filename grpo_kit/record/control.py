@@ -19,6 +19,7 @@ from typing import Any
 
 from grpo_kit.argument_checks import is_number, is_whole
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
+from grpo_kit.record.lines import METRICS_LINES, lines_of
 from grpo_kit.schedules import schedule_from
 
 CONTROL, CHANGES = "control", "changes.jsonl"
@@ -151,6 +152,16 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
     A refused change has "refused" in place of "change", and "why". A line cut short is left out; one that
     cannot be read gives a RuntimeWarning.
     """
+    if (Path(folder) / METRICS_LINES).exists():
+        return [
+            {
+                "step": row["step"],
+                "change": {name: now for name, (_, now) in row["changes"].items()},
+                "was": {name: was for name, (was, _) in row["changes"].items()},
+            }
+            for row in lines_of(Path(folder) / METRICS_LINES)
+            if row.get("changes")
+        ]
     path = Path(folder) / CHANGES
     data = path.read_bytes() if path.is_file() else b""
     found = []

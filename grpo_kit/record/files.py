@@ -14,6 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RunFolderError, lines_of
+
 METRIC_COLUMNS: tuple[str, ...] = (
     "step", "progress", "seconds", "temperature", "learning_rate", "loss", "grad_norm", "reward",
     "reward_std", "frac_reward_zero_std", "entropy", "kl", "clip_ratio", "completion_length",
@@ -29,17 +31,9 @@ _ONCE = "config.json"  # its place in older runs, and the file of save_pretraine
 REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
 
 
-class RunFolderError(ValueError):
-    """The run folder cannot be used as requested; the message names what would do."""
-
-    def _render_traceback_(self) -> list[str]:
-        """IPython shows this instead of a traceback: the message alone."""
-        return [f"{type(self).__name__}: {self}"]
-
-
 def holds_run(path: str | Path) -> bool:
     """Whether `path` holds files of a run: run.json, metrics.csv, completions, a checkpoint; or a config.json."""
-    names = (RUN, _ONCE, "metrics.csv", "metrics.jsonl", "completions.parquet/*", "checkpoint-*")
+    names = (RUN, _ONCE, "metrics.csv", METRICS_LINES, "completions.parquet/*", "checkpoint-*")
     return any(next(Path(path).glob(name), None) for name in names)
 
 
@@ -110,12 +104,14 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:
-    """metrics.csv as numbers, one row a step in order; the last row of a step written twice.
+    """A run's metrics as numbers, one row a step in order; the last row of a step written twice.
 
     Safe while the run writes: an incomplete row is left out. Keys in `extra` become columns.
     Raises RunFolderError if there is no such folder, and for an unreadable row, naming its line; a folder without
     rows gives an empty table.
     """
+    if (_existing(folder) / METRICS_LINES).exists():
+        return _steps_of_lines(Path(folder) / METRICS_LINES)
     path = _existing(folder) / "metrics.csv"
     data = path.read_bytes() if path.exists() else b""
     text = data[: data.rfind(b"\n") + 1].decode("utf-8")
@@ -150,6 +146,9 @@ def read_completions(folder: str | Path) -> pd.DataFrame:
     Raises RunFolderError if there is no such folder, and for a file among the parts that is no part; a run without
     completions gives an empty table.
     """
+    if (_existing(folder) / COMPLETIONS_LINES).exists():
+        table = pd.DataFrame(lines_of(Path(folder) / COMPLETIONS_LINES))
+        return _as_numbers(table, lambda name: name == "reward" or name.startswith("reward/"))
     frames: list[pd.DataFrame] = []
     for path in parts_of(_existing(folder)):
         frames.append(read_part(path).to_pandas().assign(_session=int(PART_NAME.fullmatch(path.name)[1])))
@@ -159,6 +158,26 @@ def read_completions(folder: str | Path) -> pd.DataFrame:
     last = table.groupby("step")["_session"].transform("max")
     table = table[table["_session"] == last].drop(columns="_session")
     return table.sort_values("step", kind="stable", ignore_index=True)
+
+
+def _steps_of_lines(path: Path) -> pd.DataFrame:
+    """The rows of metrics.jsonl, lines of one step joined, in the order of columns that metrics.csv has."""
+    steps: dict[int, dict[str, Any]] = {}
+    for line in lines_of(path):
+        steps.setdefault(int(line["step"]), {}).update(line)
+    rows = [{name: v for name, v in steps[step].items() if name != "changes"} for step in sorted(steps)]
+    named = dict.fromkeys(name for row in rows for name in row)
+    after = METRIC_COLUMNS.index("reward_std") + 1
+    parts = [name for name in named if name.startswith("reward/")]
+    columns = dict.fromkeys([*METRIC_COLUMNS[:after], *parts, *METRIC_COLUMNS[after:], *named])
+    return _as_numbers(
+        pd.DataFrame(rows, columns=list(columns)), lambda name: name in METRIC_COLUMNS[1:] or name in parts
+    )
+
+
+def _as_numbers(table: pd.DataFrame, wanted: Callable[[str], bool]) -> pd.DataFrame:
+    """The table with these columns as float, None as NaN: a column of which all are None has no type of its own."""
+    return table.astype({name: float for name in table if wanted(name)})
 
 
 def parts_of(folder: Path) -> list[Path]:

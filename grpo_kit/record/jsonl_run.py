@@ -14,16 +14,13 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import REDONE, RUN, RunFolderError, holds_run, next_run_folder, write_whole
-from grpo_kit.record.lines import LineFile
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RESUMED, LineFile, lines_of
 from grpo_kit.record.parquet_parts import plain
-
-METRICS, COMPLETIONS = "metrics.jsonl", "completions.jsonl"
-RESUMED = "resumed_from"
 
 
 class RunLog:
@@ -35,7 +32,7 @@ class RunLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files = {name: LineFile(path / name) for name in (METRICS, COMPLETIONS)}
+        self._files = {name: LineFile(path / name) for name in (METRICS_LINES, COMPLETIONS_LINES)}
         self._later: dict[int, dict[str, Any]] = {}  # changes that steps to be done again were made with
         self._disk_failing = False
 
@@ -55,9 +52,9 @@ class RunLog:
                 f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
                 f"{str(free)!r}; or go on with the run that is there: train(resume=True)."
             )
-        if resume and not (path / METRICS).exists():
+        if resume and not (path / METRICS_LINES).exists():
             raise RunFolderError(
-                f"folder={str(path)!r} holds no {METRICS} to go on from; leave resume out to begin."
+                f"folder={str(path)!r} holds no {METRICS_LINES} to go on from; leave resume out to begin."
             )
         made = not path.exists()
         try:
@@ -73,7 +70,7 @@ class RunLog:
 
     def go_on_from(self, step: int) -> None:
         """The steps after `step` are done again; with the changes that they were made with, each at its step."""
-        rows = {row["step"]: row for row in lines_of(self.path / METRICS) if row["step"] > step}
+        rows = {row["step"]: row for row in lines_of(self.path / METRICS_LINES) if row["step"] > step}
         if not rows:
             return
         self._later = {
@@ -98,16 +95,18 @@ class RunLog:
     ) -> None:
         """A line of metrics of this step, and a line for each completion. Never raises because of the disk."""
         for values in zip(*(completions or {}).values(), strict=True):
-            self._append(COMPLETIONS, {"step": step, **dict(zip(completions, values, strict=True))})
-        self._append(
-            METRICS, {"step": step, **{name: value for name, value in metrics.items() if value is not None}}
-        )
+            self._append(COMPLETIONS_LINES, {"step": step, **dict(zip(completions, values, strict=True))})
+        known = {name: value for name, value in metrics.items() if value is not None}
+        self._append(METRICS_LINES, {"step": step, **known})
         self.flush()
 
     def flush(self) -> bool:
         """Write what waits in memory; True if nothing waits any more. Warns once each time the disk fails."""
         error = None
-        for file in (self._files[COMPLETIONS], self._files[METRICS]):  # a step with a row has its completions
+        for file in (
+            self._files[COMPLETIONS_LINES],
+            self._files[METRICS_LINES],
+        ):  # a step with a row has its completions
             try:
                 file.write()
             except OSError as caught:
@@ -126,29 +125,6 @@ class RunLog:
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         text = json.dumps({key: plain(value) for key, value in line.items()}, default=str)
         self._files[name].waiting.append(text.encode() + b"\n")
-
-
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that count, in order: those of steps that were done again are left out, and a line cut short.
-
-    Raises RunFolderError for a line that cannot be read, by its number.
-    """
-    data = path.read_bytes() if path.exists() else b""
-    kept: list[dict[str, Any]] = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
-        try:
-            found = json.loads(line)
-            if RESUMED in found:
-                kept = [one for one in kept if one["step"] <= found[RESUMED]]
-            else:
-                int(found["step"])
-                kept.append(found)
-        except (ValueError, TypeError, KeyError) as error:
-            raise RunFolderError(
-                f"{path}, line {number} cannot be read: {line[:60].decode(errors='replace')!r}. Mend the line or "
-                "delete it."
-            ) from error
-    return iter(kept)
 
 
 def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,13 @@
 """Appends whole lines to a file, even if the disk is full or the stop button is pressed."""
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+METRICS_LINES, COMPLETIONS_LINES = "metrics.jsonl", "completions.jsonl"
+RESUMED = "resumed_from"  # the key of a line that takes lines of later steps back
 
 
 class LineFile:
@@ -43,3 +49,34 @@ class LineFile:
 def whole_lines(path: Path) -> int:
     """Bytes of the file up to the end of its last whole line."""
     return path.read_bytes().rfind(b"\n") + 1
+
+
+class RunFolderError(ValueError):
+    """The run folder cannot be used as requested; the message names what would do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this instead of a traceback: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that count, in order: those of steps that were done again are left out, and a line cut short.
+
+    Raises RunFolderError for a line that cannot be read, by its number.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    kept: list[dict[str, Any]] = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            found = json.loads(line)
+            if RESUMED in found:
+                kept = [one for one in kept if one["step"] <= found[RESUMED]]
+            else:
+                int(found["step"])
+                kept.append(found)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunFolderError(
+                f"{path}, line {number} cannot be read: {line[:60].decode(errors='replace')!r}. Mend the line or "
+                "delete it."
+            ) from error
+    return iter(kept)

@@ -1,0 +1,123 @@
+"""A tweak is obeyed or refused: assigned, by change(), and again in a run that is resumed."""
+
+import pytest
+from loop_runs import make, record, same, weights
+
+from grpo_kit.loop import Config
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.schedules import linear
+
+
+class At(Hook):
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def before_step(self, trainer):
+        if trainer.step == self.step:
+            self.act(trainer)
+
+
+def test_an_assignment_is_obeyed_from_the_next_step_on_and_written_with_it(tmp_path):
+    act = lambda trainer: setattr(trainer.config, "learning_rate", 5e-3)  # noqa: E731
+    trainer = make(tmp_path / "run", hooks=[At(1, act)])
+    trainer.train()
+    rows = record(trainer.folder)[0]
+    assert [row["learning_rate"] for row in rows] == [1e-2, 5e-3, 5e-3, 5e-3]
+    assert [row.get("changes") for row in rows] == [None, {"learning_rate": [1e-2, 5e-3]}, None, None]
+
+
+def test_a_change_is_made_again_by_a_resumed_run_and_another_may_come(tmp_path):
+    act = lambda trainer: trainer.change(temperature=linear(1.5, 0.5), epsilon=0.1)  # noqa: E731
+    whole = make(tmp_path / "whole", hooks=[At(2, act)])
+    whole.train()
+    broken = make(tmp_path / "run", hooks=[At(2, act)], save_steps=1, save_total_limit=9)
+    broken.train()
+    for step in (3, 4):
+        (tmp_path / f"run/checkpoint-{step}/digests.json").unlink()
+    again = make(tmp_path / "run")
+    again.train(resume=True)
+    assert same(weights(again), weights(whole))
+    strip = lambda rows: [{k: v for k, v in row.items() if k != "changes"} for row in rows]  # noqa: E731
+    assert strip(record(again.folder)[0]) == strip(record(whole.folder)[0])
+    other = make(tmp_path / "run", steps=5, learning_rate=1e-3)
+    (tmp_path / "run/checkpoint-2").rename(
+        tmp_path / "run/checkpoint-9"
+    )  # the name is the folder's, not the step's
+    (tmp_path / "run/checkpoint-9").rename(tmp_path / "run/checkpoint-2")
+    other.train(resume=True)
+    rows = record(other.folder)[0]
+    assert rows[2]["changes"]["learning_rate"] == [1e-2, 1e-3] and rows[2]["changes"]["steps"] == [4, 5]
+    assert len(rows) == 5 and rows[-1]["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("group_size", 8, "group_size=8 cannot be changed while a run goes on; what can: steps"),
+        ("loss", "grpo", "loss='grpo' cannot be changed"),
+        ("learning_rate", -1, "learning_rate=-1 must be a number"),
+        ("temperature", 0, "temperature=0 must be a number above 0"),
+        ("lerning_rate", 1e-3, "lerning_rate=0.001 cannot be changed"),
+        ("beta", 0.1, "made with beta=0, so it has no reference"),
+        ("reward_weights", [1.0], "the task has 3 rewards"),
+    ],
+)
+def test_what_cannot_change_is_refused_by_name_and_changes_nothing(tmp_path, name, value, words):
+    found = []
+
+    def act(trainer):
+        before = trainer.config.values()
+        with pytest.raises((ValueError, TypeError), match=words):
+            trainer.change(**{name: value})
+        found.append(trainer.config.values() == before)
+
+    trainer = make(tmp_path / "run", hooks=[At(1, act)], steps=2)
+    trainer.train()
+    assert found == [True]
+
+
+def test_a_run_goes_on_with_the_numbers_that_cannot_change(tmp_path):
+    make(tmp_path / "run", save_steps=2).train()
+    with pytest.raises(ValueError, match="group_size=2 cannot be changed"):
+        make(tmp_path / "run", group_size=2).train(resume=True)
+
+
+def test_more_steps_after_the_last(tmp_path, capsys):
+    trainer = make(tmp_path / "run")
+    trainer.train()
+    trainer.train()
+    assert "All 4 steps are done" in capsys.readouterr().out
+    trainer.change(steps=6)
+    trainer.train()
+    assert [row["step"] for row in record(trainer.folder)[0]] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("steps", 0),
+        ("loss", "ppo"),
+        ("scale", "std"),
+        ("top_p", 1.5),
+        ("reward_weights", []),
+        ("autocast", 16),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=f"^{field}="):
+        Config(**{field: value})
+
+
+def test_every_field_has_a_unit_and_prompts_are_those_of_seed_and_step():
+    from dataclasses import fields
+
+    from grpo_kit.loop.generate import rows_of_step
+
+    assert all(each.metadata["unit"] for each in fields(Config))
+    config, rows = Config(prompts_per_step=3, group_size=2, seed=1), [{"question": i} for i in range(10)]
+    passes = [[row["question"] for row in rows_of_step(rows, config, step)] for step in range(6)]
+    first, second = sum(passes[:3], []), sum(passes[3:], [])
+    assert len({*first}) == len({*second}) == 9 and first != second, (
+        "each row once a pass, in an order of its own"
+    )
+    assert passes[4] == [row["question"] for row in rows_of_step(rows, config, 4)]

@@ -1,0 +1,101 @@
+"""The loop beside TRL: every loss on the forced batch, the first steps of the tiny runs; and a wrong loop differs."""
+
+import pytest
+import torch
+
+from benchmarks.oracle.cases import all_cases
+from benchmarks.oracle.compare import worst
+from benchmarks.oracle.loop import loop_loss, loop_steps
+from benchmarks.oracle.losses import compare_losses
+from benchmarks.oracle.step_runs import RUNS
+from benchmarks.oracle.steps import compare_steps
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.loop import grpo
+from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.policy_loss import PolicyLoss
+
+
+class Packed:
+    """A PackedUpdate that meets its model at the first call."""
+
+    def __init__(self, config):
+        self.config, self.inner = config, None
+
+    def _of(self, model):
+        self.inner = self.inner or PackedUpdate(model, self.config)
+        return self.inner
+
+    def logprobs(self, model, *args):
+        return self._of(model).logprobs(model, *args)
+
+    def gradients(self, model, *args):
+        return self._of(model).gradients(model, *args)
+
+
+UPDATES = pytest.mark.parametrize("update", [PaddedUpdate, Packed])
+TURNLESS = [run for run in RUNS.values() if not run.episodes]
+
+
+@UPDATES
+def test_every_loss_and_gradient_is_trls(update):
+    differences = compare_losses(lambda case: loop_loss(case, update), cases=[*all_cases()])
+    assert len(differences) == 4800 and all(d.passes for d in differences), worst(differences)
+
+
+@UPDATES
+def test_the_first_steps_are_todays(update):
+    differences = compare_steps(lambda run, forced: loop_steps(run, forced, update), runs=TURNLESS)
+    assert len(differences) == 490 and all(d.passes for d in differences), worst(differences)
+
+
+def failing(monkeypatch, owner, name, wrong):
+    monkeypatch.setattr(owner, name, wrong)
+    runs = [RUNS["main job"], RUNS["two iterations"]]
+    return {d.what for d in compare_steps(loop_steps, runs=runs) if not d.passes}
+
+
+def test_a_wrong_temperature_in_the_score_is_seen(monkeypatch):
+    inner = PaddedUpdate.gradients
+    hotter = lambda self, model, batch, loss, temperature, backward: inner(  # noqa: E731
+        self, model, batch, loss, 1.1 * temperature, backward
+    )
+    assert "grad_norm" in failing(monkeypatch, PaddedUpdate, "gradients", hotter)
+
+
+def test_a_wrong_mask_a_lost_kl_and_an_unscaled_advantage_are_seen(monkeypatch):
+    inner = PolicyLoss.__init__
+
+    def shifted(self, *args, **kwargs):
+        inner(self, *args, **kwargs)
+        self.mask = self.mask.clone()
+        self.mask[:, 0] = 0
+
+    with monkeypatch.context() as patch:
+        assert "grad_norm" in failing(patch, PolicyLoss, "__init__", shifted)
+
+    def without_kl(self, *args, **kwargs):
+        inner(self, *args, **kwargs)
+        self.beta = 0.0
+
+    with monkeypatch.context() as patch:
+        assert "loss" in failing(patch, PolicyLoss, "__init__", without_kl)
+    raw = lambda batch, config: setattr(batch, "advantages", [r - 0.5 for r in batch.rewards])  # noqa: E731
+    assert "advantages" in failing(monkeypatch, grpo, "give_advantages", raw)
+
+
+def test_a_part_of_an_update_adds_up_to_the_whole():
+    """The micro-batch is a matter of memory: the gradient does not depend on it."""
+    (case,) = [c for c in all_cases() if c.name == "grpo, token, beta 0.1, full, 2 micro-batches"]
+
+    def by(size):
+        def make(config):
+            update = PaddedUpdate(config)
+            update.micro_batch = size
+            return update
+
+        return loop_loss(case, make)[1]
+
+    whole = by(12)
+    for size in (1, 5):
+        for name, gradient in by(size).items():
+            assert torch.allclose(gradient, whole[name], rtol=1e-4, atol=1e-7), name
