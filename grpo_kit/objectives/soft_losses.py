@@ -47,8 +47,8 @@ def sapo(
     -1.0
     """
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
-    advantages = column(advantages, ratio)
-    tau = torch.where(advantages > 0, temperature_pos, temperature_neg)
+    advantages = column(advantages, ratio).to(ratio.dtype)
+    tau = _by_sign(advantages > 0, advantages, temperature_pos, temperature_neg)
     loss = -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages + kl_term(ratio, logprobs, **options)
     return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
@@ -102,12 +102,17 @@ def vespo(
     [[-0.5, -0.5]]
     """
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
-    advantages = column(advantages, ratio)
+    advantages = column(advantages, ratio).to(ratio.dtype)
     with torch.no_grad():
         apart = (logprobs - old_logprobs).clamp(-_HIGHEST, _HIGHEST)
         log_w = masked_sum(apart, completion_mask, dim=1).unsqueeze(1).clamp(_LOWEST, _HIGHEST)
-        k = torch.where(advantages >= 0, k_pos, k_neg)
-        fall = torch.where(advantages >= 0, lambda_pos, lambda_neg).clamp(min=1e-4)
+        k = _by_sign(advantages >= 0, advantages, k_pos, k_neg)
+        fall = _by_sign(advantages >= 0, advantages, lambda_pos, lambda_neg).clamp(min=1e-4)
         phi = torch.exp(fall + k * log_w - fall * log_w.exp()).nan_to_num(0.0, 0.0, 0.0)
     loss = -phi * advantages * logprobs + kl_term(ratio, logprobs, **options)
     return token_mean(loss, completion_mask, num_tokens)
+
+
+def _by_sign(condition: Tensor, like: Tensor, yes: float, no: float) -> Tensor:
+    """`yes` where the condition holds, else `no`, in the precision of `like`."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))

@@ -250,6 +250,7 @@ def test_the_kl_is_added_to_each_token(name, correct_kl, batch):
             sequence_ratio(logprobs, old, mask) if name.startswith("gspo") else torch.exp(logprobs - old)
         )
     over_tokens = {"dr_grpo": kl.sum() / 6, "bnpo": kl.sum() / 4, "dapo": kl.sum() / 4, "cispo": kl.sum() / 4}
+    over_tokens |= {"vespo": kl.sum() / 4, "luspo": kl.sum() / 2}
     by_row = (kl.sum(1) / mask.sum(1)).mean()
     assert close(with_kl, 0.5 * over_tokens.get(name, by_row)) and with_kl.item() > 1e-3
 
