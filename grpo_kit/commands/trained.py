@@ -44,9 +44,10 @@ class Trained:
 def is_run(where: str) -> bool:
     """Is it the folder of a run?"""
     from grpo_kit.recipe.remembered import FILE
+    from grpo_kit.record.files import has_metrics
 
     folder = Path(where)
-    return (folder / FILE).is_file() or (folder / "metrics.csv").is_file()
+    return (folder / FILE).is_file() or has_metrics(folder)
 
 
 def trained_in(where: str, *, task: str | None = None, profile: str | None = None) -> Trained:

@@ -20,6 +20,7 @@ from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
 from grpo_kit.models import base_model, is_adapter, load_policy
+from grpo_kit.record.files import has_metrics
 from grpo_kit.rollout.complete import complete
 from grpo_kit.watch.completions import side_by_side
 
@@ -225,7 +226,7 @@ def _report_of(folder: Path) -> dict[str, Any]:
     """An export's report, {} for another model. Raises ExportError for an export that cannot be used."""
     if is_unfinished(folder):
         raise ExportError(f"model={str(folder)!r} is an export that was not finished; export the model again")
-    if (folder / "metrics.csv").is_file() and not any(folder.glob("*.safetensors")):
+    if has_metrics(folder) and not any(folder.glob("*.safetensors")):
         inside = [name for name in ("model", "adapter") if (folder / name).is_dir()]
         inside += [path.name for path in sorted(folder.glob("checkpoint-*"))]
         named = f"ask {folder / inside[0]}" if inside else "and holds no model yet"

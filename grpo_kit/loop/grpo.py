@@ -40,6 +40,7 @@ from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.measures import measures
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.run_settings import settings_of
 from grpo_kit.loop.score import give_advantages, score, with_signal
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models import has_dropout
@@ -89,13 +90,12 @@ class GRPOTrainer:
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
         self.device = next(model.parameters()).device
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        name = choose_optimizer(self.config.optimizer, model) or "adamw"
+        self.optimizer_name = choose_optimizer(self.config.optimizer, model) or "adamw"
         rate = max(
             self.config.at(step).learning_rate for step in (0, self.config.steps // 2, self.config.steps - 1)
         )
-        self.optimizer = make_optimizer(
-            name, model, learning_rate=rate, weight_decay=self.config.weight_decay
-        )
+        decay = self.config.weight_decay
+        self.optimizer = make_optimizer(self.optimizer_name, model, learning_rate=rate, weight_decay=decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.autocast == "float16")
         self.reference = self._start_weights()
         self.step = 0  # steps that are done
@@ -103,6 +103,7 @@ class GRPOTrainer:
         self.seconds = 0.0  # that they took
         self.guard = InterruptGuard()
         self.log: RunLog | None = None
+        self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
         self._changes: dict[str, list[Any]] = {}  # of the step to come: field -> [before, now]
         self._known = self.config.values()
@@ -163,7 +164,8 @@ class GRPOTrainer:
         row |= {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         row |= {"changes": self._changes} if self._changes else {}
         self._changes = {}
-        self.log.write(self.step, row, self._table(batch, numbers))
+        self.completions = self._table(batch, numbers)
+        self.log.write(self.step, row, self.completions)
         self._half_done = False
         for hook in self.hooks:
             hook.after_step(self, row, batch)
@@ -287,7 +289,9 @@ class GRPOTrainer:
             self.load(checkpoint.last_whole(self.folder))
             self._half_done = False
         if self.log is None:
-            settings = {"config": self.config.values(), "task": self.task.name}
+            settings = settings_of(
+                self.model, self.task, self.config, self.reward_weights, self.optimizer_name
+            )
             self.log = RunLog.open(self.folder, settings, resume=resume)
             if resume:
                 self.load(checkpoint.last_whole(self.folder))

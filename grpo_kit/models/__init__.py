@@ -214,7 +214,7 @@ def _load(
 
 
 def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if (folder / "metrics.csv").is_file() and not any(folder.glob("*.safetensors")):
+    if any(folder.glob("metrics.*")) and not any(folder.glob("*.safetensors")):
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} is the folder of a run; its model, adapter or checkpoint lies inside"
         )

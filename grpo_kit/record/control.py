@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,15 +153,7 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
     cannot be read gives a RuntimeWarning.
     """
     if (Path(folder) / METRICS_LINES).exists():
-        return [
-            {
-                "step": row["step"],
-                "change": {name: now for name, (_, now) in row["changes"].items()},
-                "was": {name: was for name, (was, _) in row["changes"].items()},
-            }
-            for row in lines_of(Path(folder) / METRICS_LINES)
-            if row.get("changes")
-        ]
+        return list(_changes_in_lines(Path(folder) / METRICS_LINES))
     path = Path(folder) / CHANGES
     data = path.read_bytes() if path.is_file() else b""
     found = []
@@ -175,3 +167,12 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
                 stacklevel=2,
             )
     return found
+
+
+def _changes_in_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for row in lines_of(path):
+        if changed := row.get("changes"):
+            now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
+            yield {"step": row["step"], "change": now, "was": was}
+        if refused := row.get("refused"):
+            yield {"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]}

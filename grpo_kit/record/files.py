@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ def holds_run(path: str | Path) -> bool:
     return any(next(Path(path).glob(name), None) for name in names)
 
 
+def has_metrics(folder: str | Path) -> bool:
+    """Does the folder hold a run's metrics, of either kind?"""
+    return any((Path(folder) / name).is_file() for name in ("metrics.csv", METRICS_LINES))
+
+
 def run_file(folder: str | Path) -> Path | None:
     """The file with a run's settings: run.json, of an older run config.json unless a model's was written over it."""
     path, old = Path(folder) / RUN, Path(folder) / _ONCE
@@ -54,6 +59,25 @@ def run_settings(folder: str | Path) -> dict[str, Any] | None:
     """The requested settings of a run, as RunFolder.open keeps them; None if the folder has none."""
     path = run_file(folder)
     return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+
+def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a run by the names that transformers and trl have for them, from its run.json.
+
+    >>> arguments_of({"config": {"steps": 32, "temperature": 1.0}})["max_steps"]
+    32
+    """
+    if "config" not in settings:
+        return settings.get("args") or {}
+    config = settings["config"]
+    names = {
+        "max_steps": "steps",
+        "max_completion_length": "max_completion_tokens",
+        "num_iterations": "iterations",
+    }
+    found = config | {name: config.get(own) for name, own in names.items()}
+    schedule = "as it says" if isinstance(config.get("learning_rate"), str) else "constant after a warmup"
+    return found | {"lr_scheduler_type": schedule, "fp16": config.get("autocast") == "float16"}
 
 
 def next_run_folder(root: str | Path, name: str) -> Path:
@@ -165,7 +189,10 @@ def _steps_of_lines(path: Path) -> pd.DataFrame:
     steps: dict[int, dict[str, Any]] = {}
     for line in lines_of(path):
         steps.setdefault(int(line["step"]), {}).update(line)
-    rows = [{name: v for name, v in steps[step].items() if name != "changes"} for step in sorted(steps)]
+    rows = [
+        {name: v for name, v in steps[step].items() if name not in ("changes", "refused")}
+        for step in sorted(steps)
+    ]
     named = dict.fromkeys(name for row in rows for name in row)
     after = METRIC_COLUMNS.index("reward_std") + 1
     parts = [name for name in named if name.startswith("reward/")]

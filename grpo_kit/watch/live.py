@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from grpo_kit.display import duration, escape, in_notebook, to_png
-from grpo_kit.record.files import parts_of, read_metrics, read_part
+from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.watch.chart import draw
 from grpo_kit.watch.curves import Change, changes_of
 from grpo_kit.watch.flags import Flag
@@ -79,9 +79,8 @@ class LiveChart:
         self._rows = {int(row["step"]): row for row in rows}
         seconds = rows[-1].get("seconds") if rows else 0.0
         self._earlier = seconds if seconds == seconds and seconds is not None else 0.0
-        for part in parts_of(folder)[-1:]:
-            table = read_part(part).to_pandas()
-            self._completions = table[table["step"] == table["step"].max()]
+        table = read_completions(folder)
+        self._completions = table[table["step"] == table["step"].max()] if len(table) else None
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
         """Add the rows of new steps (all rows so far are allowed too) and the last step's completions."""

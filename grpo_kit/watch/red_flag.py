@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from grpo_kit.record.files import arguments_of
 from grpo_kit.watch.curves import scale_columns, seen_range
 
 WINDOW = 5  # steps that a state must last; spikes are raised at once
@@ -62,7 +63,7 @@ class Setup:
     def of(cls, config: Mapping[str, Any] | None) -> Setup:
         """From a run's config (run.json, as the trainer writes it)."""
         config = config or {}
-        args = config.get("args") or {}
+        args = arguments_of(config)
         weights = [float(w) for w in config.get("reward_weights") or ()]
         parts = list(config.get("reward_parts") or ())
         weight_of = dict(zip(parts, weights, strict=False))

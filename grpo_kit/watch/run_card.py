@@ -11,7 +11,14 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
+from grpo_kit.record.files import (
+    KEPT,
+    RunFolderError,
+    arguments_of,
+    read_metrics,
+    run_settings,
+    write_whole,
+)  # fmt: skip
 from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
 from grpo_kit.watch.monitor import read_flags
 
@@ -84,7 +91,7 @@ def _head(config: Mapping[str, Any], license: str | None, library: str | None) -
 
 
 def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
-    args, data = config["args"], config.get("data") or {}
+    args, data = arguments_of(config), config.get("data") or {}
     weights = zip(config["reward_parts"], config["reward_weights"], strict=False)
     share = config["trainable_parameters"] / config["parameters"]
     rows = {
@@ -94,7 +101,7 @@ def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
         "data": ", ".join(f"{name} {value}" for name, value in data.items()) or None,
         "reward": ", ".join(f"{name} x {weight:g}" for name, weight in weights),
         "steps": int(metrics["step"].max()) if len(metrics) else 0,
-        "learning rate": f"{args['learning_rate']:g}, {args['lr_scheduler_type']}",
+        "learning rate": f"{_short(args['learning_rate'])}, {args['lr_scheduler_type']}",
         "temperature": config.get("temperature_schedule") or args["temperature"],
         "beta": args["beta"],
         "optimizer": config["optimizer"],
@@ -104,6 +111,10 @@ def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
     return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _curve(metrics: pd.DataFrame) -> str:

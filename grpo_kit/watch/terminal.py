@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_kit.display import duration
 from grpo_kit.record.control import CONTROL
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import has_metrics, read_metrics
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.curves import changes_of
 from grpo_kit.watch.follow import is_going
@@ -59,7 +59,7 @@ class Lines:
 
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
-    rows = read_metrics(folder) if (folder / "metrics.csv").is_file() else ()
+    rows = read_metrics(folder) if has_metrics(folder) else ()
     step, share = (int(rows["step"].iloc[-1]), rows["progress"].iloc[-1]) if len(rows) else (0, 0.0)
     of = f" of {round(step / share)}" if share else ""
     going = is_locked(folder)

@@ -1,0 +1,73 @@
+"""ControlFolder: what a person asks of a run by way of its folder, obeyed between two steps. See record/control.py."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from grpo_kit.loop.grpo_config import from_json
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.record.control import ACTIONS, CONTROL, take_requests
+
+_LOOK = 0.1  # seconds between two looks while paused
+_NAMES = {"max_steps": "steps"}  # what a change may be called in place of the config's field
+
+
+class ControlFolder(Hook):
+    """Takes up change, pause, go on, stop and save. A refused change stands in metrics.jsonl with its reason."""
+
+    def begin(self, trainer: Any) -> None:
+        """Changes that wait are made; a stop or a pause was meant for an earlier run."""
+        for request in take_requests(trainer.folder):
+            if isinstance(request, dict) and "change" in request:
+                self._change(trainer, request)
+        (trainer.folder / CONTROL).mkdir(exist_ok=True)  # pages write files, not folders
+
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
+        """Obey what came during the step; while paused, wait for more. The stop button ends a pause too."""
+        paused, began = self._obey(trainer, False), time.monotonic()
+        if not paused:
+            return
+        print(f"Paused after step {trainer.step}.", flush=True)
+        while paused:
+            time.sleep(_LOOK)
+            trainer.guard.raise_if_pending()
+            paused = self._obey(trainer, paused)
+        print(f"Going on after step {trainer.step}, {time.monotonic() - began:.0f} s later.", flush=True)
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """An empty folder is not left behind."""
+        try:
+            (trainer.folder / CONTROL).rmdir()
+        except OSError:  # a request came in just now: the next train() looks at it
+            pass
+
+    def _obey(self, trainer: Any, paused: bool) -> bool:
+        """Is the run paused afterwards? Raises KeyboardInterrupt for a stop."""
+        for request in take_requests(trainer.folder):
+            do = request.get("do") if isinstance(request, dict) else None
+            if do in ("pause", "go on"):
+                paused = do == "pause"
+            elif do == "stop":
+                raise KeyboardInterrupt
+            elif do == "save":
+                print(f"Saved {trainer.save()}.", flush=True)
+            elif isinstance(request, dict) and "change" in request:
+                self._change(trainer, request)
+            else:
+                known = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
+                print(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.', flush=True)
+        return paused
+
+    def _change(self, trainer: Any, request: dict[str, Any]) -> None:
+        try:
+            if not isinstance(request["change"], dict):
+                raise ValueError(
+                    f"request {request!r} is not known; write {{'change': {{'learning_rate': 1e-5}}}}"
+                )
+            values = {_NAMES.get(name, name): value for name, value in request["change"].items()}
+            trainer.change(**{name: from_json(name, value, None) for name, value in values.items()})
+        except ValueError as error:
+            trainer.log.write(trainer.step, {"refused": {"change": request["change"], "why": str(error)}})
+            print(f"Refused: {error}", flush=True)

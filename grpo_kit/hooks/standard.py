@@ -1,0 +1,60 @@
+"""GRPOTrainer as most runs want it: the loop, the fast ways through a step, and the standard hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.engine.fast import fast
+from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.hooks.control_folder import ControlFolder
+from grpo_kit.hooks.held_out_hook import HeldOutHook
+from grpo_kit.hooks.watch_run import WatchRun
+from grpo_kit.loop import grpo
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.record.files import next_run_folder
+from grpo_kit.watch.monitor import OnFlag
+
+
+class GRPOTrainer(grpo.GRPOTrainer):
+    """The loop with engine, packed update, chart, red flags and controls; see grpo_kit.loop.grpo.GRPOTrainer.
+
+    folder: of the run; None: the next free one of runs/<task>, runs/<task>-2, ...
+    held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
+    live, on_flag: see WatchRun. sample, update: None takes the fast ways, or the plain ones where a line says why.
+    hooks: more of them, called after the standard ones.
+    Raises ValueError, naming the argument, for what cannot be.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        task: Any,
+        config: Config | None = None,
+        *,
+        tokenizer: Any,
+        folder: str | Path | None = None,
+        held_out: HeldOut | None = None,
+        keep: str = "last",
+        live: bool | None = True,
+        on_flag: OnFlag = "warn",
+        sample: Any = None,
+        update: Any = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        config = Config() if config is None else config
+        if keep == "best" and held_out is None:
+            raise ValueError(
+                "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
+            )
+        seams = fast(model, config)
+        if seams.why_not and not (sample and update):
+            print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
+        measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
+        super().__init__(
+            model, task, config, tokenizer=tokenizer, folder=folder or next_run_folder("runs", task.name),
+            sample=sample or seams.sample, update=update or seams.update,
+            hooks=[*seams.hooks, *measuring, WatchRun(live, on_flag), ControlFolder(), *hooks],
+        )  # fmt: skip

@@ -1,0 +1,62 @@
+"""WatchRun: the live chart of a run, or a line a step, and its red flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.record.files import read_metrics, run_settings
+from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch.monitor import Monitor, OnFlag
+
+
+class WatchRun(Hook):
+    """Shows each step and raises red flags.
+
+    live: True draws in a notebook and prints a line elsewhere, False prints lines, None shows flags alone.
+    on_flag: "warn" shows a flag, "stop" also ends the run after the step, f(flag) is called.
+    Measures of a step's completions (diversity/..., script/..., scale/...) are added to its row.
+    """
+
+    def __init__(self, live: bool | None = True, on_flag: OnFlag = "warn") -> None:
+        self._chart = None if live is None else LiveChart(pictures=live)
+        self._monitor, self._shown = Monitor(on_flag), 0
+
+    def begin(self, trainer: Any) -> None:
+        """Take up the steps that are there; show the chart."""
+        rows = read_metrics(trainer.folder).to_dict("records")
+        self._monitor.begin(trainer.folder, run_settings(trainer.folder) or {}, rows)
+        if self._chart is not None:
+            self._chart.start(trainer.config.steps, trainer.folder)
+
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
+        """Measure, show, and raise flags."""
+        table = pd.DataFrame({"step": [trainer.step] * len(batch), **trainer.completions})
+        measured = self._monitor.measure(table)
+        trainer.log.write(trainer.step, measured)
+        row |= {"step": trainer.step} | measured
+        if self._chart is not None:
+            for name, (was, now) in (row.get("changes") or {}).items():
+                self._chart.change(trainer.step, f"{name} {was} -> {now}")
+            self._chart.update([row], table)
+        for flag in (flags := self._monitor.step(row)):
+            self._show(flag)
+        if flags and self._monitor.on_flag == "stop":
+            print(f"Red flag: {flags[0].name}; the run stops.", flush=True)
+            raise KeyboardInterrupt
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """The last picture."""
+        self._monitor.flush()
+        if self._chart is not None:
+            self._chart.finish()
+
+    def _show(self, flag: Flag) -> None:
+        if self._chart is not None:
+            self._chart.flag(flag)
+        elif not callable(self._monitor.on_flag):
+            print(f"Red flag: {flag}", flush=True)
