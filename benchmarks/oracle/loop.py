@@ -136,11 +136,11 @@ class Watched(GRPOTrainer):
         """Begin to keep them."""
         self.run, self.updates, self.start = run, [], weights(self.model)
 
-    def _optimizer_step(self, numbers: StepNumbers) -> dict[str, float]:
-        done = super()._optimizer_step(numbers)
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.updates.append(done | {"learning_rate": rate, "weights": change(self.model, self.start)})
-        return done
+    def _optimizer_step(self, numbers: StepNumbers) -> float:
+        norm = super()._optimizer_step(numbers)
+        rate, moved = self.optimizer.param_groups[0]["lr"], change(self.model, self.start)
+        self.updates.append({"grad_norm": norm, "learning_rate": rate, "weights": moved})
+        return norm
 
     def learn(self, batch: Batch, numbers: StepNumbers) -> dict[str, float]:
         """As the trainer's, with each update's loss."""

@@ -73,7 +73,7 @@ class Timed(GRPOTrainer):
         with self.clock.phase("decode"):
             return super().roll_out(numbers)
 
-    def _optimizer_step(self, numbers: StepNumbers) -> dict[str, float]:
+    def _optimizer_step(self, numbers: StepNumbers) -> float:
         with self.clock.phase("optimizer"):
             return super()._optimizer_step(numbers)
 

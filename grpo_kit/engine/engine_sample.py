@@ -35,9 +35,11 @@ class EngineSample:
         prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
         ends, stays = end_ids(model, tokenizer), False
         how = generation_config(tokenizer, ends, config, numbers)
+        first = numbers.first * config.group_size
+        places = range(first, first + len(prompts))  # a completion's draws do not depend on who makes it
         try:
             with autocast(config, next(model.parameters()).device):
-                made = self.engine.generate(prompts, how, seed=int(torch.randint(2**62, ())))
+                made = self.engine.generate(prompts, how, seed=int(torch.randint(2**62, ())), rows=places)
             stays = self._may_stay(self.engine, prompts, made.completion_ids)
         finally:
             if not stays:

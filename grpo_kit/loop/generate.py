@@ -26,7 +26,7 @@ def generate(
     """group_size completions of each row's prompt, at the temperature of the step.
 
     rows: B of the task's. The model is in evaluation mode: no dropout. Its random
-    numbers are those of torch's global generator, which the loop seeds.
+    numbers come from torch's global generator, which the loop seeds, and from numbers.first.
     Raises ValueError for a prompt that leaves no room for a completion.
     """
     prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
@@ -38,6 +38,7 @@ def generate(
     own, base.generation_config = base.generation_config, GenerationConfig()
     try:
         ids, mask = left_pad(prompts, how.pad_token_id, next(model.parameters()).device)
+        torch.manual_seed(int(torch.randint(2**62, ())) + numbers.first)
         with torch.no_grad():
             made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
     finally:

@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,12 +35,13 @@ import torch
 
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.generate import generate, rows_of_step, seed_of
-from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, StepNumbers, from_json
+from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, StepNumbers, as_json, from_json
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.measures import measures
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.run_settings import settings_of
 from grpo_kit.loop.score import give_advantages, score, with_signal
 from grpo_kit.loop.step_batch import Batch
@@ -89,6 +91,7 @@ class GRPOTrainer:
         self.folder, self.hooks = Path(folder), list(hooks)
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
         self.device = next(model.parameters()).device
+        self.processes = Processes(self.config.prompts_per_step, self.device)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer_name = choose_optimizer(self.config.optimizer, model) or "adamw"
         rate = max(
@@ -102,11 +105,11 @@ class GRPOTrainer:
         self.tokens = 0  # that went through the model in them
         self.seconds = 0.0  # that they took
         self.guard = InterruptGuard()
+        self.guard.patient = self.processes.count > 1  # all stop together, between two steps
         self.log: RunLog | None = None
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
-        self._changes: dict[str, list[Any]] = {}  # of the step to come: field -> [before, now]
-        self._known = self.config.values()
+        self._known, self._begun = self.config.values(), False
         self._save_failed = False  # the last checkpoint that was due
         self._half_done = False  # between the first update of a step and its last line: weights of no step
 
@@ -126,8 +129,7 @@ class GRPOTrainer:
             self._open(resume)
             error: BaseException | None = None
             try:
-                for hook in self.hooks:
-                    hook.begin(self)
+                self._call_hooks("begin")
                 with self.guard.at_once():
                     while self.step < self.config.steps:
                         self.one_step()
@@ -136,41 +138,36 @@ class GRPOTrainer:
                 raise Stopped(self._save_where_it_stopped("interrupted"), self.step) from None
             except Exception as failure:
                 error = failure
-                if not self._half_done:
+                if not self._half_done and self.processes.count == 1:
                     print(self._save_where_it_stopped(type(failure).__name__), flush=True)
                 raise
             finally:
                 self.guard.begin_finish_first()
                 self.model.eval()
-                for hook in self.hooks:
-                    hook.end(self, error)
-                self.log.flush()
+                if error is None or self.processes.count == 1:
+                    self._call_hooks("end", error)
+                    self.processes.take_mains(self.trained.values())
+                if self.log is not None:
+                    self.log.flush()
 
     def one_step(self) -> None:
         """One step: a function of (weights, optimizer state, seed, step)."""
-        begin = time.monotonic()
-        for hook in self.hooks:
-            hook.before_step(self)
-        self._note_changes()
-        numbers = self.config.at(self.step)
-        seed_everything(self.config.seed, self.step)
+        began = time.monotonic()
+        self._call_hooks("before_step")
+        changes = self._note_changes()
+        numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
+        seed_everything(self.config.seed, self.step, "sample")
         batch, reported = self.roll_out(numbers)
+        seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
         self.step += 1
-        seconds = time.monotonic() - begin
-        self.seconds += seconds
-        self.tokens += sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))
-        row = measures(batch, numbers) | metrics | reported
-        row |= {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
-        row |= {"changes": self._changes} if self._changes else {}
-        self._changes = {}
-        self.completions = self._table(batch, numbers)
-        self.log.write(self.step, row, self.completions)
+        row = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done = False
-        for hook in self.hooks:
-            hook.after_step(self, row, batch)
+        self._call_hooks("after_step", row, batch)
         if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
             self._save_or_warn()
+        if self.guard.patient and self.processes.any(self.guard.pending):
+            raise KeyboardInterrupt
         self.guard.end_finish_first()
 
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
@@ -178,17 +175,19 @@ class GRPOTrainer:
         config, kept, reported = self.config, [], {}
         self.model.eval()  # no dropout while sampling and scoring
         for attempt in range(1 + config.resample):
-            rows = rows_of_step(self.task.train, config, numbers.step, attempt)
+            rows = self.processes.share(rows_of_step(self.task.train, config, numbers.step, attempt))
             batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
-            batch.groups = [group + attempt * config.prompts_per_step for group in batch.groups]
+            before = attempt * config.prompts_per_step + numbers.first
+            batch.groups = [group + before for group in batch.groups]
             reported = score(batch, self.task, self.reward_weights)
             kept.append(batch)
             some = [batch.select(with_signal(batch)) for batch in kept]
-            if not config.resample or sum(len({*batch.groups}) for batch in some) >= config.prompts_per_step:
+            if not config.resample or sum(len({*batch.groups}) for batch in some) >= len(rows):
                 break
         if config.resample:
-            batch = first_groups(kept, with_signal, config.prompts_per_step)
-        give_advantages(batch, config)
+            batch = first_groups(kept, with_signal, len(rows))
+        everyone = sum(self.processes.gather(batch.rewards), [])
+        give_advantages(batch, config, everyone)
         return batch, reported
 
     def learn(self, batch: Batch, numbers: StepNumbers) -> dict[str, float]:
@@ -206,8 +205,11 @@ class GRPOTrainer:
             first = batch.old_logprobs is None
             for part in batch.split(config.minibatches):
                 loss = PolicyLoss(part, config, numbers, device=self.device)
+                loss.take_totals(self.processes.sums(loss.totals()))
                 value = self.update.gradients(self.model, part, loss, temperature, self._backward)
-                found.append({"loss": value, **self._optimizer_step(numbers), **loss.metrics(part, first)})
+                norm = self._optimizer_step(numbers)
+                sums = self.processes.sums({"loss": value} | loss.measured(part, first))
+                found.append({"loss": sums.pop("loss"), "grad_norm": norm} | loss.means(sums))
                 if first and config.iterations > 1:
                     batch.old_logprobs = loss.logprobs
         names = dict.fromkeys(name for one in found for name in one)
@@ -216,13 +218,11 @@ class GRPOTrainer:
     def _backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
 
-    def _optimizer_step(self, numbers: StepNumbers) -> dict[str, float]:
-        """Clip the gradient and move the weights."""
-        for (
-            parameter
-        ) in self.trained.values():  # a gradient of zeros, not a missing one: the moments still decay
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+    def _optimizer_step(self, numbers: StepNumbers) -> float:
+        """Clip the gradient and move the weights. Returns the gradient's norm before it was clipped."""
+        for p in self.trained.values():  # a gradient of zeros, not a missing one: the moments still decay
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        self.processes.add_gradients(self.trained.values())
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
         for group in self.optimizer.param_groups:
@@ -232,7 +232,30 @@ class GRPOTrainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return {"grad_norm": norm.item()}
+        return norm.item()
+
+    def _write(
+        self, batch: Batch, numbers: StepNumbers, more: dict[str, Any], seconds: float
+    ) -> dict[str, Any]:
+        """The step's row and completions, of all processes; the main one writes them. Returns the row."""
+        whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
+        self.seconds += seconds
+        self.tokens += sum(map(len, whole.prompt_ids)) + sum(map(len, whole.completion_ids))
+        row = measures(whole, numbers) | more
+        row |= {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
+        self.completions = self._table(whole, numbers)
+        if self.log is not None:
+            self.log.write(self.step, row, self.completions)
+        return row
+
+    def _call_hooks(self, name: str, *given: Any) -> None:
+        """Hooks run in the main process; what one of them raises is raised in all."""
+
+        def call() -> None:
+            for hook in self.hooks:
+                getattr(hook, name)(self, *given)
+
+        self.processes.from_main(call)
 
     # ---- changes, stops, records --------------------------------------------------------------------------------
 
@@ -266,9 +289,11 @@ class GRPOTrainer:
         """A checkpoint of the steps done so far, in the run's folder. Raises CheckpointNotSaved where it cannot."""
         state = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         state |= {"config": self.config.values(), "scaler": self.scaler.state_dict()}
-        return checkpoint.save(
-            self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
-            limit=self.config.save_total_limit, stay=self.kept_checkpoints,
+        return self.processes.from_main(
+            lambda: checkpoint.save(
+                self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
+                limit=self.config.save_total_limit, stay=self.kept_checkpoints,
+            )
         )  # fmt: skip
 
     def load(self, folder: Path) -> None:
@@ -285,18 +310,18 @@ class GRPOTrainer:
         return list(self.config.reward_weights or self.task.reward_weights)
 
     def _open(self, resume: bool) -> None:
-        if self._half_done:
-            self.load(checkpoint.last_whole(self.folder))
-            self._half_done = False
-        if self.log is None:
+        if not self._begun:
             settings = settings_of(
                 self.model, self.task, self.config, self.reward_weights, self.optimizer_name
             )
-            self.log = RunLog.open(self.folder, settings, resume=resume)
-            if resume:
-                self.load(checkpoint.last_whole(self.folder))
-            self.config.freeze()
-        self.log.go_on_from(self.step)
+            log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
+            self.log = log if self.processes.is_main else None
+        if resume and not self._begun or self._half_done:
+            self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
+        self._begun, self._half_done = True, False
+        self.config.freeze()
+        if self.log is not None:
+            self.log.go_on_from(self.step)
 
     def _take_up_config(self, saved: dict[str, Any], begun: dict[str, Any]) -> None:
         """The config of a run that goes on. saved: its values as the checkpoint was written; begun: at the start.
@@ -317,14 +342,20 @@ class GRPOTrainer:
                 )
         self._known = self.config.values() | {name: saved[name] for name in saved.keys() & given.keys()}
 
-    def _note_changes(self) -> None:
-        """What was assigned to the config since the last step; and what a resumed run changed at this step."""
-        for name, value in self.log.changes_at(self.step + 1).items():
-            setattr(self.config, name, from_json(name, value, getattr(self.config, name)))
+    def _note_changes(self) -> dict[str, Any]:
+        """What was assigned to the config since the last step, as the row has it: {"changes": {field: [was, now]}}.
+
+        A resumed run makes the changes again that it made at this step before. The main process's are those of all.
+        """
+        again = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
+        for name, value in (again | self.processes.from_main(self.config.values)).items():
+            if as_json(getattr(self.config, name)) != (value := again.get(name, value)):
+                setattr(self.config, name, from_json(name, value, getattr(self.config, name)))
         now = self.config.values()
-        assigned = {name: [self._known[name], now[name]] for name in now if now[name] != self._known[name]}
-        self._check({name: getattr(self.config, name) for name in assigned})
-        self._changes, self._known = assigned, now
+        changed = {name: [self._known[name], now[name]] for name in now if now[name] != self._known[name]}
+        self._check({name: getattr(self.config, name) for name in changed})
+        self._known = now
+        return {"changes": changed} if changed else {}
 
     def _check(self, values: dict[str, Any]) -> None:
         if values.get("beta") and self.reference is None:
@@ -409,9 +440,9 @@ def vars_of(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in FIELDS}
 
 
-def seed_everything(seed: int, step: int) -> None:
-    """Python's, NumPy's and torch's random numbers, as a function of (seed, step)."""
-    number = seed_of(seed, step)
+def seed_everything(*parts: Any) -> None:
+    """Python's, NumPy's and torch's random numbers, as a function of the parts, such as (seed, step, "sample")."""
+    number = seed_of(*parts)
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)

@@ -148,7 +148,8 @@ CANNOT_CHANGE = "cannot be changed while a run goes on"
 class StepNumbers:
     """What the schedules give at one step. Every stage of the step gets this object, and no stage changes it.
 
-    step: finished steps before it. progress: in [0, 1]; the last step has 1.
+    step: finished steps before it. progress: in [0, 1]; the last step has 1. first: where this process's prompts begin
+    among those of the step; 0 where there is one process.
     """
 
     step: int
@@ -156,6 +157,7 @@ class StepNumbers:
     temperature: float
     learning_rate: float
     beta: float
+    first: int = 0
 
 
 def as_json(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ from grpo_kit.objectives.group_losses import Options
 class PolicyLoss:
     """The loss of one update on a batch. loss(places, logprobs, entropies) -> the share of these completions.
 
-    share: what all shares are multiplied by (of several processes: their number, whose gradients are averaged).
-    rows, tokens: of the whole update, where this batch is one process's share of it.
+    rows, tokens: what the losses divide by, those of the batch, or of the whole update (take_totals).
 
     >>> loss = PolicyLoss(batch, config, numbers)  # doctest: +SKIP
     >>> loss([0, 1], logprobs, entropies).backward()  # doctest: +SKIP
@@ -90,18 +89,45 @@ class PolicyLoss:
         if reference is not None:
             self.sums["kl"] += objectives.masked_sum(objectives.k3(logprobs, reference), mask).item()
 
-    def metrics(self, batch: Batch, fresh: bool) -> dict[str, float]:
-        """Means over tokens: clip_ratio, kl; entropy where the sampler gave none. update/skipped: share of completions.
+    def totals(self) -> dict[str, float]:
+        """What the losses divide by: completions and tokens of this batch."""
+        return {"rows": self.rows, "tokens": self.tokens}
 
-        fresh: the weights are those that sampled; then rollout/logprob_gap, how far sampler and update are apart.
+    def take_totals(self, totals: Mapping[str, float]) -> None:
+        """Divide by these: of the whole update, where this batch is one process's share of it."""
+        self.rows, self.tokens = totals["rows"], totals["tokens"]
+
+    def measured(self, batch: Batch, fresh: bool) -> dict[str, float]:
+        """Sums over the tokens that were computed, to be added up over processes; see means.
+
+        fresh: the weights are those that sampled, so that sampler and update can be compared.
         """
-        tokens = max(self.sums.pop("tokens", 0), 1)
-        found = {name: value / tokens for name, value in self.sums.items()}
-        if batch.entropies is not None:
-            found.pop("entropy", None)
-        found["update/skipped"] = 1 - self.scored.float().mean().item()
-        inside = (self.mask != 0) & self.scored[:, None]
-        if fresh and batch.sampler_logprobs is not None and inside.any():
+        sums = {name: self.sums[name] for name in ("tokens", "entropy", "clip_ratio", "kl")}
+        sums |= {
+            "gap": 0.0,
+            "compared": 0.0,
+            "skipped": float((~self.scored).sum()),
+            "rows": float(len(batch)),
+        }
+        sums["entropies"] = float(batch.entropies is None) * self.sums["tokens"]  # the sampler gave none
+        if fresh and batch.sampler_logprobs is not None:
             sampled = padded(batch.sampler_logprobs, self.mask.size(1), self.mask.device)
-            found["rollout/logprob_gap"] = (self.logprobs - sampled).abs()[inside].mean().item()
+            inside = (self.mask != 0) & self.scored[:, None]
+            sums["gap"] = (self.logprobs - sampled).abs()[inside].sum().item()
+            sums["compared"] = float(inside.sum())
+        return sums
+
+    def means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Of those sums: clip_ratio; kl, where there is a reference; entropy, where the sampler gave none.
+
+        rollout/logprob_gap: how far sampler and update are apart. update/skipped: share of completions left out.
+        """
+        tokens = max(sums["tokens"], 1)
+        found = {"clip_ratio": sums["clip_ratio"] / tokens, "update/skipped": sums["skipped"] / sums["rows"]}
+        if self.beta:
+            found["kl"] = sums["kl"] / tokens
+        if sums["entropies"]:
+            found["entropy"] = sums["entropy"] / sums["entropies"]
+        if sums["compared"]:
+            found["rollout/logprob_gap"] = sums["gap"] / sums["compared"]
         return found

@@ -40,24 +40,30 @@ def score(batch: Batch, task: Any, weights: Sequence[float]) -> dict[str, float]
     return {name: fmean(values) for name, values in metrics.items()}
 
 
-def give_advantages(batch: Batch, config: Config) -> None:
+def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | None] | None = None) -> None:
     """Fill in advantages: rewards less their group's mean, divided as config.scale says, then weighted by their sign.
 
+    everyone: the rewards that scale="batch" takes the spread of, where there are more than these (several processes).
     A completion without a reward has advantage 0 and enters no mean. A group without a signal has zeros.
     A batch that has its advantages (episodes) keeps them, but for the weights by sign.
     """
     if not batch.advantages:
-        batch.advantages = advantages(batch.rewards, batch.groups, scale=config.scale)
+        batch.advantages = advantages(batch.rewards, batch.groups, scale=config.scale, everyone=everyone)
     weight = {True: config.positive_weight, False: config.negative_weight}
     batch.advantages = [value * weight[value > 0] for value in batch.advantages]
 
 
 def advantages(
-    rewards: Sequence[float | None], groups: Sequence[int], *, scale: str = "group"
+    rewards: Sequence[float | None],
+    groups: Sequence[int],
+    *,
+    scale: str = "group",
+    everyone: Sequence[float | None] | None = None,
 ) -> list[float]:
     """How much better each completion did than its group: (r - mean) / (std + 1e-4), std with ddof=1.
 
-    scale: whose standard deviation divides: "group", "batch", or "none" for no division (Dr. GRPO).
+    scale: whose standard deviation divides: "group", "batch", or "none" for no division (Dr. GRPO). everyone: the
+    rewards of the batch, where these are one process's share of it.
     The same as grpo_kit.objectives.group_advantages, for rewards of which some are None: those get 0.
     Sources: DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783.
 
@@ -68,7 +74,7 @@ def advantages(
     for place, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
         if reward is not None:
             places.setdefault(group, []).append(place)
-    there = torch.tensor([reward for reward in rewards if reward is not None])
+    there = torch.tensor([reward for reward in (everyone or rewards) if reward is not None])
     of_batch = there.std().item() if len(there) > 1 else 0.0
     made = [0.0] * len(rewards)
     for some in places.values():

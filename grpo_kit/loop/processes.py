@@ -1,0 +1,90 @@
+"""Processes: several of them train one model, each on its share of a step's prompts; one alone needs none of this.
+
+Started by torchrun, which ends all where one ends; the last checkpoint then goes on. Every process has all weights and
+makes the same updates: a gradient is the sum over processes, once an update. The main one writes the run's folder and
+runs the hooks; what they change or stop is sent to the others between two steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Processes:
+    """The processes of a run. rank: this one's number, from 0. count: how many there are.
+
+    Joins the group that torchrun describes in the environment, if nobody has. Raises ValueError where `prompts`, those
+    of a step, are no multiple of the count.
+    """
+
+    def __init__(self, prompts: int, device: torch.device) -> None:
+        self.rank, self.count, self._device = 0, 1, device
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        if prompts % self.count:
+            raise ValueError(f"prompts_per_step={prompts} must be a multiple of the {self.count} processes")
+
+    @property
+    def is_main(self) -> bool:
+        """Does this one write and run the hooks?"""
+        return self.rank == 0
+
+    def first(self, prompts: int) -> int:
+        """The place of this process's first prompt among those of a step."""
+        return self.rank * (prompts // self.count)
+
+    def share(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """This process's part of a step's prompts."""
+        begin = self.first(len(rows))
+        return rows[begin : begin + len(rows) // self.count]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in the order of ranks."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value)
+        return found
+
+    def sums(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Each number's sum over the processes."""
+        gathered = self.gather(dict(numbers))
+        return {name: sum(one[name] for one in gathered) for name in numbers}
+
+    def any(self, value: bool) -> bool:
+        """Is it so in any process?"""
+        return any(self.gather(value))
+
+    def from_main(self, make: Callable[[], Any]) -> Any:
+        """What the main process makes, given to all. What it raises is raised in all."""
+        if self.count == 1:
+            return make()
+        found: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                found[0] = make()
+            except BaseException as error:
+                found[1] = error
+        dist.broadcast_object_list(found)
+        if found[1] is not None:
+            raise found[1]
+        return found[0]
+
+    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Make each gradient the sum over the processes. Every parameter must have one."""
+        if self.count > 1:
+            for parameter in parameters:
+                dist.all_reduce(parameter.grad)
+
+    def take_mains(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Give the main process's weights to all."""
+        if self.count > 1:
+            for parameter in parameters:
+                dist.broadcast(parameter.data, 0)
