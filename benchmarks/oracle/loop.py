@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 from benchmarks.oracle.cases import LONGEST, TEMPERATURE, Case
 from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, STEPS, Run
 from benchmarks.oracle.steps import Step, change, weights
+from grpo_kit.engine.episode_sample import EpisodeSample
+from grpo_kit.engine.turn_writers import Write, Writer, Written
 from grpo_kit.loop import Batch, Config, GRPOTrainer
 from grpo_kit.loop.generate import as_batch
 from grpo_kit.loop.grpo_config import StepNumbers
@@ -72,12 +76,10 @@ def loop_steps(
     run: Run, forced: list[Step] | None = None, make_update: MakeUpdate = PaddedUpdate
 ) -> list[Step]:
     """The run's steps with the recorded completions. Raises ValueError where there are none: the loop's are others."""
-    if forced is None or run.episodes:
-        raise ValueError(
-            "the loop draws other random numbers, and plays no episodes here; give forced completions"
-        )
+    if forced is None:
+        raise ValueError("the loop draws other random numbers; give forced completions")
     task, (model, tokenizer) = run.task(), run.policy()
-    places = {row["question"]: place for place, row in enumerate(task.train)}
+    places = {id(row): place for place, row in enumerate(task.train)}  # a batch holds the task's own rows
     ends = end_ids(model, tokenizer)
     config = Config(
         steps=STEPS, prompts_per_step=run.prompts_per_step, group_size=run.group_size, iterations=run.iterations,
@@ -91,23 +93,32 @@ def loop_steps(
         model: Any, tokenizer: Any, task: Any, rows: Any, config: Config, numbers: StepNumbers
     ) -> Batch:
         step = forced[numbers.step]
-        rows = [task.train[place] for place in step["rows"][:: config.group_size]]
-        prompts = [list(tokenizer(text)["input_ids"]) for text in task.render(tokenizer, rows)]
-        prompts = [ids for ids in prompts for _ in range(config.group_size)]
-        batch = as_batch(tokenizer, rows, config.group_size, prompts, step["completion_ids"], ends)
+        each = dict(
+            zip(step["episodes"], step["rows"], strict=True)
+        ).values()  # an episode's, or a completion's
+        rows = [task.train[place] for place in list(each)[:: config.group_size]]
+        given = model, tokenizer, task, rows, config, numbers
+        batch = EpisodeSample(recorded_turns(step))(*given) if run.episodes else completed(step, *given)
         logprobs = make_update(config).logprobs(model, batch, numbers.temperature)
         batch.sampler_logprobs = [
             row[: len(ids)].tolist() for row, ids in zip(logprobs, batch.completion_ids, strict=True)
         ]
         return batch
 
+    def completed(
+        step: Step, model: Any, tokenizer: Any, task: Any, rows: Any, config: Config, numbers: StepNumbers
+    ) -> Batch:
+        prompts = [list(tokenizer(text)["input_ids"]) for text in task.render(tokenizer, rows)]
+        prompts = [ids for ids in prompts for _ in range(config.group_size)]
+        return as_batch(tokenizer, rows, config.group_size, prompts, step["completion_ids"], ends)
+
     class Watch(Hook):
         def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
             made.append(
                 {
                     "temperature": row["temperature"],
-                    "rows": [places[one["question"]] for one in batch.rows],
-                    "episodes": list(range(len(batch))),
+                    "rows": [places[id(one)] for one in batch.rows],
+                    "episodes": batch.extra.get("episode", list(range(len(batch)))),
                     "prompt_ids": batch.prompt_ids,
                     "completion_ids": batch.completion_ids,
                     "sampler_logprobs": batch.sampler_logprobs,
@@ -127,6 +138,19 @@ def loop_steps(
         trainer.watch(run)
         trainer.train()
     return made
+
+
+def recorded_turns(step: Step) -> Writer:
+    """A writer for EpisodeSample: each turn of each episode is written as it is on record."""
+    turns: dict[int, list[list[int]]] = defaultdict(list)
+    for episode, ids in zip(step["episodes"], step["completion_ids"], strict=True):
+        turns[episode].append(ids)
+
+    @contextmanager
+    def writer(*_: Any) -> Iterator[Write]:
+        yield lambda prompts, episodes, turn: Written([turns[i][turn - 1] for i in episodes])
+
+    return writer
 
 
 class Watched(GRPOTrainer):

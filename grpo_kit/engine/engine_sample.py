@@ -19,7 +19,7 @@ class EngineSample:
     """Called as `generate` is. may_stay(engine, prompt_ids, completion_ids): may keys, values and graphs be kept?"""
 
     def __init__(self, model: Any, may_stay: Callable[[RolloutEngine, list, list], bool]) -> None:
-        self.engine, self._may_stay = RolloutEngine(model), may_stay
+        self.engine, self.may_stay = RolloutEngine(model), may_stay
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ class EngineSample:
         try:
             with autocast(config, next(model.parameters()).device):
                 made = self.engine.generate(prompts, how, seed=int(torch.randint(2**62, ())), rows=places)
-            stays = self._may_stay(self.engine, prompts, made.completion_ids)
+            stays = self.may_stay(self.engine, prompts, made.completion_ids)
         finally:
             if not stays:
                 self.engine.release()

@@ -31,6 +31,14 @@ def generate(
     """
     prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
     prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
+    written = complete_prompts(model, tokenizer, prompts, config, numbers)
+    return as_batch(tokenizer, rows, config.group_size, prompts, written, end_ids(model, tokenizer))
+
+
+def complete_prompts(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], config: Config, numbers: StepNumbers
+) -> list[list[int]]:
+    """The tokens that the model writes behind each prompt, by transformers' generate; the end token included."""
     ends = end_ids(model, tokenizer)
     how = generation_config(tokenizer, ends, config, numbers)
     # What a checkpoint brings along (Qwen2.5: top_k 20, repetition_penalty 1.1) would fill in what is left open.
@@ -43,8 +51,7 @@ def generate(
             made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
     finally:
         base.generation_config = own
-    written = [up_to_end(tokens, ends) for tokens in made[:, ids.size(1) :].tolist()]
-    return as_batch(tokenizer, rows, config.group_size, prompts, written, ends)
+    return [up_to_end(tokens, ends) for tokens in made[:, ids.size(1) :].tolist()]
 
 
 def generation_config(

@@ -51,7 +51,10 @@ from grpo_kit.record.files import run_settings
 from grpo_kit.record.jsonl_run import RunLog
 
 Sample = Callable[..., Batch]
-"""sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is."""
+"""sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
+
+It may have a method measures(batch, task) -> {name: number}: more numbers for the step's line, as EpisodeSample has.
+"""
 
 
 class GRPOTrainer:
@@ -242,6 +245,8 @@ class GRPOTrainer:
         self.seconds += seconds
         self.tokens += sum(map(len, whole.prompt_ids)) + sum(map(len, whole.completion_ids))
         row = measures(whole, numbers) | more
+        if hasattr(self.sample, "measures"):
+            row |= self.sample.measures(whole, self.task)
         row |= {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         self.completions = self._table(whole, numbers)
         if self.log is not None:
@@ -306,8 +311,8 @@ class GRPOTrainer:
 
     @property
     def reward_weights(self) -> list[float]:
-        """The weights of this step: the config's, else the task's."""
-        return list(self.config.reward_weights or self.task.reward_weights)
+        """The weights of this step: the config's, else the task's. Episodes have one reward: what was paid for them."""
+        return list(self.config.reward_weights or getattr(self.task, "reward_weights", [1.0]))
 
     def _open(self, resume: bool) -> None:
         if not self._begun:
@@ -363,10 +368,10 @@ class GRPOTrainer:
                 f"beta={values['beta']!r}: the trainer was made with beta=0, so it has no reference; make it with a "
                 "small beta above 0"
             )
-        if values.get("reward_weights") and len(values["reward_weights"]) != len(self.task.rewards):
+        count = len(getattr(self.task, "rewards", [None]))
+        if values.get("reward_weights") and len(values["reward_weights"]) != count:
             raise ValueError(
-                f"reward_weights={values['reward_weights']!r}: the task has {len(self.task.rewards)} rewards; give one "
-                "number each"
+                f"reward_weights={values['reward_weights']!r}: the task has {count} rewards; give one number each"
             )
         if values.get("steps", self.step) < self.step:
             raise ValueError(f"steps={values['steps']!r}: {self.step} are done already; give more, or stop")

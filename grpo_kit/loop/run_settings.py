@@ -23,16 +23,17 @@ def settings_of(
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
     earns.
     """
-    names = reward_names(task.rewards)
-    inside = [pair for r in task.rewards for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
-    known = [*zip(names, task.rewards, strict=True), *inside]
+    rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
+    names = reward_names(rewards)
+    inside = [pair for r in rewards for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
+    known = [*zip(names, rewards, strict=True), *inside]
     constant = getattr(task, "best_constant_parts", None)
     return {
         "config": config.values(),
-        "reward_parts": list(dict.fromkeys([*names, *(name for name, _ in inside)])),
+        "reward_parts": list(dict.fromkeys([*names, *(name for name, _ in inside)])) or ["episode_return"],
         "reward_weights": weights,
         "reward_ranges": {name: stated for name, reward in known if (stated := range_of(reward))},
-        "answer_parts": list(answer_parts(task.rewards, names)),
+        "answer_parts": list(answer_parts(rewards, names)),
         "best_constant": constant() if constant else None,
         "temperature_schedule": as_json(config.temperature) if callable(config.temperature) else None,
         "optimizer": optimizer,

@@ -88,7 +88,13 @@ def advantages(
 
 
 def with_signal(batch: Batch) -> list[int]:
-    """The places of completions whose group has a signal: rewards that differ."""
+    """The places of completions whose group has a signal: rewards that differ.
+
+    Of a batch that has its advantages (episodes): any advantage but 0.
+    """
+    if batch.advantages:
+        groups = {group for group, value in zip(batch.groups, batch.advantages, strict=True) if value}
+        return [place for place, group in enumerate(batch.groups) if group in groups]
     found: dict[int, set[float]] = {}
     for reward, group in zip(batch.rewards, batch.groups, strict=True):
         if reward is not None:

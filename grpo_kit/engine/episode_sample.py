@@ -1,0 +1,193 @@
+"""EpisodeSample: the loop's `sample` for tasks of several turns. It plays episodes and gives a Batch of their turns.
+
+A turn is an entry of the batch, with exactly the tokens that it was made of, the total reward of its episode, and its
+own advantage. The loop does with turns what it does with completions: a loss that takes a mean over rows takes it over
+turns (grpo, sapo, luspo; dr_grpo divides by turns x max_completion_tokens), one that divides by tokens by all tokens of
+the step (dapo, cispo, vespo, bnpo). What turns share, such as a worked example, the packed update computes once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from grpo_kit.argument_checks import check_choice
+from grpo_kit.engine.engine_sample import EngineSample
+from grpo_kit.engine.episode_measures import episode_measures
+from grpo_kit.engine.fast import Seams, fast
+from grpo_kit.engine.turn_writers import EngineTurns, Writer, plain_turns
+from grpo_kit.episodes.environment import VectorEnv
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import Renderer
+from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
+from grpo_kit.episodes.template_audit import audit_turns
+from grpo_kit.episodes.turn_advantages import CREDITS, turn_advantages
+from grpo_kit.loop.grpo_config import Config, StepNumbers
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.context import context_length
+from grpo_kit.rollout.complete import end_ids
+
+PART = "episode_return"  # the one part of an episode's reward, by its name in the record
+
+
+class _Stage(NamedTuple):
+    """What rollouts of one task share."""
+
+    given: EpisodeTask  # the task as the loop has it
+    task: EpisodeTask  # the same, with the completion length of the run
+    world: VectorEnv
+    renderer: Renderer
+
+
+class EpisodeSample:
+    """Called as `generate` is: config.group_size episodes of each row, all at once, turn by turn.
+
+    writer: who writes the completions of a turn, plain_turns or EngineTurns.
+    credit: what a turn's completion is credited with. "episode": the episode's advantage in its group (rewards summed).
+    "return": what was earned from that turn on, against the other episodes' at that turn. "state": the episode's
+    advantage, plus that of the return among turns of the group with the same prompt (GiGPO, arXiv:2505.10978).
+    discount: of later rewards, a turn, in (0, 1]; for "return" and "state".
+    Everything else is the task's (environment, view, max_turns, success, seconds) or the config's.
+    With config.resample, a group has a signal where any of its turns has an advantage. With scale="batch", the spread
+    is that of all episodes of one rollout.
+
+    A step's episodes are a function of (weights, config.seed, step): each turn's sampler is seeded from torch's
+    generator, which the loop seeds, and an environment's randomness derives from its row (see Environment).
+    Raises ValueError for what cannot be; EpisodeError, naming environment, row and turn, for an environment that raises
+    or breaks its contract, and for a prompt that leaves no room for a completion.
+
+    >>> GRPOTrainer(model, episodes.grid(), config, sample=EpisodeSample(), ...).train()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, writer: Writer = plain_turns, *, credit: str = "episode", discount: float = 1.0
+    ) -> None:
+        check_choice("credit", credit, CREDITS)
+        if not 0 < discount <= 1:
+            raise ValueError(f"discount={discount!r} must lie in (0, 1]")
+        if credit == "episode" and discount != 1:
+            raise ValueError(
+                f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+            )
+        self.writer, self.credit, self.discount = writer, credit, discount
+        self._stage: _Stage | None = None
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        task: EpisodeTask,
+        rows: Sequence[dict[str, Any]],
+        config: Config,
+        numbers: StepNumbers,
+    ) -> Batch:
+        """The turns of B x group_size episodes, in order: those of an episode adjacent, those of a row's episodes too.
+
+        rewards: the sum of its episode's. extra: the columns prefill, episode (its number in this rollout), turn (from
+        1), observation, result (the next observation), turn_reward, invalid, done (this turn ended the episode).
+        """
+        self._check(task, config)
+        stage = self._set_up(tokenizer, task, config)
+        stage.renderer.ends = frozenset(end_ids(model, tokenizer))
+        rows = [row for row in rows for _ in range(config.group_size)]  # (B * G), one an episode
+        entropies: dict[tuple[int, int], list[float]] = {}  # by episode and turn
+        with self.writer(model, tokenizer, config, numbers) as write:
+
+            def complete(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], Any]]:
+                ids, logprobs, nats = write(prompts, who, turn)
+                entropies.update({(i, turn): e for i, e in zip(who, nats or (), strict=nats is not None)})
+                return list(zip(ids, logprobs or [None] * len(ids), strict=True))
+
+            episodes = rollout_episodes(
+                stage.task, rows, stage.renderer, stage.world, complete, context=context_length(model)
+            )
+        credits = turn_advantages(
+            episodes, config.group_size, credit=self.credit, discount=self.discount, scale=config.scale
+        )
+        batch = turns_of(episodes, config.group_size, task.view.prefill)
+        batch.advantages = [advantage for line in credits for advantage in line]
+        order = zip(batch.extra["episode"], batch.extra["turn"], strict=True)
+        batch.entropies = [entropies[key] for key in order] if entropies else None
+        return batch
+
+    def measures(self, batch: Batch, task: EpisodeTask) -> dict[str, float]:
+        """Numbers by episode for the step's line; see episode_measures."""
+        return episode_measures(batch, success=task.success, chat=task.view.chat)
+
+    def _check(self, task: Any, config: Config) -> None:
+        if not isinstance(task, EpisodeTask):
+            raise ValueError(
+                f"task={task!r:.200} is a {type(task).__name__}; EpisodeSample plays an EpisodeTask"
+            )
+        if config.reward_weights not in (None, [1.0]):
+            raise ValueError(
+                f"reward_weights={config.reward_weights!r}: the environment's is the one reward, taken as it is; leave "
+                "them out"
+            )
+
+    def _set_up(self, tokenizer: Any, task: EpisodeTask, config: Config) -> _Stage:
+        """World and renderer of the task, made once: an environment may be slow to make."""
+        limit = config.max_completion_tokens or task.max_completion_tokens
+        last = self._stage
+        if last is None or last.given is not task or last.renderer.tokenizer is not tokenizer:
+            _warn_of_dropped_thoughts(tokenizer, task)
+            last = _Stage(task, task, task.world(), Renderer(tokenizer, task.view))
+        if last.task.max_completion_tokens != limit:
+            last = last._replace(task=replace(task, max_completion_tokens=limit))
+        self._stage = last
+        return last
+
+
+def turns_of(episodes: Sequence[Episode], group_size: int, prefill: str = "") -> Batch:
+    """The turns of finished episodes as a Batch, without advantages. Episodes of a group are adjacent."""
+    flat = [(i, t, e, turn) for i, e in enumerate(episodes) for t, turn in enumerate(e.turns, start=1)]
+    turns = [turn for *_, turn in flat]
+    totals = [float(episode.total) for _, _, episode, _ in flat]
+    logprobs = [turn.logprobs for turn in turns]
+    return Batch(
+        rows=[episode.row for _, _, episode, _ in flat],
+        groups=[i // group_size for i, *_ in flat],
+        prompt_ids=[turn.prompt_ids for turn in turns],
+        completion_ids=[turn.completion_ids for turn in turns],
+        completions=[turn.completion for turn in turns],
+        cut_off=[turn.cut_off for turn in turns],
+        sampler_logprobs=None if None in logprobs else logprobs,
+        parts={PART: totals},
+        rewards=list(totals),
+        extra={
+            "prefill": [prefill] * len(flat),
+            "episode": [i for i, *_ in flat],
+            "turn": [t for _, t, _, _ in flat],
+            "observation": [turn.observation for turn in turns],
+            "result": [turn.result for turn in turns],
+            "turn_reward": [turn.reward for turn in turns],
+            "invalid": [turn.invalid for turn in turns],
+            "done": [episode.done and t == len(episode.turns) for _, t, episode, _ in flat],
+        },
+    )
+
+
+def fast_episodes(model: Any, config: Config, *, credit: str = "episode", discount: float = 1.0) -> Seams:
+    """`fast` for tasks of several turns: the engine and the packed update, or the plain ones for an unknown model.
+
+    >>> seams = fast_episodes(model, config)  # doctest: +SKIP
+    >>> GRPOTrainer(model, task, config, sample=seams.sample, update=seams.update, ...)  # doctest: +SKIP
+    """
+    seams = fast(model, config)
+    writer = EngineTurns(seams.sample) if isinstance(seams.sample, EngineSample) else plain_turns
+    return seams._replace(sample=EpisodeSample(writer, credit=credit, discount=discount))
+
+
+def _warn_of_dropped_thoughts(tokenizer: Any, task: EpisodeTask) -> None:
+    """Warns where training would read what the served model never does."""
+    if task.view.thoughts != "kept":
+        return
+    if audit_turns(tokenizer).table.loc["a user turn", "in_text"] == "dropped":
+        warnings.warn(
+            "View(thoughts='kept'), but the chat template drops the thoughts of earlier turns: the served model will "
+            "never read the prompts that this run trains on. thoughts='as served' trains on what is served; "
+            "kit.audit_turns(tokenizer) says more.",
+            stacklevel=4,
+        )
