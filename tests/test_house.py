@@ -20,8 +20,8 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts",
     "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
-    "tasks", "watch", "trackers", "profiles", "memory", "training", "evaluation", "preferences", "lab",
-    "exports", "recipe", "doctor", "commands",
+    "tasks", "loop", "watch", "trackers", "profiles", "memory", "engine", "training", "evaluation", "preferences",
+    "lab", "exports", "recipe", "integrations", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -30,7 +30,7 @@ MODULES = {
 }
 FRONT_DOOR = "grpo_kit"
 COMMAND_LINE = "grpo_kit.__main__"
-USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe", "commands"}
+USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe", "integrations", "commands"}
 
 
 def imports(path):
