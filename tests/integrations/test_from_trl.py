@@ -23,7 +23,8 @@ CASES = {
         "max_steps": 4, "data": chats,
     },
     "KL without its correction, sequences": {
-        "lora": LORA, "beta": 10.0, "learning_rate": 0.05, "use_bias_correction_kl": False, "importance_sampling_level": "sequence",
+        "lora": LORA, "beta": 10.0, "learning_rate": 0.05, "use_bias_correction_kl": False,
+        "importance_sampling_level": "sequence",
         "num_iterations": 2, "epsilon": 3e-4, "epsilon_high": 4e-4, "lr_scheduler_type": "constant", "max_steps": 4,
     },
     "CISPO": {"loss_type": "cispo", "epsilon_high": 5.0},
