@@ -21,7 +21,7 @@ ROOMS = [
     "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts",
     "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
     "tasks", "loop", "watch", "trackers", "profiles", "memory", "engine", "training", "evaluation", "hooks",
-    "preferences", "lab", "exports", "recipe", "doctor", "commands",
+    "preferences", "lab", "exports", "recipe", "integrations", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -30,7 +30,7 @@ MODULES = {
 }
 FRONT_DOOR = "grpo_kit"
 COMMAND_LINE = "grpo_kit.__main__"
-USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe", "commands"}
+USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe", "integrations", "commands"}
 
 
 def imports(path):

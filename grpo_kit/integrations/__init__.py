@@ -1,0 +1,19 @@
+"""Other libraries beside the loop: a script of TRL's runs here, and a task of the kit runs there.
+
+trl.py            from_trl: the pieces of a TRL GRPO script -> a trainer of the loop; to_trl: the way out of one card
+trl_fields.py     what becomes of each field of GRPOConfig
+trl_arguments.py  a GRPOConfig as the loop's Config
+trl_config.py     the loop's Config as fields of GRPOConfig
+trl_task.py       TRL's data set and reward functions as a task of the loop
+"""
+
+from typing import TYPE_CHECKING
+
+from grpo_kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from grpo_kit.integrations.trl import from_trl, to_trl
+
+__all__ = ["from_trl", "to_trl"]
+
+lazy(__name__, {"trl": ["from_trl", "to_trl"]})

@@ -1,0 +1,237 @@
+"""from_trl: a TRL GRPO script runs in the loop. to_trl: a task of the kit runs under TRL, on more than one card.
+
+A script changes two lines:
+
+    from trl import GRPOConfig                              # was: GRPOConfig, GRPOTrainer
+    from grpo_kit.integrations import from_trl
+    trainer = from_trl(model, reward_funcs=..., args=..., train_dataset=..., processing_class=...)  # was: GRPOTrainer(
+
+Where the loop differs from TRL's trainer on the same fields:
+- A completion that one reward judges and another does not, in a group where both judge some, has no total and so no
+  advantage. TRL counts what is missing as 0.
+- With several updates a rollout, each takes whole groups and divides by its own tokens. TRL mixes the groups, and
+  divides by the mean of the rollout.
+- The order of the rows and every sampled token are others: they follow from (seed, step).
+- Prompts of messages that end in the assistant's words are continued. TRL opens a second message behind them.
+- A run's folder must be new. trainer.save() writes a checkpoint; there is no save_model, evaluate or state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from trl import GRPOConfig
+from trl import GRPOTrainer as TRLTrainer
+
+from grpo_kit.engine.fast import fast
+from grpo_kit.integrations.trl_arguments import config_of
+from grpo_kit.integrations.trl_config import fields_of
+from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
+from grpo_kit.integrations.trl_task import TrlTask
+from grpo_kit.loop.grpo import GRPOTrainer
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.models import load_policy
+from grpo_kit.rewards.parts import reward_names
+from grpo_kit.rewards.scoring import PendingScores
+
+_ELSEWHERE = {
+    "eval_dataset": "leave it out, and measure held-out rows by a hook (hooks=)",
+    "callbacks": "write them as hooks of grpo_kit.loop.hooks and give them as hooks=",
+    "optimizers": "leave it out, and name one by args.optim",
+    "reward_processing_classes": "write a function that calls the reward model, and give that",
+    "quantization_config": "load the model with it first, and give the model",
+    "tools": "use trl.GRPOTrainer",
+    "rollout_func": "write it as the loop's sample, and set trainer.sample",
+    "environment_factory": "use trl.GRPOTrainer",
+}
+
+
+class FollowTRL(Hook):
+    """Keeps the trainer_state of rewards up to date, and saves after the last step as save_strategy='steps' does."""
+
+    def __init__(self, task: TrlTask, a_step: int, *, save_last: bool) -> None:
+        self.state, self.a_step, self.save_last = task.state, a_step, save_last
+
+    def before_step(self, trainer: GRPOTrainer) -> None:
+        """Updates done, updates in all, and passes over the rows."""
+        self.state.global_step = trainer.step * self.a_step
+        self.state.max_steps = trainer.config.steps * self.a_step
+        per_pass = len(trainer.task.train) // trainer.config.prompts_per_step
+        self.state.epoch = trainer.step / per_pass
+
+    def end(self, trainer: GRPOTrainer, error: BaseException | None) -> None:
+        """A checkpoint of the finished run."""
+        if self.save_last and error is None:
+            trainer.save()
+
+
+def from_trl(
+    model: Any,
+    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+    args: GRPOConfig | None = None,
+    train_dataset: Any = None,
+    *,
+    processing_class: PreTrainedTokenizerBase | None = None,
+    peft_config: Any = None,
+    folder: str | Path | None = None,
+    hooks: Sequence[Hook] = (),
+    **others: Any,
+) -> GRPOTrainer:
+    """A trainer of the loop, made of what trl.GRPOTrainer takes; trainer.train() trains.
+
+    model: a model, or a name that is loaded in float32 unless args.model_init_kwargs says otherwise.
+    reward_funcs: functions, called as TRL calls them; any finite numbers. args: trl_fields.py says what becomes of each
+    field. train_dataset: a column "prompt" of texts or messages, and the columns that rewards need.
+    peft_config: adapters to train in place of all weights. folder: of the run; default args.output_dir.
+    hooks: of the loop, see Hook.
+    Prints what it ignores and does otherwise, a line each.
+    Raises ValueError, naming the field or argument and what would do, for what the loop cannot do.
+
+    >>> trainer = from_trl(model, [accuracy], GRPOConfig("runs/demo"), rows)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    """
+    for name, value in others.items():
+        if name not in _ELSEWHERE:
+            raise ValueError(f"{name}={value!r:.100} is no argument of from_trl nor of trl.GRPOTrainer")
+        if value not in (None, [], (None, None)):
+            raise ValueError(f"{name}: from_trl cannot do this; {_ELSEWHERE[name]}")
+    args = GRPOConfig(f"{_name(model)}-GRPO") if args is None else args
+    check_fields(args)
+    model, tokenizer = _loaded(model, processing_class, args)
+    model = _prepared(model, peft_config, args)
+    task = TrlTask(
+        [] if train_dataset is None else train_dataset,
+        reward_funcs,
+        reward_weights=args.reward_weights,
+        max_completion_tokens=args.max_completion_length,
+        template=args.chat_template_kwargs,
+        columns=not args.remove_unused_columns,
+    )
+    task.render(tokenizer, task.train[:1])  # a template that cannot do it says so before training
+    narrow = any(p.requires_grad and p.dtype == torch.bfloat16 for p in model.parameters())
+    config = config_of(args, len(task.train), narrow=narrow)
+    a_step = config.iterations * config.minibatches
+    for name in PRINTED:
+        if is_set(args, name):
+            print(f"Ignored: {name}={getattr(args, name)!r}; {IGNORED[name]}.")
+    if args.max_steps > 0 and args.max_steps % a_step:
+        print(f"max_steps={args.max_steps} ends inside a rollout of {a_step} updates; it is finished.")
+    seams = fast(model, config)
+    if seams.why_not:
+        print(f"Slower than it could be: {seams.why_not}.")
+    save_last = getattr(args.save_strategy, "value", args.save_strategy) == "steps"
+    trainer = GRPOTrainer(
+        model,
+        task,
+        config,
+        tokenizer=tokenizer,
+        folder=folder or args.output_dir or "trainer_output",
+        sample=seams.sample,
+        update=seams.update,
+        hooks=[*seams.hooks, FollowTRL(task, a_step, save_last=save_last), *hooks],
+    )
+    for group in trainer.optimizer.param_groups:
+        group["betas"], group["eps"] = (args.adam_beta1, args.adam_beta2), args.adam_epsilon
+    return trainer
+
+
+def to_trl(
+    task: Any, config: Config, model: Any, tokenizer: Any, output_dir: str | Path, **overrides: Any
+) -> TRLTrainer:
+    """A trl.GRPOTrainer on the task, for what one card does not do: several by accelerate, DeepSpeed, FSDP; vLLM.
+
+    task: of one turn, with its data set, rewards and weights. config: trl_config.py says what becomes of each field.
+    overrides: fields of GRPOConfig (use_vllm=True, deepspeed="zero3.json"), and arguments of trl.GRPOTrainer
+    (callbacks, peft_config). They stand before the config's.
+    A batch is divided among the processes that torchrun or accelerate started. Completions end at the same tokens: TRL
+    reads them from the tokenizer and the model, as the loop does.
+    Prints each field of the config that TRL cannot be told.
+    Raises ValueError for a task of episodes, and a batch that cannot be divided.
+
+    >>> trainer = to_trl(task, Config(steps=100), model, tokenizer, "runs/two-cards")  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    """
+    if not hasattr(task, "dataset") or not hasattr(task, "rewards"):
+        raise ValueError(
+            f"task={task!r:.100} has no data set and rewards of one turn; of episodes give TRL an environment_factory"
+        )
+    weights = list(config.reward_weights or task.reward_weights)
+    length = config.max_completion_tokens or task.max_completion_tokens
+    made, left = fields_of(config, length, weights, int(os.environ.get("WORLD_SIZE", 1)), overrides)
+    known = GRPOConfig.__dataclass_fields__
+    mine = {name: value for name, value in overrides.items() if name in known}
+    if left:
+        print("Not carried over to TRL:", *left, sep="\n  ")
+    names = reward_names(task.rewards)
+    return TRLTrainer(
+        model=model,
+        reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
+        args=GRPOConfig(output_dir=str(output_dir), **{**made, **mine}),
+        train_dataset=task.dataset(tokenizer),
+        processing_class=tokenizer,
+        **{name: value for name, value in overrides.items() if name not in known},
+    )
+
+
+def _name(model: Any) -> str:
+    return str(model if isinstance(model, str) else model.name_or_path).split("/")[-1]
+
+
+def _loaded(model: Any, tokenizer: Any, args: GRPOConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model and its tokenizer, of names too. Raises ValueError for a processor of images."""
+    source, options = model, dict(args.model_init_kwargs or {})
+    if isinstance(model, str):
+        dtype = options.pop("dtype", options.pop("torch_dtype", "float32"))
+        if options or args.trust_remote_code or dtype == "auto":
+            options |= {"dtype": dtype, "trust_remote_code": args.trust_remote_code}
+            model = AutoModelForCausalLM.from_pretrained(source, **options)
+        else:
+            model, own = load_policy(source, dtype=dtype, quiet=True)
+            tokenizer = own if tokenizer is None else tokenizer
+    else:
+        source = model.name_or_path
+    if tokenizer is None:
+        known = {"revision": options["revision"]} if "revision" in options else {}
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=args.trust_remote_code, **known)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(
+            f"processing_class is a {type(tokenizer).__name__}; the loop trains on text: give a tokenizer"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def _prepared(model: Any, peft_config: Any, args: GRPOConfig) -> Any:
+    """The model on its device, with new adapters where peft_config is given, and no dropout if args says so.
+
+    Raises ValueError for a second adapter, and a mixture of experts whose router has a loss of its own.
+    """
+    text = model.config.get_text_config()
+    coefficient = args.router_aux_loss_coef
+    coefficient = getattr(text, "router_aux_loss_coef", 0.0) if coefficient is None else coefficient
+    if coefficient and hasattr(text, "output_router_logits"):
+        raise ValueError(
+            f"router_aux_loss_coef={coefficient!r} of this mixture of experts: the loop has no loss for the router; "
+            "set it to 0.0, or use trl.GRPOTrainer"
+        )
+    if peft_config is not None:
+        if hasattr(model, "peft_config"):
+            raise ValueError("peft_config beside a model that has adapters; give one of the two")
+        from peft import get_peft_model
+
+        with torch.random.fork_rng():
+            torch.manual_seed(args.seed)
+            model = get_peft_model(model, peft_config)
+    if args.disable_dropout:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+    placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)
+    return model if placed else model.to(args.device)

@@ -1,0 +1,149 @@
+"""A GRPOConfig of TRL as the loop's Config; trl_fields.py has the table of what becomes of each field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import torch
+from transformers import get_scheduler
+from trl import GRPOConfig
+
+from grpo_kit.integrations.trl_fields import TRL, check_fields
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.schedules import linear, stepwise
+
+_ADAMW = {"adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"}
+_ADAMW_8BIT = {"adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"}
+_OPTIONS = {
+    "sapo": ("temperature_pos", "temperature_neg"),
+    "vespo": ("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
+}
+_NO_CLIPPING = 1e12
+
+
+def config_of(args: GRPOConfig, rows: int, *, narrow: bool = False) -> Config:
+    """The loop's Config of a GRPOConfig. rows: of the data set. narrow: whether the trained weights are bfloat16.
+
+    Raises ValueError, naming the field and what would do, for what the loop cannot do.
+    """
+    check_fields(args)
+    prompts, minibatches = _batches(args)
+    a_step = minibatches * args.num_iterations  # updates
+    per_epoch = rows // prompts  # steps
+    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch * a_step)
+    steps = max(math.ceil(updates / a_step), 1)
+    if args.max_completion_length is None:
+        raise ValueError("max_completion_length=None has no end; give a number of tokens, such as 512")
+    options = {name: getattr(args, f"{args.loss_type}_{name}") for name in _OPTIONS.get(args.loss_type, ())}
+    options |= {} if args.use_bias_correction_kl else {"correct_kl": False}
+    return Config(
+        steps=steps,
+        prompts_per_step=prompts,
+        group_size=args.num_generations,
+        max_completion_tokens=args.max_completion_length,
+        iterations=args.num_iterations,
+        minibatches=minibatches,
+        seed=args.seed,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        loss=args.loss_type,
+        level=args.importance_sampling_level,
+        epsilon=args.epsilon,
+        epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        loss_options=options,
+        beta=args.beta,
+        entropy_bonus=args.entropy_coef,
+        scale={True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards),
+        mask_cut_off=args.mask_truncated_completions,
+        learning_rate=rates(args, updates, a_step),
+        warmup=0.0,
+        optimizer=_optimizer(args, narrow),
+        weight_decay=args.weight_decay,
+        max_grad_norm=args.max_grad_norm or _NO_CLIPPING,
+        autocast="bfloat16" if args.bf16 else "float16" if args.fp16 else "none",
+        gradient_checkpointing=bool(args.gradient_checkpointing),
+        micro_batch=args.per_device_train_batch_size,
+        save_steps=_save_steps(args, updates, a_step, per_epoch),
+        save_total_limit=args.save_total_limit if (args.save_total_limit or 0) > 0 else max(steps, 1),
+    )
+
+
+def _batches(args: GRPOConfig) -> tuple[int, int]:
+    """Prompts of a rollout, and updates of one pass over it."""
+    accumulated, generated = args.gradient_accumulation_steps, args.steps_per_generation
+    if generated % accumulated:
+        raise ValueError(
+            f"steps_per_generation={generated} with gradient_accumulation_steps={accumulated}: an update would take "
+            "parts of several rollouts; make the first a multiple of the second, or leave it out"
+        )
+    minibatches = generated // accumulated
+    prompts = args.per_device_train_batch_size * generated // args.num_generations
+    if prompts % minibatches:
+        raise ValueError(
+            f"steps_per_generation={generated} makes {minibatches} updates of {prompts} prompts: the loop's updates "
+            "take whole groups; let per_device_train_batch_size * gradient_accumulation_steps be a multiple of "
+            f"num_generations={args.num_generations}"
+        )
+    if args.loss_type == "bnpo" and accumulated > 1:
+        raise ValueError(
+            f"loss_type='bnpo' with gradient_accumulation_steps={accumulated} divides by the tokens of each part; set "
+            "loss_type='dapo', which divides by those of the update, or gradient_accumulation_steps=1"
+        )
+    return prompts, minibatches
+
+
+def rates(args: GRPOConfig, updates: int, a_step: int) -> float | Callable[[float], float]:
+    """The learning rate of each step as transformers' schedule gives it; of several updates a step, their mean.
+
+    A number where it stays the same, linear(...) where it falls in a line, else stepwise(...).
+    Raises ValueError for a schedule that goes by what an evaluation finds.
+    """
+    kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    if kind in ("reduce_lr_on_plateau", "greedy"):
+        raise ValueError(
+            f"lr_scheduler_type={kind!r} goes by what is measured; use 'linear', 'cosine' or 'constant'"
+        )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+    warmup = args.get_warmup_steps(updates)
+    schedule = get_scheduler(
+        kind, optimizer, num_warmup_steps=warmup, num_training_steps=updates,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+    )  # fmt: skip
+    each = []
+    for _ in range(updates):
+        each.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return _as_schedule([fmean(each[i : i + a_step]) for i in range(0, updates, a_step)] or [0.0])
+
+
+def _as_schedule(values: Sequence[float]) -> float | Callable[[float], float]:
+    first, last, gaps = values[0], values[-1], len(values) - 1
+    close = 1e-9 * max(values)
+    if max(values) - min(values) <= close:
+        return first
+    if all(abs(first + (last - first) * i / gaps - value) <= close for i, value in enumerate(values)):
+        return linear(first, last)
+    return stepwise(values, at=[(i + 0.5) / gaps for i in range(gaps)])
+
+
+def _optimizer(args: GRPOConfig, narrow: bool) -> str | None:
+    name = getattr(args.optim, "value", args.optim)
+    if name in _ADAMW:
+        return None  # an AdamW that the weights need
+    if name in _ADAMW_8BIT:
+        return "adamw-8bit-split" if narrow else "adamw-8bit"
+    raise ValueError(f"optim={name!r} is not known; use 'adamw_torch_fused', 'adamw_8bit', or {TRL}")
+
+
+def _save_steps(args: GRPOConfig, updates: int, a_step: int, per_epoch: int) -> int:
+    """Steps between checkpoints."""
+    strategy = getattr(args.save_strategy, "value", args.save_strategy)
+    if strategy == "best":
+        raise ValueError("save_strategy='best' goes by evaluations; use 'steps', 'epoch' or 'no'")
+    if strategy == "epoch":
+        return max(per_epoch, 1)
+    every = args.save_steps if args.save_steps >= 1 else math.ceil(args.save_steps * updates)
+    return 0 if strategy == "no" else max(math.ceil(every / a_step), 1)

@@ -1,0 +1,161 @@
+"""A TRL data set and its reward functions as a task of the loop: same prompts, and rewards called as TRL calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset
+from transformers import TrainerState
+from trl import is_conversational
+
+from grpo_kit.prompts import NO_TEMPLATE, continue_messages
+from grpo_kit.rewards.parts import bare_name, range_of
+
+_ROW = "trl_row"  # the data set's row, under a name that no column of it can take
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL keeps them from rewards
+
+
+class TrlTask:
+    """What the loop reads of a task, made of TRL's pieces.
+
+    data: a column "prompt", texts or messages, and the columns that rewards need.
+    reward_weights: any numbers. template: more arguments of the chat template. columns: False keeps them from rewards.
+    state: the trainer_state that rewards get; whoever trains keeps it up to date.
+    Raises ValueError, naming the argument and what would do, for data or rewards that the loop cannot use.
+    """
+
+    def __init__(
+        self,
+        data: Dataset | Sequence[Mapping[str, Any]],
+        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+        *,
+        reward_weights: Sequence[float] | None = None,
+        max_completion_tokens: int,
+        template: Mapping[str, Any] | None = None,
+        columns: bool = True,
+    ) -> None:
+        rows = _rows_of(data)
+        self.name, self.max_completion_tokens = "trl", max_completion_tokens
+        self.template, self.state = dict(template or {}), TrainerState()
+        self.conversational = is_conversational({"prompt": rows[0]["prompt"]})
+        self.train = [_row(row, columns) for row in rows]
+        self.held_out: list[dict[str, Any]] = []
+        openings = {_opening(row["prompt"]) for row in rows}
+        self.prefill = openings.pop() if len(openings) == 1 else ""
+        given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        self.rewards = [TrlReward(reward, self) for reward in given if reward is not None]
+        self.reward_weights = [1.0] * len(self.rewards) if reward_weights is None else list(reward_weights)
+        if not self.rewards or len(self.rewards) != len(self.reward_weights):
+            raise ValueError(
+                f"reward_weights={self.reward_weights!r} for {len(self.rewards)} rewards; give one number each, and at "
+                "least one reward"
+            )
+
+    def render(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The text of each row's prompt. A last message of the assistant stays open: the model continues it.
+
+        So does trl.apply_chat_template; TRL's GRPOTrainer closes that message and opens another.
+        Raises ValueError for messages that the chat template cannot render.
+        """
+        return [self._text(tokenizer, row[_ROW]["prompt"]) for row in rows]
+
+    def _text(self, tokenizer: Any, prompt: Any) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if not tokenizer.chat_template:
+            raise ValueError(NO_TEMPLATE)
+        role = prompt[-1]["role"]
+        if role not in ("user", "tool", "assistant"):
+            raise ValueError(f"prompt ends in a message of {role!r}; let it end in the user's or assistant's")
+        if role == "assistant":
+            text = continue_messages(tokenizer, prompt, **self.template)
+        else:
+            text = tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True, **self.template
+            )
+        return _once_begun(tokenizer, text)
+
+
+class TrlReward:
+    """A reward function of TRL, called by the loop with what TRL would give it. It has the function's name and range.
+
+    Completions of messages are [{"role": "assistant", "content": text}] each.
+    """
+
+    def __init__(self, function: Callable[..., Any], task: TrlTask) -> None:
+        if isinstance(function, str) or not callable(function) or hasattr(function, "parameters"):
+            raise ValueError(
+                f"reward_funcs has a {type(function).__name__}; the loop takes functions: write one that calls the "
+                "reward model on prompts and completions"
+            )
+        self.function, self.task, self.__name__ = function, task, bare_name(function)
+        if (stated := range_of(function)) is not None:
+            self.range = stated
+
+    def __call__(self, *, completions: list[str], completion_ids: Any, trl_row: list, **others: Any) -> Any:
+        """The function's scores, or the coroutine of an asynchronous one. trl_row: the data set's rows."""
+        names = [name for name in trl_row[0] if name not in _NOT_COLUMNS]
+        if self.task.conversational:
+            completions = [[{"role": "assistant", "content": text}] for text in completions]
+        return self.function(
+            prompts=[row["prompt"] for row in trl_row],
+            completions=completions,
+            completion_ids=completion_ids,
+            trainer_state=self.task.state,
+            log_extra=others["log_extra"],
+            log_metric=others["log_metric"],
+            **{name: [row[name] for row in trl_row] for name in names},
+        )
+
+
+def _rows_of(data: Any) -> list[dict[str, Any]]:
+    if not isinstance(data, (Dataset, list, tuple)):
+        raise ValueError(
+            f"train_dataset is a {type(data).__name__}; give a datasets.Dataset or a list of rows, such as "
+            "Dataset.from_list(list(stream))"
+        )
+    rows = [dict(row) for row in data]
+    if not rows or "prompt" not in rows[0]:
+        raise ValueError(
+            "train_dataset needs at least one row and a column 'prompt'; rename the column that holds it"
+        )
+    pictures = [name for name in ("image", "images") if name in rows[0]]
+    if pictures:
+        raise ValueError(
+            f"train_dataset has a column {pictures[0]!r}; the loop trains on text: use trl.GRPOTrainer"
+        )
+    kinds = {isinstance(row["prompt"], str) for row in rows}
+    if len(kinds) > 1:
+        raise ValueError("train_dataset has texts and messages in 'prompt'; give one of the two")
+    return rows
+
+
+def _row(row: dict[str, Any], columns: bool) -> dict[str, Any]:
+    """A row as the loop reads it: question for messages to a reader, answer for the record, the rest for rewards."""
+    made = {"question": row["prompt"], _ROW: row if columns else {"prompt": row["prompt"]}}
+    return made | ({"answer": row["answer"]} if "answer" in row else {})
+
+
+def _opening(prompt: Any) -> str:
+    """The assistant's words that a prompt of messages ends in."""
+    if isinstance(prompt, str) or not prompt or prompt[-1]["role"] != "assistant":
+        return ""
+    return prompt[-1]["content"]
+
+
+def _once_begun(tokenizer: Any, text: str) -> str:
+    """The rendered text without the beginning token that the tokenizer adds by itself.
+
+    Raises ValueError where the tokenizer adds more than that.
+    """
+    wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if tokenizer(text)["input_ids"] == wanted:
+        return text
+    bare = text.removeprefix(tokenizer.bos_token or "")
+    if tokenizer(bare)["input_ids"] != wanted:
+        raise ValueError(
+            "the tokenizer adds special tokens around a prompt that its chat template has rendered; set "
+            "tokenizer.add_bos_token and add_eos_token to False, or give prompts as text"
+        )
+    return bare
