@@ -22,19 +22,20 @@ BUDGETS = {
     "classes that take the trainer": 14,
     "modules loaded by importing the trainer": 82,
     "modules loaded by import grpo_kit.tasks.largest": 20,
-    "public names": 1047,
-    "public names shown nowhere": 669,
+    "public names": 1073,
+    "public names shown nowhere": 687,
     "file names that repeat another": 0,
-    "lines": 45773,
+    "lines": 47574,
 }
 
 ROOM_LINES = {
-    "training": 6995, "rewards": 4480, "watch": 3633, "verdicts": 3241, "tasks": 2982, "rollout": 2923,
-    "episodes": 2438, "evaluation": 2427, "exports": 1825, "loop": 1680, "sandbox": 1229, "objectives": 1149,
-    "lab": 1056, "recipe": 1047, "memory": 1041, "record": 1018, "engine": 929, "doctor": 881, "models": 826,
-    "commands": 725, "optim": 544, "profiles": 477, "prompts": 465, "trackers": 378, "display": 279,
-    "preferences": 275, "schedules": 172, "__init__": 171, "literal_calls": 120, "argument_checks": 103,
-    "torch_builds": 61, "unsloth": 55, "__main__": 54, "cuda": 48, "lazy": 46,
+    "training": 6995, "rewards": 4480, "watch": 3644, "verdicts": 3241, "tasks": 2982, "rollout": 2923,
+    "episodes": 2438, "evaluation": 2427, "loop": 1905, "exports": 1826, "engine": 1267, "sandbox": 1229,
+    "objectives": 1149, "lab": 1056, "recipe": 1047, "record": 1046, "memory": 1041, "integrations": 904,
+    "doctor": 881, "models": 826, "commands": 726, "optim": 544, "profiles": 477, "prompts": 465,
+    "trackers": 378, "hooks": 293, "display": 279, "preferences": 275, "schedules": 172, "__init__": 171,
+    "literal_calls": 120, "argument_checks": 103, "torch_builds": 61, "unsloth": 55, "__main__": 54, "cuda": 48,
+    "lazy": 46,
 }  # fmt: skip
 
 
