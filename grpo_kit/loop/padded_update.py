@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.models import base_model
+from grpo_kit.models.renamed import NAME, is_checkpointing
 from grpo_kit.rollout.complete import left_pad
 
 
@@ -53,7 +55,8 @@ class PaddedUpdate:
             model.zero_grad(set_to_none=True)
             loss.start_over()
 
-        return self._in_parts(part, places, sum, start_over)
+        with checkpointing(model, self.config):
+            return self._in_parts(part, places, sum, start_over)
 
     def _in_parts(
         self,
@@ -105,3 +108,20 @@ def autocast(config: Config, device: torch.device) -> Any:
     if config.autocast == "none":
         return nullcontext()
     return torch.autocast(device.type, getattr(torch, config.autocast))
+
+
+@contextmanager
+def checkpointing(model: Any, config: Config) -> Iterator[None]:
+    """Inside, layers compute their activations again in the backward pass, where config.gradient_checkpointing says so.
+
+    Less memory, about a third more time, the same gradient.
+    """
+    base = base_model(model)
+    if not config.gradient_checkpointing or is_checkpointing(base):
+        yield
+        return
+    getattr(base, f"{NAME}_enable")({"use_reentrant": False})
+    try:
+        yield
+    finally:
+        getattr(base, f"{NAME}_disable")()
