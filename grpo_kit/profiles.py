@@ -32,6 +32,7 @@ from grpo_kit.trackers.names import check_installed
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
+    from grpo_kit.loop.grpo_config import Config
     from grpo_kit.tasks import Task
 
 
@@ -290,6 +291,31 @@ class Profile:
         task = getattr(tasks, self.task)(**options)
         length = self.max_completion_tokens or task.max_completion_tokens
         return replace(task, held_out=task.held_out[: self.held_out], max_completion_tokens=length)
+
+    def config(self, *, tuning: Literal["full", "lora", "qlora"] = "full", **overrides: Any) -> Config:
+        """The profile as a Config of the loop (grpo_kit.loop); overrides are its fields and win.
+
+        tuning: picks the learning rate, and the optimizer of full fine-tuning. Products are in bfloat16 where the card
+        has it.
+        Raises ValueError for an unknown tuning, field or value.
+
+        >>> profile("smoke").config().prompts_per_step
+        2
+        """
+        from grpo_kit.loop.grpo_config import Config
+
+        check_choice("tuning", tuning, ("full", "lora", "qlora"))
+        full = tuning == "full"
+        same = (
+            "steps", "prompts_per_step", "group_size", "max_completion_tokens", "temperature", "beta", "micro_batch",
+            "gradient_checkpointing", "save_steps", "seed",
+        )  # fmt: skip
+        values = {name: getattr(self, name) for name in same} | {
+            "learning_rate": self.learning_rate if full else self.lora_learning_rate,
+            "optimizer": self.optimizer if full else None,
+            "autocast": "bfloat16" if has_bf16() else "none",
+        }
+        return Config(**(values | overrides))
 
     def grpo_config(
         self,

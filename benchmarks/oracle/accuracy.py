@@ -29,8 +29,8 @@ def gathered() -> dict[str, Any]:
         {
             "weights": WEIGHTS,
             "how": "Each: 95 % prediction interval of a further run of the same trainer (Student's t over the seeds), "
-            "widened to the hull of the seeds' Wilson intervals. Mean: that of the mean of three further runs, widened to "
-            "the Wilson interval of all rows. Intervals of the mean alone are too narrow for runs that are drawn anew.",
+            "widened to the hull of the seeds' Wilson intervals. Mean: that of the mean of three further runs, widened "
+            "to the Wilson interval of all rows. An interval of the mean alone is too narrow for runs drawn anew.",
             "jobs": {
                 "main job, full": _job(
                     _hits(row for row in full["runs"] if row["code"] == "now"), 256,
@@ -94,7 +94,9 @@ def compare_accuracy(job: str, accuracies: Sequence[float], n: int) -> list[Diff
         raise ValueError(f"job={job!r} is not on record; use one of {', '.join(jobs)}")
     record = jobs[job]
     if len(accuracies) != 3 or n < record["n"]:
-        raise ValueError(f"accuracies={list(accuracies)!r}, n={n}: give 3, each of {record['n']} rows or more")
+        raise ValueError(
+            f"accuracies={list(accuracies)!r}, n={n}: give 3, each of {record['n']} rows or more"
+        )
     made = [
         Difference(job, f"accuracy of run {i}", _outside(a, record["each"]), 0.0)
         for i, a in enumerate(accuracies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ from grpo_kit.record.files import read_metrics, run_settings
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
+from grpo_kit.watch.run_card import model_card
 
 
 class WatchRun(Hook):
@@ -50,10 +52,16 @@ class WatchRun(Hook):
             raise KeyboardInterrupt
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
-        """The last picture."""
+        """The last picture, and the model card: README.md in the run's folder."""
         self._monitor.flush()
         if self._chart is not None:
             self._chart.finish()
+        if not trainer.step:
+            return
+        try:
+            model_card(trainer.folder)
+        except OSError as failure:  # a full disk: the rows that wait in memory are tried again by themselves
+            warnings.warn(f"The model card was not written ({failure})", RuntimeWarning, stacklevel=2)
 
     def _show(self, flag: Flag) -> None:
         if self._chart is not None:

@@ -2,6 +2,7 @@
 
 grpo_config.py    Config: every number of a run, with its unit; StepNumbers: what they are at one step
 step_batch.py     Batch: what flows through a step
+seeds.py          the prompts and random numbers of a step, by (seed, step)
 generate.py       generate: rows -> completions, by transformers' generate
 score.py          completions -> rewards -> advantages
 policy_loss.py    PolicyLoss: log-probabilities -> the loss, by grpo_kit.objectives

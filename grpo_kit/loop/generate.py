@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,33 +102,3 @@ def render(
             mend="drop the row or lower max_completion_tokens",
         )  # fmt: skip
     return prompts
-
-
-def seed_of(*parts: Any) -> int:
-    """A seed that is a function of its parts alone, such as (seed, step, "sample").
-
-    >>> seed_of(0, 1) == seed_of(0, 1) != seed_of(0, 2)
-    True
-    """
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
-
-
-def rows_of_step(
-    rows: Sequence[dict[str, Any]], config: Config, step: int, attempt: int = 0
-) -> list[dict[str, Any]]:
-    """The prompts of a step, by (seed, step, attempt) alone: pass after pass over all rows, each in its own order.
-
-    What is left of a pass, fewer than a step needs, is dropped. attempt: above 0 where groups are drawn anew; those
-    come from anywhere.
-    """
-    count = config.prompts_per_step
-    per_pass = len(rows) // count
-    generator = torch.Generator()
-    if attempt:
-        generator.manual_seed(seed_of(config.seed, step, "again", attempt))
-        places = torch.randperm(len(rows), generator=generator)[:count]
-    else:
-        generator.manual_seed(seed_of(config.seed, "order", step // per_pass))
-        order = torch.randperm(len(rows), generator=generator)
-        places = order[step % per_pass * count :][:count]
-    return [rows[place] for place in places.tolist()]

@@ -20,7 +20,6 @@ Longer than 300 lines because a step, a stop and a change are read together.
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,24 +29,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.generate import generate, rows_of_step, seed_of
+from grpo_kit.loop.generate import generate
 from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, StepNumbers, as_json, from_json
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
-from grpo_kit.loop.measures import measures
+from grpo_kit.loop.measures import completions_table, measures
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.run_settings import settings_of
-from grpo_kit.loop.score import give_advantages, score, with_signal
+from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
+from grpo_kit.loop.seeds import random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models import has_dropout
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
-from grpo_kit.record.files import run_settings
+from grpo_kit.record.files import next_run_folder, run_settings
 from grpo_kit.record.jsonl_run import RunLog
 
 Sample = Callable[..., Batch]
@@ -188,7 +187,7 @@ class GRPOTrainer:
             if not config.resample or sum(len({*batch.groups}) for batch in some) >= len(rows):
                 break
         if config.resample:
-            batch = first_groups(kept, with_signal, len(rows))
+            batch = first_groups(kept, len(rows))
         everyone = sum(self.processes.gather(batch.rewards), [])
         give_advantages(batch, config, everyone)
         return batch, reported
@@ -248,7 +247,7 @@ class GRPOTrainer:
         if hasattr(self.sample, "measures"):
             row |= self.sample.measures(whole, self.task)
         row |= {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
-        self.completions = self._table(whole, numbers)
+        self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
             self.log.write(self.step, row, self.completions)
         return row
@@ -272,7 +271,9 @@ class GRPOTrainer:
         free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
         if fixed := sorted(set(values) - set(free)):
             raise ValueError(f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}")
-        Config(**{**vars_of(self.config), **values})  # all of them are checked before one is set
+        Config(
+            **{**{name: getattr(self.config, name) for name in FIELDS}, **values}
+        )  # all of them are checked before one is set
         self._check(values)
         for name, value in values.items():
             setattr(self.config, name, value)
@@ -308,6 +309,19 @@ class GRPOTrainer:
         checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+
+    def save_model(self, folder: str | Path) -> Path:
+        """The model, or its adapters, and the tokenizer, as load_policy opens them. Returns the folder.
+
+        Raises ValueError for a folder that holds anything: nothing is overwritten.
+        """
+        path = Path(folder)
+        if path.exists() and any(path.iterdir()):
+            free = next_run_folder(path.parent, path.name)
+            raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")
+        self.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+        return path
 
     @property
     def reward_weights(self) -> list[float]:
@@ -380,6 +394,8 @@ class GRPOTrainer:
         """Save what is done; the line that says how to go on."""
         self.guard.begin_finish_first()
         self.optimizer.zero_grad(set_to_none=True)
+        if self._half_done:
+            return f"Stopped inside the update of step {self.step + 1} ({why}); train() goes on from the last checkpoint."
         if not self.step:
             return f"Stopped before the first step was done ({why}); nothing to save."
         try:
@@ -406,63 +422,3 @@ class GRPOTrainer:
         finally:
             for name, p in self.trained.items():
                 p.data = now[name]
-
-    def _table(self, batch: Batch, numbers: StepNumbers) -> dict[str, list[Any]]:
-        """The completions as columns, one entry each."""
-        texts = {ids: self.tokenizer.decode(list(ids)) for ids in {*map(tuple, batch.prompt_ids)}}
-        tokens = [self.tokenizer.batch_decode([[i] for i in ids]) for ids in batch.completion_ids]
-        logprobs = batch.sampler_logprobs or [None] * len(batch)
-        return {
-            "group": batch.groups,
-            "prompt": [texts[tuple(ids)] for ids in batch.prompt_ids],
-            "prefill": [getattr(self.task, "prefill", "")] * len(batch),
-            "completion": batch.completions,
-            "answer": [None if row.get("answer") is None else str(row["answer"]) for row in batch.rows],
-            "tokens": tokens,
-            "logprobs": [None if p is None else [round(x, 4) for x in p] for p in logprobs],
-            **{f"reward/{name}": scores for name, scores in batch.parts.items()},
-            "reward": batch.rewards,
-            "advantage": batch.advantages,
-            "temperature": [numbers.temperature] * len(batch),
-            **{name: values for name, values in batch.extra.items() if len(values) == len(batch)},
-        }
-
-
-def first_groups(batches: Sequence[Batch], places: Callable[[Batch], list[int]], count: int) -> Batch:
-    """The first `count` groups with a signal of several rollouts; filled up with others where there are too few."""
-    whole = Batch.join(batches)
-    good = dict.fromkeys(whole.groups[place] for place in places(whole))
-    chosen = [*good, *(group for group in dict.fromkeys(whole.groups) if group not in good)][:count]
-    return whole.select([place for group in chosen for place in _of(whole.groups, group)])
-
-
-def _of(groups: Sequence[int], group: int) -> list[int]:
-    return [place for place, other in enumerate(groups) if other == group]
-
-
-def vars_of(config: Config) -> dict[str, Any]:
-    """A config's fields as they are, for a copy."""
-    return {name: getattr(config, name) for name in FIELDS}
-
-
-def seed_everything(*parts: Any) -> None:
-    """Python's, NumPy's and torch's random numbers, as a function of the parts, such as (seed, step, "sample")."""
-    number = seed_of(*parts)
-    random.seed(number)
-    np.random.seed(number % 2**32)
-    torch.manual_seed(number)
-
-
-@contextmanager
-def random_state_comes_back() -> Iterator[None]:
-    """Training draws what it likes inside; the notebook's own random numbers go on as if it had not."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.set_rng_state(state[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)

@@ -1,8 +1,9 @@
-"""The metrics of a step that its completions and rewards tell; the update adds its own."""
+"""What a step leaves behind: the metrics that its completions and rewards tell, and the completions as a table."""
 
 from __future__ import annotations
 
 from statistics import fmean, stdev
+from typing import Any
 
 from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.step_batch import Batch
@@ -32,6 +33,27 @@ def measures(batch: Batch, numbers: StepNumbers) -> dict[str, float | None]:
         "completion_length": _mean([len(ids) for ids in batch.completion_ids]),
         "completion_cut_off": _mean([float(cut) for cut in batch.cut_off]),
         **({"entropy": _mean(entropies)} if entropies else {}),
+    }
+
+
+def completions_table(batch: Batch, tokenizer: Any, task: Any, numbers: StepNumbers) -> dict[str, list[Any]]:
+    """The completions as columns, one entry each."""
+    texts = {ids: tokenizer.decode(list(ids)) for ids in {*map(tuple, batch.prompt_ids)}}
+    tokens = [tokenizer.batch_decode([[i] for i in ids]) for ids in batch.completion_ids]
+    logprobs = batch.sampler_logprobs or [None] * len(batch)
+    return {
+        "group": batch.groups,
+        "prompt": [texts[tuple(ids)] for ids in batch.prompt_ids],
+        "prefill": [getattr(task, "prefill", "")] * len(batch),
+        "completion": batch.completions,
+        "answer": [None if row.get("answer") is None else str(row["answer"]) for row in batch.rows],
+        "tokens": tokens,
+        "logprobs": [None if p is None else [round(x, 4) for x in p] for p in logprobs],
+        **{f"reward/{name}": scores for name, scores in batch.parts.items()},
+        "reward": batch.rewards,
+        "advantage": batch.advantages,
+        "temperature": [numbers.temperature] * len(batch),
+        **{name: values for name, values in batch.extra.items() if len(values) == len(batch)},
     }
 
 

@@ -100,3 +100,15 @@ def with_signal(batch: Batch) -> list[int]:
         if reward is not None:
             found.setdefault(group, set()).add(reward)
     return [place for place, group in enumerate(batch.groups) if len(found.get(group, ())) > 1]
+
+
+def first_groups(batches: Sequence[Batch], count: int) -> Batch:
+    """The first `count` groups with a signal of several rollouts; filled up with others where there are too few."""
+    whole = Batch.join(batches)
+    good = dict.fromkeys(whole.groups[place] for place in with_signal(whole))
+    chosen = [*good, *(group for group in dict.fromkeys(whole.groups) if group not in good)][:count]
+    return whole.select([place for group in chosen for place in _of(whole.groups, group)])
+
+
+def _of(groups: Sequence[int], group: int) -> list[int]:
+    return [place for place, other in enumerate(groups) if other == group]

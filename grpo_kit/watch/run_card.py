@@ -55,7 +55,7 @@ def card_text(
     parts = [
         _head(config, license, library),
         f"# {path.name}",
-        f"Trained with GRPO by grpo_kit {version('grpo-kit')} (trl {config['versions']['trl']}).",
+        f"Trained with GRPO by grpo_kit {version('grpo-kit')}{_trl(config)}.",
         _table(config, metrics),
         "## Reward while training",
         _curve(metrics),
@@ -77,11 +77,16 @@ def card_text(
     return "\n\n".join(parts) + "\n"
 
 
+def _trl(config: Mapping[str, Any]) -> str:
+    used = config["versions"].get("trl")
+    return f" (trl {used})" if used else ""
+
+
 def _head(config: Mapping[str, Any], license: str | None, library: str | None) -> str:
     lora = config["trainable_parameters"] < config["parameters"]
     lines = [
         f"library_name: {library or ('peft' if lora else 'transformers')}",
-        "tags: [grpo, trl, grpo_kit]",
+        "tags: [grpo, trl, grpo_kit]" if _trl(config) else "tags: [grpo, grpo_kit]",
     ]
     if config.get("model"):
         lines.insert(0, f"base_model: {json.dumps(config['model'])}")

@@ -111,7 +111,7 @@ def test_a_config_that_cannot_be_is_refused_by_name(field, value):
 def test_every_field_has_a_unit_and_prompts_are_those_of_seed_and_step():
     from dataclasses import fields
 
-    from grpo_kit.loop.generate import rows_of_step
+    from grpo_kit.loop.seeds import rows_of_step
 
     assert all(each.metadata["unit"] for each in fields(Config))
     config, rows = Config(prompts_per_step=3, group_size=2, seed=1), [{"question": i} for i in range(10)]
@@ -121,3 +121,15 @@ def test_every_field_has_a_unit_and_prompts_are_those_of_seed_and_step():
         "each row once a pass, in an order of its own"
     )
     assert passes[4] == [row["question"] for row in rows_of_step(rows, config, 4)]
+
+
+def test_a_profile_is_a_config():
+    from grpo_kit import profile
+
+    cfg = profile("cpu")
+    full, lora = cfg.config(), cfg.config(tuning="lora", steps=3)
+    assert (full.steps, full.group_size, full.learning_rate, full.optimizer) == (32, 8, 1e-5, "adamw")
+    assert (lora.steps, lora.learning_rate, lora.optimizer) == (3, 2e-4, None)
+    with pytest.raises(TypeError, match="lerning_rate"):
+        cfg.config(lerning_rate=1)
+    assert [profile(name).config().steps for name in ("smoke", "t4", "gpu24")] == [2, 100, 100]

@@ -203,5 +203,11 @@ def test_the_standard_trainer(tmp_path, tiny, capsys, monkeypatch):
     trainer.train()
     assert str(trainer.folder) == "runs/largest" and "step 2/2" in capsys.readouterr().out
     assert read_metrics(trainer.folder)["eval/accuracy"].notna().tolist() == [True, False, True]
+    card = (trainer.folder / "README.md").read_text()
+    assert "tiny-random" in card and "| steps | 2 |" in card and "task largest, rows 16" in card
+    model, _ = kit.load_policy(trainer.save_model(tmp_path / "model"), quiet=True)
+    assert all(torch.equal(p, trainer.trained[name]) for name, p in model.named_parameters())
+    with pytest.raises(ValueError, match="is not empty; .*model-2' is free"):
+        trainer.save_model(tmp_path / "model")
     with pytest.raises(ValueError, match="keep='best' needs held_out"):
         GRPOTrainer(model, task(), config, tokenizer=tokenizer, keep="best")

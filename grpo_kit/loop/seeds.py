@@ -1,0 +1,67 @@
+"""What a run draws: the order of its prompts and every random number, as functions of (seed, step)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from grpo_kit.loop.grpo_config import Config
+
+
+def seed_of(*parts: Any) -> int:
+    """A seed that is a function of its parts alone, such as (seed, step, "sample").
+
+    >>> seed_of(0, 1) == seed_of(0, 1) != seed_of(0, 2)
+    True
+    """
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
+
+
+def rows_of_step(
+    rows: Sequence[dict[str, Any]], config: Config, step: int, attempt: int = 0
+) -> list[dict[str, Any]]:
+    """The prompts of a step, by (seed, step, attempt) alone: pass after pass over all rows, each in its own order.
+
+    What is left of a pass, fewer than a step needs, is dropped. attempt: above 0 where groups are drawn anew; those
+    come from anywhere.
+    """
+    count = config.prompts_per_step
+    per_pass = len(rows) // count
+    generator = torch.Generator()
+    if attempt:
+        generator.manual_seed(seed_of(config.seed, step, "again", attempt))
+        places = torch.randperm(len(rows), generator=generator)[:count]
+    else:
+        generator.manual_seed(seed_of(config.seed, "order", step // per_pass))
+        order = torch.randperm(len(rows), generator=generator)
+        places = order[step % per_pass * count :][:count]
+    return [rows[place] for place in places.tolist()]
+
+
+def seed_everything(*parts: Any) -> None:
+    """Python's, NumPy's and torch's random numbers, as a function of the parts, such as (seed, step, "sample")."""
+    number = seed_of(*parts)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+@contextmanager
+def random_state_comes_back() -> Iterator[None]:
+    """Training draws what it likes inside; the notebook's own random numbers go on as if it had not."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.set_rng_state(state[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
