@@ -271,9 +271,8 @@ class GRPOTrainer:
         free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
         if fixed := sorted(set(values) - set(free)):
             raise ValueError(f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}")
-        Config(
-            **{**{name: getattr(self.config, name) for name in FIELDS}, **values}
-        )  # all of them are checked before one is set
+        known = {name: getattr(self.config, name) for name in FIELDS}
+        Config(**(known | values))  # all of them are checked before one is set
         self._check(values)
         for name, value in values.items():
             setattr(self.config, name, value)
@@ -395,7 +394,7 @@ class GRPOTrainer:
         self.guard.begin_finish_first()
         self.optimizer.zero_grad(set_to_none=True)
         if self._half_done:
-            return f"Stopped inside the update of step {self.step + 1} ({why}); train() goes on from the last checkpoint."
+            return f"Stopped inside the update of step {self.step + 1} ({why}); train() goes on from a checkpoint."
         if not self.step:
             return f"Stopped before the first step was done ({why}); nothing to save."
         try:
