@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import torch
 from transformers import GenerationConfig
 
+from grpo_kit import cuda
+from grpo_kit.engine.check_card import checked
 from grpo_kit.engine.engine_sample import EngineSample
 from grpo_kit.engine.freed_memory import kept_for_the_next_step
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -46,36 +50,89 @@ class Seams(NamedTuple):
 def fast(model: Any, config: Config) -> Seams:
     """The fast ways for this model, or the plain ones where it is none that they know.
 
-    Both share the card: the update has its bytes back, unless it is as fast without them.
+    On a card each is compared with its plain way first, once a card and versions (see check_card), and one that is off
+    is left out; one that fails in a run gives way to the plain one, with a line that says so. On a CPU, where they are
+    tested, an error is raised. Both share the card: the update has its bytes back, unless it is as fast without them.
 
     >>> seams = fast(model, config)  # doctest: +SKIP
     >>> seams.why_not is None  # doctest: +SKIP
     True
     """
+    device = next(model.parameters()).device
     how = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=1.0, top_k=0, top_p=config.top_p)
     no_engine, no_packing = RolloutEngine.unsupported(model, how), why_not_packed(model)
-    update = PaddedUpdate(config) if no_packing else PackedUpdate(model, config)
+    if cuda.may_fail(device):
+        off = {one.part: str(one) for one in checked(model, config) if one.outcome in ("differs", "failed")}
+        no_engine, no_packing = no_engine or off.get("engine"), no_packing or off.get("packed update")
+    plain = PaddedUpdate(config)
+    update: Any = plain if no_packing else PackedUpdate(model, config)
     memory, hooks = getattr(update, "memory", None), [KeepFreedMemory()]
 
     def may_stay(engine: RolloutEngine, prompt_ids: list, completion_ids: list) -> bool:
         """On a card where the update does as well without these bytes; on a CPU where there is room."""
-        device = next(model.parameters()).device
         if device.type != "cuda":
             return free_bytes(device) >= _ROOM_ON_A_CPU
         rows = [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]
         return memory is not None and memory.spares(engine.nbytes(), rows)
 
-    if no_engine:
-        return Seams(generate, update, hooks, f"the engine cannot sample: {no_engine}")
-    sample = EngineSample(model, may_stay)
+    sample: Any = generate if no_engine else EngineSample(model, may_stay)
 
     def give_back() -> bool:
         held = sample.engine.nbytes() > 0
         sample.engine.release()
         return held
 
-    if memory is not None:
+    if memory is not None and not no_engine:
         memory.give_back = give_back
+    if cuda.may_fail(device):
+        sample = sample if no_engine else OrPlainly(sample, generate, "engine")
+        update = update if no_packing else UpdateOrPlainly(update, plain, model)
+    why_not = no_engine and f"the engine cannot sample: {no_engine}"
     return Seams(
-        sample, update, hooks, no_packing and f"the packed update cannot do this model: {no_packing}"
+        sample,
+        update,
+        hooks,
+        why_not or no_packing and f"the packed update cannot do this model: {no_packing}",
     )
+
+
+class OrPlainly:
+    """A fast way, and from its first failure on the plain one: a card may be one that nobody has tried."""
+
+    def __init__(
+        self, fast_way: Any, plain_way: Any, name: str, start_over: Callable[[], None] = lambda: None
+    ) -> None:
+        self._way, self._plain, self._name, self._start_over = fast_way, plain_way, name, start_over
+        self.failed: str | None = None  # why the plain way is taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._way, name)
+
+    def __call__(self, *given: Any) -> Any:
+        """As the way that is in use. Lack of memory, which the ways deal with themselves, is no failure."""
+        if self.failed is None:
+            try:
+                return self._way(*given)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self.failed = f"{type(error).__name__}: {str(error)[:200]}"
+            print(
+                f"The {self._name} failed on this machine ({self.failed}); the plain way is taken from now on, slower. "
+                "Please paste this and `python -m grpo_kit doctor` into an issue of grpo_kit.",
+                flush=True,
+            )
+            self._start_over()
+        return self._plain(*given)
+
+
+class UpdateOrPlainly:
+    """The packed update, and from its first failure on the padded one."""
+
+    def __init__(self, packed: PackedUpdate, plain: PaddedUpdate, model: Any) -> None:
+        def forget() -> None:
+            model.zero_grad(set_to_none=True)
+
+        self.memory = packed.memory
+        self.logprobs = OrPlainly(packed.logprobs, plain.logprobs, "packed update")
+        self.gradients = OrPlainly(packed.gradients, plain.gradients, "packed update", forget)

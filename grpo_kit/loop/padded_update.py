@@ -18,10 +18,13 @@ from grpo_kit.rollout.complete import left_pad
 
 
 class PaddedUpdate:
-    """Log-probabilities and gradients of a Batch. `micro_batch` completions at a time, half of it where memory ends."""
+    """Log-probabilities and gradients of a Batch. `micro_batch` completions at a time, half of it where memory ends.
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    shift: positions that all rows are moved by, with padding; the numbers are the same up to rounding.
+    """
+
+    def __init__(self, config: Config, *, shift: int = 0) -> None:
+        self.config, self._shift = config, shift
         self.micro_batch = config.micro_batch
 
     def logprobs(self, model: Any, batch: Batch, temperature: float) -> Tensor:
@@ -87,7 +90,7 @@ class PaddedUpdate:
         prompts, completions = (
             [rows[i] for i in places] for rows in (batch.prompt_ids, batch.completion_ids)
         )
-        ids, mask = left_pad(prompts, 0, device)
+        ids, mask = (torch.nn.functional.pad(one, (self._shift, 0)) for one in left_pad(prompts, 0, device))
         width = batch.width
         ids = torch.cat([ids, padded(completions, width, device)], 1)
         inside = padded([[1] * len(tokens) for tokens in completions], width, device)

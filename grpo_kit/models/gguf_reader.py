@@ -48,7 +48,7 @@ class PolicyLoadError(ValueError):
 
 def embedded_cache() -> tuple[Path, bool]:
     """The place of the embedded SmolLM2's copy, and whether it exists."""
-    folder = _cache() / _EMBEDDED_FOLDER
+    folder = cache_folder() / _EMBEDDED_FOLDER
     return folder, (folder / "config.json").is_file()
 
 
@@ -112,7 +112,8 @@ def _no_bar() -> Iterator[None]:
 # ---- the cache --------------------------------------------------------------------------------------------------
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where the kit keeps what takes long to make: GRPO_KIT_CACHE, or ~/.cache/grpo_kit."""
     return Path(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit").expanduser()
 
 
@@ -121,7 +122,7 @@ def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = No
 
     If the cache cannot be written, or has no room, the copy is temporary and ends with this process.
     """
-    cache = _cache()
+    cache = cache_folder()
     folder = cache / name
     if (folder / "config.json").is_file():
         return folder
