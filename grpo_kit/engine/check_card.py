@@ -114,9 +114,8 @@ def _guarded(part: str, work: Any) -> Finding:
     try:
         return work()
     except Exception as error:  # of a kernel, a driver, a compiler: any
-        return Finding(
-            part, "failed", why=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        )
+        first = next(iter(str(error).splitlines()), "")
+        return Finding(part, "failed", why=f"{type(error).__name__}: {first}")
 
 
 def _judged(part: str, apart: float, rounding: float, least: float) -> Finding:

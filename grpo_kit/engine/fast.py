@@ -87,13 +87,9 @@ def fast(model: Any, config: Config) -> Seams:
     if cuda.may_fail(device):
         sample = sample if no_engine else OrPlainly(sample, generate, "engine")
         update = update if no_packing else UpdateOrPlainly(update, plain, model)
-    why_not = no_engine and f"the engine cannot sample: {no_engine}"
-    return Seams(
-        sample,
-        update,
-        hooks,
-        why_not or no_packing and f"the packed update cannot do this model: {no_packing}",
-    )
+    why_not = no_packing and f"the packed update cannot do this model: {no_packing}"
+    why_not = f"the engine cannot sample: {no_engine}" if no_engine else why_not
+    return Seams(sample, update, hooks, why_not)
 
 
 class OrPlainly:

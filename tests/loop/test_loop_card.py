@@ -1,10 +1,10 @@
-"""A card that nobody has tried: the fast ways are compared once, and one that is off or fails gives way to the plain."""
+"""A card that nobody has tried: the fast ways are compared once, and one that is off or fails gives way."""
 
 import json
 
 import pytest
 import torch
-from loop_runs import make, record, same, weights
+from loop_runs import make, record
 
 from grpo_kit import cuda
 from grpo_kit.engine import fast as fast_module
@@ -143,6 +143,3 @@ def test_on_a_cpu_an_error_is_raised_and_nothing_is_checked(tmp_path, monkeypatc
     monkeypatch.setattr(PackedUpdate, "gradients", lambda *a: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         make(tmp_path / "run", seams="fast").train()
-    whole = make(tmp_path / "whole")
-    whole.train()
-    assert same(weights(whole), weights(whole))
