@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ import trl.trainer.utils as trl_utils
 
 from grpo_kit.models import base_model
 
-try:
-    from grpo_kit.training import cpu_lm_head
-except ImportError:  # an older kit, measured beside this one
-    cpu_lm_head = None
+cpu_lm_head = None
+for place in ("grpo_kit.engine", "grpo_kit.training"):  # the second: an older kit, measured beside this one
+    try:
+        cpu_lm_head = cpu_lm_head or import_module(f"{place}.cpu_lm_head")
+    except ImportError:
+        pass
 
 KINDS = ("prefill", "decode", "update", "head")
 PASSES = {"prefill": 1, "decode": 1, "forward-backward": 3}  # backward is twice a forward
