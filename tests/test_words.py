@@ -41,6 +41,7 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("grpo_kit/integrations/trl_config.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/integrations/trl_fields.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/profiles.py", "max_completion_length"): (1, OF_TRL),
+    ("grpo_kit/record/files.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/rollout/engine.py", "max_new_tokens"): (4, OF_TRANSFORMERS),
     ("benchmarks/decode.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
     ("grpo_kit/rollout/supported_models.py", "max_new_tokens"): (1, OF_TRANSFORMERS),

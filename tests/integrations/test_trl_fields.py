@@ -180,7 +180,7 @@ def test_each_steps_rate_is_that_of_transformers(kind, warmup, more, passes):
     wanted = [sum(wanted[i : i + passes]) / passes for i in range(0, len(wanted), passes)]
     assert config.steps == 20
     assert [config.at(step).learning_rate for step in range(20)] == pytest.approx(wanted, rel=1e-6, abs=1e-15)
-    again = from_json("learning_rate", as_json(config.learning_rate))  # what a resumed run reads
+    again = from_json("learning_rate", as_json(config.learning_rate), None)  # what a resumed run reads
     config.learning_rate = again
     assert [config.at(step).learning_rate for step in range(20)] == pytest.approx(wanted, rel=1e-6, abs=1e-15)
 

@@ -8,7 +8,7 @@ import pytest
 import grpo_kit.integrations.trl as integration
 from grpo_kit.loop import GRPOTrainer
 from grpo_kit.loop.generate import as_batch, render
-from grpo_kit.record.jsonl_run import COMPLETIONS, METRICS, lines_of
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, lines_of
 from grpo_kit.rollout.complete import end_ids
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -86,7 +86,7 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
     trainer = run(name, tmp_path / "run", changed)["trainer"]
     assert isinstance(trainer, GRPOTrainer) and trainer.step == 2
     assert "Slower" not in capsys.readouterr().out
-    table = pd.DataFrame(lines_of(tmp_path / "run" / COMPLETIONS))
+    table = pd.DataFrame(lines_of(tmp_path / "run" / COMPLETIONS_LINES))
     groups = [one for _, one in table.groupby(["step", "group"])]
     assert len(groups) == {"gsm8k_xml": 4, "accuracy_cosine": 8, "unsloth_style": 2}[name]
     judged = [one for one in groups if one["reward"].notna().all()]
@@ -98,7 +98,7 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
         whole = sum(w * group[f"reward/{part}"] for w, part in zip(weights, parts, strict=True))
         assert list(group["reward"]) == pytest.approx(list(whole), abs=1e-6)
         assert group["advantage"].iloc[0] > 0 > group["advantage"].min()
-    assert all(row["grad_norm"] > 0 for row in lines_of(tmp_path / "run" / METRICS))
+    assert all(row["grad_norm"] > 0 for row in lines_of(tmp_path / "run" / METRICS_LINES))
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -106,7 +106,7 @@ def test_a_script_samples_by_the_engine(tmp_path, name, capsys):
     """As a reader runs it; tiny-random writes noise, which earns the lowest rewards."""
     trainer = run(name, tmp_path / "run", changed)["trainer"]
     assert trainer.step == 2 and type(trainer.sample).__name__ == "EngineSample"
-    lowest = pd.DataFrame(lines_of(tmp_path / "run" / COMPLETIONS))["reward"].min()
+    lowest = pd.DataFrame(lines_of(tmp_path / "run" / COMPLETIONS_LINES))["reward"].min()
     assert lowest < 0 if name != "gsm8k_xml" else lowest == 0
     saved = sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*"))
     assert saved == {
