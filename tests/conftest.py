@@ -2,8 +2,12 @@
 
 import gc
 import os
+import signal
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore the stop button
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core; threads of each would wait for the others'
     os.environ.setdefault("OMP_NUM_THREADS", "1")
