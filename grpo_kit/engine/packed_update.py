@@ -6,8 +6,7 @@ row of tokens, the tree of their shared prefixes, as long as memory allows; comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +32,7 @@ class PackedUpdate:
     def __init__(self, model: Any, config: Config) -> None:
         self.config = config
         device = next(model.parameters()).device
-        itemsize = None if config.autocast == "none" else 2
-        self.memory = UpdateMemory(model, device, compute_itemsize=itemsize)
+        self.memory = UpdateMemory(model, device, compute_itemsize=None if config.autocast == "none" else 2)
 
     def logprobs(self, model: Any, batch: Batch, temperature: float) -> Tensor:
         """(N, T), without gradients: the log-probabilities of the completions' tokens, 0 behind their ends."""
@@ -42,7 +40,7 @@ class PackedUpdate:
 
         def work(limit: int) -> Tensor:
             made = torch.zeros(len(rows), batch.width, device=self.memory.device)
-            with self._attention_of(model), torch.no_grad():
+            with self.memory.attention_of(model), torch.no_grad():
                 for chunk in make_chunks(rows, limit):
                     part = [rows[i] for i in chunk]
                     made[chunk] = self._forward(model, part, batch.width, temperature)[0]
@@ -60,12 +58,13 @@ class PackedUpdate:
     ) -> float:
         """The update's loss; its gradient is added into each parameter's .grad by `backward`."""
         places = loss.needed()
-        rows = [rows_of(batch)[place] for place in places]
+        of_batch = rows_of(batch)
+        rows = [of_batch[place] for place in places]
 
         def work(limit: int) -> float:
             loss.start_over()
             total = 0.0
-            with self._attention_of(model):
+            with self.memory.attention_of(model):
                 for chunk in make_chunks(rows, limit):
                     scores = self._forward(model, [rows[i] for i in chunk], batch.width, temperature)
                     share = loss([places[i] for i in chunk], *scores)
@@ -117,18 +116,6 @@ class PackedUpdate:
             for tile, some in zip(hidden.split(_TILE), labels.split(_TILE), strict=True)
         ]
         return tuple(torch.cat(values) for values in zip(*made, strict=True))
-
-    @contextmanager
-    def _attention_of(self, model: Any) -> Iterator[None]:
-        """The packed mask's attention, also while backward recomputes checkpointed layers."""
-        config = base_model(model).config
-        before = config._attn_implementation
-        if self.memory.attention != "sdpa" or before not in ("sdpa", "eager"):
-            config._attn_implementation = self.memory.attention
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
 
 
 def rows_of(batch: Batch) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from traceback import walk_tb
@@ -84,6 +85,18 @@ class UpdateMemory:
             self._forget()  # out here the error, and the tensors its frames hold, are gone
             if full and not given_back:
                 self._take_less(min(limit, total), longest)
+
+    @contextmanager
+    def attention_of(self, model: Any) -> Iterator[None]:
+        """Inside, the model has the packed mask's attention, also while backward recomputes checkpointed layers."""
+        config = base_model(model).config
+        before = config._attn_implementation
+        if self.attention != "sdpa" or before not in ("sdpa", "eager"):
+            config._attn_implementation = self.attention
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
 
     def spares(self, held: int, rows: list[Row], free: int | None = None) -> bool:
         """Can `held` bytes stay in use while these rows are computed, and cost next to no time?

@@ -174,7 +174,7 @@ class GRPOTrainer:
 
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
         """Sample, score and compare within groups; with config.resample again, until every group has a signal."""
-        config, kept, reported = self.config, [], {}
+        config, kept, reported, signals = self.config, [], {}, 0
         self.model.eval()  # no dropout while sampling and scoring
         for attempt in range(1 + config.resample):
             rows = self.processes.share(rows_of_step(self.task.train, config, numbers.step, attempt))
@@ -183,8 +183,8 @@ class GRPOTrainer:
             batch.groups = [group + before for group in batch.groups]
             reported = score(batch, self.task, self.reward_weights)
             kept.append(batch)
-            some = [batch.select(with_signal(batch)) for batch in kept]
-            if not config.resample or sum(len({*batch.groups}) for batch in some) >= len(rows):
+            signals += len({batch.groups[place] for place in with_signal(batch)})
+            if signals >= len(rows):
                 break
         if config.resample:
             batch = first_groups(kept, len(rows))

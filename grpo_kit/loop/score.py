@@ -107,8 +107,4 @@ def first_groups(batches: Sequence[Batch], count: int) -> Batch:
     whole = Batch.join(batches)
     good = dict.fromkeys(whole.groups[place] for place in with_signal(whole))
     chosen = [*good, *(group for group in dict.fromkeys(whole.groups) if group not in good)][:count]
-    return whole.select([place for group in chosen for place in _of(whole.groups, group)])
-
-
-def _of(groups: Sequence[int], group: int) -> list[int]:
-    return [place for place, other in enumerate(groups) if other == group]
+    return whole.select([place for group in chosen for place, own in enumerate(whole.groups) if own == group])

@@ -80,7 +80,8 @@ class Batch:
     @staticmethod
     def join(batches: Sequence[Batch]) -> Batch:
         """One batch of several, before the update: their groups keep their numbers."""
-        first, *others = batches
+        if len(batches) == 1:
+            return batches[0]
         made: dict[str, Any] = {}
         for each in fields(Batch):
             values = [getattr(batch, each.name) for batch in batches]
@@ -95,7 +96,7 @@ class Batch:
                 )
             else:
                 made[each.name] = [x for value in values for x in value]
-        return Batch(**made) if others else first
+        return Batch(**made)
 
 
 def padded(rows: Sequence[Sequence[float]], width: int, device: Any = None) -> torch.Tensor:

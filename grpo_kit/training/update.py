@@ -10,8 +10,7 @@ Longer than 300 lines because a step, its chunks and its metrics share one job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from trl import GRPOTrainer
 
 from grpo_kit.engine.packing import FLEX_BLOCK, Row, make_chunks, pack_rows, rows_of
 from grpo_kit.engine.update_memory import UpdateMemory
-from grpo_kit.models import base_model, has_dropout
+from grpo_kit.models import has_dropout
 from grpo_kit.rollout.tree_attention import NAME as TREE
 from grpo_kit.training.restore import get_random_state, set_random_state
 from grpo_kit.training.trl_internals import add_high_entropy_masks, label_logprobs, loss_mask
@@ -68,7 +67,7 @@ class PackedUpdate:
         device = self.trainer.accelerator.device
         logprobs = torch.zeros(len(rows), width, device=device)
         entropies = torch.zeros(len(rows), width, device=device)
-        with self._attention_of(model), torch.no_grad():
+        with self.memory.attention_of(model), torch.no_grad():
             for chunk in make_chunks(rows, limit):
                 logprobs[chunk], entropies[chunk] = self._forward(model, [rows[i] for i in chunk], width)
         return logprobs, entropies
@@ -116,7 +115,7 @@ class PackedUpdate:
     def _one_pass(self, job: _Job, limit: int) -> torch.Tensor:
         """Each chunk forward and backward at once, its share of the loss by TRL's own code."""
         total = torch.zeros((), device=self.trainer.accelerator.device)
-        with self._attention_of(job.model):
+        with self.memory.attention_of(job.model):
             for chunk in job.chunks(limit):
                 logprobs, entropies = self._forward(job.model, [job.rows[i] for i in chunk], job.width)
                 job.store(chunk, logprobs, entropies)
@@ -158,7 +157,7 @@ class PackedUpdate:
     def _two_passes(self, job: _Job, limit: int) -> torch.Tensor:
         """Known ones without a graph, TRL's loss differentiated by them, then the chunks again with those gradients."""
         state = get_random_state()
-        with self._attention_of(job.model):
+        with self.memory.attention_of(job.model):
             chunks = job.chunks(limit)
             with torch.no_grad():
                 for chunk in chunks:
@@ -243,18 +242,6 @@ class PackedUpdate:
     def reused(self) -> bool:
         """Do later passes over the buffer need this one's log-probabilities?"""
         return self.trainer.num_iterations > 1 and not has_dropout(self.trainer.model)
-
-    @contextmanager
-    def _attention_of(self, model: Any) -> Iterator[None]:
-        """The packed mask's attention, also while backward recomputes checkpointed layers."""
-        config = base_model(model).config
-        before = config._attn_implementation
-        if self.memory.attention != "sdpa" or before not in ("sdpa", "eager"):
-            config._attn_implementation = self.memory.attention
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
 
 
 class _Job:

@@ -235,7 +235,7 @@ def test_flex_attention_gives_way_to_a_dense_mask_first(card, tmp_path, monkeypa
         logprobs, entropies = inner(model, ids, None, positions, labels)
         return logprobs * 1.3, entropies
 
-    monkeypatch.setattr(trainer.update, "_attention_of", lambda model: torch.enable_grad())
+    monkeypatch.setattr(trainer.update.memory, "attention_of", lambda model: torch.enable_grad())
     monkeypatch.setattr(trainer.update, "_label_logprobs", wrong_in_flex)
     trainer.train()
     assert [(c["part"], c["outcome"]) for c in checks(tmp_path) if c["part"] != "engine"] == [
@@ -256,7 +256,7 @@ def test_flex_attention_that_raises_is_in_the_record_too(card, tmp_path, monkeyp
             "no such kernel"
         )
 
-    monkeypatch.setattr(trainer.update, "_attention_of", lambda model: torch.enable_grad())
+    monkeypatch.setattr(trainer.update.memory, "attention_of", lambda model: torch.enable_grad())
     monkeypatch.setattr(trainer.update, "_label_logprobs", raises_in_flex)
     trainer.train()
     found = {c["part"]: c for c in checks(tmp_path)}

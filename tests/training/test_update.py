@@ -179,7 +179,7 @@ def test_two_passes_draw_the_same_dropout(tmp_path):
         torch.cat([micro[f"prompt_{what}"], micro[f"completion_{what}"]], 1) for what in ("ids", "mask")
     )
     width = micro["completion_ids"].size(1)
-    with kit.update._attention_of(kit.model):  # one pass: everything in one graph
+    with kit.update.memory.attention_of(kit.model):  # one pass: everything in one graph
         known = kit.update._forward(kit.model, rows_of(ids, mask, width), width)
         kit.update.loss(kit.model, micro, *known).backward()
     assert_same((0.0, got, {}), (0.0, gradients_of(kit), {}))
