@@ -48,12 +48,13 @@ if TYPE_CHECKING:
     from grpo_kit.recipe import Recipe  # notebook, command line, script and cluster share it
 
     # Training.
-    from grpo_kit.training.trainer import GRPOTrainer  # trl.GRPOTrainer made safe, fast and visible
-    from grpo_kit.training.episode_trainer import EpisodeTrainer  # the same over several turns
-    from grpo_kit.training.off_policy import OffPolicyTrainer  # rollouts by older weights, as on a cluster
-    from grpo_kit.training.dynamic_sampling import PositivesTrainer  # where nearly every completion is wrong
+    from grpo_kit.loop.grpo_config import Config  # every number of a run, with its unit
+    from grpo_kit.hooks.standard import GRPOTrainer  # the loop, with the engine, the chart, red flags and controls
+    from grpo_kit.loop.hooks import Hook  # what is done around the steps of a run: four methods
     from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
+    from grpo_kit.engine.check_card import check_card  # are the fast ways right on this card?
+    from grpo_kit.integrations.trl import from_trl, to_trl  # a TRL script's pieces; a ready trl.GRPOTrainer
     from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
     from grpo_kit.optim.rounding import survival_plot, update_survival  # what rounding leaves
     from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
@@ -89,7 +90,7 @@ __all__ = [
     "tasks", "profile", "plan_memory", "describe", "load_policy",
     "readiness", "length_probe",
     "Recipe",
-    "GRPOTrainer", "EpisodeTrainer", "OffPolicyTrainer", "PositivesTrainer", "Stopped", "HeldOut", "make_optimizer",
+    "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
     "plot_run", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
@@ -107,12 +108,13 @@ _MODULES = {
     "evaluation.readiness": ["readiness"],
     "evaluation.lengths": ["length_probe"],
     "recipe": ["Recipe"],
-    "training.trainer": ["GRPOTrainer"],
-    "training.episode_trainer": ["EpisodeTrainer"],
+    "loop.grpo_config": ["Config"],
+    "loop.hooks": ["Hook"],
+    "hooks.standard": ["GRPOTrainer"],
+    "engine.check_card": ["check_card"],
+    "integrations.trl": ["from_trl", "to_trl"],
     "episodes.template_audit": ["audit_turns"],
     "episodes.show": ["show_turns"],
-    "training.off_policy": ["OffPolicyTrainer"],
-    "training.dynamic_sampling": ["PositivesTrainer"],
     "evaluation.held_out": ["HeldOut"],
     "optim.choose": ["make_optimizer"],
     "optim.rounding": ["survival_plot", "update_survival"],

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from grpo_kit.argument_checks import check_choice
 from grpo_kit.engine.engine_sample import EngineSample
 from grpo_kit.engine.episode_measures import episode_measures
 from grpo_kit.engine.fast import Seams, fast
@@ -23,7 +22,7 @@ from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.episodes.template_audit import audit_turns
-from grpo_kit.episodes.turn_advantages import CREDITS, turn_advantages
+from grpo_kit.episodes.turn_advantages import turn_advantages
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.context import context_length
@@ -45,10 +44,10 @@ class EpisodeSample:
     """Called as `generate` is: config.group_size episodes of each row, all at once, turn by turn.
 
     writer: who writes the completions of a turn, plain_turns or EngineTurns.
-    credit: what a turn's completion is credited with. "episode": the episode's advantage in its group (rewards summed).
+    config.credit: what a turn's completion is credited with. "episode": the episode's advantage in its group (rewards summed).
     "return": what was earned from that turn on, against the other episodes' at that turn. "state": the episode's
     advantage, plus that of the return among turns of the group with the same prompt (GiGPO, arXiv:2505.10978).
-    discount: of later rewards, a turn, in (0, 1]; for "return" and "state".
+    config.discount: of later rewards, a turn, in (0, 1]; for "return" and "state".
     Everything else is the task's (environment, view, max_turns, success, seconds) or the config's.
     With config.resample, a group has a signal where any of its turns has an advantage. With scale="batch", the spread
     is that of all episodes of one rollout.
@@ -61,17 +60,8 @@ class EpisodeSample:
     >>> GRPOTrainer(model, episodes.grid(), config, sample=EpisodeSample(), ...).train()  # doctest: +SKIP
     """
 
-    def __init__(
-        self, writer: Writer = plain_turns, *, credit: str = "episode", discount: float = 1.0
-    ) -> None:
-        check_choice("credit", credit, CREDITS)
-        if not 0 < discount <= 1:
-            raise ValueError(f"discount={discount!r} must lie in (0, 1]")
-        if credit == "episode" and discount != 1:
-            raise ValueError(
-                f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
-            )
-        self.writer, self.credit, self.discount = writer, credit, discount
+    def __init__(self, writer: Writer = plain_turns) -> None:
+        self.writer = writer
         self._stage: _Stage | None = None
 
     def __call__(
@@ -104,7 +94,7 @@ class EpisodeSample:
                 stage.task, rows, stage.renderer, stage.world, complete, context=context_length(model)
             )
         credits = turn_advantages(
-            episodes, config.group_size, credit=self.credit, discount=self.discount, scale=config.scale
+            episodes, config.group_size, credit=config.credit, discount=config.discount, scale=config.scale
         )
         batch = turns_of(episodes, config.group_size, task.view.prefill)
         batch.advantages = [advantage for line in credits for advantage in line]
@@ -120,6 +110,10 @@ class EpisodeSample:
         if not isinstance(task, EpisodeTask):
             raise ValueError(
                 f"task={task!r:.200} is a {type(task).__name__}; EpisodeSample plays an EpisodeTask"
+            )
+        if config.credit == "episode" and config.discount != 1:
+            raise ValueError(
+                f"discount={config.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
             )
         if config.reward_weights not in (None, [1.0]):
             raise ValueError(
@@ -169,7 +163,7 @@ def turns_of(episodes: Sequence[Episode], group_size: int, prefill: str = "") ->
     )
 
 
-def fast_episodes(model: Any, config: Config, *, credit: str = "episode", discount: float = 1.0) -> Seams:
+def fast_episodes(model: Any, config: Config) -> Seams:
     """`fast` for tasks of several turns: the engine and the packed update, or the plain ones for an unknown model.
 
     >>> seams = fast_episodes(model, config)  # doctest: +SKIP
@@ -177,7 +171,7 @@ def fast_episodes(model: Any, config: Config, *, credit: str = "episode", discou
     """
     seams = fast(model, config)
     writer = EngineTurns(seams.sample) if isinstance(seams.sample, EngineSample) else plain_turns
-    return seams._replace(sample=EpisodeSample(writer, credit=credit, discount=discount))
+    return seams._replace(sample=EpisodeSample(writer))
 
 
 def _warn_of_dropped_thoughts(tokenizer: Any, task: EpisodeTask) -> None:

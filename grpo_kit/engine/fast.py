@@ -59,7 +59,10 @@ def fast(model: Any, config: Config) -> Seams:
     True
     """
     device = next(model.parameters()).device
-    how = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=1.0, top_k=0, top_p=config.top_p)
+    how = GenerationConfig(
+        max_new_tokens=1, do_sample=True, temperature=1.0, top_k=config.top_k, top_p=config.top_p,
+        min_p=config.min_p or None, repetition_penalty=config.repetition_penalty,
+    )  # fmt: skip
     no_engine, no_packing = RolloutEngine.unsupported(model, how), why_not_packed(model)
     if cuda.may_fail(device):
         off = {one.part: str(one) for one in checked(model, config) if one.outcome in ("differs", "failed")}

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.engine.episode_sample import fast_episodes
 from grpo_kit.engine.fast import fast
+from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
@@ -20,6 +22,8 @@ from grpo_kit.watch.monitor import OnFlag
 
 class GRPOTrainer(grpo.GRPOTrainer):
     """The loop with engine, packed update, chart, red flags and controls; see grpo_kit.loop.grpo.GRPOTrainer.
+
+    task: a tasks.Task, or an episodes.EpisodeTask, of which episodes are played.
 
     folder: of the run; None: the next free one of runs/<task>, runs/<task>-2, ...
     held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
@@ -49,8 +53,8 @@ class GRPOTrainer(grpo.GRPOTrainer):
             raise ValueError(
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
             )
-        seams = fast(model, config)
-        if seams.why_not and not (sample and update):
+        seams = (fast_episodes if isinstance(task, EpisodeTask) else fast)(model, config)
+        if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         super().__init__(

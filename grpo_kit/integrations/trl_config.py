@@ -18,6 +18,9 @@ CARRIED = {
     "seed": "seed",
     "temperature": "temperature; of a schedule where it starts",
     "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
     "loss": "loss_type; gspo is grpo at importance_sampling_level='sequence'",
     "level": "importance_sampling_level",
     "epsilon": "epsilon",
@@ -40,6 +43,8 @@ CARRIED = {
     "save_total_limit": "save_total_limit",
 }  # fmt: skip
 NOT_CARRIED = {
+    "credit": ("episode", "TRL trains single turns"),
+    "discount": (1.0, "TRL trains single turns"),
     "resample": (0, "groups without a signal are not drawn anew"),
     "positive_weight": (1.0, "advantages above 0 keep their size"),
     "negative_weight": (1.0, "advantages below 0 keep their size"),
@@ -71,6 +76,9 @@ def fields_of(
         "seed": config.seed,
         "temperature": _start(config, "temperature", left),
         "top_p": config.top_p,
+        "top_k": config.top_k,
+        "min_p": config.min_p or None,
+        "repetition_penalty": config.repetition_penalty,
         "loss_type": "grpo" if config.loss == "gspo" else config.loss,
         "importance_sampling_level": "sequence" if config.loss == "gspo" else config.level,
         "epsilon": config.epsilon,

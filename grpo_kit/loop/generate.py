@@ -62,7 +62,9 @@ def generation_config(
         do_sample=True,
         temperature=numbers.temperature,
         top_p=config.top_p,
-        top_k=0,
+        top_k=config.top_k,
+        min_p=config.min_p or None,
+        repetition_penalty=config.repetition_penalty,
         eos_token_id=list(ends),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
     )

@@ -56,6 +56,9 @@ class Config:
         1.0, "divides the logits, in sampling and in every score", changes=True
     )
     top_p: float = _number(1.0, "share of probability that is sampled from")
+    top_k: int = _number(0, "most likely tokens that are sampled from; 0: all")
+    min_p: float = _number(0.0, "least probability that is sampled, as a share of the likeliest token's")
+    repetition_penalty: float = _number(1.0, "divides the logits of tokens that were there; 1: none")
     resample: int = _number(0, "times that groups without a signal are drawn anew, with other prompts")
     # What it optimises
     loss: str = _number("dapo", "a name of LOSSES")
@@ -77,6 +80,10 @@ class Config:
     positive_weight: float = _number(1.0, "what advantages above 0 are multiplied by", changes=True)
     negative_weight: float = _number(1.0, "what advantages below 0 are multiplied by", changes=True)
     reward_weights: list[float] | None = _number(None, "one a reward; None: the task's", changes=True)
+    credit: Literal["episode", "return", "state"] = _number(
+        "episode", "what a turn of an episode is credited with; see EpisodeSample"
+    )
+    discount: float = _number(1.0, "of later rewards, a turn; for credit return and state")
     mask_cut_off: bool = _number(False, "leave completions that ended by their length out of the loss")
     # How it updates
     learning_rate: float | Schedule = _number(1e-6, "of each update, after the warmup", changes=True)
@@ -193,7 +200,7 @@ def _at(value: float | Schedule, progress: float) -> float:
 
 _WHOLE = {
     "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,
-    "seed": 0, "resample": 0, "save_steps": 0, "save_total_limit": 1,
+    "seed": 0, "top_k": 0, "resample": 0, "save_steps": 0, "save_total_limit": 1,
 }  # fmt: skip
 _AT_LEAST_0 = (
     "epsilon", "epsilon_high", "entropy_bonus", "positive_weight", "negative_weight", "warmup", "weight_decay",
@@ -202,6 +209,7 @@ _CHOICES = {
     "loss": LOSSES,
     "level": ("token", "sequence"),
     "scale": ("group", "batch", "none"),
+    "credit": ("episode", "return", "state"),
     "autocast": ("none", "bfloat16", "float16"),
     "optimizer": (None, *OPTIMIZERS),
 }
@@ -225,10 +233,12 @@ def _checked(name: str, value: Any) -> Any:
                 check_temperature(found, label)
             else:
                 check_number(label, found, 0)
-    elif name in ("top_p", "max_grad_norm"):
+    elif name in ("top_p", "max_grad_norm", "repetition_penalty", "discount"):
         check_above_zero(name, value)
-        if name == "top_p" and value > 1:
-            raise ValueError(f"top_p={value!r} must lie in (0, 1]")
+        if name in ("top_p", "discount") and value > 1:
+            raise ValueError(f"{name}={value!r} must lie in (0, 1]")
+    elif name == "min_p" and not 0 <= check_number(name, value) < 1:
+        raise ValueError(f"min_p={value!r} must lie in [0, 1)")
     elif name == "reward_weights" and value is not None:
         if not isinstance(value, (list, tuple)) or not value:
             raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")

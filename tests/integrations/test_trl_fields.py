@@ -28,6 +28,9 @@ EFFECTS = {
     "seed": (5, "seed", 5),
     "temperature": (0.7, "temperature", 0.7),
     "top_p": (0.9, "top_p", 0.9),
+    "top_k": (20, "top_k", 20),
+    "min_p": (0.1, "min_p", 0.1),
+    "repetition_penalty": (1.1, "repetition_penalty", 1.1),
     "beta": (0.04, "beta", 0.04),
     "use_bias_correction_kl": (False, "loss_options", {"correct_kl": False}),
     "loss_type": ("dr_grpo", "loss", "dr_grpo"),
@@ -57,8 +60,8 @@ ELSEWHERE = {
 }  # fmt: skip
 # What a script would set a refused field to.
 SETS = {
-    "use_vllm": True, "deepspeed": "zero2.json", "fsdp": "full_shard", "parallelism_config": object(), "top_k": 20,
-    "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"num_beams": 2}, "delta": 1.5,
+    "use_vllm": True, "deepspeed": "zero2.json", "fsdp": "full_shard", "parallelism_config": object(), 
+    "generation_kwargs": {"num_beams": 2}, "delta": 1.5,
     "multi_objective_aggregation": "normalize_then_sum", "sync_ref_model": True, "top_entropy_quantile": 0.2,
     "use_adaptive_entropy": True, "off_policy_mask_threshold": 0.5, "router_aux_loss_coef": 0.01,
     "cast_lm_head_to_fp32": True, "neftune_noise_alpha": 5.0, "optim_args": "a=1", "optim_target_modules": "all-linear",
@@ -110,7 +113,7 @@ def test_a_refused_field_is_named_with_what_would_do(name):
 
 
 def test_what_means_nothing_is_not_set():
-    for fields in ({"top_k": None}, {"min_p": 0.0}, {"router_aux_loss_coef": 0.0}, {"report_to": "none"}):
+    for fields in ({"router_aux_loss_coef": 0.0}, {"report_to": "none"}):
         check_fields(args(**fields))
     assert not is_set(args(report_to="none"), "report_to") and is_set(args(report_to=["wandb"]), "report_to")
     assert [name for name in REFUSED if is_set(args(), name)] == []

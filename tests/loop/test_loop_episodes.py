@@ -107,12 +107,13 @@ BY_HAND = {  # two episodes: "1", "." and "5", "5", "5" (the turn limit): totals
 def test_advantages_by_hand(credit, tmp_path):
     ids = {text: policy()[1](text, add_special_tokens=False)["input_ids"] for text in ("1", "5", ".")}
     turns = {0: [ids["1"], ids["."]], 1: [ids["5"]] * 3}
-    sample = EpisodeSample(written_as(turns), credit=credit)
+    sample = EpisodeSample(written_as(turns))
     trainer = make(
         tmp_path / "run",
         "plain",
         of=task(environment=Coin, rows=1),
         sample=sample,
+        credit=credit,
         scale="none",
         prompts_per_step=1,
         group_size=2,
@@ -131,14 +132,14 @@ def test_advantages_by_hand(credit, tmp_path):
 
 def test_a_discount_counts_later_rewards_less(tmp_path):
     ids = {text: policy()[1](text, add_special_tokens=False)["input_ids"] for text in ("1", "5", ".")}
-    sample = EpisodeSample(
-        written_as({0: [ids["1"], ids["."]], 1: [ids["5"]] * 3}), credit="return", discount=0.5
-    )
+    sample = EpisodeSample(written_as({0: [ids["1"], ids["."]], 1: [ids["5"]] * 3}))
     trainer = make(
         tmp_path / "run",
         "plain",
         of=task(environment=Coin, rows=1),
         sample=sample,
+        credit="return",
+        discount=0.5,
         scale="none",
         prompts_per_step=1,
         group_size=2,
@@ -210,7 +211,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
         ({"discount": 1.5, "credit": "state"}, "must lie in"),
     ):
         with pytest.raises(ValueError, match=said):
-            EpisodeSample(**how)
+            make(tmp_path / "x", **how).train()
     with pytest.raises(ValueError, match="reward_weights=.* the environment's is the one reward"):
         make(tmp_path / "a", reward_weights=[0.5]).train()
     trainer = make(tmp_path / "b")

@@ -68,14 +68,14 @@ def policy():
     return copy.deepcopy(model), tokenizer
 
 
-def make(folder, seams="fast", *, of=None, sample=None, hooks=(), how=None, **config):
-    """A loop of episodes. seams: "fast" or "plain". how: arguments of EpisodeSample."""
+def make(folder, seams="fast", *, of=None, sample=None, hooks=(), **config):
+    """A loop of episodes. seams: "fast" or "plain"."""
     model, tokenizer = policy()
     given = {"steps": 3, "prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-2, "warmup": 0}
     config = Config(**given | {"optimizer": "adamw", "seed": 3} | config)
-    chosen = {"sample": EpisodeSample(**how or {})}
+    chosen = {"sample": EpisodeSample()}
     if seams == "fast":
-        made = fast_episodes(model, config, **how or {})
+        made = fast_episodes(model, config)
         assert made.why_not is None and isinstance(made.sample.writer, EngineTurns)
         chosen = {"sample": made.sample, "update": made.update}
     chosen |= {"sample": sample} if sample else {}
