@@ -205,6 +205,36 @@ def test_a_file_is_read_in_one_sitting(path):
     )
 
 
+# The core: the loop and what it stands on. It knows no engine, no chart, no episode and no tool of another kind.
+CORE = {
+    "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts", "cuda",
+    "models", "record", "display", "verdicts", "rewards", "optim", "tasks", "loop",
+}  # fmt: skip
+
+
+def test_the_loop_stands_on_the_core_alone():
+    """By import statements of any form, those inside functions too, from file to file."""
+    found, waiting = set(), [name for name in MODULES if room(name) == "loop"]
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found.add(name)
+            waiting += graph()[name]
+    above = {name for name in found if room(name) not in CORE}
+    assert not above, "the loop reaches these rooms"
+    lines = {r: 0 for r in CORE}
+    for name in found:
+        lines[room(name)] += len(MODULES[name].read_text().splitlines())
+    assert lines["loop"] <= 2_100 and sum(lines.values()) <= 11_500, lines
+
+
+def test_a_plain_run_loads_no_engine():
+    code = "import sys, grpo_kit.loop.grpo, grpo_kit.models, grpo_kit.tasks.largest; "
+    said = "print(*{n.split('.')[1] for n in sys.modules if n.startswith('grpo_kit.')}, 'trl' in sys.modules)"
+    *rooms, trl = python(code + said)
+    assert not {*rooms} & {"engine", "rollout", "watch", "hooks", "episodes", "evaluation", "integrations"}
+    assert trl == "False"
+
+
 @pytest.mark.parametrize("name", [n for n in MODULES if room(n) not in {*USE_TRL, FRONT_DOOR}])
 def test_knows_nothing_of_trl(name):
     assert not [m for m in imports(MODULES[name]) if m.split(".")[0] == "trl"]

@@ -11,8 +11,8 @@ from grpo_kit.loop.generate import as_batch, generation_config, render
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.token_lists import end_ids
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.complete import end_ids
 
 
 class EngineSample:

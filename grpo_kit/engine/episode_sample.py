@@ -26,7 +26,7 @@ from grpo_kit.episodes.turn_advantages import turn_advantages
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.context import context_length
-from grpo_kit.rollout.complete import end_ids
+from grpo_kit.models.token_lists import end_ids
 
 PART = "episode_return"  # the one part of an episode's reward, by its name in the record
 
@@ -44,7 +44,7 @@ class EpisodeSample:
     """Called as `generate` is: config.group_size episodes of each row, all at once, turn by turn.
 
     writer: who writes the completions of a turn, plain_turns or EngineTurns.
-    config.credit: what a turn's completion is credited with. "episode": the episode's advantage in its group (rewards summed).
+    config.credit: what a turn is credited with. "episode": the episode's advantage in its group (rewards summed).
     "return": what was earned from that turn on, against the other episodes' at that turn. "state": the episode's
     advantage, plus that of the return among turns of the group with the same prompt (GiGPO, arXiv:2505.10978).
     config.discount: of later rewards, a turn, in (0, 1]; for "return" and "state".

@@ -16,7 +16,7 @@ from grpo_kit.engine.engine_sample import EngineSample
 from grpo_kit.loop.generate import complete_prompts, generation_config
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import autocast
-from grpo_kit.rollout.complete import end_ids
+from grpo_kit.models.token_lists import end_ids
 
 
 class Written(NamedTuple):

@@ -14,7 +14,7 @@ from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models import base_model
 from grpo_kit.models.renamed import NAME, is_checkpointing
-from grpo_kit.rollout.complete import left_pad
+from grpo_kit.models.token_lists import left_pad
 
 
 class PaddedUpdate:

@@ -112,7 +112,7 @@ def base_model(model: Any) -> PreTrainedModel:
 def model_name(model: Any) -> str:
     """The name by which load_policy loads it: a name, or its folder or file; else its type."""
     config = base_model(model).config
-    return str(getattr(config, "_name_or_path", None) or config.model_type)
+    return str(getattr(config, "name_or_path", None) or config.model_type)
 
 
 def tokenizer_of(model: Any) -> PreTrainedTokenizerBase | None:
@@ -199,7 +199,7 @@ def _load(
     if folder := _own_folder(name):
         model, tokenizer = _load_folder(folder, kwargs)
         # Not this machine's cache: adapters that name it must load on other machines and from other folders.
-        model.config._name_or_path = name
+        model.config.name_or_path = name
         model.name_or_path = name if name == EMBEDDED else str(path.absolute())
         return model, tokenizer
     if name.endswith(".gguf"):

@@ -9,7 +9,7 @@ Simplification: one device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +21,7 @@ from grpo_kit import cuda
 from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.models import base_model
 from grpo_kit.models.context import check_context, context_length
+from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.rollout.supported_models import engine_failed, unsupported
@@ -168,30 +169,6 @@ def _is_the_engines(error: Exception, model: PreTrainedModel, prompts: list[list
     return bool(model(input_ids=ids).logits.isfinite().all())
 
 
-def left_pad(
-    prompts: Sequence[Sequence[int]], pad: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both long (B, T), padded in front to the longest prompt.
-
-    >>> left_pad([[5, 6], [7]], 0, torch.device("cpu"))[0].tolist()
-    [[5, 6], [0, 7]]
-    """
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return ids, mask
-
-
-def up_to_end(tokens: list[int], ends: Collection[int]) -> list[int]:
-    """The tokens up to and including the first that ends a completion; all of them if none does.
-
-    >>> up_to_end([5, 2, 2], {2})
-    [5, 2]
-    """
-    length = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[:length]
-
-
 def _batches(prompts: Sequence[list[int]], batch_size: int) -> list[list[int]]:
     """Rows in batches of prompts of about one length, the longest first, so that memory runs out at once or never."""
     order = sorted(range(len(prompts)), key=lambda r: (-len(prompts[r]), prompts[r]))
@@ -213,13 +190,6 @@ def row_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[list[
                 batches.append([])
             batches[-1] += part
     return [batch for batch in batches if batch]
-
-
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion: the tokenizer's and all that the model declares."""
-    declared = base_model(model).generation_config.eos_token_id
-    declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
-    return [end for end in dict.fromkeys([tokenizer.eos_token_id, *declared]) if end is not None]
 
 
 @contextmanager

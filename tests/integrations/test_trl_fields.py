@@ -60,7 +60,7 @@ ELSEWHERE = {
 }  # fmt: skip
 # What a script would set a refused field to.
 SETS = {
-    "use_vllm": True, "deepspeed": "zero2.json", "fsdp": "full_shard", "parallelism_config": object(), 
+    "use_vllm": True, "deepspeed": "zero2.json", "fsdp": "full_shard", "parallelism_config": object(),
     "generation_kwargs": {"num_beams": 2}, "delta": 1.5,
     "multi_objective_aggregation": "normalize_then_sum", "sync_ref_model": True, "top_entropy_quantile": 0.2,
     "use_adaptive_entropy": True, "off_policy_mask_threshold": 0.5, "router_aux_loss_coef": 0.01,
