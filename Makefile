@@ -39,7 +39,8 @@ help: ## list the targets
 train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by KIT_PROFILE (default auto)
 	@run="$$($(PY) -c 'from grpo_kit import next_run_folder as n; print(n("runs", "05_train_full").resolve())')" \
 	&& mkdir -p "$$run" && echo "Training into $$run" || exit 1; \
-	sh .ci/follow "$$run/metrics.csv" & follower=$$!; trap 'kill $$follower 2>/dev/null' EXIT; \
+	(while [ ! -e "$$run/.going" ]; do sleep 1; done; exec $(PY) -m grpo_kit watch "$$run" --last 1000) & \
+	follower=$$!; trap 'kill $$follower 2>/dev/null' EXIT; \
 	KIT_PROFILE="$(KIT_PROFILE)" KIT_RUN_FOLDER="$$run" $(PY) -m papermill "$(NOTEBOOK)" "$$run/$(notdir $(NOTEBOOK))" \
 	  --cwd notebooks --kernel python3 --log-output --no-progress-bar; status=$$?; \
 	[ $$status = 0 ] && echo "Done: $$run/$(notdir $(NOTEBOOK))" \

@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -48,6 +48,7 @@ from grpo_kit.models import has_dropout
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.files import next_run_folder, run_settings
 from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.record.run_lock import alone
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -122,13 +123,13 @@ class GRPOTrainer:
 
         resume: go on with the run that the folder holds, from its last whole checkpoint.
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
-        Raises RunFolderError where the folder holds another run.
+        Raises RunFolderError where the folder holds another run, or another process trains into it.
         """
         if self.step >= self.config.steps:
             print(f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here.")
             return
-        with self.guard, random_state_comes_back():
-            self._open(resume)
+        with self.guard, random_state_comes_back(), ExitStack() as held:
+            self._open(resume, held)
             error: BaseException | None = None
             try:
                 self._call_hooks("begin")
@@ -327,13 +328,17 @@ class GRPOTrainer:
         """The weights of this step: the config's, else the task's. Episodes have one reward: what was paid for them."""
         return list(self.config.reward_weights or getattr(self.task, "reward_weights", [1.0]))
 
-    def _open(self, resume: bool) -> None:
+    def _open(self, resume: bool, held: ExitStack) -> None:
+        if self.processes.is_main and self.folder.is_dir():
+            held.enter_context(alone(self.folder))
         if not self._begun:
             settings = settings_of(
                 self.model, self.task, self.config, self.reward_weights, self.optimizer_name
             )
             log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
             self.log = log if self.processes.is_main else None
+            if self.processes.is_main:
+                held.enter_context(alone(self.folder))
         if resume and not self._begun or self._half_done:
             self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
         self._begun, self._half_done = True, False

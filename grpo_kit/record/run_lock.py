@@ -1,4 +1,4 @@
-"""Lets one run at a time train into a folder, and tells other processes whether one does.
+"""Lets one run at a time train into a folder, and tells other processes whether one does: the one way to know it.
 
 runs/<name>/.going   locked while its process trains there; the lock of a killed process goes with it
 """
@@ -14,14 +14,15 @@ from filelock import FileLock, Timeout
 from grpo_kit.record.files import RunFolderError
 
 GOING = ".going"
+_PATIENCE = 1.0  # seconds: whoever asks is_locked holds the lock for a moment
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Locks the folder for this process. Raises RunFolderError if another process trains into it."""
-    lock = FileLock(folder / GOING)
+    """Locks the folder for this process, once or several times. Raises RunFolderError if another one trains into it."""
+    lock = FileLock(folder.resolve() / GOING, is_singleton=True)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=_PATIENCE, poll_interval=0.05)
     except Timeout:
         raise RunFolderError(
             f"{folder} is being trained into by another process; wait for it, or stop it"
@@ -29,7 +30,8 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (folder / GOING).unlink(missing_ok=True)
+        if lock.lock_counter == 1:
+            (folder / GOING).unlink(missing_ok=True)
         lock.release()
 
 
@@ -38,7 +40,7 @@ def is_locked(folder: Path) -> bool | None:
     if not (folder / GOING).exists():
         return None
     try:
-        with FileLock(folder / GOING).acquire(timeout=0):
+        with FileLock(folder.resolve() / GOING, is_singleton=False).acquire(timeout=0):
             return False
     except Timeout:
         return True

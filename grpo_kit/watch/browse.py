@@ -10,6 +10,7 @@ import pandas as pd
 
 from grpo_kit.display import escape, in_notebook, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
+from grpo_kit.record.run_lock import is_locked
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.watch.completions import completions_html, group_html, numbered, reward_columns
 from grpo_kit.watch.conversations import (
@@ -23,7 +24,7 @@ from grpo_kit.watch.conversations import (
     whole,
     with_conversations,
 )
-from grpo_kit.watch.follow import Follower, is_going
+from grpo_kit.watch.follow import Follower
 from grpo_kit.watch.found_case import as_code, case_of
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class CompletionBrowser:
         lines = [w.HBox(controls, layout=row), self.view, w.HBox([self.number, self.as_case], layout=row)]
         self.widget = w.VBox([*lines, self.code])
         self.refresh()
-        self.follow.value = is_going(self.folder)
+        self.follow.value = bool(is_locked(self.folder))
 
     def refresh(self) -> None:
         """Read the folder again; the slider moves to the newest step if it stood on the last one.

@@ -55,7 +55,7 @@ _WORDS = {
 def plot_run(
     folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None, follow: bool = False
 ) -> "Figure | FollowedChart":
-    """The live chart redrawn from metrics.csv, also while the run writes it.
+    """The live chart redrawn from its folder, also while the run writes it.
 
     compare: one or more other run folders, drawn into the same panels in their own colours.
     follow: in a notebook the picture is redrawn while the run continues and this kernel is free, until the run has

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.display import to_png
-from grpo_kit.record.files import read_metrics, run_file
+from grpo_kit.record.run_lock import is_locked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LOOK = 2.0  # seconds between two checks of the files
 _SHARE = 0.1  # of the kernel's time that refreshing may take
-_SILENT = 1800.0  # seconds without a new file after which a run counts as ended
 _FILES = ("metrics.*", "flags.jsonl", "changes.jsonl", "completions.jsonl", "completions.parquet/*.parquet")
 _TASKS: set[asyncio.Task] = set()  # asyncio itself keeps no reference
 _ALONE: dict[tuple[str, Path], Follower] = {}
@@ -34,20 +33,6 @@ def signature(folder: str | Path) -> tuple:
                 continue
             found.append((path.name, status.st_size, status.st_mtime_ns))
     return tuple(found)
-
-
-def is_going(folder: str | Path) -> bool:
-    """Does a run seem to write this folder: not at its last step, and written to within half an hour?"""
-    times = [when / 1e9 for _, _, when in signature(folder)]
-    settings = run_file(folder)
-    times += [settings.stat().st_mtime] if settings is not None else []  # a run before its first step
-    if not times or time.time() - max(times) > _SILENT:
-        return False
-    try:
-        rows = read_metrics(folder)
-    except (ValueError, OSError):  # being written at this moment
-        return True
-    return not len(rows) or not rows["progress"].iloc[-1] >= 1
 
 
 class Follower:
@@ -106,7 +91,7 @@ class Follower:
             if self._run is not run:
                 return
             began = time.perf_counter()
-            going, now = is_going(self.folder), signature(self.folder)
+            going, now = bool(is_locked(self.folder)), signature(self.folder)
             if now != self._seen:
                 try:
                     self._show()
@@ -146,5 +131,5 @@ class FollowedChart:
 
         metadata = {"image/png": {"width": 960}}
         self._handle = display(self._bundle(), raw=True, metadata=metadata, display_id=True)
-        if is_going(self._folder):
+        if is_locked(self._folder):
             self._follower.start("chart")

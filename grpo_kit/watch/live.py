@@ -16,7 +16,16 @@ from grpo_kit.watch.curves import Change, changes_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.monitor import read_flags
-from grpo_kit.watch.page import badge, completions_page, flags_page, line_page, measures
+from grpo_kit.watch.page import (
+    badge,
+    completions_page,
+    flags_page,
+    line_page,
+    measures,
+    seconds_left,
+    step_line,
+    trained,
+)
 from grpo_kit.watch.panel import Panel
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
 
@@ -47,7 +56,6 @@ class LiveChart:
     def _reset(self, total_steps: int) -> None:
         self._total = total_steps
         self._rows: dict[int, Mapping] = {}
-        self._earlier = 0.0  # seconds of training before this session
         self._completions: pd.DataFrame | None = None
         self._flags: list[Flag] = []
         self._changes: list[Change] = []
@@ -55,8 +63,7 @@ class LiveChart:
         self._panel = Panel(None)
         self._handles: dict[str, object] = {}
         self._shown: dict[str, dict] = {}
-        self._started = self._drawn = self._clock()
-        self._times: deque[float] = deque([self._started], maxlen=21)  # end times of the last steps
+        self._drawn, self._updates = self._clock(), 0
         self._costs: deque[float] = deque(maxlen=5)  # seconds, of the last drawings
         self._pictures = self._may_draw and in_notebook()
 
@@ -77,8 +84,6 @@ class LiveChart:
         rows = read_metrics(folder).to_dict("records")
         self._flags, self._changes = read_flags(folder), changes_of(folder)
         self._rows = {int(row["step"]): row for row in rows}
-        seconds = rows[-1].get("seconds") if rows else 0.0
-        self._earlier = seconds if seconds == seconds and seconds is not None else 0.0
         table = read_completions(folder)
         self._completions = table[table["step"] == table["step"].max()] if len(table) else None
 
@@ -86,10 +91,10 @@ class LiveChart:
         """Add the rows of new steps (all rows so far are allowed too) and the last step's completions."""
         self._rows |= {int(row["step"]): row for row in rows}
         self._completions = completions if completions is not None else self._completions
-        self._times.append(self._clock())
+        self._updates += 1
         self._status = ""
-        self._refresh(at_once=len(self._times) <= 3)
-        self._otherwise(self.line)
+        self._refresh(at_once=self._updates <= 2)
+        self._otherwise(lambda: step_line(self._rows, max(self._rows, default=0), self._total))
 
     def replace(self, row: Mapping) -> None:
         """Replace a row to which an evaluation added values."""
@@ -143,20 +148,12 @@ class LiveChart:
         return f"step {max(self._rows, default=0)}/{self._total}"
 
     def _time(self, done: bool) -> str:
-        step, now = max(self._rows, default=0), self._clock()
         if done:
-            here = now - self._started if len(self._times) > 1 or not self._rows else 0.0
-            return f"{'done in' if step >= self._total else 'stopped after'} {duration(self._earlier + here)}"
-        if len(self._times) < 2:
+            ended = "done in" if max(self._rows, default=0) >= self._total else "stopped after"
+            return f"{ended} {duration(trained(self._rows))}"
+        if not self._updates:
             return "waiting for the first step" if not self._rows else "waiting for the next step"
-        lasted = [after - before for before, after in zip(self._times, list(self._times)[1:], strict=False)]
-        usual = statistics.median(lasted)
-        seconds_a_step = statistics.mean(
-            [s for s in lasted if s <= 10 * usual]
-        )  # a pause is no estimate for the rest
-        if len(lasted) == 1:  # start() may have been called at any point of the first step
-            seconds_a_step = self._rows.get(step, {}).get("step_seconds") or seconds_a_step
-        return f"{duration(seconds_a_step * max(0, self._total - step))} left"
+        return f"{duration(seconds_left(self._rows, self._total))} left"
 
     def _refresh(self, *, at_once: bool = False) -> None:
         """Draw the changes of a step, unless the last drawing was so recent that this costs too much."""

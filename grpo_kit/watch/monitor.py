@@ -201,7 +201,7 @@ class Monitor:
         self._config, self._weights = config, Setup.of(config).weights
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
-        """The measures of a step's completions, for its row of metrics.csv."""
+        """The measures of a step's completions, for its row."""
         if completions is None or not len(completions):
             return {}
         table = self._guard(lambda: completion_measures(completions, weights=self._weights))

@@ -7,15 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.display import duration
-from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import has_metrics, read_metrics
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.curves import changes_of
-from grpo_kit.watch.follow import is_going
 from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.monitor import read_flags
-from grpo_kit.watch.page import measures
+from grpo_kit.watch.page import step_line
 
 
 class Lines:
@@ -51,7 +48,8 @@ class Lines:
         for step in sorted(rows):
             if step > 0 and step not in self._steps:
                 self._steps.add(step)
-                yield _line(rows, step)
+                row = rows[step]
+                yield step_line(rows, step, round(step / row["progress"]) if row["progress"] else step)
             if _was_evaluated(rows[step]) and step not in self._evaluated:
                 self._evaluated.add(step)
                 yield held_out_words(rows[step])
@@ -63,9 +61,6 @@ def where_it_is(folder: Path) -> tuple[str, bool]:
     step, share = (int(rows["step"].iloc[-1]), rows["progress"].iloc[-1]) if len(rows) else (0, 0.0)
     of = f" of {round(step / share)}" if share else ""
     going = is_locked(folder)
-    if going is None and not _by_a_recipe(folder) and share < 1:
-        going = (folder / CONTROL).is_dir() and is_going(folder)  # train() makes this folder, and removes it
-        going = going or (not len(rows) and is_going(folder))
     if going:
         if share >= 1:
             return f"Trained for {step} steps; it is being evaluated.", False
@@ -73,7 +68,7 @@ def where_it_is(folder: Path) -> tuple[str, bool]:
     if (folder / "results.json").is_file() and share >= 1:
         return f"Done after {step} steps: {_came_to(folder)}", True
     what = f"Stopped after step {step}{of}." if share < 1 else f"Done after {step} steps."
-    if going is False and _by_a_recipe(folder):
+    if going is False:
         what = f"Killed after step {step}{of}, or trained by another machine."
     goes_on = f" To go on: grpo-kit train --resume {folder}" if _by_a_recipe(folder) else ""
     return what + goes_on, True
@@ -107,12 +102,3 @@ def _came_to(folder: Path) -> str:
 
 def _was_evaluated(row: Mapping[str, Any]) -> bool:
     return held_out_words(row) is not None
-
-
-def _line(rows: Mapping[int, Mapping[str, Any]], step: int) -> str:
-    row = rows[step]
-    total = round(step / row["progress"]) if row["progress"] else step
-    told = measures({step: {k: v for k, v in row.items() if not k.startswith("eval/")}})
-    per_step = row["seconds"] / step
-    left = f"{duration(per_step * (total - step))} left" if step < total else duration(row["seconds"])
-    return "  ".join([f"step {step}/{total}", *told, left])

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextvars
-import os
+import subprocess
+import sys
 import threading
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import ipykernel
@@ -12,26 +13,40 @@ import nbclient
 import nbformat
 import pytest
 
-from grpo_kit.record.run_folder import RunFolder
+from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.record.run_lock import GOING, alone, is_locked
 from grpo_kit.watch import follow
 from grpo_kit.watch.browse import CompletionBrowser
 from grpo_kit.watch.chart import plot_run
-from grpo_kit.watch.follow import Follower, is_going, signature
+from grpo_kit.watch.follow import Follower, signature
 
 ROOT = Path(__file__).parents[2]
 
 
+class Run:
+    """A run that trains, or seems to: it has its folder's lock until end()."""
+
+    def __init__(self, path):
+        self.log, self.path, self._held = RunLog.open(path, {}), Path(path), ExitStack()
+        self._held.enter_context(alone(self.path))
+
+    def step(self, number: int, text: str = "a", *, last: bool = False) -> None:
+        one = {"group": [0], "prompt": ["q"], "prefill": [""], "completion": [text]}
+        more = {"reward": [0.5], "advantage": [0.0], "temperature": [1.0]}
+        self.log.write(number, {"progress": number / 10, "reward": 0.5}, one | more)
+        if last:
+            self.end()
+
+    def end(self) -> None:
+        self._held.close()
+
+
 @pytest.fixture
 def run(tmp_path):
-    run = RunFolder.open(tmp_path / "run", config={})
-    step(run, 1, 0.1)
-    return run
-
-
-def step(run, number: int, progress: float, text: str = "a") -> None:
-    one = {"step": [number], "group": [0], "prompt": ["q"], "prefill": [""], "completion": [text]}
-    run.write_completions({**one, "reward": [0.5], "advantage": [0.0], "temperature": [1.0]})
-    run.write_step({"step": number, "progress": progress, "reward": 0.5})
+    run = Run(tmp_path / "run")
+    run.step(1)
+    yield run
+    run.end()
 
 
 @pytest.fixture(autouse=True)
@@ -40,19 +55,20 @@ def quick(monkeypatch):
     monkeypatch.setattr(follow, "_SHARE", 100.0)
 
 
-def test_a_run_is_going_until_its_last_step_or_half_an_hour_of_silence(run, tmp_path):
-    assert is_going(run.path)
-    assert is_going(RunFolder.open(tmp_path / "new", config={}).path), "before its first step"
-    (tmp_path / "empty").mkdir()
-    assert not is_going(tmp_path / "empty") and not is_going(tmp_path / "nowhere")
-    with open(run.path / "metrics.csv", "a") as file:
-        file.write("not,a,row\n")
-    assert is_going(run.path), "a file that cannot be read just now"
-    step(RunFolder.open(tmp_path / "done", config={}), 1, 1.0)
-    assert not is_going(tmp_path / "done")
-    for path in run.path.rglob("*"):
-        os.utime(path, (time.time() - 3600,) * 2)
-    assert not is_going(run.path)
+def test_a_run_goes_on_as_long_as_its_process_has_the_lock(run, tmp_path):
+    assert is_locked(run.path), "however long it is silent"
+    code = "import pathlib, sys; from grpo_kit.record.run_lock import alone\n"
+    code += "with alone(pathlib.Path(sys.argv[1])): pass"
+    other = subprocess.run([sys.executable, "-c", code, run.path], cwd=ROOT, capture_output=True, text=True)
+    assert "is being trained into by another process" in other.stderr
+    with alone(run.path):
+        assert is_locked(run.path), "once more in the same process, as a recipe and its trainer do"
+    assert is_locked(run.path)
+    run.end()
+    assert is_locked(run.path) is None and not (run.path / GOING).exists()
+    (run.path / GOING).touch()
+    assert is_locked(run.path) is False, "its process was killed"
+    assert is_locked(tmp_path / "nowhere") is None
 
 
 def test_it_shows_when_files_changed_and_stops_at_the_end(run):
@@ -63,10 +79,10 @@ def test_it_shows_when_files_changed_and_stops_at_the_end(run):
         assert follower.start("test") and follower.running
         await asyncio.sleep(0.2)
         assert not shown, "nothing has changed"
-        step(run, 2, 0.2)
+        run.step(2)
         await asyncio.sleep(0.2)
         assert len(shown) == 1 and follower.running
-        step(run, 3, 1.0)
+        run.step(3, last=True)
         await asyncio.sleep(0.2)
         assert len(shown) == 2 and ended == [1] and not follower.running, "the last state is shown too"
 
@@ -84,7 +100,7 @@ def test_what_cannot_be_read_this_moment_is_tried_again(run):
     async def watch():
         follower = Follower(run.path, show)
         follower.start("test")
-        step(run, 2, 1.0)  # the end, but not shown yet
+        run.step(2, last=True)  # the end, but not shown yet
         await asyncio.sleep(0.3)
         assert len(tries) == 3 and not follower.running
 
@@ -104,11 +120,11 @@ def test_stop_and_a_second_one_at_the_same_folder(run):
         await asyncio.sleep(0.1)
         second.start("test")
         assert not first.running and second.running
-        step(run, 2, 0.2)
+        run.step(2)
         await asyncio.sleep(0.2)
         assert shown == {"first": 0, "second": 1}
         second.stop()
-        step(run, 3, 0.3)
+        run.step(3)
         await asyncio.sleep(0.2)
         assert shown["second"] == 1
         second.start("test")
@@ -128,7 +144,7 @@ def test_it_can_be_started_from_a_click_in_another_thread(run):
         thread = threading.Thread(target=follower.start, args=("test",))
         thread.start()
         thread.join()
-        step(run, 2, 1.0)
+        run.step(2, last=True)
         await asyncio.sleep(0.2)
 
     asyncio.run(watch())
@@ -139,12 +155,12 @@ def test_the_browser_follows_a_run_that_goes_on(run):
     async def watch():
         browser = CompletionBrowser(run.path)
         assert browser.follow.value
-        step(run, 2, 0.2, "fresh")
+        run.step(2, "fresh")
         await asyncio.sleep(0.2)
         assert browser.step.value == 2 and "fresh" in browser.view.value
         browser.step.value = 1
         before = browser.view.value
-        step(run, 3, 1.0, "last")
+        run.step(3, "last", last=True)
         await asyncio.sleep(0.2)
         assert browser.step.options[-1] == 3 and browser.step.value == 1 and browser.view.value == before
         assert not browser.follow.value, "the run has ended"
@@ -156,7 +172,7 @@ def test_the_browser_follows_a_run_that_goes_on(run):
 def test_reading_goes_on_while_a_resumed_run_moves_files_away(run):
     browser = CompletionBrowser(run.path)
     assert not browser.follow.value, "there is no event loop to follow in"
-    (run.path / "completions.parquet" / "part-009-000000.parquet").write_bytes(b"not whole")
+    (run.path / "completions.jsonl").write_bytes(b"not whole\n")
     browser.button.click()
     assert "cannot be read" in browser.view.value, "said, where an exception in a click would be lost"
 
@@ -169,9 +185,9 @@ def test_in_a_kernel_chart_and_browser_follow_and_the_cell_ends_at_once(tmp_path
     cells = [
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import asyncio, pathlib, time, grpo_kit as kit\n"
-        "from tests.watch.test_follow import follow, step, RunFolder\n"
+        "from tests.watch.test_follow import Run, follow\n"
         "follow._LOOK, follow._SHARE = 0.1, 10.0\n"
-        "run = RunFolder.open('run', config={}); step(run, 1, 0.1)\n"
+        "run = Run('run'); run.step(1)\n"
         "sent = []\n"
         "def look(message):\n"
         "    if 'image/png' in message['content'].get('data', {}):\n"
@@ -180,8 +196,10 @@ def test_in_a_kernel_chart_and_browser_follow_and_the_cell_ends_at_once(tmp_path
         "get_ipython().display_pub.register_hook(look)",
         "kit.plot_run('run', follow=True)",
         "browser = kit.browse('run'); browser",
-        "step(run, 2, 0.2, 'fresh')\nwhile browser.step.value < 2: await asyncio.sleep(0.1)",
-        "step(run, 3, 1.0, 'last')\nwhile browser.follow.value: await asyncio.sleep(0.1)\nprint(browser.step.value)",
+        "run.step(2, 'fresh')\nwhile browser.step.value < 2: await asyncio.sleep(0.1)",
+        "run.step(3, 'last', last=True)\n"
+        "while browser.follow.value: await asyncio.sleep(0.1)\n"
+        "print(browser.step.value)",
         "while follow._TASKS: await asyncio.sleep(0.1)\n"
         "print('matplotlib.pyplot' in sys.modules, {kind for kind, _ in sent[1:]}, len({cell for _, cell in sent}))",
     ]

@@ -120,11 +120,11 @@ from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 chart = LiveChart()
 chart.start(2, None)
-chart.update([{"step": 1, "reward": 0.25, "reward_std": 0.5, "reward/exact": 0.125, "step_seconds": 65.0}])
+chart.update([{"step": 1, "reward": 0.25, "reward_std": 0.5, "reward/exact": 0.125, "seconds": 65.0}])
 chart.flag(Flag("cut off", 1, "90 %", "Why.", "first"))
 chart.change(2, "beta 0 → 0.04")
 chart.say("Paused after step 1.")
-chart.update([{"step": 2, "reward": None, "completion_length": 11.4, "completion_cut_off": 0.02}])
+chart.update([{"step": 2, "reward": None, "completion_length": 11.4, "completion_cut_off": 0.02, "seconds": 130.0}])
 chart.finish()
 assert "matplotlib" not in sys.modules and "IPython" not in sys.modules
 """
@@ -135,7 +135,7 @@ assert "matplotlib" not in sys.modules and "IPython" not in sys.modules
         "Red flag: cut off since step 1: 90 %. Why. First try: first",
         "From step 2: beta 0 → 0.04",
         "Paused after step 1.",
-        "step 2/2  length 11  cut off 2%  0 s left",
+        "step 2/2  length 11  cut off 2%  2 min 10 s in all",
     ]
 
 
@@ -322,7 +322,7 @@ def test_the_stop_button_passes_through(notebook, chart, monkeypatch):
 
 
 def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, clock):
-    """Four steps of 10 s before, two of 30 s now: 40 + 60 s, and 30 s for each of the 4 that are left."""
+    """Four steps of 10 s before, two of 30 s now: 40 + 60 s, and a mean step for each of the 4 that are left."""
     folder = run_folder(tmp_path / "run", 4)
     (folder / "changes.jsonl").write_text(
         json.dumps({"step": 3, "change": {"beta": 0.04}, "was": {"beta": 0}}) + "\n"
@@ -333,8 +333,8 @@ def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, 
     assert "$</span> 4" in notebook.now[3]["text/html"], "the completions of the last step so far"
     for step in (5, 6):
         clock[0] += 30
-        chart.update([{"step": step, "reward": 0.5}])
-    assert chart.line() == "step 6/10  reward 0.50  2 min 0 s left"
+        chart.update([{"step": step, "reward": 0.5, "seconds": 30.0 * step - 80}])
+    assert chart.line() == "step 6/10  reward 0.50  1 min 7 s left"
     assert sorted(chart._rows) == [1, 2, 3, 4, 5, 6]
     chart.finish()
     assert notebook.now[0]["text/plain"].endswith("stopped after 1 min 40 s")
@@ -358,8 +358,7 @@ def test_a_run_that_is_done_is_shown_again_in_full(tmp_path, notebook, chart, cl
 def test_a_pause_does_not_count_as_a_step(chart, notebook, clock):
     chart.start(100, None)
     for row in rows(10):
-        clock[0] += 4 if row["step"] != 7 else 3600
-        chart.update([row])
+        chart.update([row | {"seconds": 4.0 * row["step"] + 3596 * (row["step"] >= 7)}])
     assert chart.line().endswith("6 min 0 s left")
 
 
