@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record.run_folder import RunFolder
+from grpo_kit.record.jsonl_run import RunLog
 
 
 def rows(n: int, *, kl: bool = False, parts: tuple[str, ...] = (), accuracy_every: int = 0) -> list[dict]:
-    """Rows of metrics.csv: the parts exact and format, and others by name; held-out accuracy every so many steps."""
+    """Rows of a run: the parts exact and format, and others by name; held-out accuracy every so many steps."""
     noise, more = np.random.default_rng(0), np.random.default_rng(1)
     out = []
     for step in range(1, n + 1):
@@ -71,9 +71,23 @@ def completions(step: int) -> pd.DataFrame:
     )
 
 
+class Recorded:
+    """A run's folder that is written by hand. Tables of completions name their steps in the column `step`."""
+
+    def __init__(self, path: Path, settings: dict | None = None, *, resume: bool = False) -> None:
+        self.log, self.path = RunLog.open(path, settings or {}, resume=resume), Path(path)
+
+    def write_step(self, row: dict) -> None:
+        self.log.write(row["step"], row)
+
+    def write_completions(self, table: dict[str, list]) -> None:
+        for step, rows in pd.DataFrame(table, dtype=object).groupby("step", sort=False):
+            self.log.write(step, {}, rows.drop(columns="step").to_dict("list"))
+
+
 def run_folder(path: Path, n: int, **options) -> Path:
     """A run's folder with its metrics and the completions of its last step."""
-    run = RunFolder.open(path, config={"reward_parts": ["exact", "format"]})
+    run = Recorded(path, {"reward_parts": ["exact", "format"]})
     for row in rows(n, **options):
         run.write_step(row)
     if n:

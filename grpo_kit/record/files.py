@@ -56,7 +56,7 @@ def run_file(folder: str | Path) -> Path | None:
 
 
 def run_settings(folder: str | Path) -> dict[str, Any] | None:
-    """The requested settings of a run, as RunFolder.open keeps them; None if the folder has none."""
+    """The requested settings of a run, as RunLog.open keeps them; None if the folder has none."""
     path = run_file(folder)
     return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import REDONE, RUN, RunFolderError, holds_run, next_run_folder, write_whole
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RESUMED, LineFile, lines_of
-from grpo_kit.record.parquet_parts import plain
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RESUMED, LineFile, lines_of, plain
 
 
 class RunLog:
@@ -52,9 +51,16 @@ class RunLog:
                 f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
                 f"{str(free)!r}; or go on with the run that is there: train(resume=True)."
             )
-        if resume and not (path / METRICS_LINES).exists():
+        if resume and (path / "metrics.csv").exists():
             raise RunFolderError(
-                f"folder={str(path)!r} holds no {METRICS_LINES} to go on from; leave resume out to begin."
+                f"folder={str(path)!r} was trained by an earlier version of the kit; this one reads it and does not go on "
+                "with it. Begin a new run from its weights: load_policy of one of its checkpoints."
+            )
+        if resume and not (path / METRICS_LINES).exists():
+            what = "ended before its first step was done" if holds_run(path) else "holds no run to go on with"
+            raise RunFolderError(
+                f"folder={str(path)!r} {what}; begin one, with resume left out and folder="
+                f"{str(next_run_folder(path.parent, path.name))!r}."
             )
         made = not path.exists()
         try:

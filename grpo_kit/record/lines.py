@@ -59,6 +59,12 @@ class RunFolderError(ValueError):
         return [f"{type(self).__name__}: {self}"]
 
 
+def plain(value: object) -> object:
+    """A JSON value: scalars of torch and numpy as Python numbers, NaN as None."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and value != value else value
+
+
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """The lines that count, in order: those of steps that were done again are left out, and a line cut short.
 

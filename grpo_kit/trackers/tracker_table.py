@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.record.parquet_parts import plain
+from grpo_kit.record.lines import plain
 
 TABLES = 100  # of a run: every so many steps
 ROWS, CHARACTERS = 64, 200_000  # of a table

@@ -205,7 +205,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     with pytest.raises(RunFolderError, match="already holds a run.*run-2"):
         make(tmp_path / "run").train()
-    with pytest.raises(RunFolderError, match="holds no metrics.jsonl"):
+    with pytest.raises(RunFolderError, match="holds no run to go on with"):
         make(tmp_path / "other").train(resume=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 

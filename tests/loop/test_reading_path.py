@@ -36,7 +36,9 @@ def run_in_a_step(folder, seams):
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
-            found[Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()].add(frame.f_code.co_firstlineno)
+            found[Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()].add(
+                frame.f_code.co_firstlineno
+            )
 
     with trainer.guard:
         sys.setprofile(note)

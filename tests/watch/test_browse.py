@@ -9,9 +9,9 @@ import pytest
 
 from grpo_kit.display import escape
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
 from grpo_kit.watch.completions import completions_html, group_html, numbered, pick_three
+from tests.made_metrics import Recorded
 
 
 def part(step: int, rewards: list[float | None], texts: list[str], groups: list[int]) -> dict[str, list]:
@@ -31,7 +31,7 @@ def part(step: int, rewards: list[float | None], texts: list[str], groups: list[
 
 @pytest.fixture
 def run(tmp_path):
-    run = RunFolder.open(tmp_path / "run", config={})
+    run = Recorded(tmp_path / "run")
     run.write_completions(part(1, [0.2, 0.9, 0.5, 0.1], ["a1", "b1", "<b>c1</b>", "d1"], [0, 0, 1, 1]))
     run.write_completions(part(3, [0.3, 0.4], ["a3", "needle"], [0, 0]))
     return run
@@ -218,7 +218,7 @@ def test_refresh_reads_the_folder_again(run, tmp_path):
     browser.button.click()
     assert browser.step.value == 1 and browser.step.options[-1] == 5
 
-    empty = CompletionBrowser(RunFolder.open(tmp_path / "new", config={}).path)
+    empty = CompletionBrowser(Recorded(tmp_path / "new").path)
     assert "No completions yet" in empty.view.value
 
 

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.watch.chart import draw, plot_run
 from grpo_kit.watch.curves import moving_mean, window_of
 from grpo_kit.watch.flags import Flag
-from tests.made_metrics import rescaled, rows, run_folder
+from tests.made_metrics import Recorded, rescaled, rows, run_folder
 
 
 def test_flags_are_marked_where_they_began_and_told_under_the_panels():
@@ -111,7 +110,7 @@ def test_plot_run_beside_others_and_while_it_is_written(tmp_path):
 
 
 def test_plot_run_of_a_run_without_rows_and_of_none(tmp_path):
-    RunFolder.open(tmp_path / "new", config={})
+    Recorded(tmp_path / "new")
     assert plot_run(tmp_path / "new")._repr_png_()
     with pytest.raises(RunFolderError, match="does not exist"):
         plot_run(tmp_path / "nowhere")
@@ -183,11 +182,12 @@ def test_a_run_is_named_above_its_panels():
 def test_changes_are_dotted_lines_with_their_words_under_the_panels(tmp_path):
     folder = run_folder(tmp_path / "run", 20)
     lines = [
-        {"step": 6, "change": {"learning_rate": 1e-05}, "was": {"learning_rate": 2e-05}},
-        {"step": 9, "refused": {"beta": -1}, "why": "no"},
-        {"step": 12, "change": {"beta": 0.04, "temperature": 0.8}, "was": {"beta": 0.0, "temperature": 1.0}},
+        {"step": 6, "changes": {"learning_rate": [2e-05, 1e-05]}},
+        {"step": 9, "refused": {"change": {"beta": -1}, "why": "no"}},
+        {"step": 12, "changes": {"beta": [0.0, 0.04], "temperature": [1.0, 0.8]}},
     ]
-    (folder / "changes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1')
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1')
     figure = plot_run(folder)
     assert [text.get_text() for text in figure.texts] == [
         "a  from step 6: learning_rate 2e-05 → 1e-05",

@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 
 import grpo_kit as kit
-from grpo_kit.record.run_folder import RunFolder
+from grpo_kit.record.run_lock import alone
 from grpo_kit.watch import browse as module
 from grpo_kit.watch import follow
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
 from grpo_kit.watch.conversations import conversation, conversations_html, picks_of
 from grpo_kit.watch.page import completions_page
+from tests.made_metrics import Recorded
 
 END = "<|im_end|>"
 
@@ -58,7 +59,7 @@ def shown(page):
 
 @pytest.fixture
 def run(tmp_path):
-    run = RunFolder.open(tmp_path / "run", config={})
+    run = Recorded(tmp_path / "run")
     write(
         run,
         episode(0, reward=0.25, words=("left", "up"), invalid=(1,), done=False),
@@ -156,7 +157,7 @@ def test_sorting_and_groups_keep_episodes_whole(run):
 
 
 def test_the_best_turn_gives_an_episode_its_place(tmp_path):
-    run = RunFolder.open(tmp_path / "run", config={})
+    run = Recorded(tmp_path / "run")
     write(
         run,
         episode(0, words=("a", "b"), advantage=(0.5, 0.4)),
@@ -201,7 +202,7 @@ def test_the_limit_counts_episodes(run, monkeypatch):
 
 def test_two_rollouts_of_a_step_are_not_mixed_up(tmp_path):
     """Each counts its episodes from 0; groups go on."""
-    run = RunFolder.open(tmp_path / "run", config={})
+    run = Recorded(tmp_path / "run")
     write(run, episode(0, words=("a1", "a2")))
     write(run, episode(0, group=1, words=("b1", "b2", "b3"), reward=0.5))
     table = browse(run.path)
@@ -259,17 +260,19 @@ def test_outside_a_notebook_a_row_has_its_whole_conversation(run):
 
 
 def test_it_follows_a_run_of_episodes(run, monkeypatch):
-    """And a part that is still being written is not there yet."""
+    """And a line that is still being written is not there yet."""
     monkeypatch.setattr(follow, "_LOOK", 0.02)
     monkeypatch.setattr(follow, "_SHARE", 10.0)
 
     async def watch():
-        browser = CompletionBrowser(run.path)
-        (run.path / "completions.parquet" / ".part-001-000001.parquet.7.tmp").write_bytes(b"half of a part")
-        await asyncio.sleep(0.1)
-        assert browser.follow.value and browser.step.value == 1
-        write(run, episode(0, step=2, words=("fresh", "words")))
-        await asyncio.sleep(0.2)
+        with alone(run.path):
+            browser = CompletionBrowser(run.path)
+            whole = (run.path / "completions.jsonl").read_bytes()
+            (run.path / "completions.jsonl").write_bytes(whole + b'{"step": 2, "comp')
+            await asyncio.sleep(0.1)
+            assert browser.follow.value and browser.step.value == 1
+            write(run, episode(0, step=2, words=("fresh", "words")))
+            await asyncio.sleep(0.2)
         assert browser.step.value == 2 and "fresh" in browser.view.value and shown(browser.view.value) == [0]
         browser.close()
 
@@ -277,16 +280,17 @@ def test_it_follows_a_run_of_episodes(run, monkeypatch):
 
 
 def test_a_run_that_has_no_episodes_yet(tmp_path):
-    browser = CompletionBrowser(RunFolder.open(tmp_path / "run", config={}).path)
+    run = Recorded(tmp_path / "run")
+    browser = CompletionBrowser(run.path)
     assert "No completions yet" in browser.view.value and browser._repr_mimebundle_()["text/html"]
-    write(RunFolder.open(tmp_path / "run", config={}, resume=True), episode(0))
+    write(run, episode(0))
     browser.button.click()
     assert shown(browser.view.value) == [0] and browser.number.layout.display == "none"
 
 
 def test_single_completions_are_shown_as_ever(tmp_path):
     """Also where a reward has logged a column `episode` of its own."""
-    run = RunFolder.open(tmp_path / "run", config={})
+    run = Recorded(tmp_path / "run")
     run.write_completions({name: [row[name] for row in episode(0, words=("a", "b"))] for name in (
         "step", "group", "prompt", "completion", "reward", "advantage", "episode"
     )})  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from grpo_kit.watch.monitor import Flag, Monitor, read_flags
-from tests.record.test_run_folder import in_python
+from tests.record.test_run_log import in_python
 
 FLAG = Flag("cut off", 3, "90 %", "why", "first")
 LINE = json.dumps(asdict(FLAG)) + "\n"

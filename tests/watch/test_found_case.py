@@ -7,10 +7,10 @@ import pytest
 
 import grpo_kit as kit
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.run_folder import RunFolder
 from grpo_kit.rewards import Case, ExactAnswer, RewardCheckError, check_rewards
 from grpo_kit.watch.browse import CompletionBrowser
 from grpo_kit.watch.found_case import as_code
+from tests.made_metrics import Recorded
 
 HACK = "'82' \\ <answer>82</answer><answer>47</answer>"
 
@@ -32,7 +32,7 @@ def task():
 
 @pytest.fixture
 def folder(tmp_path, task):
-    run = RunFolder.open(tmp_path / "run", config={})
+    run = Recorded(tmp_path / "run")
     row = task.train[0]
     for step in (1, 2):
         run.write_completions(
@@ -70,7 +70,7 @@ def test_the_task_gives_the_columns_of_its_row(folder, task):
 def test_a_longer_question_is_not_taken_for_one_inside_it(tmp_path):
     rows = [{"question": q, "answer": str(n)} for n, q in enumerate(("2 + 3?", "1 + 2 + 3?", "4?", "5?"))]
     task = kit.tasks.from_rows("sums", rows[:3], rows[3:], reward=ExactAnswer())
-    run = RunFolder.open(tmp_path / "run", config={})
+    run = Recorded(tmp_path / "run")
     one = {"step": [1], "group": [0], "prompt": ["1 + 2 + 3?"], "completion": ["x"], "reward": [0.0]}
     run.write_completions(one)
     assert kit.case_from(tmp_path / "run", step=1, group=0, number=0, task=task).columns["answer"] == "1"

@@ -324,9 +324,8 @@ def test_the_stop_button_passes_through(notebook, chart, monkeypatch):
 def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, clock):
     """Four steps of 10 s before, two of 30 s now: 40 + 60 s, and a mean step for each of the 4 that are left."""
     folder = run_folder(tmp_path / "run", 4)
-    (folder / "changes.jsonl").write_text(
-        json.dumps({"step": 3, "change": {"beta": 0.04}, "was": {"beta": 0}}) + "\n"
-    )
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 3, "changes": {"beta": [0, 0.04]}}) + "\n")
     chart.start(10, folder)
     assert "waiting for the next step" in notebook.now[0]["text/plain"]
     assert "a from step 3: beta 0 → 0.04" in notebook.now[1]["text/html"]
