@@ -53,8 +53,8 @@ class RunLog:
             )
         if resume and (path / "metrics.csv").exists():
             raise RunFolderError(
-                f"folder={str(path)!r} was trained by an earlier version of the kit; this one reads it and does not go on "
-                "with it. Begin a new run from its weights: load_policy of one of its checkpoints."
+                f"folder={str(path)!r} was trained by an earlier version of the kit; this one reads it and does not go "
+                "on with it. Begin a new run from its weights: load_policy of one of its checkpoints."
             )
         if resume and not (path / METRICS_LINES).exists():
             what = "ended before its first step was done" if holds_run(path) else "holds no run to go on with"

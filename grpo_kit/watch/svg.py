@@ -50,7 +50,7 @@ def draw_svg(
 ) -> str:
     """The two main panels of a run at present, 960 x 300 pixels.
 
-    rows: of the run's metrics, by step; x reaches last_step. Lines, moving means and markers are those of chart.draw: flags
+    rows: the run's, by step; x reaches last_step. Lines, moving means and markers are those of chart.draw: flags
     by number, changes by letter, with the last changes in words below.
 
     >>> draw_svg([{"step": 1, "reward": 0.5}], last_step=2).startswith("<svg")
