@@ -137,7 +137,8 @@ class GRPOTrainer:
                         self.one_step()
             except KeyboardInterrupt as stop:
                 error = stop
-                raise Stopped(self._save_where_it_stopped("interrupted"), self.step) from None
+                kind, why = (type(stop), str(stop)) if isinstance(stop, Stopped) else (Stopped, "interrupted")
+                raise kind(self._save_where_it_stopped(why), self.step) from None
             except Exception as failure:
                 error = failure
                 if not self._half_done and self.processes.count == 1:
@@ -335,7 +336,12 @@ class GRPOTrainer:
             log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
             self.log = log if self.processes.is_main else None
         if resume and not self._begun or self._half_done:
-            self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
+            some = self._half_done or self.processes.from_main(lambda: self.log.has_steps())
+            if some:
+                self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
+            else:  # it was stopped inside its first step
+                begun = run_settings(self.folder)["config"]
+                self._take_up_config(begun, begun)
         self._begun, self._half_done = True, False
         self.config.freeze()
         if self.log is not None:
