@@ -7,7 +7,7 @@ examples:
   grpo-kit train my_recipe.py                     a file with recipe = kit.Recipe(...), or with task = ...
   grpo-kit train runs/mine --seed 2               that run's recipe, with another seed
   grpo-kit train --resume runs/mine               go on where it was stopped or killed
-  torchrun --nproc_per_node 2 -m grpo_kit train my_recipe.py --run runs/mine
+  torchrun --nproc_per_node 2 -m -- grpo_kit train my_recipe.py --run runs/mine
 
 Ctrl-C ends the step, saves and says how to go on (exit code 130). While it trains, `grpo-kit watch runs/mine` follows
 it from another terminal. No run is overwritten.
@@ -23,7 +23,7 @@ from grpo_kit.commands.errors import in_a_line, tell
 from grpo_kit.commands.recipes import add_recipe, add_training, changes, recipe_of, with_numbers
 
 # Options that may differ for a resumed run.
-_CAN_CHANGE = ("steps", "temperature", "learning_rate", "save_every")
+_CAN_CHANGE = ("steps", "temperature", "learning_rate", "save_every", "on_flag")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: the next free runs/<task>")
     parser.add_argument(
         "--resume", metavar="FOLDER",
-        help="go on with this run, by what it remembers of its recipe; --steps, --temperature, --learning-rate and "
-        "--save-every may be others",
+        help="go on with this run, by what it remembers of its recipe; --steps, --temperature, --learning-rate, "
+        "--save-every and --on-flag may be others",
     )  # fmt: skip
 
 

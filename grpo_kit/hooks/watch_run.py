@@ -42,7 +42,8 @@ class WatchRun(Hook):
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Measure, show, and raise flags."""
-        table = pd.DataFrame({"step": [trainer.step] * len(batch), **trainer.completions})
+        table = pd.DataFrame(trainer.completions)  # of all processes, which batch is not
+        table.insert(0, "step", trainer.step)
         measured = self._monitor.measure(table)
         trainer.log.write(trainer.step, measured)
         row |= {"step": trainer.step} | measured

@@ -173,7 +173,8 @@ def test_it_equals_the_public_names_spelled_out(ran, tmp_path):
     torch.manual_seed(cfg.seed)
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
     trainer = kit.GRPOTrainer(
-        model, task, cfg.config(temperature=kit.linear(1.2, 0.8)), tokenizer=tokenizer, folder=tmp_path / "run", live=None,
+        model, task, cfg.config(temperature=kit.linear(1.2, 0.8)), tokenizer=tokenizer, folder=tmp_path / "run",
+        live=None,
     )  # fmt: skip
     trainer.train()
     trained = trainer.model.state_dict()
@@ -373,7 +374,7 @@ def test_a_red_flag_ends_it_without_a_model_and_it_goes_on(tmp_path):
     with pytest.raises(StoppedByFlag, match=r"red flag: cut off.*saved to") as stop:
         recipe.run(tmp_path / "run", live=None)
     assert 0 < stop.value.step < 6 and not (tmp_path / "run/model").exists()
-    Recipe.of(tmp_path / "run").run(tmp_path / "run", resume=True, live=None)
+    Recipe.of(tmp_path / "run", on_flag="warn").run(tmp_path / "run", resume=True, live=None)
     assert read_metrics(tmp_path / "run")["step"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
