@@ -3,6 +3,5 @@
 watch_run.py       the live chart, or a line a step; red flags
 held_out_hook.py   held-out accuracy every so many steps; the best step's weights at the end
 control_folder.py  what is asked of a run by its folder: change, pause, stop, save
-disk_room.py       is there room for the checkpoints?
 standard.py        GRPOTrainer: the loop with these hooks and the fast ways through a step
 """

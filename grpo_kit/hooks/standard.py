@@ -11,7 +11,6 @@ from grpo_kit.engine.fast import fast
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
-from grpo_kit.hooks.disk_room import DiskRoom
 from grpo_kit.hooks.held_out_hook import HeldOutHook
 from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop import grpo
@@ -61,5 +60,5 @@ class GRPOTrainer(grpo.GRPOTrainer):
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder or next_run_folder("runs", task.name),
             sample=sample or seams.sample, update=update or seams.update,
-            hooks=[*seams.hooks, DiskRoom(), *measuring, WatchRun(live, on_flag), ControlFolder(), *hooks],
+            hooks=[*seams.hooks, *measuring, WatchRun(live, on_flag), ControlFolder(), *hooks],
         )  # fmt: skip

@@ -147,7 +147,9 @@ class GRPOTrainer:
             finally:
                 self.guard.begin_finish_first()
                 self.model.eval()
-                if error is None or self.processes.count == 1:
+                if (
+                    isinstance(error, KeyboardInterrupt | None) or self.processes.count == 1
+                ):  # a stop is one of all
                     self._call_hooks("end", error)
                     self.processes.take_mains(self.trained.values())
                 if self.log is not None:
@@ -336,12 +338,7 @@ class GRPOTrainer:
             log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
             self.log = log if self.processes.is_main else None
         if resume and not self._begun or self._half_done:
-            some = self._half_done or self.processes.from_main(lambda: self.log.has_steps())
-            if some:
-                self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
-            else:  # it was stopped inside its first step
-                begun = run_settings(self.folder)["config"]
-                self._take_up_config(begun, begun)
+            self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
         self._begun, self._half_done = True, False
         self.config.freeze()
         if self.log is not None:

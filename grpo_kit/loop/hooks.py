@@ -26,10 +26,7 @@ class Hook:
         """The next step is about to sample."""
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
-        """Step trainer.step is done and written. row: its metrics. batch: its completions.
-
-        Of several processes batch is this one's share; trainer.completions has those of all.
-        """
+        """Step trainer.step is done and written. row: its metrics. batch: its completions."""
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """train() ends. error: what ended it early, None where all steps are done."""

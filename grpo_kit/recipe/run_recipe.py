@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from grpo_kit.cuda import own_device
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.readiness import readiness
-from grpo_kit.hooks.disk_room import weight_bytes
 from grpo_kit.loop.checkpoint import newest_whole
 from grpo_kit.loop.processes import Processes
 from grpo_kit.models import is_adapter, load_policy
 from grpo_kit.recipe import remembered
 from grpo_kit.record.files import (
     KEPT,
+    REDONE,
+    RUN,
     RunFolderError,
     has_metrics,
     holds_run,
@@ -31,7 +33,7 @@ from grpo_kit.record.files import (
     read_metrics,
     write_whole,
 )
-from grpo_kit.record.lines import METRICS_LINES
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
 from grpo_kit.record.run_lock import alone
 from grpo_kit.watch.run_card import model_card
 
@@ -125,7 +127,8 @@ class _Run:
 
     def room_for(self, model: Any) -> None:
         """Weights that could not be saved would be lost at the run's end; that is said before it."""
-        needed, free = weight_bytes(model), shutil.disk_usage(self.folder).free
+        adapters, free = isinstance(model, PeftModel), shutil.disk_usage(self.folder).free
+        needed = sum(p.nbytes for p in model.parameters() if p.requires_grad or not adapters)
         if needed > free:
             raise RunFolderError(
                 f"{self.folder}: {free / 1e9:.1f} GB are free on its disk, and the trained model needs "
@@ -201,7 +204,7 @@ def _whole(one: _Run, **seams: Any) -> Outcome:
     if trained:
         model, tokenizer = base if (folder / AFTER).is_file() else _load(folder / MODEL)
     else:
-        one.train(trainer, resume=one.processes.from_main(lambda: holds_run(folder)))
+        one.train(trainer, resume=done > 0)
         model, tokenizer = trainer.model, base[1]
     after = one.evaluated(AFTER, model, tokenizer)
     if before is None or after is None:
@@ -252,7 +255,17 @@ def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
                 f"steps={recipe.cfg.steps}, but {folder} ended with step {done} and kept no checkpoint (save_steps) to "
                 f"go on from; begin a new run from its weights: model={str(folder / MODEL)!r}"
             )
+    if not done:
+        _begin_over(folder)
     remembered.write(recipe, folder)
+
+
+def _begin_over(folder: Path) -> None:
+    """A run that was stopped inside its first step begins again; what it wrote is set aside."""
+    for name in (RUN, METRICS_LINES, COMPLETIONS_LINES, "flags.jsonl"):
+        if (folder / name).exists():
+            (folder / REDONE).mkdir(exist_ok=True)
+            os.replace(folder / name, next_run_folder(folder / REDONE, name))
 
 
 def _steps_done(folder: Path) -> int:

@@ -60,7 +60,6 @@ class RunLog:
         try:
             path.mkdir(parents=True, exist_ok=True)
             _keep_settings(path, settings)
-            (path / METRICS_LINES).touch()  # a run without a line can be gone on with too
         except OSError as error:
             if made and path.is_dir() and not any(path.iterdir()):
                 path.rmdir()  # else a full disk would block the name
@@ -86,10 +85,6 @@ class RunLog:
                 (self.path / REDONE).mkdir(exist_ok=True)
                 os.replace(saved, next_run_folder(self.path / REDONE, saved.name))
         self.flush()
-
-    def has_steps(self) -> bool:
-        """Is a step done?"""
-        return any(line["step"] > 0 for line in lines_of(self.path / METRICS_LINES))
 
     def changes_at(self, step: int) -> dict[str, Any]:
         """What a resumed run changes at this step, because it did so before: name -> value as JSON."""

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.display import to_png
-from grpo_kit.record.files import read_metrics, run_file
+from grpo_kit.record.control import read_changes
+from grpo_kit.record.files import read_metrics, run_file, run_settings
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 _LOOK = 2.0  # seconds between two checks of the files
@@ -36,6 +38,16 @@ def signature(folder: str | Path) -> tuple:
     return tuple(found)
 
 
+def steps_asked_for(folder: str | Path, rows: pd.DataFrame) -> int:
+    """How many steps a run is to have, with later changes of that. rows: its metrics, by which an older run says it."""
+    config = (run_settings(folder) or {}).get("config", {})
+    if "steps" not in config:
+        done = rows[rows["progress"] > 0].tail(1)
+        return sum(round(step / share) for step, share in zip(done["step"], done["progress"], strict=True))
+    changes = [change["change"] for change in read_changes(folder) if "change" in change]
+    return [config["steps"], *(change["steps"] for change in changes if "steps" in change)][-1]
+
+
 def is_going(folder: str | Path) -> bool:
     """Does a run seem to write this folder: not at its last step, and written to within half an hour?"""
     times = [when / 1e9 for _, _, when in signature(folder)]
@@ -47,7 +59,7 @@ def is_going(folder: str | Path) -> bool:
         rows = read_metrics(folder)
     except (ValueError, OSError):  # being written at this moment
         return True
-    return not len(rows) or not rows["progress"].iloc[-1] >= 1
+    return not len(rows) or not 0 < steps_asked_for(folder, rows) <= rows["step"].iloc[-1]
 
 
 class Follower:

@@ -12,7 +12,7 @@ from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import has_metrics, read_metrics
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.curves import changes_of
-from grpo_kit.watch.follow import is_going
+from grpo_kit.watch.follow import is_going, steps_asked_for
 from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.monitor import read_flags
 from grpo_kit.watch.page import measures
@@ -30,17 +30,18 @@ class Lines:
     def new(self) -> list[str]:
         """The lines, oldest first; [] while a file is being written."""
         try:
-            rows = {int(row["step"]): row for row in read_metrics(self._folder).to_dict("records")}
+            table = read_metrics(self._folder)
+            rows = {int(row["step"]): row for row in table.to_dict("records")}
             flags, changes = read_flags(self._folder), changes_of(self._folder)
         except (ValueError, OSError):
             return []
-        lines = [*self._of_steps(rows)]
+        lines = [*self._of_steps(rows, steps_asked_for(self._folder, table))]
         lines += [f"From step {step}: {text}" for step, text in changes[self._changes :]]
         lines += [f"Red flag: {flag}" for flag in flags[self._flags :]]
         self._flags, self._changes = len(flags), len(changes)
         return lines
 
-    def _of_steps(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    def _of_steps(self, rows: Mapping[int, Mapping[str, Any]], total: int) -> Iterator[str]:
         trained = [step for step in sorted(rows) if step > 0]
         if self._steps is not None:  # a resumed run's repeated steps are printed again
             self._steps &= set(rows)
@@ -51,7 +52,7 @@ class Lines:
         for step in sorted(rows):
             if step > 0 and step not in self._steps:
                 self._steps.add(step)
-                yield _line(rows, step)
+                yield _line(rows, step, total)
             if _was_evaluated(rows[step]) and step not in self._evaluated:
                 self._evaluated.add(step)
                 yield held_out_words(rows[step])
@@ -60,19 +61,19 @@ class Lines:
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
     rows = read_metrics(folder) if has_metrics(folder) else ()
-    step, share = (int(rows["step"].iloc[-1]), rows["progress"].iloc[-1]) if len(rows) else (0, 0.0)
-    of = f" of {round(step / share)}" if share else ""
+    step, total = (int(rows["step"].iloc[-1]), steps_asked_for(folder, rows)) if len(rows) else (0, 0)
+    of, done = f" of {total}" if total else "", 0 < total <= step
     going = is_locked(folder)
-    if going is None and not _by_a_recipe(folder) and share < 1:
+    if going is None and not _by_a_recipe(folder) and not done:
         going = (folder / CONTROL).is_dir() and is_going(folder)  # train() makes this folder, and removes it
         going = going or (not len(rows) and is_going(folder))
     if going:
-        if share >= 1:
+        if done:
             return f"Trained for {step} steps; it is being evaluated.", False
         return f"It goes on, after step {step}{of}." if step else "It has not done its first step yet.", False
-    if (folder / "results.json").is_file() and share >= 1:
+    if (folder / "results.json").is_file() and done:
         return f"Done after {step} steps: {_came_to(folder)}", True
-    what = f"Stopped after step {step}{of}." if share < 1 else f"Done after {step} steps."
+    what = f"Done after {step} steps." if done else f"Stopped after step {step}{of}."
     if going is False and _by_a_recipe(folder):
         what = f"Killed after step {step}{of}, or trained by another machine."
     goes_on = f" To go on: grpo-kit train --resume {folder}" if _by_a_recipe(folder) else ""
@@ -109,9 +110,8 @@ def _was_evaluated(row: Mapping[str, Any]) -> bool:
     return held_out_words(row) is not None
 
 
-def _line(rows: Mapping[int, Mapping[str, Any]], step: int) -> str:
-    row = rows[step]
-    total = round(step / row["progress"]) if row["progress"] else step
+def _line(rows: Mapping[int, Mapping[str, Any]], step: int, total: int) -> str:
+    row, total = rows[step], max(step, total)
     told = measures({step: {k: v for k, v in row.items() if not k.startswith("eval/")}})
     per_step = row["seconds"] / step
     left = f"{duration(per_step * (total - step))} left" if step < total else duration(row["seconds"])

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from recipe_file import written
 from safetensors.torch import load_file
 
@@ -55,5 +54,14 @@ def test_two_processes_train_the_weights_of_one(tmp_path):
     assert far({name: base[name] for name in tuned}, tuned) > 1e-3
     assert far(alone, tuned) < 1e-4
     assert train("--resume", "runs/words", cwd=tmp_path).count("The model is in runs/words/model") == 1
-    errors = train("my_recipe.py", "--run", "runs/words", cwd=tmp_path, code=1)
-    assert errors.count("holds a run already") == 1
+
+
+def test_a_red_flag_ends_all_of_them_and_the_first_one_says_it(tmp_path):
+    words = ["--profile", "smoke", "--steps", 20, "--on-flag", "stop", "--held-out-every", 0]
+    errors, folder = train(*words, cwd=tmp_path, code=1), tmp_path / "runs/largest"
+    assert (
+        errors.count("A red flag ended it. Stopped after step") == 1
+        and "Traceback" not in errors.split("E1")[0]
+    )
+    assert 0 < (step := read_metrics(folder)["step"].max()) < 20 and (folder / f"checkpoint-{step}").is_dir()
+    assert (folder / "README.md").is_file() and not (folder / "control").exists(), "its hooks have ended"
