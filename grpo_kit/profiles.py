@@ -315,7 +315,10 @@ class Profile:
             "optimizer": self.optimizer if full else None,
             "autocast": "bfloat16" if has_bf16() else "none",
         }
-        return Config(**(values | overrides))
+        config = Config(**values)
+        for name, value in overrides.items():
+            setattr(config, name, value)  # which refuses by name what is no field, and what cannot be
+        return config
 
     @property
     def _is_the_presets_task(self) -> bool:

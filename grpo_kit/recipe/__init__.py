@@ -18,7 +18,7 @@ from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.standard import GRPOTrainer
-from grpo_kit.loop.grpo_config import FIELDS, Config
+from grpo_kit.loop.grpo_config import Config
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import Tuning
 from grpo_kit.profiles import UNITS, Profile, profile
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 Schedule = Callable[[float], float]
-_TRACKERS = {"tensorboard": "TensorBoard", "trackio": "Trackio", "wandb": "Wandb"}
 
 
 @dataclass(frozen=True)
@@ -89,18 +88,14 @@ class Recipe:
             value = getattr(self, name)
             if value is not None:
                 check_whole(name, value)
-        for name, value in self.config.items():
-            if name in UNITS or name not in FIELDS:
-                own = (
-                    "is the profile's or the recipe's: profile=kit.profile(...), or an argument of the recipe"
-                )
-                known = ", ".join(n for n in FIELDS if n not in UNITS)
-                why = own if name in UNITS else f"is no field of Config; config takes {known}"
-                raise ValueError(f"config has {name}={value!r}, which {why}")
+        for name in UNITS.keys() & self.config.keys():
+            raise ValueError(
+                f"config has {name}={self.config[name]!r}, which the profile has: profile=kit.profile(name, {name}=...)"
+            )
         in_a_file(self.schedule)
         self.make_config()  # says what is wrong with a number
         for name in self._report_to:
-            check_choice("report_to", name, tuple(_TRACKERS))
+            check_choice("report_to", name, trackers.TRACKERS)
 
     # ---- what it is -----------------------------------------------------------------------------------------------
 
@@ -205,7 +200,7 @@ class Recipe:
 
     def trackers(self) -> list[Hook]:
         """The trackers that report_to names, as hooks. Raises ValueError for one that is not installed."""
-        return [getattr(trackers, _TRACKERS[name])() for name in self._report_to]
+        return [trackers.by_name(name) for name in self._report_to]
 
     @property
     def _report_to(self) -> list[str]:
