@@ -20,6 +20,15 @@ def has_bf16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def own_device() -> torch.device:
+    """The current card; of several processes (torchrun, LOCAL_RANK) each takes its own. The CPU without a card."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def may_fail(device: torch.device) -> bool:
     """Could a fast part run on hardware where it was never tested? Its plain replacement is then used if it fails.
 

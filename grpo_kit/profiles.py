@@ -10,9 +10,8 @@ Longer than 300 lines because a third of it is that table: 20 numbers of four pr
 from __future__ import annotations
 
 import inspect
-import math
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
@@ -27,11 +26,8 @@ from grpo_kit.argument_checks import (
 )
 from grpo_kit.cuda import has_bf16
 from grpo_kit.optim.choose import OPTIMIZERS
-from grpo_kit.trackers.names import check_installed
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig
-
     from grpo_kit.loop.grpo_config import Config
     from grpo_kit.tasks import Task
 
@@ -42,11 +38,6 @@ _TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "interval_sched
 _RENAMED = {"events": "interval_scheduling"}  # in recipes that were saved with the old name
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")
-_CHECKPOINTING = (
-    "activation_checkpointing",
-    "gradient_checkpointing",
-)  # the second alone before transformers 5.23
-_LENGTH = "max_completion_length"  # trl's word for max_completion_tokens
 _TASKS_OWN = "the task's"  # how a table shows that the profile has no max_completion_tokens of its own
 
 UNITS = {
@@ -120,7 +111,7 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         ),
         "lora_dtype": ("float32", "bfloat16 is faster only where a CPU has instructions for it"),
         "optimizer": ("adamw", "8 bytes a parameter are 1 GiB here"),
-        "micro_batch": (32, "completions at a time under trl's own update; the kit's goes by free memory"),
+        "micro_batch": (32, "completions at a time in a padded update; the packed one goes by free memory"),
         "gradient_checkpointing": (False, "a step fits in memory; recomputing would cost time"),
         "held_out": (256, "gives a 95 % interval of at most 12 points"),
         "eval_batch": (
@@ -153,16 +144,19 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
         "beta": (0.0, "a reference model would take 1.8 GiB more"),
         "dtype": (
             "float32",
-            "the card has no bfloat16, and all of it fits; grpo_config(..., fp16=True) multiplies in float16, which is "
+            "the card has no bfloat16, and all of it fits; config(autocast='float16') multiplies in float16, which is "
             "faster there, with the loss scaled: its gradient was tested on a CPU only",
         ),
         "lora_dtype": (
             "float32",
-            "1.5B fits in float32; fp16=True as above",
+            "1.5B fits in float32; float16 as above",
         ),
         "optimizer": ("adamw", "7.4 GiB with weights and gradients of 0.5B: nothing has to be saved on"),
-        "micro_batch": (4, "completions at a time under trl's own update; the kit's goes by free memory"),
-        "gradient_checkpointing": (True, "under trl's own update; the kit's recomputes what memory asks for"),
+        "micro_batch": (4, "completions at a time in a padded update; the packed one goes by free memory"),
+        "gradient_checkpointing": (
+            True,
+            "in a padded update; the packed one recomputes what memory asks for",
+        ),
         "held_out": (256, "gives a 95 % interval of at most 12 points"),
         "eval_batch": (64, "as many sequences as one training step samples"),
         "save_steps": (
@@ -212,8 +206,11 @@ PROFILES: dict[str, dict[str, tuple[Any, str]]] = {
             "adamw-8bit-split",
             "8-bit moments and an exact float32 master: 11.5 GiB with weights and gradients, where AdamW takes 23",
         ),
-        "micro_batch": (8, "completions at a time under trl's own update; the kit's goes by free memory"),
-        "gradient_checkpointing": (True, "under trl's own update; the kit's recomputes what memory asks for"),
+        "micro_batch": (8, "completions at a time in a padded update; the packed one goes by free memory"),
+        "gradient_checkpointing": (
+            True,
+            "in a padded update; the packed one recomputes what memory asks for",
+        ),
         "held_out": (256, "gives a 95 % interval of at most 12 points"),
         "eval_batch": (64, "as many sequences as one training step samples"),
         "save_steps": (
@@ -296,7 +293,10 @@ class Profile:
         """The profile as a Config of the loop (grpo_kit.loop); overrides are its fields and win.
 
         tuning: picks the learning rate, and the optimizer of full fine-tuning. Products are in bfloat16 where the card
-        has it.
+        has it. Without max_completion_tokens the length is the task's, and so are the weights of the rewards. The other
+        fields are Config's own: loss "dapo", where every token of the batch counts alike, and epsilon_high 0.28, by
+        which rare tokens may rise further, which keeps entropy up (both DAPO, arXiv:2503.14476); a constant rate after
+        a warmup of 10 % of the steps, at least 2.
         Raises ValueError for an unknown tuning, field or value.
 
         >>> profile("smoke").config().prompts_per_step
@@ -315,98 +315,9 @@ class Profile:
             "optimizer": self.optimizer if full else None,
             "autocast": "bfloat16" if has_bf16() else "none",
         }
-        return Config(**(values | overrides))
-
-    def grpo_config(
-        self,
-        output_dir: str | os.PathLike,
-        *,
-        task: Task | None = None,
-        tuning: Literal["full", "lora", "qlora"] = "full",
-        **overrides: Any,
-    ) -> GRPOConfig:
-        """The profile as a trl.GRPOConfig; overrides are its fields and win.
-
-        output_dir: the run folder. task: what is trained on; its reward_weights and its max_completion_tokens are
-        taken. The profile's max_completion_tokens win over the task's, and an override of trl's length over both.
-        Without any of the three, the length is trl's own, until a trainer that is given the task takes the task's.
-        save_steps, eval_steps and num_train_epochs count where they are given: they set save_strategy, eval_strategy
-        and max_steps. One rollout buffer a step; a constant rate after a warmup of 10 % of the
-        steps, at least 2. `optimizer` is not in it: for full fine-tuning the trainer takes it as optimizer=.
-        loss_type "dapo": every token of the batch counts alike. epsilon_high 0.28: rare tokens may rise further,
-        which keeps entropy up. bf16 autocast where the card has it, else no autocast; on a CPU only where overrides
-        say bf16=True. Defaults of trl's that Unsloth changed are trl's again.
-        Under several processes (WORLD_SIZE) a step has as many completions as under one, and each makes its share.
-        Source of both: DAPO, arXiv:2503.14476.
-        Raises ValueError for an unknown tuning or field, and a step that so many processes cannot share evenly.
-
-        >>> profile("smoke").grpo_config("runs/x").gradient_accumulation_steps
-        1
-        """
-        from trl import GRPOConfig
-
-        from grpo_kit.unsloth import changed_defaults
-
-        check_choice("tuning", tuning, ("full", "lora", "qlora"))
-        known = {f.name for f in fields(GRPOConfig)}
-        if unknown := sorted(set(overrides) - known):
-            raise ValueError(f"{', '.join(unknown)}: no field of trl.GRPOConfig; check the spelling")
-        check_installed(overrides.get("report_to"))
-        weights = getattr(task, "reward_weights", None)  # episodes have one reward: their return
-        length = self.max_completion_tokens or getattr(task, "max_completion_tokens", None)
-        overrides = {
-            **({"reward_weights": list(weights)} if weights else {}),
-            **({_LENGTH: length} if length else {}),
-            **overrides,
-        }
-        for steps, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
-            if overrides.get(steps):
-                overrides.setdefault(strategy, "steps")
-        if "num_train_epochs" in overrides:
-            overrides.setdefault("max_steps", -1)
-        checkpointing = next(name for name in _CHECKPOINTING if name in known)
-        if "gradient_checkpointing" in overrides:  # where both are known the old name would lose
-            overrides[checkpointing] = overrides.pop("gradient_checkpointing")
-        cuda, full = torch.cuda.is_available(), tuning == "full"
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        total, rest = divmod(self.completions_per_step, processes)
-        if rest:
-            raise ValueError(
-                f"prompts_per_step={self.prompts_per_step} x group_size={self.group_size} completions cannot be shared "
-                f"evenly by {processes} processes; take another prompts_per_step"
-            )
-        micro_batch = max(n for n in range(1, min(self.micro_batch, total) + 1) if total % n == 0)
-        values = {
-            "output_dir": os.fspath(output_dir),
-            "max_steps": self.steps,
-            "per_device_train_batch_size": micro_batch,
-            "gradient_accumulation_steps": total // micro_batch,
-            "num_generations": self.group_size,
-            "learning_rate": self.learning_rate if full else self.lora_learning_rate,
-            "lr_scheduler_type": "constant_with_warmup",
-            "warmup_steps": max(2, math.ceil(self.steps / 10)),
-            "optim": "adamw_torch_fused",
-            "temperature": float(self.temperature),
-            "beta": float(self.beta),
-            "loss_type": "dapo",
-            "epsilon_high": 0.28,
-            checkpointing: self.gradient_checkpointing,
-            "bf16": has_bf16(),
-            "use_cpu": not cuda,
-            "dataloader_pin_memory": cuda,
-            "logging_steps": 1,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "save_strategy": "steps" if self.save_steps else "no",
-            "save_steps": self.save_steps or 500,
-            "save_total_limit": 1,
-            "seed": self.seed,
-        }
-        given = {**changed_defaults(GRPOConfig), **values, **overrides}
-        config = GRPOConfig(**given)
-        # trl's own defaults cannot be told from a wish.
-        config.bf16_on_cpu = bool(overrides.get("bf16"))
-        config.has_length = _LENGTH in overrides
+        config = Config(**values)
+        for name, value in overrides.items():
+            setattr(config, name, value)  # which refuses by name what is no field, and what cannot be
         return config
 
     @property

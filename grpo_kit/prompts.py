@@ -2,7 +2,7 @@
 
 Simplifications: text only (no images), one assistant turn to continue. Tasks render prompts to text, because TRL
 renders messages with `add_generation_prompt=True` only. That closes an assistant prefill and opens a second
-assistant turn behind it, without an error; the kit's trainer continues the prefill (`continue_messages`).
+assistant turn behind it, without an error.
 
 Longer than 300 lines because a chat template can spoil a prompt in ten ways, and each gets its own check and message.
 """
@@ -32,7 +32,7 @@ AFTER = ("\n", "\n\n", " ", "7", "x", "The", ">", ".")
 
 NO_TEMPLATE = (
     "tokenizer has no chat template, so nothing says how a question becomes a prompt; use an instruct model, or set "
-    "tokenizer.chat_template. A base model is trained on prompts that are text already: GRPOTrainer takes rows of "
+    "tokenizer.chat_template. A base model is trained on prompts that are text already: kit.from_trl takes rows of "
     "{'prompt': text, ...}"
 )
 

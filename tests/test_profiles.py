@@ -3,19 +3,17 @@
 import dataclasses
 import inspect
 import re
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
-from trl import GRPOConfig
 
-from grpo_kit import plan_memory, tasks
+from grpo_kit import GRPOTrainer, plan_memory, tasks
 from grpo_kit.models import load_policy
-from grpo_kit.models.renamed import is_asked
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.profiles import _TASKS, PROFILES, UNITS, Profile, profile
 from grpo_kit.rewards import ExactAnswer, SoftFormat
+from grpo_kit.schedules import linear
 from grpo_kit.tasks import from_rows
 
 
@@ -93,91 +91,69 @@ def test_environment_decides_for_auto_only(monkeypatch):
 
 @pytest.mark.parametrize("name", PROFILES)
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_config_says_what_the_profile_says(tmp_path, name, tuning):
+def test_config_says_what_the_profile_says(name, tuning):
     p = profile(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        args = p.grpo_config(tmp_path, tuning=tuning, reward_weights=[0.75, 0.25])
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == p.completions_per_step
-    assert args.generation_batch_size == p.completions_per_step  # one rollout buffer a step
-    assert args.per_device_train_batch_size <= p.micro_batch
-    assert args.num_generations == p.group_size and args.max_steps == p.steps
-    assert args.learning_rate == (p.learning_rate if tuning == "full" else p.lora_learning_rate)
-    assert args.warmup_steps == max(2, p.steps // 10 + (p.steps % 10 > 0))
-    assert (args.temperature, args.beta, args.seed) == (p.temperature, p.beta, p.seed)
-    assert args.gradient_checkpointing == p.gradient_checkpointing
-    assert args.reward_weights == [0.75, 0.25] and args.output_dir == str(tmp_path)
-    assert args.bf16 == torch.cuda.is_available() and args.use_cpu != torch.cuda.is_available()
-    assert args.report_to == [] and args.logging_steps == 1 and args.disable_tqdm
-    assert (args.save_strategy.value == "no") == (p.save_steps == 0)
-    assert (args.loss_type, args.epsilon_high, args.lr_scheduler_type.value) == (
-        "dapo",
-        0.28,
-        "constant_with_warmup",
+    config, full = p.config(tuning=tuning), tuning == "full"
+    same = (
+        "steps",
+        "prompts_per_step",
+        "group_size",
+        "temperature",
+        "beta",
+        "seed",
+        "micro_batch",
+        "save_steps",
     )
+    assert [getattr(config, field) for field in same] == [getattr(p, field) for field in same]
+    assert config.gradient_checkpointing == p.gradient_checkpointing
+    assert config.learning_rate == (p.learning_rate if full else p.lora_learning_rate)
+    assert config.optimizer == (p.optimizer if full else None), "adapters take what their weights need"
+    assert config.warmup_steps == max(2, p.steps // 10 + (p.steps % 10 > 0))
+    assert config.autocast == ("bfloat16" if torch.cuda.is_available() else "none")
+    assert (config.loss, config.epsilon_high) == ("dapo", 0.28)
+    assert config.max_completion_tokens is config.reward_weights is None, "the task's"
+
+
+def _own(**options):
+    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(9)]
+    return from_rows("own", rows, max_completion_tokens=40, **options)
+
+
+def _trainer(tmp_path, config, task):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    return GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None)
 
 
 def test_the_task_decides_weights_and_length(tmp_path):
-    own = from_rows(
-        "own", [{"question": f"{i}?", "answer": str(i)} for i in range(9)], reward=[ExactAnswer(), SoftFormat()],
-        reward_weights=[0.75, 0.25], max_completion_tokens=40,
-    )  # fmt: skip
-    args = profile("cpu").grpo_config(tmp_path, task=own)
-    assert (args.max_completion_length, args.reward_weights) == (40, [0.75, 0.25])
-    assert profile("cpu").grpo_config(tmp_path, task=own, reward_weights=[0.5, 0.5]).reward_weights == [
-        0.5,
-        0.5,
-    ]
+    own = _own(reward=[ExactAnswer(), SoftFormat()], reward_weights=[0.75, 0.25])
+    trainer = _trainer(tmp_path, profile("cpu").config(), own)
+    assert (trainer.config.max_completion_tokens, trainer.reward_weights) == (40, [0.75, 0.25])
+    trainer = _trainer(tmp_path, profile("cpu").config(reward_weights=[0.5, 0.5]), own)
+    assert trainer.reward_weights == [0.5, 0.5]
     for name, tokens in {"smoke": 8, "cpu": 12, "t4": 128, "gpu24": 256}.items():
         cfg = profile(name, held_out=4)
         assert cfg.max_completion_tokens is None and cfg.make_task().max_completion_tokens == tokens
-        assert cfg.grpo_config(tmp_path, task=cfg.make_task()).max_completion_length == tokens
-        assert cfg.grpo_config(tmp_path, task=own).max_completion_length == 40
 
 
 def test_a_run_may_have_a_length_of_its_own(tmp_path):
-    """An override of the configuration wins over the profile's, which wins over the task's."""
-    own = from_rows(
-        "own", [{"question": f"{i}?", "answer": str(i)} for i in range(9)], reward=ExactAnswer(),
-        max_completion_tokens=40,
-    )  # fmt: skip
+    """A field of config() wins over the profile's, which wins over the task's."""
+    own = _own(reward=ExactAnswer())
     short = profile("cpu", max_completion_tokens=8, held_out=4)
     assert short.make_task().max_completion_tokens == 8
-    assert short.grpo_config(tmp_path, task=own).max_completion_length == 8
-    assert short.grpo_config(tmp_path).max_completion_length == 8
-    assert short.grpo_config(tmp_path, task=own, max_completion_length=9).max_completion_length == 9
-    assert profile("cpu").grpo_config(tmp_path, task=own, max_completion_length=9).max_completion_length == 9
-    plain = profile("cpu").grpo_config(
-        tmp_path
-    )  # nobody named a length: trl's own, and a trainer takes the task's
-    assert (
-        plain.max_completion_length
-        == GRPOConfig(str(tmp_path), use_cpu=True, bf16=False).max_completion_length
-    )
-    assert not plain.has_length
+    assert _trainer(tmp_path, short.config(), own).config.max_completion_tokens == 8
+    assert short.config(max_completion_tokens=9).max_completion_tokens == 9
 
 
-def test_steps_that_are_given_count(tmp_path):
-    cfg = profile("cpu")  # saves nothing and evaluates nothing by itself
-    assert cfg.grpo_config(tmp_path, save_steps=5).save_strategy.value == "steps"
-    assert cfg.grpo_config(tmp_path, eval_steps=5).eval_strategy.value == "steps"
-    assert cfg.grpo_config(tmp_path, save_steps=5, save_strategy="no").save_strategy.value == "no"
-    assert cfg.grpo_config(tmp_path, num_train_epochs=2).max_steps == -1
-    assert cfg.grpo_config(tmp_path, num_train_epochs=2, max_steps=3).max_steps == 3
-
-
-def test_config_overrides_win_and_sizes_always_divide(tmp_path):
-    p = profile("smoke", prompts_per_step=3, group_size=5, micro_batch=7)
-    args = p.grpo_config(tmp_path, beta=0.1, gradient_checkpointing=True)
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (5, 3)
-    assert args.beta == 0.1 and args.gradient_checkpointing and is_asked(args)
+def test_fields_of_config_win():
+    config = profile("smoke").config(beta=0.1, steps=7, iterations=2, temperature=linear(1.2, 0.8))
+    assert (config.beta, config.steps, config.iterations, config.temperature) == (0.1, 7, 2, linear(1.2, 0.8))
 
 
 @pytest.mark.parametrize("bf16", [True, False])
-def test_a_card_computes_in_bfloat16_only_where_it_has_it(monkeypatch, tmp_path, bf16):
+def test_a_card_computes_in_bfloat16_only_where_it_has_it(monkeypatch, bf16):
     monkeypatch.setattr("grpo_kit.profiles.has_bf16", lambda: bf16)
-    args = profile("t4").grpo_config(tmp_path, use_cpu=True)
-    assert args.bf16 == bf16 and not args.fp16
+    assert profile("t4").config().autocast == ("bfloat16" if bf16 else "none")
+    assert profile("t4").config(autocast="float16").autocast == "float16"
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -229,11 +205,11 @@ def test_refusals_name_field_and_value(change, message):
         profile("cpu", **change)
 
 
-def test_config_refusals(tmp_path):
+def test_config_refusals():
     with pytest.raises(ValueError, match="tuning='half' is not known"):
-        profile("smoke").grpo_config(tmp_path, tuning="half")
-    with pytest.raises(ValueError, match="learning_rte: no field of trl.GRPOConfig"):
-        profile("smoke").grpo_config(tmp_path, learning_rte=1e-3)
+        profile("smoke").config(tuning="half")
+    with pytest.raises(ValueError, match="learning_rte=0.001: Config has no such field; it has steps, "):
+        profile("smoke").config(learning_rte=1e-3)
 
 
 @pytest.mark.parametrize("preset", PROFILES)
@@ -281,7 +257,7 @@ def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
     assert _tokens(profile("gpu24", task_options={"numbers": (2, 2), "think": True})) == 128
 
 
-def test_the_length_is_the_tasks_until_it_is_set(tmp_path):
+def test_the_length_is_the_tasks_until_it_is_set():
     card = profile("gpu24")
     assert _tokens(profile("gpu24", task_options={"think": False})) == 24
     assert _tokens(dataclasses.replace(card, task_options={"think": False})) == 24
@@ -289,8 +265,6 @@ def test_the_length_is_the_tasks_until_it_is_set(tmp_path):
     assert _tokens(other) == 12
     assert _tokens(dataclasses.replace(other, task="countdown", steps=3)) == 24
     assert _tokens(dataclasses.replace(profile("smoke"), steps=3)) == 8
-    arithmetic = profile("cpu", task="arithmetic")
-    assert arithmetic.grpo_config(tmp_path, task=tasks.countdown(n_train=8)).max_completion_length == 24
 
     mine = dataclasses.replace(card, max_completion_tokens=100)
     assert _tokens(mine) == _tokens(dataclasses.replace(mine, task_options={"think": False})) == 100

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # Command-line names of a profile's numbers, where they differ.
 _OWN = {
     "model": "--model", "task": "--task", "steps": "--steps", "seed": "--seed", "temperature": "--temperature",
-    "learning_rate": "--learning-rate", "lora_learning_rate": "--learning-rate", "max_steps": "--steps",
-    "report_to": "--report-to", "optimizer": "--optimizer", "save_steps": "--save-every",
+    "learning_rate": "--learning-rate", "lora_learning_rate": "--learning-rate", "report_to": "--report-to",
+    "optimizer": "--optimizer", "save_steps": "--save-every",
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE",
-        help="any other number of the profile or field of trl's GRPOConfig, such as group_size=16 or beta=0.04",
+        help="any other number of the profile or field of kit.Config, such as group_size=16 or iterations=2",
     )  # fmt: skip
 
 
@@ -114,13 +114,9 @@ def with_numbers(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
 
     Raises ValueError for an unknown field, and for a field with its own option.
     """
-    from dataclasses import fields
-
-    from trl import GRPOConfig
-
+    from grpo_kit.loop.grpo_config import FIELDS
     from grpo_kit.profiles import UNITS
 
-    config_fields = {field.name for field in fields(GRPOConfig)}
     numbers, config = {}, dict(recipe.config)
     for text in arguments.set:
         name, there, value = text.partition("=")
@@ -128,10 +124,10 @@ def with_numbers(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
             raise ValueError(f"--set {text}: write it as NAME=VALUE, such as group_size=16")
         if name in _OWN:
             raise ValueError(f"--set {text}: use {_OWN[name]}")
-        if name not in UNITS and name not in config_fields:
+        if name not in UNITS and name not in FIELDS:
             raise ValueError(
                 f"--set {text}: {name} is no number of a profile ({', '.join(n for n in UNITS if n not in _OWN)}) and "
-                "no field of trl's GRPOConfig"
+                f"no other field of kit.Config ({', '.join(n for n in FIELDS if n not in UNITS)})"
             )
         (numbers if name in UNITS else config)[name] = _value(value)
     if (every := getattr(arguments, "save_every", None)) is not None:

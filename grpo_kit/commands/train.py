@@ -7,7 +7,7 @@ examples:
   grpo-kit train my_recipe.py                     a file with recipe = kit.Recipe(...), or with task = ...
   grpo-kit train runs/mine --seed 2               that run's recipe, with another seed
   grpo-kit train --resume runs/mine               go on where it was stopped or killed
-  accelerate launch --multi_gpu --num_processes 2 -m grpo_kit train my_recipe.py --run runs/mine
+  torchrun --nproc_per_node 2 -m -- grpo_kit train my_recipe.py --run runs/mine
 
 Ctrl-C ends the step, saves and says how to go on (exit code 130). While it trains, `grpo-kit watch runs/mine` follows
 it from another terminal. No run is overwritten.
@@ -23,7 +23,7 @@ from grpo_kit.commands.errors import in_a_line, tell
 from grpo_kit.commands.recipes import add_recipe, add_training, changes, recipe_of, with_numbers
 
 # Options that may differ for a resumed run.
-_CAN_CHANGE = ("steps", "temperature", "learning_rate", "save_every")
+_CAN_CHANGE = ("steps", "temperature", "learning_rate", "save_every", "on_flag")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: the next free runs/<task>")
     parser.add_argument(
         "--resume", metavar="FOLDER",
-        help="go on with this run, by what it remembers of its recipe; --steps, --temperature, --learning-rate and "
-        "--save-every may be others",
+        help="go on with this run, by what it remembers of its recipe; --steps, --temperature, --learning-rate, "
+        "--save-every and --on-flag may be others",
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; 0, or 1 for a failed run, or 130 for a stopped one."""
     from grpo_kit.episodes.environment import EpisodeError
-    from grpo_kit.recipe.run_recipe import StoppedByFlag
+    from grpo_kit.hooks.watch_run import StoppedByFlag
     from grpo_kit.record.files import next_run_folder
     from grpo_kit.rewards import RewardError
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         outcome = recipe.run(folder, resume=resumed)
     except StoppedByFlag as error:
-        tell(f"{error} {how_to_go_on(folder)}")
+        tell(f"\nA red flag ended it. {_where(error)} {how_to_go_on(folder)}")
         return 1
     except KeyboardInterrupt as error:
         tell(f"\n{_where(error)} {how_to_go_on(folder)}")
@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         tell(f"grpo-kit train: {in_a_line(error)} {how_to_go_on(folder)}")
         return 1
     if several:
-        from accelerate import PartialState
+        from torch.distributed import destroy_process_group
 
-        PartialState().destroy_process_group()
+        destroy_process_group()
     if outcome.before is not None:
         print(
             f"\nThe model is in {outcome.model}. Try it: grpo-kit chat {outcome.folder}   Ship it: grpo-kit export "

@@ -76,18 +76,17 @@ def trained_in(where: str, *, task: str | None = None, profile: str | None = Non
 
 
 def _model_in(folder: Path) -> tuple[Path, str]:
-    from grpo_kit.loop.digests import STATE
-    from grpo_kit.training.checkpoints import last_whole_checkpoint, steps_in
+    from grpo_kit.loop.checkpoint import newest_whole
 
     for name in ("model", "adapter"):
         if (folder / name).is_dir():
             return folder / name, "the trained model"
-    checkpoint = last_whole_checkpoint(folder)
+    checkpoint = newest_whole(folder)
     saved = max((p.stat().st_mtime for p in folder.glob("*.safetensors")), default=0.0)
-    if saved > (0.0 if checkpoint is None else (checkpoint / STATE).stat().st_mtime):
+    if saved > (0.0 if checkpoint is None else checkpoint.stat().st_mtime):
         return folder, "the trained model"  # trainer.save_model(run folder), after the last checkpoint
     if checkpoint is None:
         raise ValueError(
             f"{folder} has neither a model nor a checkpoint yet; `grpo-kit watch {folder}` says how far it is"
         )
-    return checkpoint, f"half trained: the checkpoint of step {steps_in(checkpoint)}"
+    return checkpoint, f"half trained: the checkpoint of step {checkpoint.name.rpartition('-')[2]}"

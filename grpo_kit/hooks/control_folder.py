@@ -11,7 +11,6 @@ from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.control import ACTIONS, CONTROL, take_requests
 
 _LOOK = 0.1  # seconds between two looks while paused
-_NAMES = {"max_steps": "steps"}  # what a change may be called in place of the config's field
 
 
 class ControlFolder(Hook):
@@ -66,8 +65,8 @@ class ControlFolder(Hook):
                 raise ValueError(
                     f"request {request!r} is not known; write {{'change': {{'learning_rate': 1e-5}}}}"
                 )
-            values = {_NAMES.get(name, name): value for name, value in request["change"].items()}
-            trainer.change(**{name: from_json(name, value, None) for name, value in values.items()})
+            values = request["change"].items()
+            trainer.change(**{name: from_json(name, value, None) for name, value in values})
         except ValueError as error:
             trainer.log.write(trainer.step, {"refused": {"change": request["change"], "why": str(error)}})
             print(f"Refused: {error}", flush=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import read_metrics, run_settings
 from grpo_kit.watch.flags import Flag
@@ -16,11 +17,15 @@ from grpo_kit.watch.monitor import Monitor, OnFlag
 from grpo_kit.watch.run_card import model_card
 
 
+class StoppedByFlag(Stopped):
+    """A red flag ended the run, where on_flag="stop"."""
+
+
 class WatchRun(Hook):
     """Shows each step and raises red flags.
 
     live: True draws in a notebook and prints a line elsewhere, False prints lines, None shows flags alone.
-    on_flag: "warn" shows a flag, "stop" also ends the run after the step, f(flag) is called.
+    on_flag: "warn" shows a flag, "stop" also ends the run after the step (StoppedByFlag), f(flag) is called.
     Measures of a step's completions (diversity/..., script/..., scale/...) are added to its row.
     """
 
@@ -37,7 +42,8 @@ class WatchRun(Hook):
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Measure, show, and raise flags."""
-        table = pd.DataFrame({"step": [trainer.step] * len(batch), **trainer.completions})
+        table = pd.DataFrame(trainer.completions)  # of all processes, which batch is not
+        table.insert(0, "step", trainer.step)
         measured = self._monitor.measure(table)
         trainer.log.write(trainer.step, measured)
         row |= {"step": trainer.step} | measured
@@ -48,8 +54,7 @@ class WatchRun(Hook):
         for flag in (flags := self._monitor.step(row)):
             self._show(flag)
         if flags and self._monitor.on_flag == "stop":
-            print(f"Red flag: {flags[0].name}; the run stops.", flush=True)
-            raise KeyboardInterrupt
+            raise StoppedByFlag(f"red flag: {flags[0].name}", trainer.step)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """The last picture, and the model card: README.md in the run's folder."""

@@ -98,6 +98,14 @@ def last_whole(folder: Path) -> Path:
     )
 
 
+def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
+    """The newest checkpoint whose files are as they were written; None where there is none.
+
+    digests: False compares the sizes of its files alone, which takes no time.
+    """
+    return next((p for p in reversed(checkpoints(folder)) if what_is_wrong(p, digests=digests) is None), None)
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """run_state.json of a checkpoint that is whole."""
     return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))

@@ -138,7 +138,8 @@ class GRPOTrainer:
                         self.one_step()
             except KeyboardInterrupt as stop:
                 error = stop
-                raise Stopped(self._save_where_it_stopped("interrupted"), self.step) from None
+                kind, why = (type(stop), str(stop)) if isinstance(stop, Stopped) else (Stopped, "interrupted")
+                raise kind(self._save_where_it_stopped(why), self.step) from None
             except Exception as failure:
                 error = failure
                 if not self._half_done and self.processes.count == 1:
@@ -147,7 +148,9 @@ class GRPOTrainer:
             finally:
                 self.guard.begin_finish_first()
                 self.model.eval()
-                if error is None or self.processes.count == 1:
+                if (
+                    isinstance(error, KeyboardInterrupt | None) or self.processes.count == 1
+                ):  # a stop is one of all
                     self._call_hooks("end", error)
                     self.processes.take_mains(self.trained.values())
                 if self.log is not None:

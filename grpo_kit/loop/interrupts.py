@@ -16,7 +16,7 @@ class Stopped(KeyboardInterrupt):
     ends "Run all", shown as one line; a script ends. step: whole steps done.
     """
 
-    def __init__(self, message: str, step: int) -> None:
+    def __init__(self, message: str, step: int = 0) -> None:  # a pickled one is made without it
         super().__init__(message)
         self.step = step
 

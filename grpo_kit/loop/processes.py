@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,7 +26,11 @@ class Processes:
     def __init__(self, prompts: int, device: torch.device) -> None:
         self.rank, self.count, self._device = 0, 1, device
         if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            kind, wait = (
+                "nccl" if device.type == "cuda" else "gloo",
+                timedelta(days=1),
+            )  # the others wait for an evaluation
+            dist.init_process_group(kind, timeout=wait)
         if dist.is_available() and dist.is_initialized():
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
         if prompts % self.count:

@@ -1,7 +1,7 @@
-"""A recipe: everything of a run named once, for the notebook, the command line, a script and a cluster.
+"""A recipe: everything of a run named once, for the notebook, the command line and several processes.
 
 sources.py reads the Python file that a recipe or a task stands in, remembered.py keeps a recipe in its run folder,
-run_recipe.py does the whole run, script.py writes it down as a plain script.
+run_recipe.py does the whole run.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit import trackers
 from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.hooks.standard import GRPOTrainer
+from grpo_kit.loop.grpo_config import Config
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import Tuning
-from grpo_kit.profiles import Profile, profile
+from grpo_kit.profiles import UNITS, Profile, profile
 from grpo_kit.recipe import remembered
 from grpo_kit.recipe.run_recipe import Outcome, run
-from grpo_kit.recipe.script import write_script
 from grpo_kit.recipe.sources import Source, as_task, check_not_reading, home_of
 from grpo_kit.record.control import in_a_file
-from grpo_kit.record.files import RunFolderError, holds_run, next_run_folder
 from grpo_kit.schedules import schedule_from
 from grpo_kit.tasks.same_task import task_digest
-from grpo_kit.training.episode_trainer import EpisodeTrainer
-from grpo_kit.training.trainer import GRPOTrainer
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig
-
+    from grpo_kit.loop.hooks import Hook
     from grpo_kit.tasks import Task
 
 Schedule = Callable[[float], float]
@@ -48,8 +46,8 @@ class Recipe:
     is made. model, steps, learning_rate (of whatever is tuned), seed: None means the profile's.
     tuning, lora: as load_policy takes them. temperature: a number, or a schedule of the kit's.
     held_out_every: steps between two looks at `held_out_rows` held-out rows while it trains; None: none.
-    optimizer, keep, on_flag: as GRPOTrainer takes them. report_to: a tracker's name, or several.
-    config: other fields of GRPOConfig. options: others of GRPOTrainer's, such as {"rollout": "vllm"}.
+    optimizer: as Config takes it. keep, on_flag: as GRPOTrainer takes them. report_to: a tracker's name, or several.
+    config: the fields of Config that a profile does not have, such as {"iterations": 2}.
     cfg: the profile with all of this in it.
     Raises ValueError naming what does not fit.
 
@@ -73,7 +71,6 @@ class Recipe:
     on_flag: str = "warn"
     report_to: str | Sequence[str] = "none"
     config: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     source: Source | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,24 +88,14 @@ class Recipe:
             value = getattr(self, name)
             if value is not None:
                 check_whole(name, value)
-        if taken := sorted(
-            {"seed", "max_steps", "learning_rate", "temperature", "report_to"} & {*self.config}
-        ):
-            raise ValueError(f"config has {', '.join(taken)}, which the recipe has a name of its own for")
-        if taken := sorted({"temperature", "optimizer", "keep", "on_flag", "held_out"} & {*self.options}):
-            raise ValueError(f"options has {', '.join(taken)}, which the recipe has a name of its own for")
-        self._check_engine()
+        for name in UNITS.keys() & self.config.keys():
+            raise ValueError(
+                f"config has {name}={self.config[name]!r}, which the profile has: profile=kit.profile(name, {name}=...)"
+            )
         in_a_file(self.schedule)
-        self.cfg  # noqa: B018  says what is wrong with a number
-
-    def _check_engine(self) -> None:
-        """Before a model is loaded; what needs no look loads no trainer."""
-        asked = {name: bool(self.config.get(name)) for name in ("use_vllm", "torch_compile")}
-        rollout = self.options.get("rollout")
-        if any(asked.values()) or rollout == "vllm":
-            from grpo_kit.training.checks import check_engine
-
-            check_engine(rollout, **asked, pack=self.options.get("pack", True))
+        self.make_config()  # says what is wrong with a number
+        for name in self._report_to:
+            check_choice("report_to", name, trackers.TRACKERS)
 
     # ---- what it is -----------------------------------------------------------------------------------------------
 
@@ -204,10 +191,21 @@ class Recipe:
 
     # ---- what it does ---------------------------------------------------------------------------------------------
 
-    def grpo_config(self, folder: str | os.PathLike) -> GRPOConfig:
-        """What the trainer is told; under several processes each takes its share of a step's completions."""
-        made = {"report_to": self.report_to, **self.config}
-        return self.cfg.grpo_config(folder, task=self.make_task(), tuning=self.tuning, **made)
+    def make_config(self) -> Config:
+        """The numbers of the run, for a trainer; a new Config each time."""
+        own = {"temperature": self.schedule or self.cfg.temperature} | dict(self.config)
+        if self.optimizer is not None:
+            own["optimizer"] = self.optimizer
+        return self.cfg.config(tuning=self.tuning, **own)
+
+    def trackers(self) -> list[Hook]:
+        """The trackers that report_to names, as hooks. Raises ValueError for one that is not installed."""
+        return [trackers.by_name(name) for name in self._report_to]
+
+    @property
+    def _report_to(self) -> list[str]:
+        names = [self.report_to] if isinstance(self.report_to, str) else self.report_to
+        return [name for name in names if name != "none"]
 
     def policy(self, *, quiet: bool = False) -> tuple[Any, Any]:
         """The model to train, and its tokenizer."""
@@ -217,72 +215,48 @@ class Recipe:
         )
 
     def trainer(
-        self, folder: str | os.PathLike, *, policy: tuple[Any, Any] | None = None, live: bool | None = True
+        self,
+        folder: str | os.PathLike,
+        *,
+        policy: tuple[Any, Any] | None = None,
+        live: bool | None = True,
+        sample: Any = None,
+        update: Any = None,
     ) -> GRPOTrainer:
-        """The trainer of this run: an EpisodeTrainer where the task has several turns.
+        """The trainer of this run.
 
-        policy: model and tokenizer, as policy() gives them; None loads them. live: see GRPOTrainer.
+        policy: model and tokenizer, as policy() gives them; None loads them. live, sample, update: see GRPOTrainer.
         """
-        args, task = self.grpo_config(folder), self.make_task()
+        config, task, telling = self.make_config(), self.make_task(), self.trackers()
         model, tokenizer = policy or self.policy(quiet=live is None)
         held_out = None
         if self.held_out_every is not None:
             rows = min(self.held_out_rows, len(task.held_out))
             held_out = HeldOut(task, rows=rows, every=self.held_out_every)
-        options = {
-            "temperature": self.schedule,
-            "optimizer": self.trains_with,
-            "keep": self.keep,
-            "on_flag": self.on_flag,
-            "held_out": held_out,
-            "live": live,
-            **self.options,
-        }
-        kind = EpisodeTrainer if isinstance(task, EpisodeTask) else GRPOTrainer
-        return kind(model, task, args, processing_class=tokenizer, **options)
-
-    @property
-    def trains_with(self) -> str | None:
-        """The optimizer's name: of full fine-tuning the profile's, unless the recipe has one."""
-        return self.optimizer or (self.cfg.optimizer if self.tuning == "full" else None)
+        return GRPOTrainer(
+            model, task, config, tokenizer=tokenizer, folder=folder, held_out=held_out, keep=self.keep, live=live,
+            on_flag=self.on_flag, sample=sample, update=update, hooks=telling,
+        )  # fmt: skip
 
     def run(
-        self, folder: str | os.PathLike | None = None, *, resume: bool = False, live: bool | None = True
+        self,
+        folder: str | os.PathLike | None = None,
+        *,
+        resume: bool = False,
+        live: bool | None = True,
+        sample: Any = None,
+        update: Any = None,
     ) -> Outcome:
         """The whole run, as notebook 05 has it: readiness, accuracy before, training, accuracy after, model and card.
 
         folder: None takes the next free one below runs/, named after the task. resume: go on with the run that is
-        there, from where it stopped: before, while or after it trained. live: see GRPOTrainer.
-        Under several processes (accelerate launch) all train, the first evaluates, writes and prints.
+        there, from where it stopped: before, while or after it trained. live, sample, update: see GRPOTrainer.
+        Under several processes (torchrun) all train, the first evaluates, writes and prints.
         Raises Stopped (a KeyboardInterrupt) after the stop button or Ctrl-C and after a red flag with on_flag="stop",
         RunFolderError for a folder that holds a run, or none to resume, and what GRPOTrainer raises.
         """
         check_not_reading()
-        return run(self, folder, resume=resume, live=live)
-
-    def save(self, folder: str | os.PathLike, *, script: str | None = None) -> None:
-        """Keep it in a new run's folder, for `grpo-kit evaluate`, `export`, `chat` and Recipe.of.
-
-        script: what trains there, if it is not run(). Raises RunFolderError for a folder that holds a run.
-        """
-        if holds_run(folder):
-            free = next_run_folder(Path(folder).parent, Path(folder).name)
-            raise RunFolderError(f"{folder} holds a run already; the next free name is {free}")
-        remembered.write(self, Path(folder), script)
-
-    def to_script(
-        self, path: str | os.PathLike, *, processes: int = 1, run: str | os.PathLike | None = None
-    ) -> list[Path]:
-        """Write this run as a plain Python script, and beside it what `accelerate launch` needs; returns their paths.
-
-        The script trains the same weights as run(). processes: that accelerate starts, one a card, or on a CPU as they
-        are. run: the run folder; None: runs/ and the script's name. A task of your own comes along as its file.
-        Raises ValueError, and writes nothing, where a file of that name is there, and for a task that no file makes.
-
-        >>> Recipe("largest").to_script("cluster/train.py", processes=4)  # doctest: +SKIP
-        [PosixPath('cluster/train.py'), PosixPath('cluster/train.yaml')]
-        """
-        return write_script(self, Path(path), processes=processes, run=run)
+        return run(self, folder, resume=resume, live=live, sample=sample, update=update)
 
     def __str__(self) -> str:
         made = vars(self).get("_made")  # asked for, a task may take long to make

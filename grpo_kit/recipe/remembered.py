@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.profiles import UNITS, Profile, profile
+from grpo_kit.loop.grpo_config import FIELDS
+from grpo_kit.profiles import UNITS, Profile
 from grpo_kit.recipe.sources import Source
 from grpo_kit.record.control import in_a_file
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
@@ -21,17 +23,15 @@ FILE, COPY = "recipe.json", "recipe.py"
 # What a recipe says besides its task and its numbers.
 PLAIN = (
     "tuning", "lora", "held_out_every", "held_out_rows", "optimizer", "keep", "on_flag", "report_to", "config",
-    "options",
 )  # fmt: skip
 
 
-def write(recipe: Any, folder: Path, script: str | None) -> None:
+def write(recipe: Any, folder: Path) -> None:
     """Keep a recipe in a run folder. Raises ValueError for a setting that no file can hold."""
     numbers = {name: getattr(recipe.cfg, name) for name in UNITS}
     task = recipe.make_task()
     source = recipe.home()
     data = {
-        "made_by": script,
         "task": {"name": task.name, "digest": task_digest(task)},
         "profile": recipe.cfg.name,
         "numbers": numbers,
@@ -46,7 +46,7 @@ def write(recipe: Any, folder: Path, script: str | None) -> None:
         text = json.dumps(data, indent=2)
     except TypeError as error:
         raise ValueError(
-            f"config or options of the recipe hold what no file can keep ({error}); use plain values"
+            f"config={dict(recipe.config)!r} holds what no file can keep ({error}); use plain values"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     if source is not None:
@@ -68,6 +68,7 @@ def read(folder: Path) -> dict[str, Any]:
             numbers["max_completion_tokens"] = None
     cfg = Profile(name=data["profile"], picked="as the run was begun", **numbers)
     given = {"profile": cfg, "temperature": data["temperature"], **{name: data[name] for name in PLAIN}}
+    given["config"] = _of_the_loop(folder, data)
     task = data["task"]
     if task.get("file"):
         copy = folder / COPY
@@ -100,10 +101,20 @@ def check_same(folder: Path, task: Any) -> None:
         )
 
 
-def overrides_of(cfg: Profile) -> dict[str, Any]:
-    """What profile(name, **overrides) has to be told to give these numbers."""
-    plain = profile(cfg.name)
-    return {name: getattr(cfg, name) for name in UNITS if getattr(cfg, name) != getattr(plain, name)}
+def _of_the_loop(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The config of the recipe; of an older run without what TRL's trainer alone took, which a warning names."""
+    config = data["config"]
+    if "options" not in data:
+        return config
+    kept = {name: value for name, value in config.items() if name in FIELDS and name not in UNITS}
+    if left := {name: value for name, value in (config | data["options"]).items() if name not in kept}:
+        warnings.warn(
+            f"{folder} was trained by TRL's trainer, with {left!r}, which the recipe is read without; give the fields "
+            "of kit.Config that do the same, or numbers of the profile",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return kept
 
 
 def _tuples(value: Any) -> Any:

@@ -6,35 +6,39 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from peft import PeftModel
 
+from grpo_kit.cuda import own_device
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.readiness import readiness
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.checkpoint import newest_whole
+from grpo_kit.loop.processes import Processes
 from grpo_kit.models import is_adapter, load_policy
 from grpo_kit.recipe import remembered
-from grpo_kit.record.files import KEPT, RunFolderError, holds_run, next_run_folder, read_metrics, write_whole
+from grpo_kit.record.files import (
+    KEPT,
+    REDONE,
+    RUN,
+    RunFolderError,
+    has_metrics,
+    holds_run,
+    next_run_folder,
+    read_metrics,
+    write_whole,
+)
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
 from grpo_kit.record.run_lock import alone
-from grpo_kit.training.checkpoints import last_whole_checkpoint
-from grpo_kit.training.checks import to_go_on
-from grpo_kit.training.disk import weight_bytes
-from grpo_kit.watch.held_out_words import HOW_TO_KEEP, better_before
 from grpo_kit.watch.run_card import model_card
 
 MODEL, BEFORE, AFTER, RESULTS = "model", "before.json", "after.json", "results.json"
 _LOOKED_AT = 32  # questions that readiness asks
-
-
-class StoppedByFlag(Stopped):
-    """A red flag ended the run, where on_flag="stop"."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,10 +73,9 @@ class Outcome:
 class _Run:
     """One process's part of a run."""
 
-    def __init__(self, recipe: Any, folder: Path, *, first: bool, live: bool | None) -> None:
-        self.recipe, self.folder, self.first, self.live = recipe, folder, first, live
-        self.task = recipe.make_task()
-        self.state = PartialState()
+    def __init__(self, recipe: Any, folder: Path, processes: Processes, live: bool | None) -> None:
+        self.recipe, self.folder, self.processes, self.live = recipe, folder, processes, live
+        self.first, self.task = processes.is_main, recipe.make_task()
 
     def say(self, text: str) -> None:
         if self.first and self.live is not None:
@@ -80,15 +83,15 @@ class _Run:
 
     def evaluated(self, name: str, model: Any, tokenizer: Any) -> Evaluation | None:
         """What the model scores; asked once, then read from the folder. The others wait for the first."""
-        made = None
-        if self.first:
-            path = self.folder / name
+        path = self.folder / name
+
+        def make() -> None:
             if not path.is_file():
                 size = self.recipe.cfg.eval_batch
                 evaluate(model, tokenizer, self.task, batch_size=size).save(path)
-            made = Evaluation.load(path)
-        self.state.wait_for_everyone()
-        return made
+
+        self.processes.from_main(make)
+        return Evaluation.load(path) if self.first else None
 
     def look(self, model: Any, tokenizer: Any) -> None:
         """Is there anything to learn from? As in the notebook it is told, and decides nothing."""
@@ -109,28 +112,23 @@ class _Run:
         )
         self.say(f"{'GO' if ready.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {ready.reason}")
 
-    def trainer(self, policy: tuple[Any, Any], *, resume: bool) -> Any:
-        """Made before anything is measured: what is wrong with its settings is said at once."""
-        with to_go_on() if resume else nullcontext():
-            return self.recipe.trainer(self.folder, policy=policy, live=self.live)
-
-    def train(self, trainer: Any, tokenizer: Any, *, resume: bool) -> None:
+    def train(self, trainer: Any, *, resume: bool) -> None:
         """Train to the end, and keep the model, whole or not at all."""
-        trainer.train(resume_from_checkpoint=resume or None)
-        if trainer.stopped_by is not None:
-            step = trainer.state.global_step
-            raise StoppedByFlag(f"Stopped after step {step} by a red flag, {trainer.stopped_by.name}.", step)
+        trainer.train(resume=resume)
         part = self.folder / f".{MODEL}"
-        trainer.save_model(str(part))
-        if self.first:
-            tokenizer.save_pretrained(part)
+
+        def keep() -> None:
+            shutil.rmtree(part, ignore_errors=True)  # of a run that was killed here
+            trainer.save_model(part)
             self._set_aside()
             os.replace(part, self.folder / MODEL)
-        self.state.wait_for_everyone()
+
+        self.processes.from_main(keep)
 
     def room_for(self, model: Any) -> None:
         """Weights that could not be saved would be lost at the run's end; that is said before it."""
-        needed, free = weight_bytes(model), shutil.disk_usage(self.folder).free
+        adapters, free = isinstance(model, PeftModel), shutil.disk_usage(self.folder).free
+        needed = sum(p.nbytes for p in model.parameters() if p.requires_grad or not adapters)
         if needed > free:
             raise RunFolderError(
                 f"{self.folder}: {free / 1e9:.1f} GB are free on its disk, and the trained model needs "
@@ -172,31 +170,33 @@ class _Run:
         write_whole(self.folder / RESULTS, json.dumps(results, indent=2).encode())
 
 
-def run(recipe: Any, folder: str | os.PathLike | None, *, resume: bool, live: bool | None) -> Outcome:
+def run(
+    recipe: Any, folder: str | os.PathLike | None, *, resume: bool, live: bool | None, **seams: Any
+) -> Outcome:
     """See Recipe.run."""
-    recipe.grpo_config(folder or "runs")  # joins the other processes, if there are any
-    first = PartialState().is_main_process
-    task = recipe.make_task()
-    chosen = folder if folder is not None else next_run_folder("runs", task.name) if first else None
-    folder = Path(broadcast_object_list([chosen])[0]) if PartialState().num_processes > 1 else Path(chosen)
-    with _alone_in(folder, first=first):
-        one = _Run(recipe, folder, first=first, live=live)
-        begun = _begin(recipe, folder, task, resume=resume) if first else None
-        one.state.wait_for_everyone()
-        del begun
-        return _whole(one)
+    recipe.trackers()  # before anything is loaded: one may not be installed
+    processes, task = Processes(recipe.cfg.prompts_per_step, own_device()), recipe.make_task()
+    folder = processes.from_main(lambda: Path(folder or next_run_folder("runs", task.name)))
+    with ExitStack() as stack:
+        processes.from_main(lambda: stack.enter_context(_alone_in(folder)))
+        processes.from_main(lambda: _begin(recipe, folder, task, resume=resume))
+        return _whole(_Run(recipe, folder, processes, live), **seams)
 
 
-def _whole(one: _Run) -> Outcome:
+def _whole(one: _Run, **seams: Any) -> Outcome:
     recipe, folder = one.recipe, one.folder
-    checkpoint = last_whole_checkpoint(folder, digests=False)  # train() reads it all
-    trained = (folder / MODEL).is_dir() and _steps_done(folder) >= recipe.cfg.steps
-    one.say(f"{recipe}\n{'Going on with' if checkpoint or trained else 'Training into'} {folder}")
+    done = one.processes.from_main(lambda: _steps_done(folder))
+    trained = one.processes.from_main((folder / MODEL).is_dir) and done >= recipe.cfg.steps
+    one.say(f"{recipe}\n{'Going on with' if done else 'Training into'} {folder}")
     base = recipe.policy(quiet=not one.first or one.live is None)
-    trainer = None if trained else one.trainer(base, resume=checkpoint is not None)
+    trainer = (
+        None
+        if trained
+        else recipe.trainer(folder, policy=base, live=one.live if one.first else None, **seams)
+    )
     if not trained:
-        one.room_for(trainer.model)
-        if checkpoint is None:
+        one.processes.from_main(lambda: one.room_for(trainer.model))
+        if not done:
             one.look(*base)
     before = one.evaluated(BEFORE, *base)
     if before is not None:
@@ -204,16 +204,14 @@ def _whole(one: _Run) -> Outcome:
     if trained:
         model, tokenizer = base if (folder / AFTER).is_file() else _load(folder / MODEL)
     else:
-        one.train(trainer, base[1], resume=checkpoint is not None)
-        model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), base[1]
+        one.train(trainer, resume=done > 0)
+        model, tokenizer = trainer.model, base[1]
     after = one.evaluated(AFTER, model, tokenizer)
     if before is None or after is None:
         return Outcome(folder)
     one.tell(before, after)
     outcome = Outcome(folder, before, after)
     one.say(str(outcome.comparison))
-    if not (folder / KEPT).is_file() and (said := better_before(read_metrics(folder))):
-        one.say(f"{said} {HOW_TO_KEEP}")
     return outcome
 
 
@@ -226,12 +224,9 @@ def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
                 f"{next_run_folder(folder.parent, folder.name)}; or go on with it: run(folder, resume=True), "
                 f"grpo-kit train --resume {folder}"
             )
-        shutil.rmtree(folder / f".{MODEL}", ignore_errors=True)
-        remembered.write(recipe, folder, None)
+        remembered.write(recipe, folder)
         return
     kept = remembered.data_of(folder)
-    if kept["made_by"]:
-        raise RunFolderError(f"{folder} is trained by {kept['made_by']}; go on with that: --resume")
     remembered.check_same(folder, task)
     for name in ("tuning", "lora"):
         if (mine := getattr(recipe, name)) != kept[name]:
@@ -243,8 +238,13 @@ def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
             raise RunFolderError(
                 f"{name}={mine!r}, but {folder} was begun with {kept['numbers'][name]!r}, which a run cannot change"
             )
+    if has_metrics(folder) and not (folder / METRICS_LINES).exists():
+        raise RunFolderError(
+            f"{folder} was trained by TRL's trainer, whose checkpoints the kit's cannot go on from; begin a new run "
+            f"with its recipe: grpo-kit train {folder}"
+        )
     done = _steps_done(folder)
-    if holds_run(folder) and last_whole_checkpoint(folder, digests=False) is None:
+    if done and newest_whole(folder, digests=False) is None:
         if not (folder / MODEL).is_dir():
             raise RunFolderError(
                 f"{folder} has no checkpoint to go on from: it was killed before one was saved. Begin anew under "
@@ -255,7 +255,17 @@ def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
                 f"steps={recipe.cfg.steps}, but {folder} ended with step {done} and kept no checkpoint (save_steps) to "
                 f"go on from; begin a new run from its weights: model={str(folder / MODEL)!r}"
             )
-    remembered.write(recipe, folder, None)
+    if not done:
+        _begin_over(folder)
+    remembered.write(recipe, folder)
+
+
+def _begin_over(folder: Path) -> None:
+    """A run that was stopped inside its first step begins again; what it wrote is set aside."""
+    for name in (RUN, METRICS_LINES, COMPLETIONS_LINES, "flags.jsonl"):
+        if (folder / name).exists():
+            (folder / REDONE).mkdir(exist_ok=True)
+            os.replace(folder / name, next_run_folder(folder / REDONE, name))
 
 
 def _steps_done(folder: Path) -> int:
@@ -264,11 +274,8 @@ def _steps_done(folder: Path) -> int:
 
 
 @contextmanager
-def _alone_in(folder: Path, *, first: bool) -> Iterator[None]:
+def _alone_in(folder: Path) -> Iterator[None]:
     """The folder is this run's; one in which nothing happened goes, so that its name is free."""
-    if not first:
-        yield
-        return
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,7 +1,7 @@
 """Requests of a person to a running training, through its folder: from a widget, notebook, terminal or web page.
 
     runs/<name>/control/<any name>.json   one request a file: {"change": {"learning_rate": 1e-5}} or {"do": "pause"}
-                changes.jsonl             the outcome of each change, one line each
+                metrics.jsonl             the outcome of each change, in the line of its first step
 
 The trainer reads requests between two steps, in the order of their names, and deletes them.
 """
@@ -22,34 +22,47 @@ from grpo_kit.record.files import RunFolderError, holds_run, write_whole
 from grpo_kit.record.lines import METRICS_LINES, lines_of
 from grpo_kit.schedules import schedule_from
 
-CONTROL, CHANGES = "control", "changes.jsonl"
+CONTROL, CHANGES = "control", "changes.jsonl"  # the second in older runs
 ACTIONS = ("pause", "go on", "stop", "save")
 
 
-def _temperature(value: Any) -> bool:
-    if isinstance(value, str):
-        schedule_from(value)  # raises for an invalid schedule
-    return callable(value) or isinstance(value, str) or (is_number(value) and value > 0)
+def _or_schedule(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if isinstance(value, str):
+            schedule_from(value)  # raises for an invalid schedule
+        return callable(value) or isinstance(value, str) or fits(value)
+
+    return check
 
 
 def _weights(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(map(is_number, value))
 
 
-_AT_LEAST_0 = (lambda value: is_number(value) and value >= 0, "a number, at least 0")
-_ABOVE_0 = (lambda value: is_number(value) and value > 0, "a number above 0")
+def _above_0(value: Any) -> bool:
+    return is_number(value) and value > 0
+
+
+def _at_least_0(value: Any) -> bool:
+    return is_number(value) and value >= 0
+
+
+_NUMBER = (_at_least_0, "a number, at least 0")
 _COUNT = (lambda value: is_whole(value, 1), "a whole number of at least 1")
 CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "learning_rate": _ABOVE_0,
-    "temperature": (_temperature, "a number above 0, or a schedule"),
-    "max_steps": _COUNT,
-    "beta": _AT_LEAST_0,
-    "epsilon": _ABOVE_0,
-    "epsilon_high": _ABOVE_0,
-    "max_grad_norm": _AT_LEAST_0,
+    "steps": _COUNT,
+    "temperature": (_or_schedule(_above_0), "a number above 0, or a schedule"),
+    "epsilon": _NUMBER,
+    "epsilon_high": _NUMBER,
+    "beta": (_or_schedule(_at_least_0), "a number, at least 0, or a schedule"),
+    "entropy_bonus": _NUMBER,
+    "positive_weight": _NUMBER,
+    "negative_weight": _NUMBER,
     "reward_weights": (_weights, "a list of numbers, one a reward"),
-    "save_steps": _COUNT,
-    "eval_steps": _COUNT,
+    "learning_rate": (_or_schedule(_at_least_0), "a number, at least 0, or a schedule"),
+    "max_grad_norm": (_above_0, "a number above 0"),
+    "save_steps": (lambda value: is_whole(value, 0), "a whole number of at least 0"),
+    "save_total_limit": _COUNT,
 }
 """What may change while a run trains: name -> (is this value one, what it must be)."""
 
@@ -80,14 +93,14 @@ def in_a_file(value: Any) -> Any:
 class Control:
     """Sends requests to a running trainer, which handles them between two steps. Made by `control`.
 
-    changes.jsonl in the run's folder records both accepted and refused changes.
+    metrics.jsonl in the run's folder records both accepted and refused changes; see read_changes.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def change(self, **values: Any) -> None:
-        """New values from the next rollout buffer on: see GRPOTrainer.change.
+        """New values from the next step on: see GRPOTrainer.change.
 
         Raises ValueError for an unknown name, an invalid value, and a schedule that is not the kit's: a file
         can hold no other.
@@ -147,10 +160,10 @@ def take_requests(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def read_changes(folder: str | Path) -> list[dict[str, Any]]:
-    """The lines of changes.jsonl: {"step": the first step trained with it, "change": {name: value}, "was": {...}}.
+    """The changes of a run: {"step": the first step trained with it, "change": {name: value}, "was": {...}}.
 
-    A refused change has "refused" in place of "change", and "why". A line cut short is left out; one that
-    cannot be read gives a RuntimeWarning.
+    A refused change has "refused" in place of "change", and "why". A line cut short is left out; of an older run's
+    changes.jsonl one that cannot be read gives a RuntimeWarning.
     """
     if (Path(folder) / METRICS_LINES).exists():
         return list(_changes_in_lines(Path(folder) / METRICS_LINES))

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.files import has_metrics, read_metrics
+import pandas as pd
+
+from grpo_kit.record.control import read_changes
+from grpo_kit.record.files import has_metrics, read_metrics, run_settings
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.curves import changes_of
 from grpo_kit.watch.held_out_words import held_out_words
@@ -27,17 +30,18 @@ class Lines:
     def new(self) -> list[str]:
         """The lines, oldest first; [] while a file is being written."""
         try:
-            rows = {int(row["step"]): row for row in read_metrics(self._folder).to_dict("records")}
+            table = read_metrics(self._folder)
+            rows = {int(row["step"]): row for row in table.to_dict("records")}
             flags, changes = read_flags(self._folder), changes_of(self._folder)
         except (ValueError, OSError):
             return []
-        lines = [*self._of_steps(rows)]
+        lines = [*self._of_steps(rows, steps_asked_for(self._folder, table))]
         lines += [f"From step {step}: {text}" for step, text in changes[self._changes :]]
         lines += [f"Red flag: {flag}" for flag in flags[self._flags :]]
         self._flags, self._changes = len(flags), len(changes)
         return lines
 
-    def _of_steps(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    def _of_steps(self, rows: Mapping[int, Mapping[str, Any]], total: int) -> Iterator[str]:
         trained = [step for step in sorted(rows) if step > 0]
         if self._steps is not None:  # a resumed run's repeated steps are printed again
             self._steps &= set(rows)
@@ -48,26 +52,35 @@ class Lines:
         for step in sorted(rows):
             if step > 0 and step not in self._steps:
                 self._steps.add(step)
-                row = rows[step]
-                yield step_line(rows, step, round(step / row["progress"]) if row["progress"] else step)
+                yield step_line(rows, step, max(step, total))
             if _was_evaluated(rows[step]) and step not in self._evaluated:
                 self._evaluated.add(step)
                 yield held_out_words(rows[step])
 
 
+def steps_asked_for(folder: Path, rows: pd.DataFrame) -> int:
+    """How many steps a run is to have, with later changes of that. rows: its metrics, by which an older run says it."""
+    config = (run_settings(folder) or {}).get("config", {})
+    if "steps" not in config:
+        done = rows[rows["progress"] > 0].tail(1)
+        return sum(round(step / share) for step, share in zip(done["step"], done["progress"], strict=True))
+    changes = [change["change"] for change in read_changes(folder) if "change" in change]
+    return [config["steps"], *(change["steps"] for change in changes if "steps" in change)][-1]
+
+
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
     rows = read_metrics(folder) if has_metrics(folder) else ()
-    step, share = (int(rows["step"].iloc[-1]), rows["progress"].iloc[-1]) if len(rows) else (0, 0.0)
-    of = f" of {round(step / share)}" if share else ""
+    step, total = (int(rows["step"].iloc[-1]), steps_asked_for(folder, rows)) if len(rows) else (0, 0)
+    of, done = f" of {total}" if total else "", 0 < total <= step
     going = is_locked(folder)
     if going:
-        if share >= 1:
+        if done:
             return f"Trained for {step} steps; it is being evaluated.", False
         return f"It goes on, after step {step}{of}." if step else "It has not done its first step yet.", False
-    if (folder / "results.json").is_file() and share >= 1:
+    if (folder / "results.json").is_file() and done:
         return f"Done after {step} steps: {_came_to(folder)}", True
-    what = f"Stopped after step {step}{of}." if share < 1 else f"Done after {step} steps."
+    what = f"Done after {step} steps." if done else f"Stopped after step {step}{of}."
     if going is False:
         what = f"Killed after step {step}{of}, or trained by another machine."
     goes_on = f" To go on: grpo-kit train --resume {folder}" if _by_a_recipe(folder) else ""

@@ -1,6 +1,6 @@
 """A cell that makes a trainer of a tiny model, and what its run has written."""
 
-import csv
+from grpo_kit.record.files import has_metrics, read_metrics
 
 MAKE = """
 import grpo_kit as kit
@@ -8,8 +8,9 @@ cfg = kit.profile("smoke", steps={steps}, seed=1)
 folder = "../runs/{name}"
 task = cfg.make_task()
 model, tokenizer = kit.load_policy(cfg.model, quiet=True)
-args = cfg.grpo_config(folder, task=task, lr_scheduler_type="constant")
-trainer = kit.GRPOTrainer(model, task, args, processing_class=tokenizer, on_flag=lambda flag: None)
+trainer = kit.GRPOTrainer(
+    model, task, cfg.config(warmup=0), tokenizer=tokenizer, folder=folder, on_flag=lambda flag: None
+)
 """
 
 MAKE_EPISODES = """
@@ -18,15 +19,15 @@ cfg = kit.profile("smoke", steps={steps}, seed=1)
 folder = "../runs/{name}"
 task = kit.episodes.grid(16, 8)
 model, tokenizer = kit.load_policy(cfg.model, quiet=True)
-args = cfg.grpo_config(folder, task=task, lr_scheduler_type="constant")
-trainer = kit.EpisodeTrainer(model, task, args, processing_class=tokenizer, on_flag=lambda flag: None)
+trainer = kit.GRPOTrainer(
+    model, task, cfg.config(warmup=0), tokenizer=tokenizer, folder=folder, on_flag=lambda flag: None
+)
 """
 TRAINERS = {"completions": MAKE, "episodes": MAKE_EPISODES}
 
 
 def rows(folder):
-    path = folder / "metrics.csv"
-    return list(csv.DictReader(path.open())) if path.is_file() else []
+    return read_metrics(folder).to_dict("records") if has_metrics(folder) else []
 
 
 def step(folder):

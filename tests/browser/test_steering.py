@@ -45,9 +45,9 @@ def test_buttons(training):
     page.set("learning rate", "not 1")
     assert page.said == "Not asked: learning rate must be a number above 0, such as 5e-6."
     page.set("learning rate", "2.5e-4")
-    wait_for(lambda: last(folder, "learning_rate") == 2.5e-4, words="the learning rate in metrics.csv")
+    wait_for(lambda: last(folder, "learning_rate") == 2.5e-4, words="the learning rate in metrics.jsonl")
     page.set("temperature", "0.75")
-    wait_for(lambda: last(folder, "temperature") == 0.75, words="the temperature in metrics.csv")
+    wait_for(lambda: last(folder, "temperature") == 0.75, words="the temperature in metrics.jsonl")
     wait_for(lambda: "temperature" in page.said and "From step" in page.said, words="what was done, in words")
     assert [list(line["change"]) for line in read_changes(folder)] == [["learning_rate"], ["temperature"]]
     assert abs(page.height() - height) < 5, "the page does not jump"
@@ -86,7 +86,7 @@ def test_from_outside(training):
     control(folder).change(learning_rate=3e-4, temperature=0.5)
     wait_for(
         lambda: (last(folder, "learning_rate"), last(folder, "temperature")) == (3e-4, 0.5),
-        words="both in metrics.csv",
+        words="both in metrics.jsonl",
     )
     assert "learning_rate" in page.said and "From step" in page.said
     control(folder).pause()

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -118,8 +119,9 @@ def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
     cfg = kit.profile("smoke", steps=1)
     model, tokenizer = load_policy("tiny-random", quiet=True)
     short = kit.profile("smoke").make_task()
-    args = cfg.grpo_config(tmp_path / "notebook", task=short)
-    trainer = kit.GRPOTrainer(model, short, args, processing_class=tokenizer, live=None)
+    trainer = kit.GRPOTrainer(
+        model, short, cfg.config(), tokenizer=tokenizer, folder=tmp_path / "notebook", live=None
+    )
     trainer.train()
     run = str(tmp_path / "notebook")
     assert main(["evaluate", run]) == 2
@@ -127,7 +129,6 @@ def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
     assert main(["evaluate", run, "--task", "largest", "--profile", "smoke"]) == 2
     assert "neither a model nor a checkpoint" in capsys.readouterr().err
     trainer.save_model(f"{run}/model")
-    tokenizer.save_pretrained(f"{run}/model")
     assert main(["evaluate", run, "--task", "largest", "--profile", "smoke"]) == 0
     assert "on largest" in capsys.readouterr().out
 
@@ -156,17 +157,29 @@ def test_watch_tells_a_run_that_is_done(here, capsys):
     assert lines[-1].startswith("Done after 4 steps: ") and "mean reward, n = 4" in lines[-1]
 
 
-def copied_rows(folder, table):
-    """metrics.csv as far as a run has come."""
-    (folder / "metrics.csv").write_text(table)
+def lines_of_steps(run):
+    """The lines of metrics.jsonl of each step that was trained, as they were written."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    steps = [[line for line in lines if json.loads(line)["step"] == step] for step in range(1, 5)]
+    return ["".join(step) for step in steps]
+
+
+def copied(run, folder):
+    """A folder that says of itself what the run's does; its rows."""
+    folder.mkdir(exist_ok=True)
+    for name in ("run.json", "recipe.json"):
+        shutil.copy(run / name, folder / name)
+    return lines_of_steps(run)
+
+
+def rows_are(folder, *rows):
+    """metrics.jsonl as far as a run has come."""
+    (folder / "metrics.jsonl").write_text("".join(rows))
 
 
 def test_watch_follows_what_is_written_and_ends_with_the_run(runs, tmp_path):
     folder = tmp_path / "run"
-    folder.mkdir()
-    header, *rows = (runs / "full" / "metrics.csv").read_text().splitlines(keepends=True)
-    rows = [row for row in rows if not row.startswith("0,")]
-    (folder / "recipe.json").write_text(json.dumps({"made_by": None}))
+    rows = copied(runs / "full", folder)
     environment = {**os.environ, "PYTHONPATH": str(Path(kit.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "grpo_kit", "watch", str(folder), "--every", "0.05"]
     said = []
@@ -183,53 +196,60 @@ def test_watch_follows_what_is_written_and_ends_with_the_run(runs, tmp_path):
                 time.sleep(0.05)
             raise AssertionError((what, said))
 
-        copied_rows(folder, "".join([header, rows[0], rows[1][:20]]))  # a row that is not whole
+        rows_are(folder, rows[0], rows[1][:20])  # a row that is not whole
         waits_for("step 1/4")
-        copied_rows(folder, "".join([header, *rows[:2]]))
+        rows_are(folder, *rows[:2])
         waits_for("step 2/4")
         flag = {"name": "odd", "step": 2, "saw": "a thing", "why": "It is.", "first": "another"}
         (folder / "flags.jsonl").write_text(json.dumps(flag) + "\n")
         waits_for("Red flag: odd since step 2: a thing")
-        (folder / "changes.jsonl").write_text(
-            '{"step": 3, "change": {"learning_rate": 0.5}, "was": {"learning_rate": 1}}\n'
-        )
+        changed = json.loads(rows[2].splitlines()[0]) | {
+            "changes": {"learning_rate": [1, 0.5], "steps": [4, 6]}
+        }
+        rows_are(folder, *rows[:2], json.dumps(changed) + "\n")
+        waits_for("step 3/6")
         waits_for("From step 3: learning_rate")
-        assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
+        assert where_it_is(folder) == ("It goes on, after step 3 of 6.", False)
     watching.wait(timeout=30)
     reading.join(timeout=10)
     assert sum("step 2/4" in line for line in said) == 1, "each step once"
-    assert said[-1].startswith("Stopped after step 2 of 4. To go on: grpo-kit train --resume")
+    assert said[-1].startswith("Stopped after step 3 of 6. To go on: grpo-kit train --resume")
 
 
 def test_where_a_run_is_in_a_sentence(runs, tmp_path):
     folder = tmp_path / "run"
-    folder.mkdir()
-    header, *rows = (runs / "full" / "metrics.csv").read_text().splitlines(keepends=True)
-    (folder / "recipe.json").write_text(json.dumps({"made_by": None}))
+    rows = copied(runs / "full", folder)
     with alone(folder):
         assert where_it_is(folder) == ("It has not done its first step yet.", False)
-        copied_rows(folder, "".join([header, *rows]))
+        rows_are(folder, *rows)
         assert where_it_is(folder) == ("Trained for 4 steps; it is being evaluated.", False)
-    copied_rows(folder, "".join([header, *rows[:3]]))
+    rows_are(folder, *rows[:2])
     (folder / GOING).touch()
     assert where_it_is(folder)[0].startswith("Killed after step 2 of 4, or")
     (folder / GOING).unlink()
-    # One that no recipe made: train() keeps a folder control/ as long as it goes on.
-    (folder / "recipe.json").unlink()
-    (folder / "control").mkdir()
-    assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
-    (folder / "control").rmdir()
+    (folder / "recipe.json").unlink()  # one that no recipe made
+    with alone(folder):
+        assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
     assert where_it_is(folder) == ("Stopped after step 2 of 4.", True)
-    copied_rows(folder, "".join([header, *rows]))
+    rows_are(folder, *rows)
     assert where_it_is(folder) == ("Done after 4 steps.", True)
 
 
 def test_steps_that_are_done_again_are_told_again(runs, tmp_path):
-    header, *rows = (runs / "full" / "metrics.csv").read_text().splitlines(keepends=True)
-    lines = Lines(tmp_path, last=10)
-    copied_rows(tmp_path, "".join([header, *rows[:4]]))
+    rows, lines = copied(runs / "full", tmp_path), Lines(tmp_path, last=10)
+    rows_are(tmp_path, *rows[:3])
     assert sum(line.startswith("step") for line in lines.new()) == 3
-    copied_rows(tmp_path, "".join([header, *rows[:3]]))
+    rows_are(tmp_path, *rows[:3], '{"resumed_from": 2}\n')
     assert lines.new() == []
-    copied_rows(tmp_path, "".join([header, *rows[:4]]))
+    rows_are(tmp_path, *rows[:3], '{"resumed_from": 2}\n', rows[2])
     assert [line.split("  ")[0] for line in lines.new()] == ["step 3/4"]
+
+
+def test_a_run_of_trls_trainer_is_watched_as_ever(tmp_path):
+    """Its steps are known by the share of them that is done."""
+    (tmp_path / "metrics.csv").write_text(
+        "step,progress,seconds,reward\n0,0.0,0.0,\n1,0.25,1.0,0.5\n2,0.5,2.0,0.6\n"
+    )
+    assert where_it_is(tmp_path) == ("Stopped after step 2 of 4.", True)
+    (tmp_path / "metrics.csv").write_text("step,progress,seconds,reward\n4,1.0,2.0,0.6\n")
+    assert where_it_is(tmp_path) == ("Done after 4 steps.", True)

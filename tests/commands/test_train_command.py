@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import grpo_kit
 from grpo_kit.__main__ import _COMMANDS, main
 from grpo_kit.recipe import Recipe
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import has_metrics, read_metrics
 
 ROOT = Path(grpo_kit.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -40,8 +40,7 @@ def ended(process):
 
 def until_step(folder, step, process):
     for _ in range(2400):
-        path = folder / "metrics.csv"
-        if path.exists() and (read_metrics(folder)["step"] >= step).any():
+        if has_metrics(folder) and (read_metrics(folder)["step"] >= step).any():
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -131,6 +130,8 @@ def here(tmp_path, monkeypatch):
         ("train --profile smoke --set group_size", "write it as NAME=VALUE"),
         ("train --profile smoke --set steps=4", "use --steps"),
         ("train --profile smoke --set nothing=4", "no number of a profile"),
+        ("train --profile smoke --set num_iterations=2", "no other field of kit.Config (iterations, "),
+        ("train --profile smoke --set iterations=0", "iterations=0 must be"),
         ("train --profile smoke --set group_size=1", "group_size=1 must be"),
         ("train --profile smoke --optimizer rocket --run x", "optimizer='rocket'"),
         ("train --profile smoke --model ./nowhere --run x", "no such folder"),
@@ -175,19 +176,24 @@ def test_a_run_is_not_trained_twice_and_another_seed_takes_its_recipe(here, caps
     assert main("train my_recipe.py --run runs/a".split()) == 2
     assert "runs/a-2" in capsys.readouterr().err
     assert (
-        main(
-            "train runs/a --seed 7 --tuning lora --rank 2 --set micro_batch=4 --set num_iterations=2".split()
-        )
+        main("train runs/a --seed 7 --tuning lora --rank 2 --set micro_batch=4 --set iterations=2".split())
         == 0
     )
     other = Recipe.of("runs/words")
     assert (other.cfg.seed, other.cfg.steps, other.lora["r"]) == (7, 1, 2)
-    assert (
-        other.held_out_every is None and other.config == {"num_iterations": 2} and other.cfg.micro_batch == 4
-    )
+    assert other.held_out_every is None and other.config == {"iterations": 2} and other.cfg.micro_batch == 4
     assert other.make_task().name == "words" and other.schedule is not None
     out = capsys.readouterr().out
     assert "Training into runs/words" in out and "grpo-kit export runs/words exports/words" in out
+
+
+def test_a_red_flag_that_ends_a_run_is_a_failure_that_can_be_gone_on_with(here, capsys):
+    assert main("train --profile smoke --steps 6 --on-flag stop --held-out-every 0 --run runs/a".split()) == 1
+    out, errors = capsys.readouterr()
+    assert "Red flag: " in out and len(errors.strip().splitlines()) == 1
+    assert "A red flag ended it. Stopped after step" in errors and "--resume runs/a" in errors
+    assert not (here / "runs/a/model").exists()
+    assert main("train --resume runs/a --on-flag warn".split()) == 0
 
 
 def test_a_run_goes_on_longer_and_with_another_rate(here):

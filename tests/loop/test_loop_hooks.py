@@ -120,7 +120,7 @@ def test_what_is_asked_by_the_folder_is_obeyed_between_steps(tmp_path, capsys):
             of = control(trainer.folder)
             if trainer.step == 1:
                 of.change(learning_rate=5e-3)
-                of.change(max_steps=5)
+                of.change(steps=5)
                 of.save()
             if trainer.step == 2:
                 (trainer.folder / "control/zz.json").write_text('{"change": {"group_size": 2}}')

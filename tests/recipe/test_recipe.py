@@ -1,26 +1,22 @@
-"""A recipe: what it names is what is trained; its script and its run give the same weights; a folder keeps it."""
+"""A recipe: what it names is what is trained, and how; a folder keeps it, and its run goes on from any stop."""
 
-import ast
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from recipe_file import written
 from safetensors.torch import load_file
 
 import grpo_kit as kit
+from grpo_kit.hooks.watch_run import StoppedByFlag
+from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.models import load_policy
 from grpo_kit.recipe import Recipe, remembered, run_recipe
 from grpo_kit.record.files import RunFolderError, read_metrics
-
-ROOT = Path(kit.__file__).parents[1]
 
 
 def weights(folder):
@@ -31,17 +27,9 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def python(*command, cwd, **environment):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """As the processes that are started here: sums in another order end in other weights."""
+    """Sums in another order end in other weights."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -65,12 +53,16 @@ def test_its_numbers_are_the_profiles_with_its_own():
     assert (cfg.steps, cfg.seed, cfg.lora_learning_rate, cfg.temperature) == (5, 3, 0.5, 0.9)
     assert cfg.learning_rate == kit.profile("smoke").learning_rate
     assert cfg == kit.profile("smoke", steps=5, seed=3, lora_learning_rate=0.5, temperature=0.9)
-    args = recipe.grpo_config("runs/x")
-    assert (args.max_steps, args.learning_rate, args.temperature, args.seed) == (5, 0.5, 0.9, 3)
+    config = recipe.make_config()
+    assert (config.steps, config.learning_rate, config.temperature, config.seed) == (5, 0.5, 0.9, 3)
+    assert config.optimizer is None, "adapters take what their weights need"
     other = Recipe("arithmetic", profile=kit.profile("smoke", group_size=2))
     assert other.cfg.group_size == 2 and other.make_task().name == "arithmetic"
-    assert Recipe(profile="smoke", temperature="cosine(1.2, 0.8)").schedule == kit.cosine(1.2, 0.8)
-    assert Recipe(profile="smoke", config={"beta": 0.1}).grpo_config("runs/x").beta == 0.1
+    cooling = Recipe(profile="smoke", temperature="cosine(1.2, 0.8)", optimizer="adamw-8bit-split")
+    assert cooling.schedule == cooling.make_config().temperature == kit.cosine(1.2, 0.8)
+    assert cooling.make_config().optimizer == "adamw-8bit-split"
+    assert Recipe(profile="smoke").make_config().optimizer == "adamw"
+    assert Recipe(profile="smoke", config={"iterations": 3, "loss": "grpo"}).make_config().iterations == 3
 
 
 @pytest.mark.parametrize("of_the_kit", [True, False])
@@ -82,14 +74,14 @@ def test_a_folder_from_before_the_length_was_the_tasks_opens(tmp_path, of_the_ki
     given = (
         {"profile": kit.profile("smoke", held_out=8)} if of_the_kit else {"task": str(tmp_path / "mine.py")}
     )
-    Recipe(**{"profile": "smoke", **given}).save(tmp_path / "run")
+    remembered.write(Recipe(**{"profile": "smoke", **given}), tmp_path / "run")
     path = tmp_path / "run" / "recipe.json"
     kept = json.loads(path.read_text())
     kept["numbers"] |= {"max_completion_tokens": 8, "task_options": {"n_train": 32}}
     path.write_text(json.dumps(kept | {"follows": ["largest", 12, 8]}))
     opened = Recipe.of(tmp_path / "run")
     remembered.check_same(tmp_path / "run", opened.make_task())
-    assert opened.make_task().max_completion_tokens == opened.grpo_config("x").max_completion_length
+    assert opened.make_config().max_completion_tokens in (None, opened.make_task().max_completion_tokens)
     assert opened.make_task().max_completion_tokens == (8 if of_the_kit else 16)
     path.write_text(json.dumps(kept | {"follows": None}))  # a length that was asked for
     assert Recipe.of(tmp_path / "run").cfg.max_completion_tokens == 8
@@ -106,8 +98,18 @@ def test_a_folder_from_before_the_length_was_the_tasks_opens(tmp_path, of_the_ki
         ({"temperature": lambda progress: 1.0}, "schedule"),
         ({"held_out_every": 0}, "held_out_every=0"),
         ({"on_flag": print}, "on_flag"),
-        ({"config": {"seed": 1}}, "config has seed"),
-        ({"options": {"keep": "best"}}, "options has keep"),
+        ({"config": {"seed": 1}}, "config has seed=1, which the profile has"),
+        ({"config": {"group_size": 4}}, r"group_size=4, .*profile=kit.profile\(name, group_size=...\)"),
+        (
+            {"config": {"num_iterations": 2}},
+            "num_iterations=2: Config has no such field; .* iterations",
+        ),
+        ({"config": {"iterations": 0}}, "iterations=0"),
+        ({"optimizer": "rocket"}, "optimizer='rocket'"),
+        (
+            {"report_to": ["mlflow"]},
+            "report_to='mlflow' is not known; use 'tensorboard', 'trackio' or 'wandb'",
+        ),
         ({"keep": "first"}, "keep='first' is not known; use 'last' or 'best'"),
         (
             {"keep": "best", "held_out_every": None},
@@ -171,8 +173,8 @@ def test_it_equals_the_public_names_spelled_out(ran, tmp_path):
     torch.manual_seed(cfg.seed)
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
     trainer = kit.GRPOTrainer(
-        model, task.rewards, cfg.grpo_config(tmp_path / "run", task=task), task.dataset(tokenizer),
-        processing_class=tokenizer, temperature=kit.linear(1.2, 0.8), optimizer=cfg.optimizer, live=None,
+        model, task, cfg.config(temperature=kit.linear(1.2, 0.8)), tokenizer=tokenizer, folder=tmp_path / "run",
+        live=None,
     )  # fmt: skip
     trainer.train()
     trained = trainer.model.state_dict()
@@ -180,102 +182,51 @@ def test_it_equals_the_public_names_spelled_out(ran, tmp_path):
     assert all(torch.equal(trained[name], tuned[name]) for name in tuned)
 
 
-def test_the_script_gives_the_same_weights(ran):
-    folder, file, outcome = ran
-    made = Recipe.of(file).to_script(folder / "cluster" / "train.py", processes=2)
-    assert [path.name for path in made] == ["train.py", "train.yaml", "my_recipe.py"]
-    text = made[0].read_text()
-    ast.parse(text)
-    assert "kit.linear(start=1.2, end=0.8)" in text and "HeldOut(task, rows=4, every=2)" in text
-    done = python("train.py", cwd=made[0].parent)
-    assert done.returncode == 0, done.stderr[-3000:]
-    run = made[0].parent / "runs" / "train"
-    assert same(weights(run), weights(outcome.folder))
-    assert outcome.comparison.sentence in done.stdout
-    # What the script trained is known to every command.
-    assert Recipe.of(run).cfg == Recipe.of(file).cfg and remembered.data_of(run)["made_by"] == "train.py"
-    with pytest.raises(RunFolderError, match="trained by train.py"):
-        Recipe.of(run).run(run, resume=True)
-    with pytest.raises(RunFolderError, match="holds a run already"):  # what the script begins with
-        Recipe.of(file).save(run)
-
-
-def test_a_script_keeps_no_half_trained_model_after_a_red_flag(tmp_path):
-    told = {on: Recipe("largest", profile="smoke", on_flag=on) for on in ("warn", "stop")}
-    texts = {on: made.to_script(tmp_path / f"{on}.py")[0].read_text() for on, made in told.items()}
-    assert "stopped_by" not in texts["warn"]
-    ast.parse(texts["stop"])
-    assert texts["stop"].index("raise SystemExit") < texts["stop"].index("trainer.save_model")
-
-
-def test_a_script_overwrites_nothing_and_refuses_what_it_cannot_say(ran, tmp_path):
-    _, file, _ = ran
-    recipe = Recipe.of(file)
-    for name in ("train.py", "train.yaml"):
-        (tmp_path / name).write_text("mine")
-        with pytest.raises(ValueError, match=f"{name} is there already"):
-            recipe.to_script(tmp_path / "train.py")
-        assert (tmp_path / name).read_text() == "mine"
-        (tmp_path / name).unlink()
-    (tmp_path / "my_recipe.py").write_text("another")
-    with pytest.raises(ValueError, match="is not the recipe's own file"):
-        recipe.to_script(tmp_path / "train.py")
-    with pytest.raises(ValueError, match="processes=3, but a step has 8"):
-        recipe.to_script(tmp_path / "sub" / "train.py", processes=3)
-    with pytest.raises(ValueError, match="must end in .py"):
-        recipe.to_script(tmp_path / "train")
-    task = kit.tasks.largest(n_train=8, n_held_out=4)
-    with pytest.raises(ValueError, match="lives in memory alone"):
-        Recipe(task, profile="smoke").to_script(tmp_path / "sub" / "train.py")
-    assert not (tmp_path / "sub").exists()
-
-
-def test_accelerates_config_is_one_that_accelerate_reads(tmp_path):
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    for processes, kind in ((1, "NO"), (4, "MULTI_GPU")):
-        _, config = Recipe(profile="smoke").to_script(tmp_path / f"train{processes}.py", processes=processes)
-        read = load_config_from_file(str(config))
-        assert read.num_processes == processes and str(read.distributed_type.value) == kind
-        assert yaml.safe_load(config.read_text())["mixed_precision"] == "no"
-
-
 # ---- going on -------------------------------------------------------------------------------------------------------
 
 
-class PressStop:
-    """Stops a run after so many steps, as Ctrl-C does."""
+class PressStop(Hook):
+    """Stops a run after so many steps, as Ctrl-C does; at 0 inside the first one."""
 
     def __init__(self, at):
         self.at = at
 
-    def __call__(self, trainer):
-        from transformers import TrainerCallback
+    def before_step(self, trainer):
+        if self.at == 0:
+            os.kill(os.getpid(), 2)
 
-        at = self.at
+    def after_step(self, trainer, row, batch):
+        if trainer.step == self.at:
+            os.kill(os.getpid(), 2)
 
-        class Press(TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                if state.global_step == at:
-                    os.kill(os.getpid(), 2)
 
-        trainer.add_callback(Press())
-        return trainer
+def hooked(monkeypatch, hook):
+    """From here on a recipe's trainer has the hook."""
+    plain = Recipe.trainer
+
+    def trainer(self, *args, **options):
+        made = plain(self, *args, **options)
+        made.hooks.append(hook)
+        return made
+
+    monkeypatch.setattr(Recipe, "trainer", trainer)
 
 
 def stopped(monkeypatch, recipe, folder, at):
-    plain = Recipe.trainer
-    monkeypatch.setattr(Recipe, "trainer", lambda self, *a, **k: PressStop(at)(plain(self, *a, **k)))
-    with pytest.raises(Stopped):
-        recipe.run(folder, live=None)
-    monkeypatch.setattr(Recipe, "trainer", plain)
+    with monkeypatch.context() as patched:
+        hooked(patched, PressStop(at))
+        with pytest.raises(Stopped):
+            recipe.run(folder, live=None)
 
 
-def test_after_a_stop_it_goes_on_to_the_same_weights_without_being_told_anything(ran, tmp_path, monkeypatch):
+@pytest.mark.parametrize("stop_at", [0, 2])
+def test_after_a_stop_it_goes_on_to_the_same_weights_without_being_told_anything(
+    ran, tmp_path, monkeypatch, stop_at
+):
     _, file, outcome = ran
     mine = written(tmp_path)
-    stopped(monkeypatch, Recipe.of(mine), tmp_path / "run", 2)
-    assert read_metrics(tmp_path / "run")["step"].max() == 2 and not (tmp_path / "run" / "model").exists()
+    stopped(monkeypatch, Recipe.of(mine), tmp_path / "run", stop_at)
+    assert read_metrics(tmp_path / "run")["step"].max() == stop_at and not (tmp_path / "run/model").exists()
     mine.unlink()  # the run has its own copy
     found = Recipe.of(tmp_path / "run").run(tmp_path / "run", resume=True, live=None)
     assert same(weights(found.folder), weights(outcome.folder))
@@ -374,11 +325,9 @@ def test_a_longer_run_goes_on_from_a_checkpoint_and_keeps_the_shorter_ones_model
 def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path):
     file = written(tmp_path, recipe=False)
     file.write_text(file.read_text().replace('"answer": str(n)', '"answer": ""'))
-    recipe = Recipe(str(file), profile="smoke", options={"rollout": "nothing"})
-    with pytest.raises(ValueError, match="rollout='nothing'"):
-        recipe.trainer(tmp_path / "x", live=None)
-    with pytest.raises(ValueError, match="no field of trl.GRPOConfig"):
-        Recipe(str(file), profile="smoke", config={"nothing": 1}).run(tmp_path / "run", live=None)
+    recipe = Recipe(str(file), profile="smoke", model="./nowhere")
+    with pytest.raises(ValueError, match="no such folder"):
+        recipe.run(tmp_path / "run", live=None)
     assert not (tmp_path / "run").exists()
 
 
@@ -414,6 +363,73 @@ def test_lora_is_kept_and_found_again(tmp_path):
     outcome = recipe.run(folder, live=None)
     assert (folder / "model" / "adapter_config.json").is_file()
     assert Recipe.of(folder).lora == {"r": 2} and outcome.comparison
-    text = recipe.to_script(tmp_path / "train.py")[0].read_text()
-    assert 'tuning="lora"' in text and 'lora={"r": 2}' in text and "cfg.lora_dtype" in text
-    assert "optimizer=" not in text
+
+
+# ---- what ends it, and what it ends with ----------------------------------------------------------------------------
+
+
+def test_a_red_flag_ends_it_without_a_model_and_it_goes_on(tmp_path):
+    """Every completion of the tiny model is cut off, which is a flag after some steps."""
+    recipe = Recipe(profile="smoke", steps=6, on_flag="stop", held_out_every=None)
+    with pytest.raises(StoppedByFlag, match=r"red flag: cut off.*saved to") as stop:
+        recipe.run(tmp_path / "run", live=None)
+    assert 0 < stop.value.step < 6 and not (tmp_path / "run/model").exists()
+    Recipe.of(tmp_path / "run", on_flag="warn").run(tmp_path / "run", resume=True, live=None)
+    assert read_metrics(tmp_path / "run")["step"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_best_evaluations_weights_are_the_model(tmp_path, monkeypatch):
+    values = iter([0.1, 0.7, 0.4])
+    at = {}
+
+    class Keep(Hook):
+        def after_step(self, trainer, row, batch):
+            at[trainer.step] = {name: p.detach().clone() for name, p in trainer.trained.items()}
+
+    monkeypatch.setattr(kit.HeldOut, "measure", lambda self, *given: {self.judged_by: next(values)})
+    hooked(monkeypatch, Keep())
+    recipe = Recipe.of(written(tmp_path), keep="best")
+    folder = recipe.run(tmp_path / "run", live=None).folder
+    tuned = weights(folder)
+    assert all(torch.equal(tuned[name], at[2][name]) for name in tuned)
+    assert not same(tuned, {name: at[4][name] for name in tuned})
+    assert json.loads((folder / "results.json").read_text())["weights_of_step"] == 2
+
+
+def test_another_sample_is_taken(tmp_path):
+    from grpo_kit.loop.generate import generate
+
+    calls = []
+
+    def counted(*given):
+        calls.append(1)
+        return generate(*given)
+
+    Recipe(profile="smoke", held_out_every=None).run(tmp_path / "run", live=None, sample=counted)
+    assert len(calls) == 2
+
+
+def test_a_tracker_is_a_hook_of_the_trainer(tmp_path):
+    recipe = Recipe(profile="smoke", report_to="tensorboard")
+    (tracker,) = recipe.trackers()
+    assert type(tracker) in {type(hook) for hook in recipe.trainer(tmp_path / "run", live=None).hooks}
+    assert Recipe(profile="smoke").trackers() == []
+
+
+# ---- runs of before -------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_of_trls_trainer_opens_and_names_what_it_is_read_without(tmp_path):
+    folder = tmp_path / "run"
+    remembered.write(Recipe(profile="smoke", steps=1), folder)
+    path = folder / "recipe.json"
+    kept = json.loads(path.read_text())
+    kept |= {"made_by": None, "options": {"rollout": "hf"}, "report_to": "none"}
+    kept["config"] = {"num_iterations": 2, "max_grad_norm": 0.5}
+    path.write_text(json.dumps(kept))
+    with pytest.warns(RuntimeWarning, match="'num_iterations': 2, 'rollout': 'hf'"):
+        opened = Recipe.of(folder)
+    assert opened.config == {"max_grad_norm": 0.5} and opened.cfg.steps == 1 and opened.trackers() == []
+    (folder / "metrics.csv").write_text("step,reward\n1,0.5\n")
+    with pytest.warns(RuntimeWarning), pytest.raises(RunFolderError, match="was trained by TRL's trainer"):
+        Recipe.of(folder).run(folder, resume=True, live=None)

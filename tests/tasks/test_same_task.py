@@ -66,7 +66,7 @@ def test_other_rows_are_another_task():
 
 
 def test_a_run_folder_of_before_takes_its_task_and_no_other(tmp_path):
-    remembered.write(Recipe(small(), profile="smoke"), tmp_path, None)
+    remembered.write(Recipe(small(), profile="smoke"), tmp_path)
     text = (tmp_path / remembered.FILE).read_text()
     assert '"digest": "e4da8921dc279c52"' in text
     remembered.check_same(tmp_path, small())

@@ -1,0 +1,58 @@
+"""What `kit.control` asks of a run is what a running Config takes; anything else is refused before it is sent."""
+
+import json
+
+import pytest
+
+import grpo_kit as kit
+from grpo_kit.loop.grpo_config import FIELDS, Config
+from grpo_kit.record.control import CHANGEABLE, CONTROL, check_change, control, take_requests
+from grpo_kit.record.files import RunFolderError
+
+TRIED = [0, 1, 2.5, -1, 0.0, True, None, "linear(1.0, 0.5)", "hot", [], [0.5, 0.5], kit.linear(1.2, 0.8), "8"]
+
+
+def taken(check, *given, **named):
+    try:
+        check(*given, **named)
+    except ValueError:
+        return False
+    return True
+
+
+def test_the_fields_that_may_change_are_those_of_config():
+    assert set(CHANGEABLE) == {name for name, field in FIELDS.items() if field.metadata["changes"]}
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_what_is_sent_is_what_config_takes(name):
+    for value in TRIED:
+        schedule = isinstance(value, str) and name in ("temperature", "beta", "learning_rate")
+        if (
+            value is None or schedule and value != "hot"
+        ):  # None: the task's weights; a text: a schedule in a file
+            continue
+        assert taken(check_change, name, value) == taken(Config, **{name: value}), value
+
+
+def test_a_request_is_a_file_that_is_read_once(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    of = control(tmp_path)
+    of.change(learning_rate=kit.cosine(1e-5, 1e-6), steps=9)
+    of.pause()
+    asked = {"learning_rate": "cosine(start=1e-05, end=1e-06)", "steps": 9}
+    assert take_requests(tmp_path) == [{"change": asked}, {"do": "pause"}] and take_requests(tmp_path) == []
+    with pytest.raises(
+        ValueError, match="group_size=4 cannot be changed while a run goes on; what can: steps, "
+    ):
+        of.change(group_size=4)
+    with pytest.raises(ValueError, match="steps=0 must be a whole number of at least 1"):
+        of.change(learning_rate=1e-5, steps=0)
+    assert take_requests(tmp_path) == []
+    half = tmp_path / CONTROL / "0.json"
+    half.write_text('{"do": "sto')
+    assert take_requests(tmp_path) == []
+    half.write_text(json.dumps({"do": "stop"}))
+    assert take_requests(tmp_path) == [{"do": "stop"}]
+    with pytest.raises(RunFolderError, match="holds no run"):
+        control(tmp_path / "none")
