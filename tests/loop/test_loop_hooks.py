@@ -153,14 +153,19 @@ def test_answers_reach_the_buttons_under_the_chart(tmp_path, monkeypatch):
         def begin(self, trainer):
             control(trainer.folder).change(learning_rate=5e-3)
             control(trainer.folder).pause()
-            threading.Timer(0.5, control(trainer.folder).go_on).start()
 
         def before_step(self, trainer):
             if trainer.step == 1:
                 (trainer.folder / "control/zz.json").write_text('{"change": {"group_size": 2}}')
 
     said = []
-    monkeypatch.setattr(Panel, "say", lambda panel, text: said.append(text))
+
+    def say(panel, text):
+        said.append(text)
+        if text.startswith("Paused"):
+            control(panel.folder).go_on()
+
+    monkeypatch.setattr(Panel, "say", say)
     made = make(tmp_path / "unused")
     trainer = GRPOTrainer(
         made.model, task(), Config(steps=2, prompts_per_step=2, group_size=4), tokenizer=made.tokenizer,
