@@ -22,8 +22,8 @@ FEWER = {
     "10_preferences_then_grpo": {"SEEDS": [0, 1]},
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
 }
-# Those that compare with TRL or call its trainers; all others run without it, as an installed core does.
-WITH_TRL = ("01_", "03_", "07_", "10_", "11_")
+# Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
+WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
