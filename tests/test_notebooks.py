@@ -22,6 +22,8 @@ FEWER = {
     "10_preferences_then_grpo": {"SEEDS": [0, 1]},
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
 }
+# Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
+WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -84,15 +86,19 @@ def _give(notebook, values):
     cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())
 
 
-def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatch):
-    if "code" in path.stem and isolation() is None:
-        pytest.skip("nothing here isolates programs")
+def _run(path, tmp_path, monkeypatch, *, trl):
+    """The notebook, executed in the smoke profile. trl: whether its kernel finds that package."""
     monkeypatch.setenv("KIT_PROFILE", "smoke")
     monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("KIT_RUN_FOLDER", raising=False)
+    places = [str(ROOT), os.environ.get("PYTHONPATH")]
+    if not trl:  # every Python below imports this first
+        without = tmp_path / "without"
+        without.mkdir()
+        (without / "sitecustomize.py").write_text('import sys\nsys.modules["trl"] = None\n')
+        places.insert(0, str(without))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
     # The kernel works in an empty folder: what a notebook needs it must import or make.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-    before = {p for p in (ROOT / "notebooks").iterdir()}
     work = tmp_path / "work"
     work.mkdir()
     notebook = nbformat.read(path, as_version=4)
@@ -101,10 +107,25 @@ def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatc
         notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(work)}}
     )
     client.execute()
+    return notebook
+
+
+def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatch):
+    if "code" in path.stem and isolation() is None:
+        pytest.skip("nothing here isolates programs")
+    before = {p for p in (ROOT / "notebooks").iterdir()}
+    notebook = _run(path, tmp_path, monkeypatch, trl=path.name.startswith(WITH_TRL))
     unrun = [
         n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and not cell.execution_count
     ]
     assert not [n for n in unrun if notebook.cells[n].source.strip()], "every code cell was executed"
     assert {p for p in (ROOT / "notebooks").iterdir()} == before, "nothing is written beside the notebooks"
     if "trainer.train()" in "".join(cell.source for cell in notebook.cells):
-        assert list((tmp_path / "runs").glob("*/metrics.csv")), "a training notebook leaves a run folder"
+        assert list((tmp_path / "runs").glob("*/metrics.jsonl")), "a training notebook leaves a run folder"
+
+
+def test_what_notebook_01_shows_of_trl_is_left_out_where_it_is_missing(tmp_path, monkeypatch):
+    (path,) = (path for path in NOTEBOOKS if path.name.startswith("01_"))
+    notebook = _run(path, tmp_path, monkeypatch, trl=False)
+    said = "".join(out.get("text", "") for cell in _code(notebook) for out in cell.outputs)
+    assert 'pip install "grpo-kit[trl]"' in said and "REFUSED" in said

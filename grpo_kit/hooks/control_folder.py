@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from grpo_kit.loop.grpo_config import from_json
@@ -14,7 +16,13 @@ _LOOK = 0.1  # seconds between two looks while paused
 
 
 class ControlFolder(Hook):
-    """Takes up change, pause, go on, stop and save. A refused change stands in metrics.jsonl with its reason."""
+    """Takes up change, pause, go on, stop and save. A refused change stands in metrics.jsonl with its reason.
+
+    say: is given each answer, a sentence; default: printed.
+    """
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or partial(print, flush=True)
 
     def begin(self, trainer: Any) -> None:
         """Changes that wait are made; a stop or a pause was meant for an earlier run."""
@@ -28,12 +36,12 @@ class ControlFolder(Hook):
         paused, began = self._obey(trainer, False), time.monotonic()
         if not paused:
             return
-        print(f"Paused after step {trainer.step}.", flush=True)
+        self._say(f"Paused after step {trainer.step}.")
         while paused:
             time.sleep(_LOOK)
             trainer.guard.raise_if_pending()
             paused = self._obey(trainer, paused)
-        print(f"Going on after step {trainer.step}, {time.monotonic() - began:.0f} s later.", flush=True)
+        self._say(f"Going on after step {trainer.step}, {time.monotonic() - began:.0f} s later.")
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """An empty folder is not left behind."""
@@ -51,12 +59,12 @@ class ControlFolder(Hook):
             elif do == "stop":
                 raise KeyboardInterrupt
             elif do == "save":
-                print(f"Saved {trainer.save()}.", flush=True)
+                self._say(f"Saved {trainer.save()}.")
             elif isinstance(request, dict) and "change" in request:
                 self._change(trainer, request)
             else:
                 known = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
-                print(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.', flush=True)
+                self._say(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.')
         return paused
 
     def _change(self, trainer: Any, request: dict[str, Any]) -> None:
@@ -69,4 +77,4 @@ class ControlFolder(Hook):
             trainer.change(**{name: from_json(name, value, None) for name, value in values})
         except ValueError as error:
             trainer.log.write(trainer.step, {"refused": {"change": request["change"], "why": str(error)}})
-            print(f"Refused: {error}", flush=True)
+            self._say(f"Refused: {error}")

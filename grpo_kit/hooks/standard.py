@@ -57,8 +57,9 @@ class GRPOTrainer(grpo.GRPOTrainer):
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
+        watching = WatchRun(live, on_flag)
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder or next_run_folder("runs", task.name),
             sample=sample or seams.sample, update=update or seams.update,
-            hooks=[*seams.hooks, *measuring, WatchRun(live, on_flag), ControlFolder(), *hooks],
+            hooks=[*seams.hooks, *measuring, watching, ControlFolder(watching.say), *hooks],
         )  # fmt: skip

@@ -68,6 +68,13 @@ class WatchRun(Hook):
         except OSError as failure:  # a full disk: the rows that wait in memory are tried again by themselves
             warnings.warn(f"The model card was not written ({failure})", RuntimeWarning, stacklevel=2)
 
+    def say(self, text: str) -> None:
+        """A sentence under the chart, where its buttons are; elsewhere a printed line."""
+        if self._chart is not None:
+            self._chart.say(text)
+        else:
+            print(text, flush=True)
+
     def _show(self, flag: Flag) -> None:
         if self._chart is not None:
             self._chart.flag(flag)

@@ -19,6 +19,7 @@ from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.record.control import control, read_changes
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.monitor import read_flags
+from grpo_kit.watch.panel import Panel
 
 
 class Measured:
@@ -143,6 +144,36 @@ def test_what_is_asked_by_the_folder_is_obeyed_between_steps(tmp_path, capsys):
     assert changes[-1]["refused"] == {"group_size": 2} and "cannot be changed" in changes[-1]["why"]
     assert trainer.step == 5 and time.monotonic() - ask.began > 0.5
     assert not (trainer.folder / "control").exists()
+
+
+def test_answers_reach_the_buttons_under_the_chart(tmp_path, monkeypatch):
+    """Else "Pause" never becomes "Go on", and what was refused is said far from where it was asked."""
+
+    class Ask(Hook):
+        def begin(self, trainer):
+            control(trainer.folder).change(learning_rate=5e-3)
+            control(trainer.folder).pause()
+
+        def before_step(self, trainer):
+            if trainer.step == 1:
+                (trainer.folder / "control/zz.json").write_text('{"change": {"group_size": 2}}')
+
+    said = []
+
+    def say(panel, text):
+        said.append(text)
+        if text.startswith("Paused"):
+            control(panel.folder).go_on()
+
+    monkeypatch.setattr(Panel, "say", say)
+    made = make(tmp_path / "unused")
+    trainer = GRPOTrainer(
+        made.model, task(), Config(steps=2, prompts_per_step=2, group_size=4), tokenizer=made.tokenizer,
+        folder=tmp_path / "run", hooks=[Ask()],
+    )  # fmt: skip
+    trainer.train()
+    begun = [" ".join(text.split()[:2]) for text in said]
+    assert begun == ["Paused after", "Going on", "From step", "Refused: group_size=2"], said
 
 
 def test_a_stop_by_the_folder_is_a_stop(tmp_path):
