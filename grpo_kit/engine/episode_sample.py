@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from grpo_kit.engine.engine_sample import EngineSample
+from grpo_kit import cuda
 from grpo_kit.engine.episode_measures import episode_measures
 from grpo_kit.engine.fast import Seams, fast
 from grpo_kit.engine.turn_writers import EngineTurns, Writer, plain_turns
@@ -44,9 +44,10 @@ class EpisodeSample:
     """Called as `generate` is: config.group_size episodes of each row, all at once, turn by turn.
 
     writer: who writes the completions of a turn, plain_turns or EngineTurns.
-    config.credit: what a turn's completion is credited with. "episode": the episode's advantage in its group (rewards summed).
-    "return": what was earned from that turn on, against the other episodes' at that turn. "state": the episode's
-    advantage, plus that of the return among turns of the group with the same prompt (GiGPO, arXiv:2505.10978).
+    config.credit: what a turn's completion is credited with. "episode": the advantage of its episode in its group
+    (rewards summed). "return": what was earned from that turn on, against the other episodes' at that turn. "state":
+    the episode's advantage, plus that of the return among turns of the group with the same prompt (GiGPO,
+    arXiv:2505.10978).
     config.discount: of later rewards, a turn, in (0, 1]; for "return" and "state".
     Everything else is the task's (environment, view, max_turns, success, seconds) or the config's.
     With config.resample, a group has a signal where any of its turns has an advantage. With scale="batch", the spread
@@ -99,7 +100,7 @@ class EpisodeSample:
         batch = turns_of(episodes, config.group_size, task.view.prefill)
         batch.advantages = [advantage for line in credits for advantage in line]
         order = zip(batch.extra["episode"], batch.extra["turn"], strict=True)
-        batch.entropies = [entropies[key] for key in order] if entropies else None
+        batch.entropies = [entropies[key] for key in order] if len(entropies) == len(batch) else None
         return batch
 
     def measures(self, batch: Batch, task: EpisodeTask) -> dict[str, float]:
@@ -170,7 +171,9 @@ def fast_episodes(model: Any, config: Config) -> Seams:
     >>> GRPOTrainer(model, task, config, sample=seams.sample, update=seams.update, ...)  # doctest: +SKIP
     """
     seams = fast(model, config)
-    writer = EngineTurns(seams.sample) if isinstance(seams.sample, EngineSample) else plain_turns
+    engine = getattr(seams.sample, "engine", None)  # an EngineSample's, on a card one that gives way
+    may_fail = cuda.may_fail(next(model.parameters()).device)
+    writer = plain_turns if engine is None else EngineTurns(seams.sample, may_fail=may_fail)
     return seams._replace(sample=EpisodeSample(writer))
 
 

@@ -3,14 +3,13 @@
 import pytest
 import torch
 from fake_cuda import FakeCuda
-from tiny_run import make
+from loop_runs import make, record
 
-from grpo_kit import rollout
+from grpo_kit.engine import engine_sample, fast
 from grpo_kit.models import load_policy
 from grpo_kit.optim.split_adamw import SplitAdamW8bit
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.graphs import DecodeGraphs
-from grpo_kit.training import make_completions
 
 KINDS = {
     "bfloat16 weights": dict(dtype="bfloat16"),
@@ -32,24 +31,21 @@ class Graphed(RolloutEngine):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(rollout, "RolloutEngine", Graphed)
-    monkeypatch.setattr(
-        make_completions, "free_bytes", lambda device: 2**40
-    )  # what the engine holds may stay
+    monkeypatch.setattr(engine_sample, "RolloutEngine", Graphed)
+    monkeypatch.setattr(fast, "free_bytes", lambda device: 2**40)  # what the engine holds may stay
     torch.manual_seed(0)
     model = load_policy("tiny-random", quiet=True, **KINDS[kind])[0]
-    trainer = make("kit", tmp_path, model=model, bf16=True, max_steps=5)
-    weights, captured = [], []
-    single_turn = trainer._generate_single_turn
+    trainer = make(tmp_path / "run", model=model, seams="fast", autocast="bfloat16", steps=5)
+    weights, captured, inner = [], [], trainer.sample
 
-    def noting(*args, **kwargs):
-        made = single_turn(*args, **kwargs)
-        graphs = trainer.sampling.engine._decoder.graphs
+    def noting(*args):
+        made = inner(*args)
+        graphs = inner.engine._decoder.graphs
         captured.append((graphs.captures, len(graphs._graphs), graphs.replays))
-        weights.append([p.detach().clone() for p in trainer.model.parameters() if p.requires_grad])
+        weights.append([p.detach().clone() for p in trainer.trained.values()])
         return made
 
-    trainer._generate_single_turn = noting
+    trainer.sample = noting
     trainer.train()
     assert all(not any(map(torch.equal, a, b)) for a, b in zip(weights, weights[1:], strict=False)), (
         "they move"
@@ -57,7 +53,6 @@ def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind
     captures, shapes, replays = zip(*captured, strict=True)
     assert captures == shapes and captures[0] == captures[-1] > 0, "nothing is captured anew"
     assert replays[0] > 0 and all(b > a for a, b in zip(replays, replays[1:], strict=False))
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    assert isinstance(optimizer, SplitAdamW8bit) == (kind == "bfloat16 weights")
-    gaps = [row["rollout/logprob_gap"] for row in trainer.state.log_history if "rollout/logprob_gap" in row]
+    assert isinstance(trainer.optimizer, SplitAdamW8bit) == (kind == "bfloat16 weights")
+    gaps = [row["rollout/logprob_gap"] for row in record(trainer.folder)[0]]
     assert len(gaps) == 5 and max(gaps) < 0.02, "graphs read the weights as they are"

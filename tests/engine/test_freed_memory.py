@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import make
+from loop_runs import make
 
 from grpo_kit.engine import freed_memory
 from grpo_kit.engine.freed_memory import kept_for_the_next_step
@@ -101,7 +101,7 @@ def test_training_is_inside(tmp_path, monkeypatch):
         mallopt = staticmethod(lambda *call: asked.append(call) or real.mallopt(*call))
 
     monkeypatch.setattr(freed_memory, "glibc", lambda: Libc)
-    trainer = make("kit", tmp_path, max_steps=1)
+    trainer = make(tmp_path / "run", seams="fast", steps=1)
     assert not asked
     trainer.train()
     assert asked[:2] == [(-1, -1), (-4, 0)] and asked[-1] == "trim"

@@ -1,24 +1,17 @@
 """The packed layout: who sees whom, where scores lie, how groups are cut into chunks."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
-from grpo_kit.engine.packing import CHUNK_COST, make_chunks, pack_rows, rows_of
+from grpo_kit.engine.packing import CHUNK_COST, make_chunks, pack_rows
 from grpo_kit.models import load_policy
 from grpo_kit.rollout.tree import tree_tokens
 
 CPU = torch.device("cpu")
 ROWS = [((5, 6), [7, 8]), ((4,), [3, 2]), ((5, 6), [9])]
-
-
-def test_rows_lose_padding_and_masked_tokens():
-    ids = torch.tensor([[5, 6, 7, 8], [0, 4, 3, 2], [5, 6, 9, 0]])
-    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0]])
-    assert rows_of(ids, mask, 2) == ROWS
 
 
 def test_layout_by_hand():
@@ -111,9 +104,3 @@ def test_prompt_of_one_token_and_empty_completions():
     only_empty = pack_rows([((3,), [])], CPU)
     assert only_empty.input_ids.shape == (1, 1)
     assert only_empty.unpack(torch.ones(1, 1), 2).tolist() == [[0.0, 0.0]]
-
-
-@pytest.mark.parametrize("width", [0, 2])
-def test_rows_of_any_width(width):
-    ids = torch.tensor([[5, 6]])
-    assert rows_of(ids, torch.ones_like(ids), width) == [((5, 6), []) if width == 0 else ((), [5, 6])]
