@@ -136,14 +136,15 @@ class GRPOTrainer:
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run.
         """
-        if self.step >= self.config.steps:
-            print(f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here.")
-            return
         with self.guard, random_state_comes_back():
             self._open(resume)
             error: BaseException | None = None
             try:
-                self._call_hooks("begin")
+                self._call_hooks("begin")  # a hook may ask for more steps
+                if self.step >= self.config.steps and self.processes.is_main:
+                    print(
+                        f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here."
+                    )
                 with self.guard.at_once():
                     while self.step < self.config.steps:
                         self.one_step()
@@ -203,6 +204,9 @@ class GRPOTrainer:
                 break
         if config.resample:
             batch = first_groups(kept, len(rows))
+            extra = self.processes.sums({"rollout/extra_completions": sum(map(len, kept)) - len(batch)})
+            first = Batch.join(self.processes.gather(kept[0]))  # its prompts were not chosen by their rewards
+            reported |= measures(first, numbers) | extra
         everyone = sum(self.processes.gather(batch.rewards), [])
         give_advantages(batch, config, everyone)
         return batch, reported

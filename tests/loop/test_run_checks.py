@@ -102,7 +102,8 @@ def test_a_prompt_too_long_for_the_model_is_named_before_training(question, spli
 def test_a_template_that_cannot_render_a_row_says_so_before_training(tmp_path):
     model, tokenizer = load_policy("tiny-random", quiet=True)
     tokenizer.chat_template = (
-        "{{ raise_exception('no questions about 3') if '3' in messages[-1]['content'] }}"
+        "{% if '3' in messages[-1]['content'] %}{{ raise_exception('no questions about 3') }}{% endif %}"
+        "{{ messages[-1]['content'] }}"
     )
     with pytest.raises(ValueError, match="no questions about 3"):
         make(tmp_path / "run", model=model, tokenizer=tokenizer, task=own())
