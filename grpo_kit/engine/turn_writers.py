@@ -81,9 +81,14 @@ class EngineTurns:
 
     def _by_engine(self, model, tokenizer, config, numbers, prompts, episodes) -> Written:  # noqa: ANN001
         how = generation_config(tokenizer, end_ids(model, tokenizer), config, numbers)
+        before = numbers.first * config.group_size  # other processes' episodes have draws of their own
         with autocast(config, next(model.parameters()).device):
             made = self.sample.engine.generate(
-                prompts, how, seed=int(torch.randint(2**62, ())), rows=episodes, keep=True
+                prompts,
+                how,
+                seed=int(torch.randint(2**62, ())),
+                rows=[before + i for i in episodes],
+                keep=True,
             )
         return Written(made.completion_ids, made.policy_logprobs, made.entropies)
 

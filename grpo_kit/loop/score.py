@@ -63,19 +63,25 @@ class Logged:
     def metric(self, name: str, value: Any) -> None:
         """A number of the step; of several the mean."""
         if name not in self.inside and (name in METRIC_COLUMNS or name.partition("/")[0] in _GROUPS):
-            raise ValueError(f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name")
+            raise ValueError(
+                f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name"
+            )
         self.metrics.setdefault(name, []).append(float(value))
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
-        """A column of the completions, one value each."""
+        """A column of the completions, one value each; half a surrogate pair becomes its escape."""
         if column not in self.inside and (column in _COLUMNS or column.startswith("reward/")):
-            raise ValueError(f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name")
+            raise ValueError(
+                f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
+            )
         if len(values) != len(self.batch):
             raise ValueError(
                 f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.batch)} completions; give "
                 "one for each"
             )
-        self.batch.extra[column] = list(values)
+        self.batch.extra[column] = [
+            v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values
+        ]
 
 
 def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | None] | None = None) -> None:

@@ -153,7 +153,7 @@ def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, given, why):
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    given = {"reward_funcs": points, "train_dataset": texts(), "processing_class": tokenizer, **given}
+    given = {"reward_funcs": letters, "train_dataset": texts(), "processing_class": tokenizer, **given}
     args = arguments(tmp_path, **given.pop("fields", {}))
     with pytest.raises(ValueError, match=why):
         from_trl(model, args=args, **given)

@@ -229,7 +229,14 @@ def test_a_grpo_run_moves_bfloat16_weights_as_a_float32_run_and_resumes(tmp_path
 
     def trainer(folder):
         config = dict(optimizer="adamw-8bit-split", learning_rate=lambda progress: 1e-5 * (1 - progress / 2))
-        return make(tmp_path / folder, model=policy("adamw-8bit-split"), steps=6, save_steps=3, **config)
+        return make(
+            tmp_path / folder,
+            model=policy("adamw-8bit-split"),
+            steps=6,
+            save_steps=3,
+            save_total_limit=2,
+            **config,
+        )
 
     whole = trainer("whole")
     before = {name: p.detach().clone() for name, p in whole.trained.items()}

@@ -99,7 +99,7 @@ def test_a_name_that_no_reward_can_be_given_is_refused_with_another(name, tmp_pa
     with pytest.raises(ValueError, match=f"rows {refused}"):
         answer(*tiny, good, rows)
     with pytest.raises(ValueError, match=f"train {refused}"):
-        from_rows("x", rows, reward=letters)
+        from_rows("x", rows, [{"question": "b?", "answer": "4"}], reward=letters)
 
 
 @pytest.mark.parametrize("name", ["self", "completions"])

@@ -306,7 +306,7 @@ def test_what_a_reward_logs_is_checked_and_kept(tmp_path):
         metric("note", 0.5)
 
     make(tmp_path / "c", rewards=Logs(kept), steps=1).train()
-    assert set(read_completions(tmp_path / "c")["note"]) == {"half a pair: \ud800"}
+    assert set(read_completions(tmp_path / "c")["note"]) == {"half a pair: \\ud800"}
     assert read_metrics(tmp_path / "c")["note"].tolist() == [0.5]
 
 
@@ -333,7 +333,7 @@ def test_training_does_not_depend_on_the_scale(tmp_path):
     assert tables[1]["advantage"].tolist() == pytest.approx(tables[0]["advantage"].tolist(), abs=0.01)
     low, high = rows[1]["scale/reward/low"][0], rows[1]["scale/reward/scaled/high"][0]
     ends = tables[1]["reward"].min(), tables[1]["reward"].max()
-    assert (low, high) == pytest.approx(ends) and low < -1 < 10 < high
+    assert (low, high) == pytest.approx(ends) and low < -1 < 1 < high
     assert not [name for name in rows[0] if name.startswith("scale/")]
     assert rows[0]["groups/equal_rewards"].tolist() == rows[1]["groups/equal_rewards"].tolist()
 

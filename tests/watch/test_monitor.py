@@ -476,7 +476,7 @@ def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
     trainer.train()
     assert "sampler gap" in {flag.name for flag in read_flags(tmp_path / "gap")}
 
-    make(tmp_path / "stale", steps=4, iterations=8, learning_rate=0.1, epsilon=0.05).train()
+    make(tmp_path / "stale", steps=6, iterations=8, learning_rate=0.1, epsilon=0.05).train()
     assert "stale rollouts" in {flag.name for flag in read_flags(tmp_path / "stale")}
     make(tmp_path / "fresh", steps=8, learning_rate=0.1, epsilon=0.05).train()
     names = {flag.name for flag in read_flags(tmp_path / "fresh")}
