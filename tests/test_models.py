@@ -6,10 +6,7 @@ import sys
 import huggingface_hub.constants
 import pytest
 import torch
-from datasets import Dataset
-from tiny_run import settings
 
-from grpo_kit import GRPOTrainer
 from grpo_kit.models import (
     PolicyLoadError,
     describe,
@@ -192,16 +189,6 @@ def test_folder_without_a_tokenizer(tiny, tmp_path):
     tiny[0].save_pretrained(tmp_path)
     with pytest.raises(PolicyLoadError, match="holds no tokenizer; save it there too"):
         load_policy(tmp_path)
-
-
-def test_the_trainer_finds_the_embedded_tokenizer(tmp_path):
-    model, tokenizer = load_policy("smollm2-135m-instruct", tuning="lora", quiet=True)
-    data = Dataset.from_dict({"prompt": ["2 + 2 ="] * 8})
-    options = {"train_dataset": data, "live": False}
-    made = GRPOTrainer(
-        model, lambda completions, **columns: [1.0] * len(completions), settings(tmp_path), **options
-    )
-    assert made.processing_class.get_vocab() == tokenizer.get_vocab()
 
 
 def test_adapters_are_a_function_of_the_seed_alone():

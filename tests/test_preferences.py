@@ -340,24 +340,23 @@ def test_a_prompt_counts_once(spelling, tmp_path):
 
 
 def test_scores_are_the_trainers(spelling, tmp_path):
-    from tiny_run import make
-
-    from grpo_kit.training.batch import Batch, StepSettings
+    from grpo_kit.loop.score import score
+    from grpo_kit.loop.step_batch import Batch
 
     model, tokenizer = spelling
     size = RightSize(2, 4, unit="tokens")
     task = nines_task(rewards=[ExactAnswer(), SoftFormat(think=None), size], reward_weights=[0.5, 0.2, 0.3])
     table = sample(model, tokenizer, task, samples=4, folder=tmp_path / "s").table
-    data = task.dataset(tokenizer)
-    trainer = make("kit", tmp_path / "run", task=task)
-    inputs = [row for row in data for _ in range(4)]
-    trainer.batch = Batch(StepSettings(0, True, 1.0, 4, (), ()), inputs)
-    parts = trainer._calculate_rewards(
-        inputs, [row["prompt"] for row in inputs], table["completion"].tolist(), table["ids"].tolist()
-    )
-    names = ["exact_answer", "soft_format", "right_size"]
-    assert torch.tensor(table[[f"reward/{n}" for n in names]].values).allclose(parts.double())
-    assert (parts @ trainer.reward_weights).tolist() == pytest.approx(table["score"].tolist(), abs=1e-6)
+    rows = [row for row in task.train for _ in range(4)]
+    batch = Batch(
+        rows, [place // 4 for place in range(len(rows))], [[]] * len(rows), table["ids"].tolist(),
+        table["completion"].tolist(), [False] * len(rows),
+    )  # fmt: skip
+    score(batch, task, task.reward_weights)
+    assert [*batch.parts] == ["exact_answer", "soft_format", "right_size"]
+    for name, scores in batch.parts.items():
+        assert scores == pytest.approx(table[f"reward/{name}"].tolist())
+    assert batch.rewards == pytest.approx(table["score"].tolist(), abs=1e-6)
     assert table["score"].nunique() > 2
 
 

@@ -11,7 +11,9 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from grpo_kit.exports.template import render
 from grpo_kit.prompts import (
+    NO_TEMPLATE,
     Drift,
     PromptError,
     audit_tags,
@@ -496,3 +498,12 @@ def test_drift_on_a_tensor_and_on_no_ids(smol_tokenizer):
 def test_drift_refuses_an_id_outside_the_vocabulary(smol_tokenizer, bad):
     with pytest.raises(PromptError, match=rf"ids\[1\]={bad}"):
         roundtrip_drift(smol_tokenizer, [5, bad])
+
+
+def test_one_message_for_a_tokenizer_without_a_template(smol_tokenizer):
+    tokenizer = copy.deepcopy(smol_tokenizer)
+    tokenizer.chat_template = None
+    for ask in (build_prompt, render):
+        with pytest.raises(PromptError) as error:
+            ask(tokenizer, "1 + 1?")
+        assert str(error.value) == NO_TEMPLATE

@@ -53,10 +53,11 @@ def test_the_example_has_fifteen_lines():
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
     names = run_example(tmp_path, monkeypatch, (MODEL, '"tiny-random"'), (STEPS, "steps=2"))
     trainer, task = names["trainer"], names["task"]
-    metrics = kit.read_metrics(trainer.args.output_dir)
+    assert str(trainer.folder) == "runs/smallest"
+    metrics = kit.read_metrics(trainer.folder)
     assert metrics.step.tolist() == [1, 2] and metrics.temperature.nunique() == 2
-    assert trainer.args.max_completion_length == task.max_completion_tokens
-    assert trainer.args.reward_weights == task.reward_weights
+    assert trainer.config.max_completion_tokens == task.max_completion_tokens
+    assert trainer.reward_weights == task.reward_weights
     assert "strict" in capsys.readouterr().out
 
 
@@ -65,14 +66,14 @@ def test_the_example_learns(tmp_path, monkeypatch):
     """As it stands: rewarded from the first step, and right more often at the end, beyond doubt."""
     names = run_example(tmp_path, monkeypatch)
     model, tokenizer, task = names["model"], names["tokenizer"], names["task"]
-    metrics = kit.read_metrics(names["trainer"].args.output_dir)
+    metrics = kit.read_metrics(names["trainer"].folder)
     assert metrics["reward"].iloc[0] > 0 and metrics["reward/exact_answer"].iloc[:3].max() > 0
     assert metrics["completion_cut_off"].tail(8).mean() < 0.05
     comparison = kit.compare(names["before"], kit.evaluate(model, tokenizer, task))
     assert comparison.difference["strict"].low > 0.2, str(comparison)
     assert comparison.tuned.strict.low > task.best_constant()[1], str(comparison)
     assert kit.rewards.check_rewards(task.rewards, task)["total"][0] == 1.0
-    assert kit.read_flags(names["trainer"].args.output_dir) == []
+    assert kit.read_flags(names["trainer"].folder) == []
 
 
 def slug(heading):

@@ -28,12 +28,15 @@ from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models import base_model, hardware
 from grpo_kit.models.gguf_reader import cache_folder
+from grpo_kit.optim.check_adamw import MOST, beside_adamw
+from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import write_whole
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.compare_logprobs import SHIFT, gap, limits
 
 FILE = "checked_cards.json"
 _TOKENS, _PROMPTS, _GROUP = 12, (9, 14), 2
+_WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
 _CANNOT_TELL = (
     0.4  # a limit above this, in nats or as a share of the gradient, would let a wrong mask through
 )
@@ -43,7 +46,8 @@ _CANNOT_TELL = (
 class Finding:
     """One part beside its plain way. outcome: "equal", "differs", "cannot tell" or "failed".
 
-    apart: nats a token of the worst completion (engine), or the norm of the difference by the gradient's norm (update).
+    apart: nats a token of the worst completion (engine), the norm of the difference by the gradient's norm (update), or
+    by the norm of AdamW's change (optimizer; torch's own AdamW is not compared with itself).
     most: what two right ways may be apart. why: what failed, or what hides a difference.
     """
 
@@ -78,6 +82,9 @@ def check_card(model: Any, config: Config | None = None) -> list[Finding]:
             found.append(_guarded("engine", lambda: _engine(model, config, how, batch)))
         if why_not_packed(model) is None:
             found.append(_guarded("packed update", lambda: _update(model, config, batch)))
+        name = choose_optimizer(config.optimizer, model) or "adamw"
+        if name != "adamw":
+            found.append(_guarded("optimizer", lambda: _optimizer(model, name)))
     return found
 
 
@@ -106,6 +113,7 @@ def _key(model: Any, config: Config) -> str:
     base = base_model(model)
     kinds = sorted({str(p.dtype) for p in model.parameters()})
     facts = [hardware(), base.config.model_type, kinds, base.config._attn_implementation, config.autocast]
+    facts += [config.optimizer]
     facts += [version(name) for name in ("torch", "transformers", "peft", "grpo-kit")]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {facts[0]}, {facts[1]}"
 
@@ -158,6 +166,16 @@ def _update(model: Any, config: Config, batch: Batch) -> Finding:
     rounding = _relative(gradient(PaddedUpdate(plain, shift=SHIFT)), wanted)
     least = limits(model, autocast=config.autocast != "none").gradient
     return _judged("packed update", _relative(gradient(PackedUpdate(model, plain)), wanted), rounding, least)
+
+
+def _optimizer(model: Any, name: str) -> Finding:
+    """Two steps on copies of a matrix and a vector of the trained weights, with drawn gradients."""
+    trained = sorted((p for p in model.parameters() if p.requires_grad), key=lambda p: -p.ndim)
+    weights = [p.detach().flatten()[:_WEIGHTS] for p in (trained[0], trained[-1])]
+    draw = torch.Generator().manual_seed(0)
+    gradients = [(1e-3 * torch.randn(len(w), generator=draw)).to(w) for w in weights]
+    how = {"learning_rate": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": [0.1, 0.0]}
+    return _judged("optimizer", beside_adamw(name, weights, gradients, **how), 0.0, MOST)
 
 
 def _relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from grpo_kit.engine.engine_sample import EngineSample
+from grpo_kit import cuda
 from grpo_kit.engine.episode_measures import episode_measures
 from grpo_kit.engine.fast import Seams, fast
 from grpo_kit.engine.turn_writers import EngineTurns, Writer, plain_turns
@@ -99,7 +99,7 @@ class EpisodeSample:
         batch = turns_of(episodes, config.group_size, task.view.prefill)
         batch.advantages = [advantage for line in credits for advantage in line]
         order = zip(batch.extra["episode"], batch.extra["turn"], strict=True)
-        batch.entropies = [entropies[key] for key in order] if entropies else None
+        batch.entropies = [entropies[key] for key in order] if len(entropies) == len(batch) else None
         return batch
 
     def measures(self, batch: Batch, task: EpisodeTask) -> dict[str, float]:
@@ -170,7 +170,9 @@ def fast_episodes(model: Any, config: Config) -> Seams:
     >>> GRPOTrainer(model, task, config, sample=seams.sample, update=seams.update, ...)  # doctest: +SKIP
     """
     seams = fast(model, config)
-    writer = EngineTurns(seams.sample) if isinstance(seams.sample, EngineSample) else plain_turns
+    engine = getattr(seams.sample, "engine", None)  # an EngineSample's, on a card one that gives way
+    may_fail = cuda.may_fail(next(model.parameters()).device)
+    writer = plain_turns if engine is None else EngineTurns(seams.sample, may_fail=may_fail)
     return seams._replace(sample=EpisodeSample(writer))
 
 

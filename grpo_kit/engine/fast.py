@@ -67,6 +67,11 @@ def fast(model: Any, config: Config) -> Seams:
     if cuda.may_fail(device):
         off = {one.part: str(one) for one in checked(model, config) if one.outcome in ("differs", "failed")}
         no_engine, no_packing = no_engine or off.get("engine"), no_packing or off.get("packed update")
+        if "optimizer" in off:
+            print(
+                f"torch's AdamW takes the place of an optimizer that is off on this machine: {off['optimizer']}."
+            )
+            config.optimizer = "adamw"
     plain = PaddedUpdate(config)
     update: Any = plain if no_packing else PackedUpdate(model, config)
     memory, hooks = getattr(update, "memory", None), [KeepFreedMemory()]

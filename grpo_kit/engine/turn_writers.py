@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from grpo_kit.engine.engine_sample import EngineSample
+from grpo_kit.engine.fast import OrPlainly
 from grpo_kit.loop.generate import complete_prompts, generation_config
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import autocast
@@ -49,33 +50,48 @@ class EngineTurns:
     """Turns by the engine of an EngineSample. On a CPU a turn goes on from the keys and values of the one before.
 
     A rollout begins without keys of an earlier one: it computes the same whatever was sampled before.
+    may_fail: on a card that nobody has tried turns are written plainly from the engine's first failure on.
     """
 
-    def __init__(self, sample: EngineSample) -> None:
+    def __init__(self, sample: EngineSample, *, may_fail: bool = False) -> None:
         self.sample = sample
+        self._turn = OrPlainly(self._by_engine, _plainly, "engine") if may_fail else self._by_engine
 
     @contextmanager
     def __call__(self, model: Any, tokenizer: Any, config: Config, numbers: StepNumbers) -> Iterator[Write]:
         """The rollout's write. Afterwards the engine gives its memory back, unless graphs may stay on a card."""
-        engine, device = self.sample.engine, next(model.parameters()).device
-        how = generation_config(tokenizer, end_ids(model, tokenizer), config, numbers)
         read: list[Sequence[int]] = []
         written: list[list[int]] = []
 
         def write(prompts: list[list[int]], episodes: list[int], turn: int) -> Written:
-            with autocast(config, device):
-                made = engine.generate(
-                    prompts, how, seed=int(torch.randint(2**62, ())), rows=episodes, keep=True
-                )
+            made = self._turn(model, tokenizer, config, numbers, prompts, episodes)
             read.extend(map(tuple, prompts))
             written.extend(made.completion_ids)
-            return Written(made.completion_ids, made.policy_logprobs, made.entropies)
+            return made
 
-        stays = False
+        stays, engine = False, self.sample.engine
         try:
             yield write
             # On a CPU the engine holds keys of every prompt by now, of weights that are about to change.
-            stays = device.type == "cuda" and self.sample.may_stay(engine, read, written)
+            cuda = next(model.parameters()).device.type == "cuda"
+            stays = cuda and self.sample.may_stay(engine, read, written)
         finally:
             if not stays:
                 engine.release()
+
+    def _by_engine(self, model, tokenizer, config, numbers, prompts, episodes) -> Written:  # noqa: ANN001
+        how = generation_config(tokenizer, end_ids(model, tokenizer), config, numbers)
+        before = numbers.first * config.group_size  # other processes' episodes have draws of their own
+        with autocast(config, next(model.parameters()).device):
+            made = self.sample.engine.generate(
+                prompts,
+                how,
+                seed=int(torch.randint(2**62, ())),
+                rows=[before + i for i in episodes],
+                keep=True,
+            )
+        return Written(made.completion_ids, made.policy_logprobs, made.entropies)
+
+
+def _plainly(model, tokenizer, config, numbers, prompts, episodes) -> Written:  # noqa: ANN001
+    return Written(complete_prompts(model, tokenizer, prompts, config, numbers))

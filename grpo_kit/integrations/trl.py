@@ -32,7 +32,7 @@ from grpo_kit.engine.fast import fast
 from grpo_kit.integrations.trl_arguments import config_of
 from grpo_kit.integrations.trl_config import fields_of
 from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
-from grpo_kit.integrations.trl_task import TrlTask
+from grpo_kit.integrations.trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
@@ -113,7 +113,7 @@ def from_trl(
         template=args.chat_template_kwargs,
         columns=not args.remove_unused_columns,
     )
-    task.render(tokenizer, task.train[:1])  # a template that cannot do it says so before training
+    warn_of_bare_prompt(tokenizer, task.train[0]["question"])
     narrow = any(p.requires_grad and p.dtype == torch.bfloat16 for p in model.parameters())
     config = config_of(args, len(task.train), narrow=narrow)
     a_step = config.iterations * config.minibatches

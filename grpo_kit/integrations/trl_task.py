@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ from transformers import TrainerState
 from trl import is_conversational
 
 from grpo_kit.prompts import NO_TEMPLATE, continue_messages
-from grpo_kit.rewards.parts import bare_name, range_of
+from grpo_kit.rewards.parts import bare_name, check_calls, range_of
 
 _ROW = "trl_row"  # the data set's row, under a name that no column of it can take
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL keeps them from rewards
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+_PROBE = "KITPROBE"  # a word that no template holds
 
 
 class TrlTask:
@@ -51,6 +54,8 @@ class TrlTask:
                 f"reward_weights={self.reward_weights!r} for {len(self.rewards)} rewards; give one number each, and at "
                 "least one reward"
             )
+        shared = set.intersection(*(set(row[_ROW]) for row in self.train)) - {*_NOT_COLUMNS}
+        check_calls([reward.function for reward in self.rewards], {*_GIVEN, *shared}, "train_dataset")
 
     def render(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """The text of each row's prompt. A last message of the assistant stays open: the model continues it.
@@ -159,3 +164,24 @@ def _once_begun(tokenizer: Any, text: str) -> str:
             "tokenizer.add_bos_token and add_eos_token to False, or give prompts as text"
         )
     return bare
+
+
+def warn_of_bare_prompt(tokenizer: Any, prompt: Any) -> None:
+    """Warns of bare text under a chat template: an instruct model then answers as a base model would."""
+    if not isinstance(prompt, str) or not tokenizer.chat_template:
+        return
+    try:
+        shown = tokenizer.apply_chat_template(
+            [{"role": "user", "content": _PROBE}], tokenize=False, add_generation_prompt=True
+        )
+    except Exception:  # a template that wants other roles: nothing to compare with
+        return
+    mark = next(iter(shown.partition(_PROBE)[2].split()), "")  # what closes the user's turn: "<|im_end|>"
+    if mark and mark not in prompt:
+        warnings.warn(
+            f"train_dataset: the first prompt, {prompt[:60]!r}, holds no {mark!r}, as a chat that this tokenizer's "
+            "template renders does. An instruct model then sees no turns: build prompts with grpo_kit.build_prompt, or "
+            "give messages. For a base model, tokenizer.chat_template = None says that text is meant.",
+            UserWarning,
+            stacklevel=4,
+        )

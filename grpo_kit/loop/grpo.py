@@ -40,6 +40,7 @@ from grpo_kit.loop.measures import completions_table, measures
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.processes import Processes
+from grpo_kit.loop.run_checks import check_precision, check_task, lacks_room, mark_trained, trained_before
 from grpo_kit.loop.run_settings import settings_of
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
 from grpo_kit.loop.seeds import random_state_comes_back, rows_of_step, seed_everything
@@ -49,6 +50,7 @@ from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.files import next_run_folder, run_settings
 from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.run_lock import alone
+from grpo_kit.rewards.scoring import off_scale
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -92,9 +94,18 @@ class GRPOTrainer:
                 "different ones; add rows or lower it"
             )
         self.folder, self.hooks = Path(folder), list(hooks)
+        check_precision(self.config, model)
+        check_task(model, tokenizer, task, self.config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
         self.device = next(model.parameters()).device
         self.processes = Processes(self.config.prompts_per_step, self.device)
+        self.processes.from_main(lambda: RunLog.check(self.folder))
+        self.starts_from = trained_before(model, self.folder)
+        if self.starts_from and self.processes.is_main:
+            print(
+                f"This model was trained before: {self.starts_from}. The run goes on from those weights.",
+                flush=True,
+            )
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer_name = choose_optimizer(self.config.optimizer, model) or "adamw"
         rate = max(
@@ -112,6 +123,7 @@ class GRPOTrainer:
         self.log: RunLog | None = None
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
+        self._off_scale: set[str] = set()  # rewards of which it was said that they leave [0, 1]
         self._known, self._begun = self.config.values(), False
         self._save_failed = False  # the last checkpoint that was due
         self._half_done = False  # between the first update of a step and its last line: weights of no step
@@ -125,14 +137,15 @@ class GRPOTrainer:
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run, or another process trains into it.
         """
-        if self.step >= self.config.steps:
-            print(f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here.")
-            return
         with self.guard, random_state_comes_back(), ExitStack() as held:
             self._open(resume, held)
             error: BaseException | None = None
             try:
-                self._call_hooks("begin")
+                self._call_hooks("begin")  # a hook may ask for more steps
+                if self.step >= self.config.steps and self.processes.is_main:
+                    print(
+                        f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here."
+                    )
                 with self.guard.at_once():
                     while self.step < self.config.steps:
                         self.one_step()
@@ -148,6 +161,8 @@ class GRPOTrainer:
             finally:
                 self.guard.begin_finish_first()
                 self.model.eval()
+                if self.step:
+                    mark_trained(self.model, self.folder, self.step)
                 if (
                     isinstance(error, KeyboardInterrupt | None) or self.processes.count == 1
                 ):  # a stop is one of all
@@ -186,15 +201,29 @@ class GRPOTrainer:
             before = attempt * config.prompts_per_step + numbers.first
             batch.groups = [group + before for group in batch.groups]
             reported = score(batch, self.task, self.reward_weights)
+            self._say_off_scale(batch)
             kept.append(batch)
             signals += len({batch.groups[place] for place in with_signal(batch)})
             if signals >= len(rows):
                 break
         if config.resample:
             batch = first_groups(kept, len(rows))
+            extra = self.processes.sums({"rollout/extra_completions": sum(map(len, kept)) - len(batch)})
+            first = Batch.join(self.processes.gather(kept[0]))  # its prompts were not chosen by their rewards
+            reported |= measures(first, numbers) | extra
         everyone = sum(self.processes.gather(batch.rewards), [])
         give_advantages(batch, config, everyone)
         return batch, reported
+
+    def _say_off_scale(self, batch: Batch) -> None:
+        """Once a reward: it leaves [0, 1], which is fine."""
+        for (name, scores), reward in zip(
+            batch.parts.items(), getattr(self.task, "rewards", []), strict=False
+        ):
+            line = None if name in self._off_scale else off_scale(name, reward, scores)
+            if line is not None:
+                self._off_scale.add(name)
+                print(line, flush=True)
 
     def learn(self, batch: Batch, numbers: StepNumbers) -> dict[str, float]:
         """The updates of a step. Returns their metrics: of several updates the means."""
@@ -235,8 +264,15 @@ class GRPOTrainer:
             group["lr"] = numbers.learning_rate
         self.guard.begin_finish_first()
         self._half_done = True  # half of an optimizer step is neither the old weights nor the new
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        if self.scaler.is_enabled() or norm.isfinite():
+            self.scaler.step(self.optimizer)  # it leaves out what overflowed
+            self.scaler.update()
+        elif self.processes.is_main:
+            print(
+                f"Step {numbers.step + 1}: the gradient's norm is {norm.item()}. This update is left out and the "
+                "weights stay; a smaller learning rate, or float32 in place of 16 bits, helps most often.",
+                flush=True,
+            )
         self.optimizer.zero_grad(set_to_none=True)
         return norm.item()
 
@@ -337,13 +373,17 @@ class GRPOTrainer:
         if not self._begun:
             settings = settings_of(
                 self.model, self.task, self.config, self.reward_weights, self.optimizer_name
-            )
+            ) | {"starts_from": self.starts_from}
             log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
             self.log = log if self.processes.is_main else None
             if self.processes.is_main:
                 held.enter_context(alone(self.folder))
         if resume and not self._begun or self._half_done:
             self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
+        if not self._begun and self.processes.is_main:
+            found = lacks_room(self.folder, self.model, self.optimizer_name, self.config, self.step)
+            if found is not None:
+                warnings.warn(found, RuntimeWarning, stacklevel=4)
         self._begun, self._half_done = True, False
         self.config.freeze()
         if self.log is not None:

@@ -14,7 +14,8 @@ def measures(batch: Batch, numbers: StepNumbers) -> dict[str, float | None]:
 
     reward and reward/<part>: of those that could be judged. reward_std: the mean over groups of their standard
     deviation (ddof=1). frac_reward_zero_std: share of groups without a signal. completion_length: tokens, the end token
-    included. completion_cut_off: share that ended by their length.
+    included. completions/max_terminated_length: of those that ended by themselves. completion_cut_off: share that ended
+    by their length.
     """
     groups: dict[int, list[float]] = {}
     for reward, group in zip(batch.rewards, batch.groups, strict=True):
@@ -31,6 +32,10 @@ def measures(batch: Batch, numbers: StepNumbers) -> dict[str, float | None]:
         **{f"reward/{name}": _mean(scores) for name, scores in batch.parts.items()},
         "frac_reward_zero_std": _mean([float(len({*rewards}) < 2) for rewards in groups.values()]),
         "completion_length": _mean([len(ids) for ids in batch.completion_ids]),
+        "completions/max_terminated_length": max(
+            (len(ids) for ids, cut in zip(batch.completion_ids, batch.cut_off, strict=True) if not cut),
+            default=0,
+        ),
         "completion_cut_off": _mean([float(cut) for cut in batch.cut_off]),
         **({"entropy": _mean(entropies)} if entropies else {}),
     }

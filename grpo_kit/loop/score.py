@@ -10,10 +10,19 @@ import torch
 
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.record.files import METRIC_COLUMNS
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import score_all, totals
 from grpo_kit.tasks.right import columns_of
 
+_GROUPS = {
+    "changes", "refused", "reward", "eval", "rollout", "update", "diversity", "script", "groups", "flags", "scale",
+    "episodes",
+}  # fmt: skip
+_COLUMNS = {
+    "step", "group", "prompt", "prefill", "completion", "answer", "tokens", "logprobs", "reward", "advantage",
+    "temperature",
+}  # fmt: skip
 _EPS = 1e-4  # added to a standard deviation that divides, as in TRL
 
 
@@ -26,18 +35,53 @@ def score(batch: Batch, task: Any, weights: Sequence[float]) -> dict[str, float]
     """
     if batch.rewards:
         return {}
-    metrics: dict[str, list[float]] = {}
+    logged = Logged(batch, [name for reward in task.rewards for name in getattr(reward, "names", ())])
     columns = {
         **columns_of(batch.rows),
         "prompts": [row["question"] for row in batch.rows],
         "completion_ids": batch.completion_ids,
         "prefill": [task.prefill] * len(batch),
-        "log_extra": lambda name, values: batch.extra.update({name: list(values)}),
-        "log_metric": lambda name, value: metrics.setdefault(name, []).append(float(value)),
+        "log_extra": logged.extra,
+        "log_metric": logged.metric,
     }
     batch.parts = score_all(task.rewards, batch.completions, reward_names(task.rewards), **columns)
     batch.rewards = totals(list(batch.parts.values()), weights, batch.groups)
-    return {name: fmean(values) for name, values in metrics.items()}
+    return {name: fmean(values) for name, values in logged.metrics.items()}
+
+
+class Logged:
+    """What rewards report beside their scores: metrics, and columns of the batch's completions (its `extra`).
+
+    inside: the parts of rewards that are sums, which report "reward/<part>".
+    Raises ValueError for a name that the record has itself, no number, and another count of values than completions.
+    """
+
+    def __init__(self, batch: Batch, inside: Sequence[str]) -> None:
+        self.batch, self.inside = batch, {f"reward/{name}" for name in inside}
+        self.metrics: dict[str, list[float]] = {}
+
+    def metric(self, name: str, value: Any) -> None:
+        """A number of the step; of several the mean."""
+        if name not in self.inside and (name in METRIC_COLUMNS or name.partition("/")[0] in _GROUPS):
+            raise ValueError(
+                f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name"
+            )
+        self.metrics.setdefault(name, []).append(float(value))
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """A column of the completions, one value each; half a surrogate pair becomes its escape."""
+        if column not in self.inside and (column in _COLUMNS or column.startswith("reward/")):
+            raise ValueError(
+                f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
+            )
+        if len(values) != len(self.batch):
+            raise ValueError(
+                f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.batch)} completions; give "
+                "one for each"
+            )
+        self.batch.extra[column] = [
+            v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values
+        ]
 
 
 def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | None] | None = None) -> None:

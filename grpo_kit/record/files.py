@@ -74,6 +74,7 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         "max_steps": "steps",
         "max_completion_length": "max_completion_tokens",
         "num_iterations": "iterations",
+        "steps_per_generation": "minibatches",
     }
     found = config | {name: config.get(own) for name, own in names.items()}
     schedule = "as it says" if isinstance(config.get("learning_rate"), str) else "constant after a warmup"

@@ -35,6 +35,23 @@ class RunLog:
         self._later: dict[int, dict[str, Any]] = {}  # changes that steps to be done again were made with
         self._disk_failing = False
 
+    @staticmethod
+    def check(path: Path) -> None:
+        """Refuse a folder that no run could begin or go on in, before anything is computed.
+
+        Raises RunFolderError for a file, for what cannot be written, and for a run without a checkpoint.
+        """
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise RunFolderError(
+                f"folder={str(path)!r}: {there} is no folder that can be written; name another."
+            )
+        if holds_run(path) and not next(path.glob("checkpoint-*"), None):
+            raise RunFolderError(
+                f"folder={str(path)!r} already holds a run, without a checkpoint to go on from, and no run is "
+                f"overwritten. The next free name is {str(next_run_folder(path.parent, path.name))!r}."
+            )
+
     @classmethod
     def open(cls, path: str | Path, settings: Mapping[str, Any], *, resume: bool = False) -> RunLog:
         """Begin a run in `path`, or with `resume` go on with the one that is there.

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -146,6 +147,41 @@ def check_column_names(columns: Iterable[Any], where: str) -> None:
         if column in _TAKEN:
             raise ValueError(
                 f"{where} has a column {column!r}, but {_TAKEN[column]}; call it {f'row_{column}'!r}"
+            )
+
+
+def check_calls(rewards: Sequence[Reward], given: Collection[str], where: str) -> None:
+    """Raises ValueError, naming the reward, where a call by keyword with all of `given` would fail in training.
+
+    That is: a parameter that nothing is given for, no parameter for something given, parts of one name, or a range
+    that is none. where: the owner of the columns among `given`, for the message.
+
+    >>> check_calls([lambda completions: [1.0]], {"completions", "answer"}, "task 'sums'")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: reward '<lambda>' has the parameters (completions), but is called with answer too, by keyword; add ...
+    """
+    named = {id(p): n for r in rewards for p, n in zip(all_parts(r), getattr(r, "names", ()), strict=False)}
+    if twice := sorted(name for name, count in Counter(named.values()).items() if count > 1):
+        raise ValueError(
+            f"rewards have several parts named {twice}; metrics are kept by name, so set __name__ on one"
+        )
+    for reward in rewards:
+        name, _ = bare_name(reward), range_of(reward)
+        try:
+            parameters = inspect.signature(reward).parameters
+        except (TypeError, ValueError):  # some built-in callables have none
+            continue
+        check_columns([reward], given, where)
+        free = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        unknown = [n for n in parameters if n in free and parameters[n].default is inspect.Parameter.empty]
+        if unknown := [n for n in unknown if n not in given]:
+            raise ValueError(f"reward {name!r} asks for {unknown}, which it is not given in training")
+        refused = sorted(set(given) - free)
+        if refused and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise ValueError(
+                f"reward {name!r} has the parameters ({', '.join(parameters)}), but is called with "
+                f"{', '.join(refused)} too, by keyword; add **columns to its parameters"
             )
 
 

@@ -121,7 +121,7 @@ def _left_behind(table: pd.DataFrame, setup: Setup, name: str) -> Sign:
     "length explosion",
     lasted=3,
     why="Every token is paid for twice, in sampling and in the update, and what is cut off has no answer.",
-    first="see whether the reward pays for length; rewards.RightSize; loss_type='dr_grpo'; a maximum that fits",
+    first="see whether the reward pays for length; rewards.RightSize; loss='dr_grpo'; a maximum that fits",
 )
 def length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: 4 times the tokens of the first steps, or twice with 30 points more cut off."""
@@ -142,7 +142,7 @@ def length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
     "cut off",
     lasted=3,
     why="A completion that is cut off is scored on half an answer, and stopping is not learnt.",
-    first="a larger max_completion_length, or a prompt and reward that ask for less",
+    first="a larger max_completion_tokens, or a prompt and reward that ask for less",
 )
 def cut_off(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: more than half of the completions cut off."""
@@ -197,7 +197,7 @@ def language_switch(table: pd.DataFrame, setup: Setup) -> Sign:
     "sampler gap",
     lasted=3,
     why="The gradient is of another policy than the one that wrote the completions.",
-    first="rollout='kit'; else look at dtype, dropout, adapters and the sampler's temperature and top-k",
+    first="the kit's engine; else look at dtype, dropout, adapters and the sampler's temperature and top-k",
 )
 def sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: 0.05 nats a token between sampler and trainer on fresh rollouts; bfloat16 rounds by about 0.01."""
@@ -210,7 +210,7 @@ def sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
     "stale rollouts",
     lasted=WINDOW,
     why="A clipped token has no gradient, and one that is not weighted has another policy's: little of it is learnt.",
-    first="fewer passes over a rollout (num_iterations, steps_per_generation, sync_every), or a lower learning rate",
+    first="fewer passes over a rollout (iterations, minibatches, sync_every), or a lower learning rate",
 )
 def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 5 steps on rollouts that are not fresh: a tenth of the tokens clipped, or 0.1 nats a token from the policy.
@@ -294,7 +294,7 @@ def _dead(
 OF_ROLLOUTS = (
     entropy_collapse, mode_collapse, sparse_reward, cancelling_parts, length_explosion, cut_off, language_switch,
 )  # fmt: skip
-"""On the rows of steps that sampled; with num_iterations above 1 the others have no reward."""
+"""On the rows of steps that sampled; with iterations above 1 the others have no reward."""
 OF_PARTS = (part_never_paid, part_never_judged)
 """On the rows of steps that sampled, those without any total among them."""
 OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, lost_updates, one_answer)

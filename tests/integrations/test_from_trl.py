@@ -1,5 +1,7 @@
 """from_trl against trl's own trainer on the same completions: advantages, loss, gradient norm, rates, weights."""
 
+import warnings
+
 import pytest
 from forced_runs import apart, arguments, by_loop, by_trl, chats, means, points, texts, vowels
 from peft import LoraConfig
@@ -7,6 +9,7 @@ from peft import LoraConfig
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.integrations.trl import from_trl
 from grpo_kit.models import load_policy
+from grpo_kit.prompts import build_prompt
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 CASES = {
@@ -150,7 +153,7 @@ def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, given, why):
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    given = {"reward_funcs": points, "train_dataset": texts(), "processing_class": tokenizer, **given}
+    given = {"reward_funcs": letters, "train_dataset": texts(), "processing_class": tokenizer, **given}
     args = arguments(tmp_path, **given.pop("fields", {}))
     with pytest.raises(ValueError, match=why):
         from_trl(model, args=args, **given)
@@ -179,3 +182,42 @@ def test_a_mixture_of_experts_is_refused_while_its_router_has_a_loss(tmp_path):
     from_trl(
         model, points, arguments(tmp_path, router_aux_loss_coef=0.0), texts(), processing_class=tokenizer
     )
+
+
+def letters(completions, **columns):
+    return [len(text) / 100 for text in completions]
+
+
+def asks_for_gold(completions, gold, **columns):
+    return letters(completions)
+
+
+def only_completions(completions):
+    return letters(completions)
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ({"reward_funcs": asks_for_gold}, r"'asks_for_gold' asks for the column \['gold'\].*train_dataset"),
+        ({"reward_funcs": only_completions}, r"'only_completions' has the parameters .* add \*\*columns"),
+        ({"train_dataset": [{"prompt": "short"}, {"prompt": "word " * 1020}]}, "'word .* context of 1024"),
+    ],
+)
+def test_rewards_and_prompts_are_checked_before_training(tmp_path, given, why):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    given = {"reward_funcs": letters, "train_dataset": texts(), **given}
+    with pytest.raises(ValueError, match=why):
+        from_trl(model, args=arguments(tmp_path), processing_class=tokenizer, **given)
+
+
+def test_bare_text_under_a_chat_template_is_said_once(tmp_path):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    rendered = [{"prompt": build_prompt(tokenizer, f"Say {i}")} for i in range(8)]
+    seen = {}
+    for name, rows in (("bare", texts()), ("rendered", rendered), ("messages", chats())):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            from_trl(model, letters, arguments(tmp_path / name), rows, processing_class=tokenizer)
+        seen[name] = sum("holds no '" in str(one.message) for one in caught)
+    assert seen == {"bare": 1, "rendered": 0, "messages": 0}

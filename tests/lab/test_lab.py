@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 from lab_runs import ARMS, SEEDS, base, task
+from loop_runs import press_stop
 from scipy import stats
-from tiny_run import press_stop
 from transformers import set_seed
 
 import grpo_kit as kit

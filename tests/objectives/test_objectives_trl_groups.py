@@ -3,8 +3,9 @@
 import pytest
 import torch
 from datasets import Dataset
+from loop_runs import letters
 from parity import assert_parity, logprobs_of, sharp_model
-from tiny_run import letters, make, ragged_batch, settings
+from plain_trl import make_plain, ragged_batch, settings
 from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -41,7 +42,7 @@ def trainer(tmp_path_factory):
     options |= dict(
         epsilon=EPSILON, epsilon_high=EPSILON_HIGH, max_completion_length=LONGEST, temperature=0.8
     )
-    return make("plain", folder, model=sharp_model(0), **options)
+    return make_plain(folder, model=sharp_model(0), **options)
 
 
 def score(trainer, micro):
@@ -172,7 +173,7 @@ def remembered(values):
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_group_advantages_are_trls(scale, tmp_path):
     given = []
-    trainer = make("plain", tmp_path, rewards=remembered(given), scale_rewards=scale, model=sharp_model(0))
+    trainer = make_plain(tmp_path, rewards=remembered(given), scale_rewards=scale, model=sharp_model(0))
     got = rollout(trainer)["advantages"]
     assert torch.allclose(group_advantages(torch.tensor(given[0]), 4, scale=scale), got, rtol=1e-5, atol=1e-6)
     assert got.abs().max() > 0.05
@@ -182,7 +183,7 @@ def test_the_overlong_filter_is_trls(tmp_path):
     masks = {}
     for masked in (False, True):
         torch.manual_seed(0)
-        trainer = make("plain", tmp_path, mask_truncated_completions=masked, model=sharp_model(0))
+        trainer = make_plain(tmp_path, mask_truncated_completions=masked, model=sharp_model(0))
         masks[masked] = rollout(trainer)["completion_mask"]
     truncated = torch.tensor([True] * 8)  # six tokens of 49152 hold no end, so all are cut off
     assert masks[False].sum() == 48 and torch.equal(overlong_filter(masks[False], truncated), masks[True])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from bitsandbytes.optim import AdamW8bit
+from loop_runs import make, record
 from peft import LoraConfig, get_peft_model
-from tiny_run import make, weights
 from transformers import Trainer
 
 from grpo_kit.models import load_policy
@@ -228,26 +228,30 @@ def test_a_grpo_run_moves_bfloat16_weights_as_a_float32_run_and_resumes(tmp_path
     """The trainer's own path: temperature, clipping, schedule, checkpoint; 3 + 3 steps equal 6."""
 
     def trainer(folder):
-        model = policy("adamw-8bit-split")
-        optimizer = make_optimizer("adamw-8bit-split", model, learning_rate=1e-5)
-        options = dict(lr_scheduler_type="linear", max_steps=6, save_strategy="steps", save_steps=3)
-        kit = {"optimizers": (optimizer, None)}
-        return make("kit", tmp_path / folder, model=model, kit=kit, learning_rate=1e-5, **options), model
+        config = dict(optimizer="adamw-8bit-split", learning_rate=lambda progress: 1e-5 * (1 - progress / 2))
+        return make(
+            tmp_path / folder,
+            model=policy("adamw-8bit-split"),
+            steps=6,
+            save_steps=3,
+            save_total_limit=2,
+            **config,
+        )
 
-    whole, model = trainer("whole")
-    before = weights(whole)
+    whole = trainer("whole")
+    before = {name: p.detach().clone() for name, p in whole.trained.items()}
     whole.train()
-    rates = [row["learning_rate"] for row in whole.state.log_history if "learning_rate" in row]
+    rates = [row["learning_rate"] for row in record(whole.folder)[0]]
     assert rates == sorted(rates, reverse=True) and rates[0] == 1e-5
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    after = weights(whole)
-    change = {n: whole.optimizer.optimizer.master(p) for n, p in model.named_parameters()}
+    assert {p.dtype for p in whole.trained.values()} == {torch.bfloat16}
+    change = {n: whole.optimizer.master(p) for n, p in whole.trained.items()}
     assert all(not torch.equal(change[n], before[n].float()) for n in before)
-    assert any(not torch.equal(after[n], before[n]) for n in before)
+    assert any(not torch.equal(p, before[n]) for n, p in whole.trained.items())
 
-    again, _ = trainer("again")
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert all(torch.equal(after[n], p) for n, p in weights(again).items())
+    (tmp_path / "whole/checkpoint-6").rename(tmp_path / "six")
+    again = trainer("whole")
+    again.train(resume=True)
+    assert all(torch.equal(p, whole.trained[n]) for n, p in again.trained.items())
 
 
 def test_share_that_moves_counts_what_a_step_really_changes():

@@ -1,8 +1,8 @@
 """Columns of own rows: every name reaches the rewards as it is, or is refused by name before a model is loaded."""
 
 import pytest
-from datasets import Dataset
-from tiny_run import letters, make
+from loop_runs import letters
+from standard_runs import make
 
 import grpo_kit as kit
 from grpo_kit.evaluation.generate_and_score import answer
@@ -98,10 +98,8 @@ def test_a_name_that_no_reward_can_be_given_is_refused_with_another(name, tmp_pa
     )
     with pytest.raises(ValueError, match=f"rows {refused}"):
         answer(*tiny, good, rows)
-    if name not in ("prompt", "prefill"):  # which a data set must have, and may
-        data = Dataset.from_list([{"prompt": f"Say {i}:", name: "x"} for i in range(8)])
-        with pytest.raises(ValueError, match=f"train_dataset {refused}"):
-            make("kit", tmp_path, dataset=data, model="no-such-folder/no-model")
+    with pytest.raises(ValueError, match=f"train {refused}"):
+        from_rows("x", rows, [{"question": "b?", "answer": "4"}], reward=letters)
 
 
 @pytest.mark.parametrize("name", ["self", "completions"])
@@ -121,12 +119,6 @@ def test_a_column_whose_name_is_no_text_is_refused():
         check_column_names([0], "rows")
 
 
-def test_pictures_beside_messages_are_for_a_model_that_sees(tmp_path):
-    messages = [[{"role": "user", "content": f"Say {i}"}] for i in range(8)]
-    data = Dataset.from_dict({"prompt": messages, "image": [None] * 8})
-    make("kit", tmp_path, dataset=data)
-
-
 def test_all_of_them_at_once_in_training_evaluation_and_samples(tmp_path, tiny):
     names = [name for name in FREE if name != "responses"]
     rows = [{"question": f"Say {i}:", "answer": str(i), **dict.fromkeys(FREE, "first")} for i in range(16)]
@@ -135,8 +127,7 @@ def test_all_of_them_at_once_in_training_evaluation_and_samples(tmp_path, tiny):
         one.__name__ = f"sees {name}"
     rewards = [*seen.values(), WeightedSum({letters: 1.0})]
     task = from_rows("own", rows[:8], rows[8:], reward=rewards, max_completion_tokens=6, strategies={})
-    data = task.dataset(tiny[1])
-    make("kit", tmp_path / "run", rewards=rewards, dataset=data, max_steps=1).train()
+    make(tmp_path / "run", task=task, steps=1).train()
     assert all(one.got == ["first"] * 8 for one in seen.values())
     table = kit.read_completions(tmp_path / "run")
     assert len(table) == 8 and (table["reward/sees name"] == 1).all(), "a column 'fills' hides no row"

@@ -4,10 +4,9 @@ import math
 
 import pandas as pd
 import pytest
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import make
+from standard_runs import make
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
 import grpo_kit
@@ -421,11 +420,7 @@ def test_a_real_run_shows_it_live_and_in_its_log(tmp_path):
     def late(completions, **columns):
         return [1 - score for score in early(completions)]
 
-    rows = Dataset.from_list(
-        [{"prompt": f"Say {i}: <answer>", "prefill": "<answer>", "answer": "5"} for i in range(4)]
-    )
-    total = WeightedSum({early: 0.5, late: 0.5})
-    make("kit", tmp_path / "run", rewards=[total], dataset=rows, max_steps=2).train()
+    make(tmp_path / "run", rewards=WeightedSum({early: 0.5, late: 0.5}), steps=2).train()
     found = cancelled_groups(grpo_kit.read_completions(tmp_path / "run"))
     metrics = grpo_kit.read_metrics(tmp_path / "run")
     assert found["step"].tolist() == [1, 2]
@@ -441,8 +436,7 @@ def test_the_log_of_several_reward_functions_too(tmp_path):
     def down(completions, **columns):
         return [float(1 - row % 2) for row in range(len(completions))]
 
-    rows = Dataset.from_list([{"prompt": f"Say {i}:"} for i in range(4)])
-    make("kit", tmp_path / "run", rewards=[up, down], dataset=rows, max_steps=1).train()
+    make(tmp_path / "run", rewards=[up, down], steps=1).train()
     row = cancelled_groups(grpo_kit.read_completions(tmp_path / "run")).iloc[0]
     assert (row.groups, row.cancelled) == (2, 2)
-    assert row.example.startswith("up 0, 1, 0, 1; down 1, 0, 1, 0; reward 1, 1, 1, 1")
+    assert row.example.startswith("up 0, 1, 0, 1; down 1, 0, 1, 0; reward 0.5, 0.5, 0.5, 0.5")

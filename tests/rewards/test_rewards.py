@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import make
+from plain_trl import make_plain
 
 from grpo_kit.rewards import (
     ExactAnswer,
@@ -476,7 +476,7 @@ def test_plain_trl_trains_with_them_unchanged(tmp_path):
         return [float(response.startswith("<answer>")) for response in responses]
 
     rows = Dataset.from_list([{"prompt": "One: <answer>", "prefill": "<answer>", "answer": "5"}] * 4)
-    trainer = make("plain", tmp_path, rewards=[total, starts_with_tag], dataset=rows, max_steps=1)
+    trainer = make_plain(tmp_path, rewards=[total, starts_with_tag], dataset=rows, max_steps=1)
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["rewards/starts_with_tag/mean"] == 1.0  # every completion begins after the prefill

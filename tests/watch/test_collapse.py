@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from loop_runs import letters
+from standard_runs import make
 
 from grpo_kit import tasks
 from grpo_kit.record.files import read_metrics
@@ -12,7 +14,6 @@ from grpo_kit.rewards import ExactAnswer, Gated, Language, SoftFormat, WeightedS
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.watch.monitor import red_flags
 from grpo_kit.watch.red_flag import Setup
-from tests.tiny_run import make
 from tests.watch.test_monitor import RUNS
 
 COLLAPSED = ("events", "constant_strategy", "countdown_collapse")
@@ -128,15 +129,15 @@ def test_a_task_states_what_its_best_constant_strategy_earns():
 
 def test_a_trainer_writes_both_down(tmp_path):
     task = tasks.largest(n_train=16, n_held_out=4)
-    make("kit", tmp_path / "run", task=task, max_steps=1).train()
+    make(tmp_path / "run", task=task, steps=1).train()
     config = json.loads((tmp_path / "run" / "run.json").read_text())
     assert config["answer_parts"] == ["exact_answer"]
     assert config["data"] == {"task": "largest", "rows": 16}
     assert config["best_constant"]["strategy"] == task.best_constant(task.train)[0]
     assert Setup.of(config).constant == config["best_constant"]["parts"]["exact_answer"]
-    make("kit", tmp_path / "plain", max_steps=1).train()
+    make(tmp_path / "plain", rewards=letters, steps=1).train()
     config = json.loads((tmp_path / "plain" / "run.json").read_text())
-    assert config["answer_parts"] == [] and config["best_constant"] is None
+    assert config["answer_parts"] == [] and Setup.of(config).constant is None
 
 
 def test_who_earns_nearly_all_is_not_wrong_whatever_a_constant_earns():

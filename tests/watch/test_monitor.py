@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
+from loop_runs import letters, same, weights
+from standard_runs import make
 
-from grpo_kit.models import load_policy
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.rewards import WeightedSum
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Setup
 from grpo_kit.watch.monitor import Monitor, completion_measures, read_flags, red_flags
-from tests.tiny_run import data, letters, make, same, weights
 
 RUNS = Path(__file__).parents[1] / "fixtures" / "flags"
 HEALTHY = sorted(p.parent for p in RUNS.glob("healthy/*/metrics.csv"))
@@ -377,7 +377,7 @@ def same_score(completions, **columns):
 
 
 def test_a_run_records_measures_and_flags(tmp_path, capsys):
-    trainer = make("kit", tmp_path / "run", rewards=same_score, max_steps=7, temperature=1.5)
+    trainer = make(tmp_path / "run", rewards=same_score, steps=7, temperature=1.5)
     trainer.train()
     metrics = read_metrics(tmp_path / "run")
     assert metrics["groups/equal_rewards"].tolist() == [1.0] * 7
@@ -388,7 +388,7 @@ def test_a_run_records_measures_and_flags(tmp_path, capsys):
     assert flags == [flag for flag in flags if flag in red_flags(metrics, config=config_of(tmp_path / "run"))]
     said = capsys.readouterr().out
     assert all(said.count(f"Red flag: {flag}") == 1 for flag in flags), "once, not at every step"
-    assert trainer.stopped_by is None and not trainer.interrupted
+    assert trainer.step == 7
     drawn = plot_run(tmp_path / "run")
     words = [text.get_text() for text in drawn.texts]
     assert len(words) == len(flags) and words[0].startswith(f"1  {flags[0].name} since step {flags[0].step}")
@@ -399,45 +399,44 @@ def config_of(folder):
 
 
 def test_stop_ends_after_the_step_saves_and_goes_on(tmp_path, capsys):
-    options = {"rewards": same_score, "max_steps": 9}
-    trainer = make("kit", tmp_path / "run", kit={"on_flag": "stop"}, **options)
-    trainer.train()
-    first = trainer.stopped_by
-    assert first.name == "cut off" and trainer.state.global_step == 3 and not trainer.interrupted
-    assert (tmp_path / "run" / "checkpoint-3" / "trainer_state.json").is_file()
-    assert "Stopped after step 3 of 9 (red flag: cut off)" in capsys.readouterr().out
-    trainer.train()  # the flag is known now; the next one stops it again
-    assert trainer.state.global_step == 5 and trainer.stopped_by.name != first.name
+    trainer = make(tmp_path / "run", on_flag="stop", rewards=same_score, steps=9)
+    with pytest.raises(Stopped, match="after step 3 of 9"):
+        trainer.train()
+    assert trainer.step == 3 and (tmp_path / "run" / "checkpoint-3" / "digests.json").is_file()
+    assert "Red flag: cut off; the run stops." in capsys.readouterr().out
+    with pytest.raises(Stopped, match="after step 5 of 9"):
+        trainer.train()  # the flag is known now; the next one stops it again
     names = [flag.name for flag in read_flags(tmp_path / "run")]
-    assert len(set(names)) == len(names)
+    assert len(set(names)) == len(names) >= 2
 
 
 def test_stopping_and_going_on_changes_no_weight(tmp_path):
-    stopped = make("kit", tmp_path / "a", kit={"on_flag": "stop"}, max_steps=5)
-    stopped.train()
-    assert 0 < stopped.state.global_step < 5
-    while stopped.state.global_step < 5:
-        stopped.train()
-    straight = make("kit", tmp_path / "b", max_steps=5)
+    stopped, stops = make(tmp_path / "a", on_flag="stop", steps=5), 0
+    while stopped.step < 5:
+        try:
+            stopped.train()
+        except Stopped:
+            stops += 1
+    straight = make(tmp_path / "b", steps=5)
     straight.train()
-    assert same(weights(stopped), weights(straight))
+    assert stops and same(weights(stopped), weights(straight))
 
 
 def test_a_callable_gets_each_flag_once_and_may_fail(tmp_path, capsys):
     got = []
-    make("kit", tmp_path / "a", rewards=same_score, max_steps=6, kit={"on_flag": got.append}).train()
+    make(tmp_path / "a", rewards=same_score, steps=6, on_flag=got.append).train()
     assert got == read_flags(tmp_path / "a") and len(got) >= 2
     assert "Red flag" not in capsys.readouterr().out
 
     def fails(flag):
         raise RuntimeError("no pager")
 
-    trainer = make("kit", tmp_path / "b", rewards=same_score, max_steps=6, kit={"on_flag": fails})
+    trainer = make(tmp_path / "b", rewards=same_score, steps=6, on_flag=fails)
     with pytest.warns(RuntimeWarning, match="no pager"):
         trainer.train()
-    assert trainer.state.global_step == 6
+    assert trainer.step == 6
     with pytest.raises(ValueError, match="on_flag='shout'"):
-        make("kit", tmp_path / "c", kit={"on_flag": "shout"})
+        make(tmp_path / "c", on_flag="shout")
 
 
 def test_dead_parts_are_seen_in_a_running_trainer(tmp_path):
@@ -447,12 +446,12 @@ def test_dead_parts_are_seen_in_a_running_trainer(tmp_path):
     def never(completions, answer, **columns):
         return [0.0] * len(completions)
 
-    make("kit", tmp_path / "run", rewards=[letters, never, silent], max_steps=10).train()
+    make(tmp_path / "run", rewards=[letters, never, silent], steps=10).train()
     flags = {flag.name: flag.saw for flag in read_flags(tmp_path / "run")}
     assert flags["part never paid"].startswith("never gave 0")
     assert flags["part never judged"].startswith("silent gave None")
     inside = WeightedSum({letters: 0.5, silent: 0.5})  # no completion has a total
-    make("kit", tmp_path / "sum", rewards=inside, max_steps=10).train()
+    make(tmp_path / "sum", rewards=inside, steps=10).train()
     flags = {flag.name: flag.saw for flag in read_flags(tmp_path / "sum")}
     assert flags["part never judged"].startswith("weighted_sum and silent gave None")
 
@@ -464,53 +463,22 @@ def test_trouble_in_the_monitor_never_stops_training(tmp_path):
         assert monitor.measure(pd.DataFrame({"step": [1], "nothing": [2]})) == {}
 
 
-def test_held_out_measures_reach_the_row_of_their_step(tmp_path):
-    trainer = make(
-        "kit", tmp_path / "run", eval_dataset=data(4), eval_strategy="steps", eval_steps=2, eval_on_start=True,
-        per_device_eval_batch_size=4, max_steps=4,
-    )  # fmt: skip
-    trainer.train()
-    metrics = read_metrics(tmp_path / "run").set_index("step")
-    assert metrics.index.tolist() == [0, 1, 2, 3, 4]
-    there = metrics["eval/reward"].notna()
-    assert there[there].index.tolist() == [0, 2, 4]
-    assert metrics.loc[2, "eval/reward/letters"] == metrics.loc[2, "eval/reward"]
-    logged = {e["step"]: e["eval_reward"] for e in trainer.state.log_history if "eval_reward" in e}
-    assert metrics.loc[there, "eval/reward"].to_dict() == pytest.approx(logged)
-    assert metrics.loc[2, "loss"] == metrics.loc[2, "loss"], "the step's own numbers stay"
-    trainer.evaluate()  # afterwards: nothing to write to
-
-
-def test_bfloat16_weights_under_plain_adamw_lose_updates(tmp_path):
-    def flags(rate, plain):
-        model = load_policy("tiny-random", dtype="bfloat16", quiet=True)[0]
-        own = {"optimizers": (torch.optim.AdamW(model.parameters(), lr=rate), None)} if plain else {}
-        options = {"model": model, "kit": own, "max_steps": 1, "learning_rate": rate}
-        make("kit", tmp_path / f"{rate}-{plain}", **options).train()
-        return [flag.name for flag in read_flags(tmp_path / f"{rate}-{plain}")]
-
-    assert flags(1e-6, plain=True) == ["lost updates"]
-    assert flags(1e-6, plain=False) == []  # the kit's optimizer keeps the bits
-    assert flags(1e-1, plain=True) == []
-
-
 def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
-    trainer = make("kit", tmp_path / "gap", max_steps=4)
-    inner = trainer.sampling.with_engine
+    trainer = make(tmp_path / "gap", steps=4)
+    inner = trainer.sample
 
-    def sharper(prompt_ids):  # as a sampler that does not know the temperature
-        trainer.generation_config.temperature = 0.3
-        ids, logprobs, entropies = inner(prompt_ids)
-        return ids, [[value * 0.5 for value in row] for row in logprobs], entropies
+    def sharper(*given):  # as a sampler that does not know the temperature
+        batch = inner(*given)
+        batch.sampler_logprobs = [[value * 0.5 for value in row] for row in batch.sampler_logprobs]
+        return batch
 
-    trainer.sampling.with_engine = sharper
+    trainer.sample = sharper
     trainer.train()
     assert "sampler gap" in {flag.name for flag in read_flags(tmp_path / "gap")}
 
-    stale = {"max_steps": 8, "num_iterations": 8, "learning_rate": 0.1, "epsilon": 0.05}
-    make("kit", tmp_path / "stale", **stale).train()
+    make(tmp_path / "stale", steps=6, iterations=8, learning_rate=0.1, epsilon=0.05).train()
     assert "stale rollouts" in {flag.name for flag in read_flags(tmp_path / "stale")}
-    make("kit", tmp_path / "fresh", max_steps=8, learning_rate=0.1, epsilon=0.05).train()
+    make(tmp_path / "fresh", steps=8, learning_rate=0.1, epsilon=0.05).train()
     names = {flag.name for flag in read_flags(tmp_path / "fresh")}
     assert not names & {"stale rollouts", "sampler gap", "lost updates"}
 
@@ -518,5 +486,5 @@ def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
 def test_a_healthy_step_says_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        make("kit", tmp_path / "run", rewards=letters, max_steps=2).train()
+        make(tmp_path / "run", rewards=letters, steps=2).train()
     assert read_flags(tmp_path / "run") == []

@@ -1,0 +1,107 @@
+"""What is checked before a run's first step, so that it does not fail or fill the disk in the middle of the run."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from grpo_kit.loop.checkpoint import checkpoints
+from grpo_kit.loop.generate import render
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.models import base_model
+from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.rewards.parts import check_calls
+from grpo_kit.tasks.task import Task
+
+GIVEN = ("completions", "prompts", "completion_ids", "prefill", "log_extra", "log_metric")  # see score()
+_OPEN_TAG = re.compile(r"<(\w+)>\s*\Z")
+_GIB = 2**30
+_TRAINED = "_grpo_kit_trained"  # a model's own mark: (folder, steps)
+
+
+def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
+    """Refuse what would fail after a rollout, in train and held-out rows alike.
+
+    Raises ValueError for a reward that the call does not fit, and for a prompt that cannot be rendered, has no tokens
+    or leaves no room for a completion. Warns where right answers are longer than a completion may be.
+    A task of episodes makes its prompts turn by turn: they are checked there.
+    """
+    if not hasattr(task, "render"):
+        return
+    rows = [*task.train, *task.held_out]
+    shared = set.intersection(*(set(row) for row in rows))
+    check_calls(task.rewards, {*GIVEN, *shared}, f"task {task.name!r}")
+    render(model, tokenizer, task, rows, config.max_completion_tokens)
+    if not isinstance(task, Task):
+        return
+    opened = _OPEN_TAG.search(task.prefill)
+    closing = f"</{opened[1]}>" if opened else ""
+    texts = [f"{row['answer']}{closing}" for row in task.train]
+    lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    if over := sum(length > config.max_completion_tokens for length in lengths):
+        warnings.warn(
+            f"task {task.name!r}: of {len(lengths)} right answers {over} have more than max_completion_tokens="
+            f"{config.max_completion_tokens} tokens (the longest {max(lengths)}), so that they can only be cut off; "
+            "kit.length_probe measures what is needed",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def check_precision(config: Config, model: torch.nn.Module) -> None:
+    """Raises ValueError for a scaled loss over trained weights of 16 bits: their gradients cannot be scaled back."""
+    narrow = {p.dtype for p in model.parameters() if p.requires_grad} - {torch.float32}
+    if config.autocast == "float16" and narrow:
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        raise ValueError(
+            f"autocast='float16' trains float32 weights only, these are {found}: load with dtype='float32', or with "
+            "tuning='lora', whose adapters are float32 over weights of any dtype"
+        )
+
+
+def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Config, step: int) -> str | None:
+    """One line where the folder's disk is too small for the checkpoints to come; None where it is not.
+
+    optimizer: its name. step: steps that are done.
+    """
+    one = checkpoint_bytes(model, optimizer)
+    due = (
+        math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
+    )  # where it is stopped
+    there = len(checkpoints(folder))
+    # The next one is written before the oldest goes.
+    more = max(min(there + due, config.save_total_limit + 1) - there, 0)
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if more * one <= free:
+        return None
+    return (
+        f"The disk of {folder} is too small: a checkpoint takes {one / _GIB:.1f} GiB, {more} more will lie there at a "
+        f"time, and {free / _GIB:.1f} GiB are free. Free some, save less often (save_steps) or keep fewer "
+        "(save_total_limit); what cannot be saved where it is stopped stays in memory alone."
+    )
+
+
+def checkpoint_bytes(model: torch.nn.Module, optimizer: str) -> int:
+    """Bytes of one checkpoint: the weights, of adapters what is trained, and the optimizer's state."""
+    adapters, state_of = isinstance(model, PeftModel), OPTIMIZERS[optimizer].state_of
+    sizes = [(p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()]
+    return int(sum(n * (size * (own or not adapters) + state_of(size) * own) for n, size, own in sizes))
+
+
+def mark_trained(model: Any, folder: Path, steps: int) -> None:
+    """The model in memory has the weights that a run made; see trained_before."""
+    setattr(base_model(model), _TRAINED, (str(folder), steps))
+
+
+def trained_before(model: Any, folder: Path) -> str | None:
+    """The run, other than the one in `folder`, that a model in memory was trained in; None for one as it was loaded."""
+    run, steps = getattr(base_model(model), _TRAINED, (str(folder), 0))
+    return None if run == str(folder) else f"{steps} steps in {run}"

@@ -1,0 +1,190 @@
+"""Held-out rows on whole runs of the standard trainer: stopped, with adapters, judged by the reward, in words."""
+
+import json
+
+import pytest
+from loop_runs import press_stop
+
+from grpo_kit import tasks
+from grpo_kit.evaluation.accuracy import evaluate
+from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.hooks.standard import GRPOTrainer
+from grpo_kit.loop import Config
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.models import load_policy
+from grpo_kit.record.files import RunFolderError, read_metrics
+from grpo_kit.watch.run_card import model_card
+
+TASK = tasks.largest(n_train=32, n_held_out=16)
+
+
+class Scripted(HeldOut):
+    """A held-out set whose accuracy is known beforehand; it still asks the model."""
+
+    values = (0.1, 0.2, 0.7, 0.3, 0.4, 0.5, 0.6)
+
+    def measure(self, model, tokenizer):
+        found = super().measure(model, tokenizer)
+        assert set(found) == {"accuracy", "accuracy_low", "accuracy_high", "constant"}
+        object.__setattr__(self, "asked", getattr(self, "asked", -1) + 1)
+        value = self.values[self.asked]
+        return {"accuracy": value, "accuracy_low": value / 2, "accuracy_high": (1 + value) / 2}
+
+
+class WeightsAt(Hook):
+    def __init__(self, stop_at=None):
+        self.seen, self.stop_at = {}, stop_at
+
+    def before_step(self, trainer):
+        if trainer.step == self.stop_at:
+            self.stop_at = None
+            press_stop()
+
+    def after_step(self, trainer, row, batch):
+        self.seen[trainer.step] = {n: p.detach().clone() for n, p in trainer.trained.items()}
+
+
+def trainer(folder, *, task=TASK, tuning="full", live=None, held_out=None, keep="last", hooks=(), **config):
+    model, tokenizer = load_policy("tiny-random", tuning=tuning, quiet=True)
+    values = {
+        "steps": 4,
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "learning_rate": 1e-2,
+        "warmup": 0,
+        "seed": 3,
+    }
+    return GRPOTrainer(
+        model, task, Config(**values | config), tokenizer=tokenizer, folder=folder, live=live, held_out=held_out,
+        keep=keep, hooks=hooks,
+    )  # fmt: skip
+
+
+def test_the_last_measure_is_the_evaluation_of_the_same_questions(tmp_path):
+    run = trainer(tmp_path / "run", held_out=HeldOut(TASK, rows=8, every=2))
+    run.train()
+    measured = read_metrics(tmp_path / "run").dropna(subset="eval/accuracy")
+    assert (measured["eval/accuracy_low"] <= measured["eval/accuracy"]).all()
+    after = evaluate(run.model, run.tokenizer, TASK, rows=TASK.held_out[:8])
+    assert measured["eval/accuracy"].iloc[-1] == after.strict.value
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_the_best_is_kept_by_a_run_that_was_stopped_and_by_adapters(tuning, tmp_path):
+    seen = WeightsAt()
+    made = dict(tuning=tuning, keep="best")
+    whole = trainer(tmp_path / "whole", held_out=Scripted(TASK, rows=2, every=1), hooks=[seen], **made)
+    whole.train()
+    first = trainer(
+        tmp_path / "run", held_out=Scripted(TASK, rows=2, every=1), hooks=[WeightsAt(stop_at=3)], **made
+    )
+    with pytest.raises(Stopped, match="after step 3"):
+        first.train()
+    assert not (tmp_path / "run" / "kept.json").exists()
+    held_out = Scripted(TASK, rows=2, every=1)
+    object.__setattr__(held_out, "asked", 3)  # 0.4 is still to come
+    second = trainer(tmp_path / "run", held_out=held_out, **made)
+    second.train(resume=True)
+    for name, p in second.trained.items():
+        assert (seen.seen[2][name] == p).all() and (whole.trained[name] == p).all()
+    assert json.loads((tmp_path / "run" / "kept.json").read_text())["step"] == 2
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "The weights are those of step 2 of 4, the best held-out accuracy (0.700)" in card
+
+
+def test_a_better_evaluation_that_is_not_kept_is_named_in_the_card_too(tmp_path, capsys):
+    trainer(tmp_path / "run", held_out=Scripted(TASK, rows=2, every=1), live=False).train()
+    said = capsys.readouterr().out
+    assert (
+        "Held-out accuracy was 70 % after step 2 and is 40 % after the last, 4; the fall may be chance."
+        in said
+    )
+    assert not (tmp_path / "run" / "kept.json").exists()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "was 70 % after step 2" in card and "The weights are the last step's." in card
+
+
+def test_without_right_and_wrong_the_reward_is_measured_and_the_best_is_judged_by_it(tmp_path):
+    def lively(completions, **columns):
+        return [min(1.0, len(set(text)) / 20) for text in completions]
+
+    rows = [{"question": f"Say {i}."} for i in range(40)]
+    task = tasks.from_rows("own", rows, reward=lively, max_completion_tokens=6)
+    trainer(
+        tmp_path / "run", task=task, steps=2, held_out=HeldOut(task, rows=8, every=1), keep="best"
+    ).train()
+    table = read_metrics(tmp_path / "run")
+    assert table["eval/reward"].notna().all() and "eval/accuracy" not in table
+    best = table.loc[table["eval/reward"].idxmax()]
+    kept = json.loads((tmp_path / "run" / "kept.json").read_text())
+    assert (kept["by"], kept["value"]) == ("reward", pytest.approx(best["eval/reward"]))
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "Held-out reward, greedy, 95 % interval: step 0: 0." in card
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["best_constant"] is None
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    for bad in ({"rows": 0}, {"rows": 17}, {"every": 0}, {"rows": 2.5}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            HeldOut(TASK, **{"rows": 4} | bad)
+    with pytest.raises(ValueError, match="keep='best' needs held_out.* or keep='last'"):
+        trainer(tmp_path / "a", keep="best")
+    with pytest.raises(ValueError, match="keep='first'"):
+        trainer(tmp_path / "b", keep="first", held_out=HeldOut(TASK, rows=2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_says_what_was_trained(tmp_path):
+    run = trainer(tmp_path / "run", steps=3, held_out=HeldOut(TASK, rows=8, every=2), learning_rate=1e-3)
+    run.train()
+    run.change(steps=4, learning_rate=5e-4)
+    run.train()
+    text = (tmp_path / "run/README.md").read_text()
+    for words in (
+        "| base | tiny-random |", "| data | task largest, rows 32 |", "exact_answer x 0.75, soft_format x 0.25",
+        "| steps | 4 |", "Held-out accuracy, greedy, 95 % interval: step 0: ", "-> step 4: ",
+        "learning_rate 0.001 -> 0.0005", "| reward | 0.",
+    ):  # fmt: skip
+        assert words in text, text
+    assert "None" not in text
+    assert "88.3 %" in model_card(tmp_path / "run", "strict 19.9 % -> 88.3 %").read_text()
+    with pytest.raises(RunFolderError, match="holds no run"):
+        model_card(tmp_path)
+
+
+@pytest.mark.parametrize(("live", "lines"), [(True, 2), (False, 2), (None, 0)])
+def test_live_says_how_loud_a_run_is(live, lines, tmp_path, capsys):
+    trainer(tmp_path / "run", steps=2, live=live).train()
+    said = capsys.readouterr().out.splitlines()
+    assert sum("reward" in line and line.startswith("step ") for line in said) == lines
+
+
+def test_a_run_that_is_done_hears_what_was_asked_of_its_folder(tmp_path, capsys):
+    from grpo_kit.record.control import control
+
+    run = trainer(tmp_path / "run", steps=2)
+    run.train()
+    run.train()
+    assert "All 2 steps are done" in capsys.readouterr().out
+    hand = control(tmp_path / "run")
+    hand.pause()
+    hand.stop()
+    (tmp_path / "run/control/a-number.json").write_text("7")
+    hand.change(max_steps=3)
+    run.train()
+    assert run.step == 3 and not (tmp_path / "run/control").exists()
+
+
+def test_control_refuses_at_once(tmp_path):
+    from grpo_kit.record.control import control
+
+    with pytest.raises(RunFolderError, match="holds no run"):
+        control(tmp_path / "nowhere")
+    trainer(tmp_path / "run", steps=1).train()
+    hand = control(tmp_path / "run")
+    with pytest.raises(ValueError, match="learning_rate"):
+        hand.change(learning_rate=0)
+    with pytest.raises(ValueError, match="schedule"):
+        hand.change(temperature=lambda progress: 1.0)
+    assert not (tmp_path / "run/control").exists()
