@@ -181,7 +181,7 @@ class GRPOTrainer:
             batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
             before = attempt * config.prompts_per_step + numbers.first
             batch.groups = [group + before for group in batch.groups]
-            reported = score(batch, self.task, self.reward_weights)
+            reported = score(batch, self.task, self.reward_weights, self.tokenizer)
             kept.append(batch)
             signals += len({batch.groups[place] for place in with_signal(batch)})
             if signals >= len(rows):
