@@ -107,4 +107,4 @@ def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatc
     assert not [n for n in unrun if notebook.cells[n].source.strip()], "every code cell was executed"
     assert {p for p in (ROOT / "notebooks").iterdir()} == before, "nothing is written beside the notebooks"
     if "trainer.train()" in "".join(cell.source for cell in notebook.cells):
-        assert list((tmp_path / "runs").glob("*/metrics.jsonl")), "a training notebook leaves a run folder"
+        assert list((tmp_path / "runs").glob("*/metrics.csv")), "a training notebook leaves a run folder"
