@@ -8,7 +8,6 @@ generate: also make Unsloth's GRPO trainer and config, which it makes itself onl
 
 # ruff: noqa: E402  the order of imports is what is tried
 
-import dataclasses
 import json
 import os
 import sys
@@ -49,25 +48,35 @@ with warnings.catch_warnings(record=True) as said:
     data = task.dataset(tokenizer)
 found["late"] = [str(one.message) for one in said if one.category is RuntimeWarning]
 
+args = kit.profile("smoke").grpo_config("run", task=task, reward_weights=[*task.reward_weights, 1.0])
+original = [base for base in type(args).__mro__ if base.__name__ == "GRPOConfig"][-1]
+own = original(output_dir="run")
 found["changed"] = sorted(changed_defaults(trl.GRPOConfig))
+# What the profile does not set is as in trl.
+sets = {
+    "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "learning_rate",
+    "warmup_steps", "optim", "bf16", "logging_steps", "seed",
+}  # fmt: skip
+found["kept"] = [n for n in found["changed"] if n not in sets and getattr(args, n) != getattr(own, n)]
+
+try:
+    kit.GRPOTrainer(model=model, reward_funcs=letters, args=args, train_dataset=data, live=None)
+except ValueError as error:
+    found["refused"] = str(error)
+
 model.save_pretrained("model"), tokenizer.save_pretrained("model")
 model, tokenizer = unsloth.FastLanguageModel.from_pretrained("model", max_seq_length=512, load_in_4bit=False)
 model = unsloth.FastLanguageModel.get_peft_model(
     model, r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], random_state=0
 )
 found["replaced"] = replaced_layers(model)
-task = dataclasses.replace(task, rewards=[*task.rewards, letters], reward_weights=[*task.reward_weights, 1.0])
-trainer = kit.to_trl(task, kit.profile("smoke").config(), model, tokenizer, "run")
-assert isinstance(trainer, trl.GRPOTrainer)
-original = [base for base in type(trainer.args).__mro__ if base.__name__ == "GRPOConfig"][-1]
-own = original(output_dir="run")
-# What the config does not set is as in trl.
-sets = {
-    "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "learning_rate",
-    "warmup_steps", "optim", "bf16", "logging_steps", "seed", "beta", "loss_type", "mask_truncated_completions",
-    "weight_decay",
-}  # fmt: skip
-found["kept"] = [n for n in found["changed"] if n not in sets and getattr(trainer.args, n) != getattr(own, n)]
+trainer = trl.GRPOTrainer(
+    model=model,
+    reward_funcs=[*task.rewards, letters],
+    args=args,
+    train_dataset=data,
+    processing_class=tokenizer,
+)
 trainer.train()
 first = trainer.state.log_history[0]
 found["rewards"] = {n: v for n, v in first.items() if n.startswith("rewards/") and n.endswith("/mean")}

@@ -148,6 +148,7 @@ def to_trl(
     """A trl.GRPOTrainer on the task, for what one card does not do: several by accelerate, DeepSpeed, FSDP; vLLM.
 
     task: of one turn, with its data set, rewards and weights. config: trl_config.py says what becomes of each field.
+    model: loaded, or its name where its weights are to be divided as they are loaded.
     overrides: fields of GRPOConfig (use_vllm=True, deepspeed="zero3.json"), and arguments of trl.GRPOTrainer
     (callbacks, peft_config). They stand before the config's.
     A batch is divided among the processes that torchrun or accelerate started. Completions end at the same tokens: TRL
