@@ -14,6 +14,7 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
+HAVE_TRL = ("07", "10", "18")  # what they call or read of TRL comes with an extra
 
 (VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "__init__.py").read_text(), re.M)
 WORDS = """\
@@ -78,6 +79,12 @@ def badges(name, repository):
     return " ".join(found)
 
 
+def install_cell(name):
+    """The cell that installs the kit with what the notebook of that file name needs."""
+    extras = "cuda,rewards,trl" if name[:2] in HAVE_TRL else "cuda,rewards"
+    return INSTALL.replace("[cuda,rewards]", f"[{extras}]")
+
+
 def opened(notebook, name, repository):
     """The notebook with these cells in place of those it has: badges under the title, the others before the setup."""
     cells = [cell for cell in notebook.cells if cell.id not in ("badges", "install-words", "install")]
@@ -88,7 +95,7 @@ def opened(notebook, name, repository):
     under_title = [nbformat.v4.new_markdown_cell(line, id="badges")] if line else []
     install = [
         nbformat.v4.new_markdown_cell(WORDS, id="install-words"),
-        nbformat.v4.new_code_cell(INSTALL, id="install"),
+        nbformat.v4.new_code_cell(install_cell(name), id="install"),
     ]
     notebook.cells = [cells[0], *under_title, *cells[1:setup], *install, *cells[setup:]]
     return notebook

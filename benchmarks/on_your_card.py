@@ -135,7 +135,7 @@ def main() -> None:
             if any(same.items() <= made.items() for made in saved["runs"]):
                 continue
             command = f"python -m benchmarks.on_your_card --task {options.task} --profile {options.profile}"
-            facts = origin(f"{command} --model {name}, and a row's settings", "torch", "transformers", "trl")
+            facts = origin(f"{command} --model {name}, and a row's settings", "torch", "transformers")
             made = row(run(options, tuning, seed), how) | {"date": facts["date"]}
             saved = facts | {"weights": options.weights or name, "runs": [*saved["runs"], made]}
             path.write_text(json.dumps(saved, indent=2) + "\n")

@@ -25,7 +25,9 @@ def test_every_notebook_opens_as_the_rule_says(path):
     opened = HOSTED["opened"](nbformat.read(path, as_version=4), path.name, HOSTED["repository"]())
     assert notebook == opened, "run `python .ci/hosted.py`"
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code[0].source == HOSTED["INSTALL"], "it is the first cell of code"
+    assert code[0].source == HOSTED["install_cell"](path.name), "it is the first cell of code"
+    uses_trl = any(re.search(r"^(from|import) trl\b", cell.source, re.M) for cell in code)
+    assert ("rewards,trl]" in code[0].source) >= uses_trl, "TRL is an extra: add it to HAVE_TRL"
     links = re.findall(r"https://(?:colab|kaggle|studiolab)[^)]*ipynb", json.dumps(notebook))
     assert bool(links) == bool(HOSTED["badges"](path.name, HOSTED["repository"]()))
 

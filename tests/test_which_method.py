@@ -102,18 +102,23 @@ def test_what_it_uses_can_be_imported(name):
 
 
 def test_settings_that_the_methods_name_exist():
-    from trl import DPOConfig, GRPOConfig
+    from trl import DPOConfig
     from trl.experimental.cpo import CPOConfig
 
-    settings = {"GSPO": (GRPOConfig, {"importance_sampling_level": "sequence"})}
+    trls = {"output_dir": "unused", "bf16": False, "report_to": "none"}
+    weights = {"positive_weight": 2, "negative_weight": 0}
+    settings = {
+        "GSPO": (kit.Config, {"level": "sequence"}),
+        "GRPO with weights on positives": (kit.Config, weights),
+    }
     settings["IPO"] = (DPOConfig, {"loss_type": "ipo"})
     settings["SimPO"] = (CPOConfig, {"loss_type": "simpo", "cpo_alpha": 0})
     for name, (config, values) in settings.items():
         named = dict(re.findall(r"(\w+)='?(\w+)'?", METHODS[name]["why"]))
         assert named == {key: str(value) for key, value in values.items()}
-        config(output_dir="unused", bf16=False, report_to="none", **values)
-    for loss in re.findall(r"loss_type '(\w+)' or '(\w+)'", METHODS["GRPO"]["why"])[0]:
-        GRPOConfig(output_dir="unused", bf16=False, report_to="none", loss_type=loss, beta=0)
+        config(**values, **({} if config is kit.Config else trls))
+    for loss in re.findall(r"loss '(\w+)' or '(\w+)'", METHODS["GRPO"]["why"])[0]:
+        kit.Config(loss=loss, beta=0)
 
 
 def test_metrics_and_methods_that_the_checks_name_exist():
@@ -123,11 +128,12 @@ def test_metrics_and_methods_that_the_checks_name_exist():
     dpo = inspect.getsource(inspect.getmodule(trl.DPOTrainer))
     for metric in ("rewards/margins", "logps/chosen"):
         assert metric in checks["DPO"] and f'"{metric}"' in dpo
-    grpo = inspect.getsource(inspect.getmodule(trl.GRPOTrainer))
+    loop = {
+        file: (ROOT / "grpo_kit" / "loop" / file).read_text() for file in ("measures.py", "policy_loss.py")
+    }
     positives = checks["GRPO with weights on positives"]
-    assert "frac_reward_zero_std" in positives and '"frac_reward_zero_std"' in grpo
-    assert "rollout/logprob_gap" in checks["GSPO"]
-    assert "rollout/logprob_gap" in (ROOT / "grpo_kit" / "training" / "update.py").read_text(encoding="utf-8")
+    assert "frac_reward_zero_std" in positives and '"frac_reward_zero_std"' in loop["measures.py"]
+    assert "rollout/logprob_gap" in checks["GSPO"] and '"rollout/logprob_gap"' in loop["policy_loss.py"]
     assert "samples.summary()" in checks["SFT on its own right samples, then GRPO"] and Samples.summary
     assert "task.best_constant()" in checks["GRPO"] and kit.tasks.Task.best_constant
     for name in re.findall(r"kit\.(\w+)", PAGE):

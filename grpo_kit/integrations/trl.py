@@ -39,6 +39,7 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
+from grpo_kit.unsloth import changed_defaults
 
 _ELSEWHERE = {
     "eval_dataset": "leave it out, and measure held-out rows by a hook (hooks=)",
@@ -147,6 +148,7 @@ def to_trl(
     """A trl.GRPOTrainer on the task, for what one card does not do: several by accelerate, DeepSpeed, FSDP; vLLM.
 
     task: of one turn, with its data set, rewards and weights. config: trl_config.py says what becomes of each field.
+    model: loaded, or its name where its weights are to be divided as they are loaded.
     overrides: fields of GRPOConfig (use_vllm=True, deepspeed="zero3.json"), and arguments of trl.GRPOTrainer
     (callbacks, peft_config). They stand before the config's.
     A batch is divided among the processes that torchrun or accelerate started. Completions end at the same tokens: TRL
@@ -172,7 +174,7 @@ def to_trl(
     return TRLTrainer(
         model=model,
         reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
-        args=GRPOConfig(output_dir=str(output_dir), **{**made, **mine}),
+        args=GRPOConfig(output_dir=str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         **{name: value for name, value in overrides.items() if name not in known},

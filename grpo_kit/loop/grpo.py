@@ -200,7 +200,7 @@ class GRPOTrainer:
             batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
             before = attempt * config.prompts_per_step + numbers.first
             batch.groups = [group + before for group in batch.groups]
-            reported = score(batch, self.task, self.reward_weights)
+            reported = score(batch, self.task, self.reward_weights, self.tokenizer)
             self._say_off_scale(batch)
             kept.append(batch)
             signals += len({batch.groups[place] for place in with_signal(batch)})

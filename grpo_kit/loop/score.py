@@ -26,19 +26,22 @@ _COLUMNS = {
 _EPS = 1e-4  # added to a standard deviation that divides, as in TRL
 
 
-def score(batch: Batch, task: Any, weights: Sequence[float]) -> dict[str, float]:
+def score(batch: Batch, task: Any, weights: Sequence[float], tokenizer: Any) -> dict[str, float]:
     """Fill in parts and rewards; returns the metrics that rewards reported by log_metric(name, value).
 
-    Each reward is called by keyword with completions, prompts, completion_ids, prefill, the columns of its rows,
-    log_extra(column, values) and log_metric(name, value). A batch that has its rewards (episodes) stays as it is.
+    Each reward is called by keyword with completions, prompts (as rendered), completion_ids, prefill, the columns of
+    its rows, log_extra(column, values) and log_metric(name, value). A batch that has its rewards (episodes) stays as
+    it is.
     Raises RewardError, naming reward, row and completion, for a reward that fails or breaks its contract.
     """
     if batch.rewards:
         return {}
     logged = Logged(batch, [name for reward in task.rewards for name in getattr(reward, "names", ())])
+    of_group = dict(zip(batch.groups, batch.rows, strict=True))
+    prompts = dict(zip(of_group, task.render(tokenizer, [*of_group.values()]), strict=True))
     columns = {
         **columns_of(batch.rows),
-        "prompts": [row["question"] for row in batch.rows],
+        "prompts": [prompts[group] for group in batch.groups],
         "completion_ids": batch.completion_ids,
         "prefill": [task.prefill] * len(batch),
         "log_extra": logged.extra,

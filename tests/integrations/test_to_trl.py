@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from grpo_kit.integrations import to_trl
 from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
 from grpo_kit.schedules import linear
 from grpo_kit.tasks import largest
+from grpo_kit.unsloth import changed_defaults
 
 
 def letters(completions, **columns):
@@ -71,6 +72,44 @@ def test_overrides_stand_before_the_configs(tmp_path):
     assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (16, 4)
     assert (trainer.temperature, trainer.args.top_k) == (0.5, 3)
     assert trainer.reward_weights.tolist() == [1.0, 0.0]
+
+
+@dataclasses.dataclass
+class UnslothsConfig(GRPOConfig):
+    """As Unsloth makes it: a subclass of the same name, with an __init__ of its own defaults."""
+
+    def __init__(
+        self, output_dir=None, weight_decay=0.001, seed=3407, repetition_penalty=1.1, chunks=-1, **rest
+    ):
+        given = {"weight_decay": weight_decay, "seed": seed, "repetition_penalty": repetition_penalty}
+        super().__init__(output_dir, **given, **rest)
+
+
+UnslothsConfig.__name__ = "GRPOConfig"
+
+
+def test_defaults_that_unsloth_changed_are_trls_again(tmp_path, monkeypatch):
+    assert changed_defaults(GRPOConfig) == {}
+    own = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
+    names = ("weight_decay", "seed", "repetition_penalty")
+    assert changed_defaults(UnslothsConfig) == {name: getattr(own, name) for name in names}
+    monkeypatch.setattr("grpo_kit.integrations.trl.GRPOConfig", UnslothsConfig)
+    monkeypatch.setattr(
+        "grpo_kit.integrations.trl.fields_of", lambda *given: ({"seed": 5, "num_generations": 4}, [])
+    )
+    args = made(tmp_path, Config(), weight_decay=0.1).args
+    assert type(args) is UnslothsConfig and (args.weight_decay, args.seed) == (0.1, 5)
+    assert args.repetition_penalty == own.repetition_penalty == 1.0
+
+
+def test_a_model_may_be_given_by_its_name_so_that_it_is_divided_as_it_is_loaded(tmp_path):
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model.save_pretrained(tmp_path / "model")
+    config = Config(steps=1, prompts_per_step=2, group_size=2)
+    how = {"use_cpu": True, "disable_tqdm": True}
+    trainer = to_trl(task_of_two(), config, str(tmp_path / "model"), tokenizer, tmp_path / "run", **how)
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_task_without_rows_and_rewards_is_refused(tmp_path):
