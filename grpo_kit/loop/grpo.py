@@ -253,11 +253,17 @@ class GRPOTrainer:
         return row
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """Hooks run in the main process; what one of them raises is raised in all."""
+        """Hooks run in the main process. All of them run; the first error of one is then raised in all processes."""
 
         def call() -> None:
+            errors = []
             for hook in self.hooks:
-                getattr(hook, name)(self, *given)
+                try:
+                    getattr(hook, name)(self, *given)
+                except BaseException as error:  # a stop too: the hooks after it have the step all the same
+                    errors.append(error)
+            if errors:
+                raise errors[0]
 
         self.processes.from_main(call)
 

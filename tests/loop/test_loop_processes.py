@@ -30,7 +30,9 @@ assert all(torch.equal(a, b) for a, b in [(p, q) for p, q in zip(
 
 def two(folder, lengths=(4,), count=2, **options):
     """Two processes as torchrun starts them; the first's weights."""
-    code = CODE.format(tests=str(Path(__file__).parent), folder=str(folder), options=options, lengths=lengths)
+    code = CODE.format(
+        tests=str(Path(__file__).parents[1]), folder=str(folder), options=options, lengths=lengths
+    )
     port = str(29500 + os.getpid() % 2000)
     many = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     children = [

@@ -99,7 +99,9 @@ def test_a_kill_at_any_moment_moves_nothing(tmp_path, undisturbed, kind):
     folder, draw = tmp_path / "run", random.Random(kind)
 
     def child(resume, kill_after=None):
-        code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder), kind=kind, resume=resume)
+        code = KILLED.format(
+            tests=str(Path(__file__).parents[1]), folder=str(folder), kind=kind, resume=resume
+        )
         process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "1"})
         began = time.monotonic()
         while process.poll() is None:
