@@ -30,7 +30,7 @@ def warn_if_late() -> None:
 def replaced_layers(model: Any) -> str | None:
     """The name of one module of `model` that computes by Unsloth's code, None where none does.
 
-    The kit's engine and packed update know transformers' own decoders; for such a model both leave the work to TRL.
+    Engine and packed update know transformers' own decoders; such a model is sampled and updated the plain way.
     """
     for module in model.modules():
         if (getattr(module.forward, "__module__", None) or "").split(".")[0].startswith("unsloth"):

@@ -340,24 +340,41 @@ def test_a_prompt_counts_once(spelling, tmp_path):
 
 
 def test_scores_are_the_trainers(spelling, tmp_path):
-    from tiny_run import make
+    from loop_runs import make
 
-    from grpo_kit.training.batch import Batch, StepSettings
+    from grpo_kit.loop.step_batch import Batch
+    from grpo_kit.record.files import read_completions
 
     model, tokenizer = spelling
     size = RightSize(2, 4, unit="tokens")
     task = nines_task(rewards=[ExactAnswer(), SoftFormat(think=None), size], reward_weights=[0.5, 0.2, 0.3])
     table = sample(model, tokenizer, task, samples=4, folder=tmp_path / "s").table
-    data = task.dataset(tokenizer)
-    trainer = make("kit", tmp_path / "run", task=task)
-    inputs = [row for row in data for _ in range(4)]
-    trainer.batch = Batch(StepSettings(0, True, 1.0, 4, (), ()), inputs)
-    parts = trainer._calculate_rewards(
-        inputs, [row["prompt"] for row in inputs], table["completion"].tolist(), table["ids"].tolist()
+    of_prompt = dict(list(table.groupby("prompt")))
+
+    def sampled(model, tokenizer, task, rows, config, numbers):
+        """The completions of the table, in place of new ones."""
+        known = [of_prompt[prompt] for prompt in task.render(tokenizer, rows)]
+        ids = [list(one) for some in known for one in some["ids"]]
+        return Batch(
+            rows=[row for row in rows for _ in range(4)],
+            groups=[i // 4 for i in range(len(ids))],
+            prompt_ids=tokenizer([p for some in known for p in some["prompt"]])["input_ids"],
+            completion_ids=ids,
+            completions=[text for some in known for text in some["completion"]],
+            cut_off=[False] * len(ids),
+        )
+
+    trainer = make(
+        tmp_path / "run", task=task, steps=1, prompts_per_step=len(task.train), tokenizer=tokenizer
     )
-    names = ["exact_answer", "soft_format", "right_size"]
-    assert torch.tensor(table[[f"reward/{n}" for n in names]].values).allclose(parts.double())
-    assert (parts @ trainer.reward_weights).tolist() == pytest.approx(table["score"].tolist(), abs=1e-6)
+    trainer.sample = sampled
+    trainer.train()
+    paid = read_completions(tmp_path / "run").sort_values(["prompt", "completion"])
+    table = table.sort_values(["prompt", "completion"])
+    assert paid["completion"].tolist() == table["completion"].tolist()
+    for name in ("exact_answer", "soft_format", "right_size"):
+        assert paid[f"reward/{name}"].tolist() == pytest.approx(table[f"reward/{name}"].tolist())
+    assert paid["reward"].tolist() == pytest.approx(table["score"].tolist(), abs=1e-6)
     assert table["score"].nunique() > 2
 
 

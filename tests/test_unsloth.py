@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 import trl
-from tiny_run import letters, make
+from loop_runs import make, same, task, weights
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+import grpo_kit as kit
 import grpo_kit.unsloth as unsloths
 from grpo_kit.models import load_policy
-from grpo_kit.profiles import profile
 from grpo_kit.tasks import largest
-from grpo_kit.training import checks
 from grpo_kit.unsloth import changed_defaults, replaced_layers
 
 ROOT = Path(__file__).parent.parent
@@ -62,16 +61,16 @@ def test_it_is_said_where_unsloth_comes_after_what_the_kit_loads(tmp_path):
         assert ("unsloth was imported after grpo_kit" in errors) is said, code + errors
 
 
-def test_data_and_trainer_say_it_too(monkeypatch, tmp_path, smol_tokenizer):
+def test_data_and_models_say_it_too(monkeypatch, smol_tokenizer):
     monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
     with pytest.warns(RuntimeWarning, match="`import unsloth` as its first line"):
         largest(n_train=4, n_held_out=1).dataset(smol_tokenizer)
     with pytest.warns(RuntimeWarning, match="imported after grpo_kit"):
-        checks.check_base(trl.GRPOTrainer)
+        load_policy("tiny-random", quiet=True)
     monkeypatch.setattr(unsloths, "_CAME_FIRST", True)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        checks.check_base(trl.GRPOTrainer)
+        warnings.simplefilter("error", RuntimeWarning)
+        largest(n_train=4, n_held_out=1).dataset(smol_tokenizer)
 
 
 # ---- a model whose layers it replaced -------------------------------------------------------------------------------
@@ -97,38 +96,21 @@ def test_replaced_layers_are_found_in_classes_instances_and_its_compiled_modules
         assert replaced_layers(model) == "LlamaMLP"
 
 
-def test_such_a_model_trains_by_trls_own_path_and_that_is_said(monkeypatch, tmp_path, capsys):
+def test_such_a_model_trains_the_plain_way_and_a_line_says_so(monkeypatch, tmp_path, capsys, tiny):
+    plain = make(tmp_path / "plain", steps=2)
+    plain.train()
     monkeypatch.setattr(LlamaAttention, "forward", as_unsloths(LlamaAttention.forward))
-    runs = {}
-    for which in ("plain", "kit"):
-        options = {"live": False} if which == "kit" else {}
-        runs[which] = make(which, tmp_path / which, kit=options, max_steps=2)
-        runs[which].train()
-    printed = capsys.readouterr().out
-    assert "rollout engine cannot do this run (Unsloth replaced its LlamaAttention)" in printed
-    assert "packed update cannot do this run (Unsloth replaced its LlamaAttention)" in printed
-    pairs = zip(runs["plain"].model.parameters(), runs["kit"].model.parameters(), strict=True)
-    assert max((one - other).abs().max().item() for one, other in pairs) < 1e-4
-    assert runs["kit"].rollout == "hf"
+    config = kit.Config(**plain.config.values())
+    model, tokenizer = tiny
+    trainer = kit.GRPOTrainer(model, task(), config, tokenizer=tokenizer, folder=tmp_path / "kit", live=False)
+    trainer.train()
+    assert "plain way is taken, since the engine cannot sample: Unsloth replaced its LlamaAttention" in (
+        capsys.readouterr().out
+    )
+    assert same(weights(trainer), weights(plain))
 
 
-# ---- its trainer, its config, its versions --------------------------------------------------------------------------
-
-
-def test_the_kits_trainer_refuses_to_be_built_on_unsloths(monkeypatch, tmp_path):
-    unsloths_own = type("UnslothGRPOTrainer", (trl.GRPOTrainer,), {})
-    monkeypatch.setattr("grpo_kit.training.trainer.TRLGRPOTrainer", unsloths_own)
-    with pytest.raises(
-        ValueError, match="UnslothGRPOTrainer.*Train by trl.GRPOTrainer itself, with task.rewards"
-    ):
-        make("kit", tmp_path / "run", rewards=letters)
-    assert not (tmp_path / "run").exists()
-
-
-def test_versions_that_are_too_old_are_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setitem(checks._LOWEST, "trl", ("1.15.0", "1.16"))
-    with pytest.raises(ValueError, match=r'trl 1\.15\.0 \(it needs 1\.16\).*pip install -U "trl>=1\.16"'):
-        checks.check_base(trl.GRPOTrainer)
+# ---- its config -----------------------------------------------------------------------------------------------------
 
 
 def unsloths_config():
@@ -153,7 +135,7 @@ def unsloths_config():
     return Unsloths
 
 
-def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path):
+def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path, tiny):
     assert changed_defaults(trl.GRPOConfig) == {}
     config = unsloths_config()
     own = trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
@@ -161,10 +143,14 @@ def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path):
     assert changed_defaults(config) == changed, "and nothing that is the same in both"
     silent = config(str(tmp_path), use_cpu=True, bf16=False)
     assert (silent.weight_decay, silent.beta, silent.seed) == (0.001, 0.001, 3407)
-    monkeypatch.setattr(trl, "GRPOConfig", config)
-    made = profile("cpu", seed=5).grpo_config(tmp_path)
+    monkeypatch.setattr("grpo_kit.integrations.trl.GRPOConfig", config)
+    model, tokenizer = tiny
+    made = kit.to_trl(task(), kit.Config(steps=1, seed=5), model, tokenizer, tmp_path, use_cpu=True).args
     assert type(made) is config and (made.weight_decay, made.beta, made.seed) == (own.weight_decay, 0.0, 5)
-    assert profile("cpu").grpo_config(tmp_path, weight_decay=0.1).weight_decay == 0.1
+    assert made.max_grad_norm == 1.0 and made.vllm_mode == own.vllm_mode
+    given = {"weight_decay": 0.1, "use_cpu": True}
+    made = kit.to_trl(task(), kit.Config(steps=1), model, tokenizer, tmp_path, **given).args
+    assert made.weight_decay == 0.1
 
 
 # ---- Unsloth itself, in its own environment -------------------------------------------------------------------------
@@ -173,7 +159,7 @@ def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path):
 @pytest.mark.skipif(not THEIRS, reason="KIT_UNSLOTH_PYTHON names the Python of an environment with Unsloth")
 @pytest.mark.parametrize("order, generate", [("first", False), ("late", False), ("first", True)])
 def test_tasks_and_rewards_train_beside_unsloth(order, generate, tmp_path):
-    """On a CPU: Unsloth's models and imports, TRL's trainer or the one Unsloth generates, two steps on a tiny model."""
+    """On a CPU: Unsloth's model in the loop, and by to_trl in TRL's trainer or in Unsloth's; two steps each."""
     script = [THEIRS, str(Path(__file__).with_name("unsloth_run.py")), order, *["generate"] * generate]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
@@ -182,7 +168,7 @@ def test_tasks_and_rewards_train_beside_unsloth(order, generate, tmp_path):
     found = json.loads(lines[0].removeprefix("FOUND "))
     assert bool(found["late"]) is (order == "late"), found
     assert found["trainer"] == ("UnslothGRPOTrainer" if generate else "GRPOTrainer")
-    assert ("grpo_kit.GRPOTrainer cannot run here" in found["refused"]) and found["replaced"], found
+    assert found["loop"]["steps"] == 2 and found["loop"]["grad_norm"] > 0 and found["replaced"], found
     assert found["steps"] == 2 and found["grad_norm"] > 0 and found["kept"] == [], found
     assert {"rewards/exact_answer/mean", "rewards/soft_format/mean"} <= set(found["rewards"])
     assert found["rewards"]["rewards/soft_format/mean"] == 0.25

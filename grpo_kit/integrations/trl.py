@@ -39,6 +39,7 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
+from grpo_kit.unsloth import changed_defaults
 
 _ELSEWHERE = {
     "eval_dataset": "leave it out, and measure held-out rows by a hook (hooks=)",
@@ -172,7 +173,7 @@ def to_trl(
     return TRLTrainer(
         model=model,
         reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
-        args=GRPOConfig(output_dir=str(output_dir), **{**made, **mine}),
+        args=GRPOConfig(output_dir=str(output_dir), **(changed_defaults(GRPOConfig) | made | mine)),
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         **{name: value for name, value in overrides.items() if name not in known},

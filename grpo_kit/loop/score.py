@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 import torch
 
 from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.reward_logs import RewardLogs
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import score_all, totals
@@ -26,18 +26,18 @@ def score(batch: Batch, task: Any, weights: Sequence[float]) -> dict[str, float]
     """
     if batch.rewards:
         return {}
-    metrics: dict[str, list[float]] = {}
+    logs = RewardLogs(batch, task.rewards)
     columns = {
         **columns_of(batch.rows),
         "prompts": [row["question"] for row in batch.rows],
         "completion_ids": batch.completion_ids,
         "prefill": [task.prefill] * len(batch),
-        "log_extra": lambda name, values: batch.extra.update({name: list(values)}),
-        "log_metric": lambda name, value: metrics.setdefault(name, []).append(float(value)),
+        "log_extra": logs.log_extra,
+        "log_metric": logs.log_metric,
     }
     batch.parts = score_all(task.rewards, batch.completions, reward_names(task.rewards), **columns)
     batch.rewards = totals(list(batch.parts.values()), weights, batch.groups)
-    return {name: fmean(values) for name, values in metrics.items()}
+    return logs.metrics()
 
 
 def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | None] | None = None) -> None:

@@ -53,8 +53,11 @@ class RunLog:
                 f"{str(free)!r}; or go on with the run that is there: train(resume=True)."
             )
         if resume and not (path / METRICS_LINES).exists():
+            old = max(path.glob("checkpoint-*"), key=lambda one: (len(one.name), one.name), default=None)
+            other = f"another trainer, or an older one, wrote it: begin a new folder with load_policy({str(old)!r})."
             raise RunFolderError(
-                f"folder={str(path)!r} holds no {METRICS_LINES} to go on from; leave resume out to begin."
+                f"folder={str(path)!r} holds no {METRICS_LINES} to go on from; "
+                + ("leave resume out to begin." if old is None else other)
             )
         made = not path.exists()
         try:
