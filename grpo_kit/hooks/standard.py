@@ -64,3 +64,9 @@ class GRPOTrainer(grpo.GRPOTrainer):
             sample=sample or seams.sample, update=update or seams.update,
             hooks=[*seams.hooks, *measuring, *scales, WatchRun(live, on_flag), ControlFolder(), *hooks],
         )  # fmt: skip
+        if self.starts_from and live is not None:
+            print(
+                f"This model was trained before: {self.starts_from}. The run goes on from those weights; for the base "
+                "load it again.",
+                flush=True,
+            )

@@ -40,7 +40,7 @@ from grpo_kit.loop.measures import completions_table, measures
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.processes import Processes
-from grpo_kit.loop.run_settings import settings_of
+from grpo_kit.loop.run_settings import mark_trained, settings_of, trained_before
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
 from grpo_kit.loop.seeds import random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
@@ -91,6 +91,9 @@ class GRPOTrainer:
                 "different ones; add rows or lower it"
             )
         self.folder, self.hooks = Path(folder), list(hooks)
+        self.starts_from = trained_before(
+            model, self.folder
+        )  # another run, in words; None: weights as they were loaded
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
         self.device = next(model.parameters()).device
         self.processes = Processes(self.config.prompts_per_step, self.device)
@@ -146,6 +149,8 @@ class GRPOTrainer:
             finally:
                 self.guard.begin_finish_first()
                 self.model.eval()
+                if self.step:
+                    mark_trained(self.model, self.folder, self.step)
                 if error is None or self.processes.count == 1:
                     self._call_hooks("end", error)
                     self.processes.take_mains(self.trained.values())
@@ -338,6 +343,7 @@ class GRPOTrainer:
             settings = settings_of(
                 self.model, self.task, self.config, self.reward_weights, self.optimizer_name
             )
+            settings |= {"starts_from": self.starts_from}
             log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
             self.log = log if self.processes.is_main else None
         if resume and not self._begun or self._half_done:

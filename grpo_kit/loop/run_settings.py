@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from grpo_kit.display import in_notebook
 from grpo_kit.loop.grpo_config import Config, as_json
-from grpo_kit.models import hardware, model_name
+from grpo_kit.models import base_model, hardware, model_name
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.parts import all_parts, range_of, reward_names
+
+_MARK = "_grpo_kit_trained"  # of a model in memory: the run that made its weights
 
 
 def settings_of(
@@ -45,3 +48,14 @@ def settings_of(
         "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
     }
+
+
+def mark_trained(model: Any, folder: Path, steps: int) -> None:
+    """The model in memory has the weights that this run made."""
+    setattr(base_model(model), _MARK, (str(folder), steps))
+
+
+def trained_before(model: Any, folder: Path) -> str | None:
+    """The run, other than the one in `folder`, that made a model's weights in memory; None for one as it was loaded."""
+    mark = getattr(base_model(model), _MARK, None)
+    return f"{mark[1]} steps in {mark[0]}" if mark is not None and mark[0] != str(folder) else None
