@@ -30,10 +30,10 @@ def train(base: str, folder: Path, task: Any, steps: int) -> Path:
     if not (folder / "adapter").is_dir():
         cfg = kit.profile("cpu", steps=steps, model=base, prompts_per_step=2)
         model, tokenizer = kit.load_policy(base, tuning="lora", seed=cfg.seed)
-        args = cfg.grpo_config(folder, tuning="lora", task=task)
-        trainer = kit.GRPOTrainer(model, task, args, processing_class=tokenizer, live=None)
+        config = cfg.config(tuning="lora")
+        trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None)
         trainer.train()
-        trainer.save_model(str(folder / "adapter"))
+        trainer.save_model(folder / "adapter")
     return folder / "adapter"
 
 

@@ -54,7 +54,12 @@ def test_all_is_well_here_and_nothing_is_left(tmp_path, monkeypatch, capsys):
     assert code == 0, printed
     assert list(outcomes) == list(self_check.PARTS) and set(outcomes.values()) <= {"ok", "skipped"}, printed
     assert not {"prompts", "rollout", "update", "optimizer"} & {p for p, o in outcomes.items() if o != "ok"}
-    assert data["Versions"]["trl"]["value"] == metadata.version("trl") and metadata.version("trl") in printed
+    assert (
+        data["Versions"]["torch"]["value"] == metadata.version("torch")
+        and metadata.version("torch") in printed
+    )
+    said = {check["part"]: check["said"] for check in data["Self-check"]}
+    assert "engine: equal" in said["update"] and "packed update: equal" in said["update"]
     for title in (*surroundings.SECTIONS, "Self-check", "What to do"):
         assert title in data and f"\n{title}\n" in "\n" + printed
         assert "not read" not in data[title], data[title]
@@ -93,11 +98,15 @@ def _scale_norms(monkeypatch):
     monkeypatch.setattr(_Norm, "__call__", lambda self, x: plain(self, x) * 1.01)
 
 
-def _scale_a_share(monkeypatch):
-    from grpo_kit.training.update import PackedUpdate
+def _scale_the_gradient(monkeypatch):
+    from grpo_kit.engine.packed_update import PackedUpdate
 
-    right = PackedUpdate._share_of_loss
-    monkeypatch.setattr(PackedUpdate, "_share_of_loss", lambda self, *a: right(self, *a) * 1.01)
+    right = PackedUpdate.gradients
+
+    def scaled(self, model, batch, loss, temperature, backward):
+        return right(self, model, batch, loss, temperature, lambda share: backward(share * 1.01))
+
+    monkeypatch.setattr(PackedUpdate, "gradients", scaled)
 
 
 def _round_away(monkeypatch):
@@ -110,9 +119,11 @@ def _round_away(monkeypatch):
 
 
 def _lose_the_moments(monkeypatch):
-    from grpo_kit.training.trainer import GRPOTrainer
+    from grpo_kit.loop import checkpoint
 
-    monkeypatch.setattr(GRPOTrainer, "_load_optimizer_and_scheduler", lambda self, checkpoint: None)
+    monkeypatch.setattr(
+        checkpoint, "load", lambda folder, *, model, optimizer: checkpoint.load_weights(model, folder)
+    )
 
 
 def _no_weights(monkeypatch):
@@ -128,7 +139,7 @@ BROKEN = {
     "rewards": (_pay_everything, r"earned \[1.0, 1.0\]"),
     "sandbox": (_pass_every_test, "three programs earned"),
     "rollout": (_scale_norms, "greedy tokens|log-probabilities differ"),
-    "update": (_scale_a_share, "gradients of step 1 differ by 1.0e-02"),
+    "update": (_scale_the_gradient, "packed update: differs .off by 0.01, at most 0.001"),
     "optimizer": (_round_away, "kept .* of what float32 keeps"),
     "save and resume": (_lose_the_moments, "weights differ"),
     "smollm2 rollout": (_no_weights, "OSError: smollm2-135m-instruct: nothing there"),
@@ -212,7 +223,7 @@ def test_a_section_that_cannot_be_read_says_so_and_the_next_follows(monkeypatch)
 
 def test_versions_are_compared_with_what_the_distribution_asks_for(monkeypatch):
     real = metadata.version
-    old = {"trl": "1.10.0", "torch": "2.13.0+cu130"}
+    old = {"transformers": "4.10.0", "torch": "2.13.0+cu130"}
 
     def version(name):
         if name == "peft":
@@ -226,9 +237,13 @@ def test_versions_are_compared_with_what_the_distribution_asks_for(monkeypatch):
         for r in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     }
     assert asked <= set(values), asked - set(values)
-    assert values["trl"] == "1.10.0" and notes["trl"].startswith("OUTSIDE") and values["peft"] == "none"
+    assert (
+        values["transformers"] == "4.10.0"
+        and notes["transformers"].startswith("OUTSIDE")
+        and values["peft"] == "none"
+    )
     assert not notes["torch"].startswith("OUTSIDE"), "a local part such as +cu130 is fine"
-    assert any("trl 1.10.0 was not tested" in line for line in to_do)
+    assert any("transformers 4.10.0 was not tested" in line for line in to_do)
     assert any("peft is not installed" in line for line in to_do)
     assert not any("vllm" in line for line in to_do), "extras are nobody's duty"
     assert "pytest" not in values and "unsloth" in values

@@ -3,6 +3,7 @@
 The last tests run Unsloth itself, in an environment of its own: KIT_UNSLOTH_PYTHON names that environment's Python.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,15 +13,15 @@ import warnings
 from pathlib import Path
 
 import pytest
-from loop_runs import make, record
+import trl
+from loop_runs import make, same, task, weights
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+import grpo_kit as kit
 import grpo_kit.unsloth as unsloths
-from grpo_kit.engine.fast import fast
-from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
 from grpo_kit.tasks import largest
-from grpo_kit.unsloth import replaced_layers
+from grpo_kit.unsloth import changed_defaults, replaced_layers
 
 ROOT = Path(__file__).parent.parent
 THEIRS = os.environ.get("KIT_UNSLOTH_PYTHON")
@@ -60,15 +61,16 @@ def test_it_is_said_where_unsloth_comes_after_what_the_kit_loads(tmp_path):
         assert ("unsloth was imported after grpo_kit" in errors) is said, code + errors
 
 
-def test_data_say_it_too(monkeypatch, smol_tokenizer):
+def test_data_and_models_say_it_too(monkeypatch, smol_tokenizer):
     monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
-    task = largest(n_train=4, n_held_out=1)
-    with pytest.warns(RuntimeWarning, match="imported after grpo_kit.*`import unsloth` as its first line"):
-        task.dataset(smol_tokenizer)
+    with pytest.warns(RuntimeWarning, match="`import unsloth` as its first line"):
+        largest(n_train=4, n_held_out=1).dataset(smol_tokenizer)
+    with pytest.warns(RuntimeWarning, match="imported after grpo_kit"):
+        load_policy("tiny-random", quiet=True)
     monkeypatch.setattr(unsloths, "_CAME_FIRST", True)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        task.dataset(smol_tokenizer)
+        warnings.simplefilter("error", RuntimeWarning)
+        largest(n_train=4, n_held_out=1).dataset(smol_tokenizer)
 
 
 # ---- a model whose layers it replaced -------------------------------------------------------------------------------
@@ -94,18 +96,61 @@ def test_replaced_layers_are_found_in_classes_instances_and_its_compiled_modules
         assert replaced_layers(model) == "LlamaMLP"
 
 
-def test_such_a_model_trains_by_the_plain_ways_and_that_is_said(monkeypatch, tmp_path):
+def test_such_a_model_trains_the_plain_way_and_a_line_says_so(monkeypatch, tmp_path, capsys, tiny):
+    plain = make(tmp_path / "plain", steps=2)
+    plain.train()
     monkeypatch.setattr(LlamaAttention, "forward", as_unsloths(LlamaAttention.forward))
-    rows = {}
-    for seams in ("plain", "fast"):
-        trainer = make(tmp_path / seams, seams=seams, steps=2)
-        trainer.train()
-        rows[seams] = record(trainer.folder)
-    assert rows["plain"] == rows["fast"]
-    assert (
-        "the engine cannot sample: Unsloth replaced its LlamaAttention"
-        in fast(trainer.model, Config()).why_not
+    config = kit.Config(**plain.config.values())
+    model, tokenizer = tiny
+    trainer = kit.GRPOTrainer(model, task(), config, tokenizer=tokenizer, folder=tmp_path / "kit", live=False)
+    trainer.train()
+    assert "plain way is taken, since the engine cannot sample: Unsloth replaced its LlamaAttention" in (
+        capsys.readouterr().out
     )
+    assert same(weights(trainer), weights(plain))
+
+
+# ---- its config -----------------------------------------------------------------------------------------------------
+
+
+def unsloths_config():
+    """As Unsloth makes it: a subclass of the same name, with an __init__ of its own defaults."""
+
+    @dataclasses.dataclass
+    class Unsloths(trl.GRPOConfig):
+        def __init__(
+            self,
+            output_dir=None,
+            weight_decay=0.001,
+            seed=3407,
+            beta=None,
+            max_grad_norm=1.0,
+            chunks=-1,
+            **rest,
+        ):
+            given = {"weight_decay": weight_decay, "seed": seed, "max_grad_norm": max_grad_norm}
+            super().__init__(output_dir, beta=0.001 if beta is None else beta, **given, **rest)
+
+    Unsloths.__name__ = "GRPOConfig"
+    return Unsloths
+
+
+def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path, tiny):
+    assert changed_defaults(trl.GRPOConfig) == {}
+    config = unsloths_config()
+    own = trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
+    changed = {"weight_decay": own.weight_decay, "seed": own.seed, "beta": own.beta}
+    assert changed_defaults(config) == changed, "and nothing that is the same in both"
+    silent = config(str(tmp_path), use_cpu=True, bf16=False)
+    assert (silent.weight_decay, silent.beta, silent.seed) == (0.001, 0.001, 3407)
+    monkeypatch.setattr("grpo_kit.integrations.trl.GRPOConfig", config)
+    model, tokenizer = tiny
+    made = kit.to_trl(task(), kit.Config(steps=1, seed=5), model, tokenizer, tmp_path, use_cpu=True).args
+    assert type(made) is config and (made.weight_decay, made.beta, made.seed) == (own.weight_decay, 0.0, 5)
+    assert made.max_grad_norm == 1.0 and made.vllm_mode == own.vllm_mode
+    given = {"weight_decay": 0.1, "use_cpu": True}
+    made = kit.to_trl(task(), kit.Config(steps=1), model, tokenizer, tmp_path, **given).args
+    assert made.weight_decay == 0.1
 
 
 # ---- Unsloth itself, in its own environment -------------------------------------------------------------------------
@@ -114,7 +159,7 @@ def test_such_a_model_trains_by_the_plain_ways_and_that_is_said(monkeypatch, tmp
 @pytest.mark.skipif(not THEIRS, reason="KIT_UNSLOTH_PYTHON names the Python of an environment with Unsloth")
 @pytest.mark.parametrize("order, generate", [("first", False), ("late", False), ("first", True)])
 def test_tasks_and_rewards_train_beside_unsloth(order, generate, tmp_path):
-    """On a CPU: Unsloth's models and imports, TRL's trainer or the one Unsloth generates, two steps on a tiny model."""
+    """On a CPU: Unsloth's model in the loop, and by to_trl in TRL's trainer or in Unsloth's; two steps each."""
     script = [THEIRS, str(Path(__file__).with_name("unsloth_run.py")), order, *["generate"] * generate]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
@@ -123,7 +168,11 @@ def test_tasks_and_rewards_train_beside_unsloth(order, generate, tmp_path):
     found = json.loads(lines[0].removeprefix("FOUND "))
     assert bool(found["late"]) is (order == "late"), found
     assert found["trainer"] == ("UnslothGRPOTrainer" if generate else "GRPOTrainer")
-    assert found["replaced"] and found["loop_steps"] == 2, found
-    assert found["steps"] == 2 and found["grad_norm"] > 0, found
+    assert found["loop"]["steps"] == 2 and found["loop"]["grad_norm"] > 0 and found["replaced"], found
+    assert found["steps"] == 2 and found["grad_norm"] > 0 and found["kept"] == [], found
     assert {"rewards/exact_answer/mean", "rewards/soft_format/mean"} <= set(found["rewards"])
     assert found["rewards"]["rewards/soft_format/mean"] == 0.25
+    if generate:
+        assert {"seed", "weight_decay", "optim", "beta", "vllm_importance_sampling_correction"} <= set(
+            found["changed"]
+        )

@@ -13,6 +13,7 @@ import os
 import sys
 import types
 import warnings
+from dataclasses import replace
 
 order, *more = sys.argv[1:]
 if order == "first":
@@ -34,7 +35,7 @@ if "generate" in more:
 
 import trl
 
-from grpo_kit.unsloth import replaced_layers
+from grpo_kit.unsloth import changed_defaults, replaced_layers
 
 
 def letters(completions, **columns):
@@ -44,34 +45,43 @@ def letters(completions, **columns):
 found = {"versions": [unsloth.__version__, trl.__version__], "trainer": trl.GRPOTrainer.__name__}
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    task = kit.tasks.largest(n_train=16, n_held_out=4)
-    data = task.dataset(tokenizer)
+    task = kit.tasks.largest(n_train=16, n_held_out=4, max_completion_tokens=12)
+    task.dataset(tokenizer)
 found["late"] = [str(one.message) for one in said if one.category is RuntimeWarning]
+weights = [weight / 2 for weight in task.reward_weights] + [0.5]
+task = replace(task, rewards=[*task.rewards, letters], reward_weights=weights)
+config = kit.Config(steps=2, prompts_per_step=2, group_size=4, learning_rate=1e-4, seed=5)
+found["changed"] = sorted(changed_defaults(trl.GRPOConfig))
 
-args = trl.GRPOConfig(
-    "run", max_steps=2, per_device_train_batch_size=8, num_generations=4, learning_rate=1e-4, bf16=False,
-    max_completion_length=task.max_completion_tokens, reward_weights=[*task.reward_weights, 1.0], report_to=[],
-)  # fmt: skip
+
+def unsloths_model():
+    """The tiny model with adapters, by Unsloth's own loaders."""
+    made, own = unsloth.FastLanguageModel.from_pretrained("model", max_seq_length=512, load_in_4bit=False)
+    targets = {"target_modules": ["q_proj", "v_proj"]}
+    return unsloth.FastLanguageModel.get_peft_model(made, r=8, lora_alpha=16, random_state=0, **targets), own
+
 
 model.save_pretrained("model"), tokenizer.save_pretrained("model")
-model, tokenizer = unsloth.FastLanguageModel.from_pretrained("model", max_seq_length=512, load_in_4bit=False)
-model = unsloth.FastLanguageModel.get_peft_model(
-    model, r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], random_state=0
-)
+model, tokenizer = unsloths_model()
 found["replaced"] = replaced_layers(model)
-trainer = trl.GRPOTrainer(
-    model=model,
-    reward_funcs=[*task.rewards, letters],
-    args=args,
-    train_dataset=data,
-    processing_class=tokenizer,
-)
+loop = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder="loop", live=None)
+loop.train()
+rows = kit.read_metrics("loop")
+found["loop"] = {"steps": loop.step, "grad_norm": float(rows["grad_norm"].iloc[-1])}
+
+trainer = kit.to_trl(task, config, *unsloths_model(), "trl")
+original = [base for base in type(trainer.args).__mro__ if base.__name__ == "GRPOConfig"][-1]
+own = original(output_dir="own")
+# What the config does not set is as in trl.
+sets = {
+    "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "learning_rate",
+    "warmup_steps", "optim", "bf16", "logging_steps", "seed", "epsilon_high", "max_completion_length", "save_strategy",
+    "save_total_limit", "top_k", "lr_scheduler_type", "steps_per_generation", "reward_weights",
+}  # fmt: skip
+kept = [name for name in found["changed"] if name not in sets]
+found["kept"] = [name for name in kept if getattr(trainer.args, name) != getattr(own, name)]
 trainer.train()
 first = trainer.state.log_history[0]
 found["rewards"] = {n: v for n, v in first.items() if n.startswith("rewards/") and n.endswith("/mean")}
 found["steps"], found["grad_norm"] = trainer.state.global_step, float(first["grad_norm"])
-config = kit.Config(steps=2, prompts_per_step=2, group_size=4)
-loop = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder="loop", live=None)
-loop.train()
-found["loop_steps"] = loop.step
 print("FOUND " + json.dumps(found))

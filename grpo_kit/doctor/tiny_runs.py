@@ -79,41 +79,20 @@ def _letters(completions: list[str], **columns: Any) -> list[float]:
     return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]
 
 
-def small_trainer(kind: Any, folder: Path, *, own: dict[str, Any] | None = None, **overrides: Any) -> Any:
-    """A trainer of that kind with the smoke profile in float32 and fresh weights; own: arguments only the kit's has."""
-    from grpo_kit.profiles import profile
+def small_trainer(folder: Path, *, steps: int) -> Any:
+    """A trainer of the tiny model with fresh weights, which saves each step."""
+    from dataclasses import replace
 
-    cfg = profile("smoke")
-    task = cfg.make_task()
-    model, tokenizer = loaded(cfg.model)
-    plain = {"bf16": False, "lr_scheduler_type": "constant", "warmup_steps": 0}
-    return kind(
-        model=model,
-        reward_funcs=_letters,
-        args=cfg.grpo_config(folder, task=task, **{**plain, "reward_weights": None, **overrides}),
-        train_dataset=task.dataset(tokenizer),
-        processing_class=tokenizer,
-        **(own or {}),
-    )
+    from grpo_kit.hooks.standard import GRPOTrainer
+    from grpo_kit.loop.grpo_config import Config
+    from grpo_kit.tasks import largest
 
-
-def trained(kind: Any, folder: Path, **options: Any) -> list[tuple[float, Any]]:
-    """(loss, gradient of all parameters as one vector, clipped) of each step."""
-    import torch
-    from transformers import TrainerCallback
-
-    gradients = []
-
-    class Keep(TrainerCallback):
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any):
-            gradients.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
-
-    trainer = small_trainer(kind, folder, **options)
-    trainer.add_callback(Keep())
-    torch.manual_seed(0)
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return list(zip(losses, gradients, strict=True))
+    model, tokenizer = loaded(TINY)
+    task = largest(n_train=8, n_held_out=1, max_completion_tokens=_TOKENS)
+    task = replace(task, rewards=[_letters], reward_weights=[1.0])
+    small = {"prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-3, "warmup": 0, "save_steps": 1}
+    config = Config(steps=steps, **small)
+    return GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None)
 
 
 def same(agrees: Any, how_not: str) -> None:

@@ -56,7 +56,6 @@ class TurnAudit:
     extends, extends_without: does the next prompt begin with this one and its completion, with and without a thought?
     None if there is no next prompt.
     empty_block: does the template insert an empty thought into an answer that had none?
-    trl: how trl's training template treats a thought; "" if trl trains with this template.
     opens: text that the template writes behind the assistant's header. sentences: all of this in words.
     """
 
@@ -93,31 +92,21 @@ def audit_turns(
         raise ValueError(f"the chat template cannot render one question of a user: {error}") from error
     opens = _opens(opened, bare)
     rows = {next_: _row(render, next_, tags) for next_ in _NEXT_TURNS}
-    other = _trl_template(tokenizer)
-    trained = {next_: "" for next_ in rows}
-    if isinstance(other, str):
-        theirs = _renderer(tokenizer, chat_template=other)
-        for next_ in rows:
-            kept = _row(theirs, next_, tags)
-            trained[next_] = next(
-                (kept[k] for k in ("in_text", "in_field") if kept[k] == "kept"), kept["in_text"]
-            )
-    rows = {next_: {**row, "trl": trained[next_]} for next_, row in rows.items()}
     table = pd.DataFrame.from_dict(rows, orient="index").astype(object)
-    return TurnAudit(opens, table.rename_axis("before"), _sentences(opens, table, other))
+    return TurnAudit(opens, table.rename_axis("before"), _sentences(opens, table))
 
 
 # ---- conversations --------------------------------------------------------------------------------------------------
 
 
-def _renderer(tokenizer: PreTrainedTokenizerBase, **template: Any) -> Render:
+def _renderer(tokenizer: PreTrainedTokenizerBase) -> Render:
     """Messages -> text. Templates of vision models accept a text only as a list of parts: the second try."""
 
     def render(
         messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **more: Any
     ) -> str:
         made = lambda turns: tokenizer.apply_chat_template(  # noqa: E731
-            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **template, **more
+            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **more
         )
         try:
             text = made([dict(message) for message in messages])
@@ -154,7 +143,7 @@ def _answers(next_: str, tags: tuple[str, str]) -> Iterator[tuple[str, dict[str,
 
 
 def _row(render: Render, next_: str, tags: tuple[str, str]) -> dict[str, Any]:
-    """One row of TurnAudit.table, without the column trl."""
+    """One row of TurnAudit.table."""
     tools = {"tools": [_TOOL]} if next_ == "a tool result" else {}
     after = _NEXT_TURNS[next_]
     first = render([_user()], **tools)
@@ -213,20 +202,10 @@ def _opens(opened: str, bare: str) -> str:
     return rest if rest and not _TAG.sub("", rest).strip() else ""
 
 
-def _trl_template(tokenizer: PreTrainedTokenizerBase) -> str | Exception | None:
-    """The template that trl replaces this one by for training, None if it keeps this one; or trl's error."""
-    from trl.chat_template_utils import get_training_chat_template
-
-    try:
-        return get_training_chat_template(tokenizer)
-    except Exception as error:  # templates raise anything, and so do checks that render them
-        return error
-
-
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
-def _sentences(opens: str, table: pd.DataFrame, other: Any) -> list[str]:
+def _sentences(opens: str, table: pd.DataFrame) -> list[str]:
     best = {next_: max((row["in_text"], row["in_field"]), key=_RANK.index) for next_, row in table.iterrows()}
     named = lambda outcome: [n for n in best if best[n] == outcome]  # noqa: E731
     parts = [
@@ -249,14 +228,6 @@ def _sentences(opens: str, table: pd.DataFrame, other: Any) -> list[str]:
     blocks = [n for n in best if table.loc[n, "empty_block"] is True]
     if blocks:
         said.append(f"An answer without a thought gets an empty one before {_and(blocks)}.")
-    differs = [
-        n for n in best if table.loc[n, "trl"] in ("kept", "dropped") and table.loc[n, "trl"] != best[n]
-    ]
-    if differs:
-        what = table.loc[differs[0], "trl"]
-        said.append(f"trl trains with another template: before {_and(differs)} thoughts are {what} there.")
-    elif isinstance(other, Exception):
-        said.append("trl has no template to train this one with over several turns.")
     return said
 
 

@@ -33,6 +33,7 @@ from grpo_kit.exports.template import (
 from grpo_kit.exports.verify import Proof, ProofError, prove
 from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
+from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models import model_name
 
 if TYPE_CHECKING:
@@ -109,9 +110,9 @@ def export(
 
     >>> kit.export(trainer, tokenizer, "exports/largest", task=task, format="gguf", quant="q8_0")  # doctest: +SKIP
     """
-    trainer = model if hasattr(model, "train_dataset") else None
+    trainer = model if isinstance(model, GRPOTrainer) else None
     if trainer is not None:
-        model, run = trainer.model, run or trainer.args.output_dir
+        model, run = trainer.model, run or trainer.folder
     stored = _checked(model, tokenizer, format, quant)
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -119,10 +120,10 @@ def export(
     prompting, tokens = Prompting.of(task), max_completion_tokens
     if trainer is not None:
         if temperature is None:
-            temperature = float(trainer.temperature)
+            temperature = trainer.config.at(max(trainer.step - 1, 0)).temperature
         if task is None:
-            tokens = tokens or trainer.max_completion_length
-        check_trained_prompts(trainer.train_dataset, tokenizer, prompting, task)
+            tokens = tokens or trainer.config.max_completion_tokens
+        check_trained_prompts(trainer.task, tokenizer, prompting, task)
     sampling = {
         "temperature": 1.0 if temperature is None else temperature,
         "max_completion_tokens": tokens or (task.max_completion_tokens if task is not None else 256),
@@ -183,7 +184,7 @@ def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
     if torch.distributed.is_initialized() and (rank := torch.distributed.get_rank()):
         raise ExportError(
             f"this is process {rank} of {torch.distributed.get_world_size()}, which would all write the same folder; "
-            "export in the first alone: if trainer.accelerator.is_main_process"
+            "export in the first alone: if trainer.processes.is_main"
         )
     if isinstance(model, str | os.PathLike):
         raise ExportError(

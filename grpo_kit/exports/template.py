@@ -16,6 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from grpo_kit.prompts import NO_TEMPLATE, PromptError, build_prompt
+from grpo_kit.tasks import Task
 
 _PROBE = "KITPROBE"
 _CLOSED = "{% set kit_open = add_generation_prompt %}{% set add_generation_prompt = false %}"
@@ -115,23 +116,21 @@ def check_questions(
 
 
 def check_trained_prompts(
-    data: Any, tokenizer: PreTrainedTokenizerBase, prompting: Prompting, task: Any
+    trained: Any, tokenizer: PreTrainedTokenizerBase, prompting: Prompting, task: Any
 ) -> None:
-    """Raises ExportError if a trainer's own first prompts differ from the task's.
+    """Raises ExportError if the first prompts of a trainer's own task, `trained`, differ from the given task's.
 
-    Rows of several turns, of messages, and rows without a question are not checked.
+    Several turns, and tasks that were made of TRL's pieces, are not checked.
     """
-    columns = set(getattr(data, "column_names", None) or ())
-    if not {"prompt", "question"} <= columns or not hasattr(data, "select") or hasattr(task, "view"):
+    if not isinstance(trained, Task) or hasattr(task, "view"):
         return
-    for row in data.select(range(min(3, len(data)))):
-        if not isinstance(row["prompt"], str):
-            return
-        if (made := prompting.prompt(tokenizer, row["question"])) != row["prompt"]:
+    rows = trained.train[:3]
+    for row, text in zip(rows, trained.render(tokenizer, rows), strict=True):
+        if (made := prompting.prompt(tokenizer, row["question"])) != text:
             asked = "task=None" if task is None else f"task {task.name!r}"
             raise ExportError(
-                f"{asked} renders the prompt ...{made[-80:]!r} and the trainer was trained on "
-                f"...{row['prompt'][-80:]!r}; give the task that it was trained on"
+                f"{asked} renders the prompt ...{made[-80:]!r} and the trainer was trained on ...{text[-80:]!r}; give "
+                "the task that it was trained on"
             )
 
 

@@ -12,6 +12,7 @@ from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
+from grpo_kit.hooks.off_scale_hook import OffScale
 from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop import grpo
 from grpo_kit.loop.grpo_config import Config
@@ -58,8 +59,15 @@ class GRPOTrainer(grpo.GRPOTrainer):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
+        scales = [] if live is None else [OffScale()]
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder or next_run_folder("runs", task.name),
             sample=sample or seams.sample, update=update or seams.update,
-            hooks=[*seams.hooks, *measuring, watching, ControlFolder(watching.say), *hooks],
+            hooks=[*seams.hooks, *measuring, *scales, watching, ControlFolder(watching.say), *hooks],
         )  # fmt: skip
+        if self.starts_from and live is not None and self.processes.is_main:
+            print(
+                f"This model was trained before: {self.starts_from}. The run goes on from those weights; for the base "
+                "load it again.",
+                flush=True,
+            )

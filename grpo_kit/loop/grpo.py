@@ -50,7 +50,6 @@ from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.files import next_run_folder, run_settings
 from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.run_lock import alone
-from grpo_kit.rewards.scoring import off_scale
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -101,11 +100,6 @@ class GRPOTrainer:
         self.processes = Processes(self.config.prompts_per_step, self.device)
         self.processes.from_main(lambda: RunLog.check(self.folder))
         self.starts_from = trained_before(model, self.folder)
-        if self.starts_from and self.processes.is_main:
-            print(
-                f"This model was trained before: {self.starts_from}. The run goes on from those weights.",
-                flush=True,
-            )
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer_name = choose_optimizer(self.config.optimizer, model) or "adamw"
         rate = max(
@@ -123,7 +117,6 @@ class GRPOTrainer:
         self.log: RunLog | None = None
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
-        self._off_scale: set[str] = set()  # rewards of which it was said that they leave [0, 1]
         self._known, self._begun = self.config.values(), False
         self._save_failed = False  # the last checkpoint that was due
         self._half_done = False  # between the first update of a step and its last line: weights of no step
@@ -201,7 +194,6 @@ class GRPOTrainer:
             before = attempt * config.prompts_per_step + numbers.first
             batch.groups = [group + before for group in batch.groups]
             reported = score(batch, self.task, self.reward_weights, self.tokenizer)
-            self._say_off_scale(batch)
             kept.append(batch)
             signals += len({batch.groups[place] for place in with_signal(batch)})
             if signals >= len(rows):
@@ -214,16 +206,6 @@ class GRPOTrainer:
         everyone = sum(self.processes.gather(batch.rewards), [])
         give_advantages(batch, config, everyone)
         return batch, reported
-
-    def _say_off_scale(self, batch: Batch) -> None:
-        """Once a reward: it leaves [0, 1], which is fine."""
-        for (name, scores), reward in zip(
-            batch.parts.items(), getattr(self.task, "rewards", []), strict=False
-        ):
-            line = None if name in self._off_scale else off_scale(name, reward, scores)
-            if line is not None:
-                self._off_scale.add(name)
-                print(line, flush=True)
 
     def learn(self, batch: Batch, numbers: StepNumbers) -> dict[str, float]:
         """The updates of a step. Returns their metrics: of several updates the means."""
@@ -293,11 +275,17 @@ class GRPOTrainer:
         return row
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """Hooks run in the main process; what one of them raises is raised in all."""
+        """Hooks run in the main process. All of them run; the first error of one is then raised in all processes."""
 
         def call() -> None:
+            errors = []
             for hook in self.hooks:
-                getattr(hook, name)(self, *given)
+                try:
+                    getattr(hook, name)(self, *given)
+                except BaseException as error:  # a stop too: the hooks after it have the step all the same
+                    errors.append(error)
+            if errors:
+                raise errors[0]
 
         self.processes.from_main(call)
 
@@ -373,7 +361,8 @@ class GRPOTrainer:
         if not self._begun:
             settings = settings_of(
                 self.model, self.task, self.config, self.reward_weights, self.optimizer_name
-            ) | {"starts_from": self.starts_from}
+            )
+            settings |= {"starts_from": self.starts_from}
             log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
             self.log = log if self.processes.is_main else None
             if self.processes.is_main:

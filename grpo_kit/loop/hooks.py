@@ -10,8 +10,8 @@ from grpo_kit.loop.step_batch import Batch
 class Hook:
     """Four methods; a subclass has those it needs. trainer: the GRPOTrainer; a hook changes it by trainer.change().
 
-    A hook that raises KeyboardInterrupt stops the run as the stop button does: the step is done and saved. Of Stopped,
-    or a subclass, train() raises the same kind, and its message has the hook's words.
+    A hook that raises KeyboardInterrupt stops the run as the stop button does: the step is done and saved, and the
+    hooks after it are called first. Of Stopped, or a subclass, train() raises the same kind, with the hook's words.
 
     >>> class StopWhenSolved(Hook):
     ...     def after_step(self, trainer, row, batch):

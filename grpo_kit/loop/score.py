@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 import torch
 
 from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.reward_logs import RewardLogs
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.record.files import METRIC_COLUMNS
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import score_all, totals
 from grpo_kit.tasks.right import columns_of
 
-_GROUPS = {
-    "changes", "refused", "reward", "eval", "rollout", "update", "diversity", "script", "groups", "flags", "scale",
-    "episodes",
-}  # fmt: skip
-_COLUMNS = {
-    "step", "group", "prompt", "prefill", "completion", "answer", "tokens", "logprobs", "reward", "advantage",
-    "temperature",
-}  # fmt: skip
 _EPS = 1e-4  # added to a standard deviation that divides, as in TRL
 
 
@@ -36,55 +27,20 @@ def score(batch: Batch, task: Any, weights: Sequence[float], tokenizer: Any) -> 
     """
     if batch.rewards:
         return {}
-    logged = Logged(batch, [name for reward in task.rewards for name in getattr(reward, "names", ())])
     of_group = dict(zip(batch.groups, batch.rows, strict=True))
     prompts = dict(zip(of_group, task.render(tokenizer, [*of_group.values()]), strict=True))
+    logs = RewardLogs(batch, task.rewards)
     columns = {
         **columns_of(batch.rows),
         "prompts": [prompts[group] for group in batch.groups],
         "completion_ids": batch.completion_ids,
         "prefill": [task.prefill] * len(batch),
-        "log_extra": logged.extra,
-        "log_metric": logged.metric,
+        "log_extra": logs.log_extra,
+        "log_metric": logs.log_metric,
     }
     batch.parts = score_all(task.rewards, batch.completions, reward_names(task.rewards), **columns)
     batch.rewards = totals(list(batch.parts.values()), weights, batch.groups)
-    return {name: fmean(values) for name, values in logged.metrics.items()}
-
-
-class Logged:
-    """What rewards report beside their scores: metrics, and columns of the batch's completions (its `extra`).
-
-    inside: the parts of rewards that are sums, which report "reward/<part>".
-    Raises ValueError for a name that the record has itself, no number, and another count of values than completions.
-    """
-
-    def __init__(self, batch: Batch, inside: Sequence[str]) -> None:
-        self.batch, self.inside = batch, {f"reward/{name}" for name in inside}
-        self.metrics: dict[str, list[float]] = {}
-
-    def metric(self, name: str, value: Any) -> None:
-        """A number of the step; of several the mean."""
-        if name not in self.inside and (name in METRIC_COLUMNS or name.partition("/")[0] in _GROUPS):
-            raise ValueError(
-                f"log_metric({name!r}, ...): the record has {name!r} itself; choose another name"
-            )
-        self.metrics.setdefault(name, []).append(float(value))
-
-    def extra(self, column: str, values: Sequence[Any]) -> None:
-        """A column of the completions, one value each; half a surrogate pair becomes its escape."""
-        if column not in self.inside and (column in _COLUMNS or column.startswith("reward/")):
-            raise ValueError(
-                f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
-            )
-        if len(values) != len(self.batch):
-            raise ValueError(
-                f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.batch)} completions; give "
-                "one for each"
-            )
-        self.batch.extra[column] = [
-            v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values
-        ]
+    return logs.metrics()
 
 
 def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | None] | None = None) -> None:

@@ -48,8 +48,7 @@ def dtype_that_fits(config: Any) -> torch.dtype:
         return torch.float32
     print(
         f"bfloat16 weights: in float32 they would take {needed:.3g} GiB with gradients and moments, of this card's "
-        f"{card:.3g}. grpo_kit's trainer keeps what bfloat16 rounds away (optimizer 'adamw-8bit-split'); any other, "
-        "trl's own too, loses most of each small update: give it optimizers=(grpo_kit.optim.choose.make_optimizer("
-        "'adamw-8bit-split', ...), None), or load with dtype='float32'."
+        f"{card:.3g}. Config(optimizer=None) takes 'adamw-8bit-split', which keeps what bfloat16 rounds away; any "
+        "other loses most of each small update. Or load with dtype='float32'."
     )
     return torch.bfloat16

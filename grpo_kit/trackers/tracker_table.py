@@ -1,4 +1,4 @@
-"""The completions of a step as a table for people: what completions.parquet holds, in a size that a tracker bears."""
+"""The completions of a step as a table for people: what completions.jsonl holds, in a size that a tracker bears."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ ROWS, CHARACTERS = 64, 200_000  # of a table
 LEFT_OUT = ("tokens", "logprobs")  # a value a token: for kit.browse
 
 
-def is_told(step: int, max_steps: int) -> bool:
-    """Does this step's table go to trackers? The first step's does, and at most TABLES of the others', evenly.
+def table_is_due(step: int, steps: int) -> bool:
+    """Does a tracker get this step's table? The first step's, and at most TABLES of the others', evenly.
 
-    >>> [step for step in range(1, 1001) if is_told(step, 1000)][:4]
+    >>> [step for step in range(1, 1001) if table_is_due(step, 1000)][:4]
     [1, 10, 20, 30]
     """
-    return step == 1 or step % max(1, -(-max_steps // TABLES)) == 0
+    return step == 1 or step % max(1, -(-steps // TABLES)) == 0
 
 
 def table_of(completions: Mapping[str, list]) -> dict[str, list]:
-    """The columns of completions.parquet without LEFT_OUT; of large ones the first whole groups.
+    """The columns of completions.jsonl without LEFT_OUT; of large ones the first whole groups.
 
     completions: one value a completion, by column; `group` among them. At least one group stays, at most ROWS rows or
     CHARACTERS of text.

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import trl
 from transformers.utils.chat_template_utils import render_jinja_template
+from trl.chat_template_utils import get_training_chat_template
 
 from grpo_kit.episodes.template_audit import FIELDS, audit_turns
 from grpo_kit.models import load_policy
@@ -112,14 +113,16 @@ def test_kept_is_what_the_rendered_text_shows(name, audited):
             assert said in ("refused", "no such turn"), next_
 
 
-def test_training_beside_serving_is_said_where_it_differs(audited):
+def test_trl_trains_with_templates_that_keep_what_is_dropped_in_serving(audited, tokenizer):
     """trl's own prefix check passes qwen3_5's template, which drops thoughts before a user turn."""
+    before = tokenizer.chat_template
     for name in ("qwen3", "qwen3_5_think", "qwen3_6", "deepseek_r1_distill"):
-        assert any(
-            "trl trains with another template" in s and "kept" in s for s in audited[name].sentences
-        ), name
-    for name in ("qwen2_5", "llama3", "qwen3_8"):
-        assert not any("another template" in s for s in audited[name].sentences), name
+        tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+        tokenizer.chat_template = get_training_chat_template(tokenizer)
+        trained = audit_turns(tokenizer)
+        assert best(trained.table.loc["a user turn"]) == "kept", name
+        assert best(audited[name].table.loc["a user turn"]) == "dropped", name
+    tokenizer.chat_template = before
 
 
 def test_where_thoughts_are_dropped_turns_fork(audited):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loop_runs import make
 from tokenizers import Tokenizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 import grpo_kit.exports as exporting
-from grpo_kit import load_policy, tasks
+from grpo_kit import linear, load_policy, tasks
 from grpo_kit.exports import ExportError, export, write
 from grpo_kit.exports.gguf_writer import write_gguf
 from grpo_kit.exports.model_card import license_of
@@ -304,28 +305,25 @@ def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path, monkeypatch, read
 
 
 def test_a_trainer_brings_its_temperature_and_its_prompts(tmp_path):
-    from tiny_run import make
-
-    from grpo_kit import linear
-
-    tokenizer = load_policy("tiny-random", quiet=True)[1]
-    data = TASK.dataset(tokenizer)
     trainer = make(
-        "kit",
-        tmp_path / "run",
-        dataset=data,
-        max_steps=2,
-        max_completion_length=12,
-        kit={"temperature": linear(1.2, 0.7)},
+        tmp_path / "run", steps=2, task=TASK, temperature=linear(1.2, 0.7), max_completion_tokens=12
     )
     trainer.train()
-    made = export(trainer, tokenizer, tmp_path / "out", task=TASK, proof=False)
+    made = export(trainer, trainer.tokenizer, tmp_path / "out", task=TASK, proof=False)
     settings = json.loads((made.folder / "generation_config.json").read_text())
-    assert settings["temperature"] == pytest.approx(trainer.temperature) and trainer.temperature < 1.0
+    assert settings["temperature"] == pytest.approx(0.7), "the last step's"
     other = dataclasses.replace(TASK, prefill="<a>")
     for task, said in ((None, "task=None renders"), (other, "task 'largest' renders the prompt")):
         with pytest.raises(ExportError, match=f"{said}.*give the task that it was trained on"):
-            export(trainer, tokenizer, tmp_path / "new", task=task, proof=False)
+            export(trainer, trainer.tokenizer, tmp_path / "new", task=task, proof=False)
+
+
+def test_without_a_task_the_trainers_length_counts(tmp_path):
+    plain = dataclasses.replace(TASK, prefill="", system=None, examples=[])
+    trainer = make(tmp_path / "run", steps=2, task=plain, max_completion_tokens=12)
+    made = export(trainer, trainer.tokenizer, tmp_path / "out", proof=False)
+    settings = json.loads((made.folder / "generation_config.json").read_text())
+    assert settings["max_new_tokens"] == 12 and settings["temperature"] == 1.0, "before its first step, too"
 
 
 def test_a_task_of_several_turns(tmp_path, read_here):
@@ -426,14 +424,13 @@ def test_a_base_says_its_licence(tmp_path, few_words):
 
 
 def test_card_of_a_run_and_its_way_to_the_hub(tmp_path, read_here):
-    from tiny_run import make
-
-    trainer = make("kit", tmp_path / "run", max_steps=1)
+    trainer = make(tmp_path / "run", steps=1, task=TASK, max_completion_tokens=12)
     trainer.train()
-    tokenizer = trainer.processing_class
+    tokenizer = trainer.tokenizer
     made = export(
-        trainer, tokenizer, tmp_path / "out", proof=False, license="apache-2.0", comparison="strict: 1 -> 2"
-    )
+        trainer, tokenizer, tmp_path / "out", task=TASK, proof=False, license="apache-2.0",
+        comparison="strict: 1 -> 2",
+    )  # fmt: skip
     card = (made.folder / "README.md").read_text()
     for said in ("license: apache-2.0", "library_name: transformers", 'base_model: "tiny-random"', "| seed |",
                  "| device |", "strict: 1 -> 2",
@@ -442,7 +439,7 @@ def test_card_of_a_run_and_its_way_to_the_hub(tmp_path, read_here):
         assert said in card, said
     with pytest.raises(ExportError, match="was not proved"):
         made.push_to_hub("me/mine", dry_run=True)
-    made = export(trainer, tokenizer, tmp_path / "proved", rows=2)
+    made = export(trainer, tokenizer, tmp_path / "proved", task=TASK, rows=2)
     said = made.push_to_hub("me/mine", dry_run=True)
     assert (
         said.startswith("would go to me/mine, private:")
@@ -452,7 +449,7 @@ def test_card_of_a_run_and_its_way_to_the_hub(tmp_path, read_here):
     card = (made.folder / "README.md").read_text()
     assert (
         "licence: that of tiny-random, which the kit does not know" in card
-        and "3 of 3 as in training" in card
+        and "2 of 2 as in training" in card
     )
     listed = {line.split()[-1] for line in said.splitlines()[1:]}
     assert listed == {path.name for path in made.folder.iterdir()} and "curve.png" in listed

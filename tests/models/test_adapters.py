@@ -91,9 +91,10 @@ def test_a_merged_model_is_a_base_like_any_other(tmp_path, tiny):
     second.save_pretrained(tmp_path / "second")
     again, _ = load_policy(tmp_path / "second", tuning="lora", quiet=True)
     assert torch.equal(logits(again, tokenizer), logits(second, tokenizer))
-    merged, _ = load_policy(tmp_path / "second", quiet=True)
+    merged, found = load_policy(tmp_path / "second", quiet=True)
     torch.testing.assert_close(logits(merged, tokenizer), logits(second, tokenizer), rtol=0, atol=1e-6)
     # Its tokenizer is found along the chain.
+    assert found.get_vocab() == tokenizer.get_vocab()
 
 
 @pytest.mark.parametrize(

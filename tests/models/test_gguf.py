@@ -46,6 +46,7 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
         assert torch.equal(weight, weights[name]) and torch.equal(weight, exact), name
 
     model.save_pretrained("adapter")
+    assert tokenizer.get_vocab() == smol[1].get_vocab()
     monkeypatch.chdir("/")
     again, _ = load_policy(tmp_path / "adapter", tuning="lora", quiet=True)
     assert again.peft_config["default"].base_model_name_or_path == str(tmp_path / "smol.gguf")

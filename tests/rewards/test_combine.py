@@ -1,15 +1,17 @@
 """Gates, clipping and sums in one another: scores, what is logged, and the probe for parts that cancel out."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from standard_runs import make
+from loop_runs import make, task
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
 import grpo_kit
+from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.rewards.answers import ExactAnswer
 from grpo_kit.rewards.cancel import cancelled_groups, cancelled_share
 from grpo_kit.rewards.cheat_cases import crafted_cases
@@ -420,7 +422,9 @@ def test_a_real_run_shows_it_live_and_in_its_log(tmp_path):
     def late(completions, **columns):
         return [1 - score for score in early(completions)]
 
-    make(tmp_path / "run", rewards=WeightedSum({early: 0.5, late: 0.5}), steps=2).train()
+    total = WeightedSum({early: 0.5, late: 0.5})
+    paid = replace(task(), rewards=[total], reward_weights=[1.0])
+    make(tmp_path / "run", task=paid, steps=2, hooks=[WatchRun(live=None)]).train()
     found = cancelled_groups(grpo_kit.read_completions(tmp_path / "run"))
     metrics = grpo_kit.read_metrics(tmp_path / "run")
     assert found["step"].tolist() == [1, 2]
@@ -436,7 +440,8 @@ def test_the_log_of_several_reward_functions_too(tmp_path):
     def down(completions, **columns):
         return [float(1 - row % 2) for row in range(len(completions))]
 
-    make(tmp_path / "run", rewards=[up, down], steps=1).train()
+    paid = replace(task(), rewards=[up, down], reward_weights=[0.5, 0.5])
+    make(tmp_path / "run", task=paid, steps=1, reward_weights=[1.0, 1.0]).train()
     row = cancelled_groups(grpo_kit.read_completions(tmp_path / "run")).iloc[0]
     assert (row.groups, row.cancelled) == (2, 2)
-    assert row.example.startswith("up 0, 1, 0, 1; down 1, 0, 1, 0; reward 0.5, 0.5, 0.5, 0.5")
+    assert row.example.startswith("up 0, 1, 0, 1; down 1, 0, 1, 0; reward 1, 1, 1, 1")

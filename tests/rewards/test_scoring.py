@@ -1,6 +1,7 @@
 """One judge: names, range, the weighted total and its rule for None, the same in every place that asks rewards."""
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import math
@@ -10,10 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from loop_runs import letters
-from standard_runs import make
+from loop_runs import letters, make
+from loop_runs import task as largest_task
 
 import grpo_kit as kit
+from grpo_kit.hooks.off_scale_hook import OffScale
+from grpo_kit.hooks.watch_run import WatchRun
+from grpo_kit.loop.score import advantages
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.rewards import (
     ExactAnswer,
@@ -27,7 +31,12 @@ from grpo_kit.rewards import (
 from grpo_kit.rewards.parts import range_of, reward_names
 from grpo_kit.rewards.scoring import PendingScores, RewardError, score_all, total, totals
 from grpo_kit.tasks import from_rows
-from grpo_kit.training.trl_internals import without_total
+
+
+def paid_by(*rewards):
+    """A task whose completions these rewards judge, with equal weights."""
+    weights = [1 / len(rewards)] * len(rewards)
+    return dataclasses.replace(largest_task(), rewards=list(rewards), reward_weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +144,8 @@ def test_a_range_that_is_none_is_refused_before_training(stated, tmp_path):
     reward = functools.partial(in_points)
     reward.range = stated
     with pytest.raises(ValueError, match="'in_points' has range=.*two finite numbers with low < high"):
-        make(tmp_path / "run", rewards=reward)
+        make(tmp_path / "run", task=paid_by(reward)).train()
+    assert not (tmp_path / "run").exists()
 
 
 def test_on_response_states_a_range_and_keeps_the_one_of_its_function():
@@ -153,7 +163,7 @@ def test_on_response_states_a_range_and_keeps_the_one_of_its_function():
 
 
 def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys, tiny):
-    """By the run's own channel in training, by a warning elsewhere; not where the range is stated."""
+    """A line in training, a warning elsewhere; none where the range is stated."""
 
     def points(completions, **columns):
         return [2.0 if i else -0.5 for i, _ in enumerate(completions)]
@@ -162,7 +172,7 @@ def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys,
         return [5.0] * len(completions)
 
     stated.range = (0, 5)
-    make(tmp_path / "run", rewards=[points, letters, stated], steps=3).train()
+    make(tmp_path / "run", task=paid_by(points, letters, stated), steps=3, hooks=[OffScale()]).train()
     said = [line for line in capsys.readouterr().out.splitlines() if "any finite scale is fine" in line]
     assert len(said) == 1 and said[0].startswith(
         "reward 'points' gave -0.5 (row 0; so far -0.5 to 2): any finite"
@@ -264,9 +274,9 @@ def test_asynchronous_rewards_count_everywhere(task, tiny, tmp_path):
 
 def test_an_asynchronous_reward_is_held_to_its_contract(tmp_path):
     with pytest.raises(RewardError, match="'later' gave inf in row 0.*finite"):
-        make(tmp_path / "a", rewards=Later(math.inf)).train()
+        make(tmp_path / "a", task=paid_by(Later(math.inf))).train()
     with pytest.raises(RewardError, match="(?s)'later' raised TypeError.*row 0"):
-        make(tmp_path / "b", rewards=Later(None)).train()
+        make(tmp_path / "b", task=paid_by(Later(None))).train()
 
 
 class Logs:
@@ -284,28 +294,32 @@ def test_a_reward_cannot_log_over_the_records_columns(tmp_path, name):
     with pytest.raises(
         RewardError, match=f"'logs' raised ValueError: log_extra.'{name}'.*choose another name"
     ):
-        make(tmp_path / "run", rewards=reward).train()
+        make(tmp_path / "run", task=paid_by(reward)).train()
 
 
-@pytest.mark.parametrize("name", ["reward", "step", "loss", "entropy", "reward/logs", "rollout/logprob_gap"])
+@pytest.mark.parametrize(
+    "name", ["reward", "step", "loss", "entropy", "rewards/logs/mean", "rollout/logprob_gap"]
+)
 def test_a_reward_cannot_log_over_the_records_numbers(tmp_path, name):
     with pytest.raises(
         RewardError, match=f"'logs' raised ValueError: log_metric.'{name}'.*choose another name"
     ):
-        make(tmp_path / "run", rewards=Logs(lambda completions, extra, metric: metric(name, 1.0))).train()
+        make(
+            tmp_path / "run", task=paid_by(Logs(lambda completions, extra, metric: metric(name, 1.0)))
+        ).train()
 
 
 def test_what_a_reward_logs_is_checked_and_kept(tmp_path):
     with pytest.raises(RewardError, match="log_extra.'note'.* was given 1 values for 8 completions"):
-        make(tmp_path / "a", rewards=Logs(lambda c, extra, metric: extra("note", ["x"]))).train()
+        make(tmp_path / "a", task=paid_by(Logs(lambda c, extra, metric: extra("note", ["x"])))).train()
     with pytest.raises(RewardError, match="'logs' raised ValueError: could not convert"):
-        make(tmp_path / "b", rewards=Logs(lambda c, extra, metric: metric("note", "high"))).train()
+        make(tmp_path / "b", task=paid_by(Logs(lambda c, extra, metric: metric("note", "high")))).train()
 
     def kept(completions, extra, metric):
         extra("note", ["half a pair: \ud800"] * len(completions))
         metric("note", 0.5)
 
-    make(tmp_path / "c", rewards=Logs(kept), steps=1).train()
+    make(tmp_path / "c", task=paid_by(Logs(kept)), steps=1).train()
     assert set(read_completions(tmp_path / "c")["note"]) == {"half a pair: \\ud800"}
     assert read_metrics(tmp_path / "c")["note"].tolist() == [0.5]
 
@@ -316,7 +330,7 @@ def test_a_reward_without_a_finite_score_stops_training_by_name(score, tmp_path)
         return [score] * len(completions)
 
     with pytest.raises(RewardError, match="'generous' gave .* in row 0.*finite"):
-        make(tmp_path / "run", rewards=generous).train()
+        make(tmp_path / "run", task=paid_by(generous)).train()
 
 
 def test_training_does_not_depend_on_the_scale(tmp_path):
@@ -326,7 +340,8 @@ def test_training_does_not_depend_on_the_scale(tmp_path):
         return [200 * score - 180 for score in letters(completions)]
 
     for reward in (letters, scaled):
-        make(tmp_path / reward.__name__, rewards=reward, steps=1).train()
+        hooks = [WatchRun(live=None)]
+        make(tmp_path / reward.__name__, task=paid_by(reward), steps=1, hooks=hooks).train()
     tables = [read_completions(tmp_path / name) for name in ("letters", "scaled")]
     rows = [read_metrics(tmp_path / name) for name in ("letters", "scaled")]
     assert tables[0]["advantage"].abs().max() > 1
@@ -393,15 +408,14 @@ def check_table(table, groups):
 pytestmark = pytest.mark.filterwarnings("ignore:several rewards are named")
 
 
-def test_training(task, tiny, tmp_path):
-    trainer = make(tmp_path / "run", task=task, steps=3)
-    trainer.train()
+def test_training(task, tmp_path):
+    make(tmp_path / "run", task=task, steps=3).train()
     table = read_completions(tmp_path / "run")
     table["total"] = table["step"].astype(str) + "-" + table["group"].astype(str)
     assert 0 < check_table(table, table["total"].tolist()) < len(table)
     lost = table["reward"].isna()
     assert (table.loc[lost, "advantage"] == 0).all()
-    for _, group in table[~lost].groupby("total"):  # those that are left: TRL's own, by hand
+    for _, group in table[~lost].groupby("total"):  # those that are left, by hand
         spread = group["reward"].std() if len(group) > 1 else math.nan
         if spread > 1e-6:
             wanted = (group["reward"] - group["reward"].mean()) / (spread + 1e-4)
@@ -414,13 +428,11 @@ def test_training(task, tiny, tmp_path):
 
 def test_none_beside_a_constant_moves_no_advantage():
     """TRL's sum punishes it: 1 + 0.5 beside 1 + nothing."""
-    nan = torch.nan
-    parts = torch.tensor([[1.0, 0.5], [1.0, nan], [1.0, 0.5], [1.0, nan], [1.0, nan], [1.0, nan]])
-    kept = without_total(parts, 2)
-    assert kept.isnan().all(1).tolist() == [False, True, False, True, False, False]
-    assert torch.equal(
-        kept[4:].nan_to_num(7), parts[4:].nan_to_num(7)
-    )  # none of the group: left out for all of it
+    parts = [[1.0] * 6, [0.5, None, 0.5, None, None, None]]
+    groups = [0, 0, 1, 1, 2, 2]
+    made = totals(parts, [1.0, 1.0], groups)
+    assert made == [1.5, None, 1.5, None, 1.0, 1.0]  # none of the last group: left out for all of it
+    assert advantages(made, groups) == [0.0] * 6
 
 
 def test_evaluation_readiness_and_samples(task, tiny, tmp_path):

@@ -1,68 +1,68 @@
-"""A tiny run that reports to trackers, and what their own readers find: python tracked_run.py FOLDER tracker,tracker.
+"""A tiny run with trackers, and what their own readers find: python tracked_run.py FOLDER tracker,tracker.
 
-Prints, as the last line, JSON: how often the run was begun in each tracker, and what stands there.
+Prints, as the last line, JSON: what stands in each tracker after a stopped run, and after steps were done again.
 """
 
 import html
 import json
+import shutil
 import sys
 from pathlib import Path
 
-from tiny_run import data, interrupted_once, letters, make
+from loop_runs import make, task
 
-from grpo_kit.models import load_policy
+import grpo_kit as kit
+from grpo_kit import trackers
+from grpo_kit.hooks.held_out_hook import HeldOutHook
+from grpo_kit.hooks.watch_run import WatchRun
+from grpo_kit.loop.hooks import Hook
 
 WANDB_BLOCK, WANDB_HEADER = 32768, 7
+STEPS = 6
 
 
-def half(completions, **columns):
-    return [1 - score for score in letters(completions)]
+class StopOnce(Hook):
+    """Stops after step 2, before the trackers are called for it."""
+
+    stopped = False
+
+    def after_step(self, trainer, row, batch):
+        if trainer.step == 2 and not self.stopped:
+            self.stopped = True
+            raise KeyboardInterrupt
 
 
-def trained(folder, names, **overrides):
-    """4 steps of bfloat16 weights whose updates are rounded away: a red flag; evaluated, changed, stopped, resumed."""
-    model = load_policy("tiny-random", dtype="bfloat16", quiet=True)[0]
-    return make(
-        "kit", folder, model=model, rewards=[letters, half], report_to=names, optim="sgd", learning_rate=1e-12,
-        max_steps=4, save_strategy="steps", save_steps=2, eval_dataset=data(2), eval_strategy="steps", eval_steps=2,
-        per_device_eval_batch_size=4, log_completions=True, **overrides,
-    )  # fmt: skip
+def trained(folder, names):
+    """6 steps at a rate that breaks the model: a red flag; held-out rows measured every second step."""
+    hooks = [HeldOutHook(kit.HeldOut(task(), rows=4, every=2)), WatchRun(live=None), StopOnce()]
+    hooks += map(trackers.by_name, names)
+    return make(folder, steps=STEPS, learning_rate=0.5, save_steps=4, save_total_limit=9, hooks=hooks)
 
 
 def of_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util import tensor_util
 
     found = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0, "tensors": 0}).Reload()
     tags = found.Tags()
-    texts = {
-        tag: [(event.step, event.tensor_proto) for event in found.Tensors(tag)] for tag in tags["tensors"]
-    }
-    from tensorboard.util import tensor_util
 
-    def cells(proto):
-        return [
-            html.unescape(cell.decode() if isinstance(cell, bytes) else cell)
-            for cell in tensor_util.make_ndarray(proto).reshape(-1).tolist()
-        ]
+    def texts(tag):
+        for event in found.Tensors(f"{tag}/text_summary"):
+            yield event.step, tensor_util.make_ndarray(event.tensor_proto).item().decode()
 
     tables = {}
-    for step, proto in texts.get("completions", []):
-        width = tensor_util.make_ndarray(proto).shape[1]
-        flat = cells(proto)
-        rows = [flat[i : i + width] for i in range(0, len(flat), width)]
-        tables[step] = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    for step, text in texts("completions"):
+        names, _, *rows = [
+            [html.unescape(cell.strip()) for cell in line.strip("|").split("|")] for line in text.split("\n")
+        ]
+        tables[step] = [dict(zip(names, row, strict=True)) for row in rows]
+    alerts = [tag.removesuffix("/text_summary") for tag in tags["tensors"]]
+    alerts = [tag for tag in alerts if tag == "change" or tag.startswith("red flag")]
     return {
-        "numbers": [
-            [event.step, tag, event.value] for tag in tags["scalars"] for event in found.Scalars(tag)
-        ],
+        "numbers": [[each.step, tag, each.value] for tag in tags["scalars"] for each in found.Scalars(tag)],
         "tables": tables,
-        "alerts": [
-            [step, tag, cells(proto)[0]]
-            for tag, found in texts.items()
-            if tag == "change" or tag.startswith("red flag")
-            for step, proto in found
-        ],
-        "config": json.loads(cells(texts["config"][-1][1])[0].strip("`\n")),
+        "alerts": [[step, tag, html.unescape(text)] for tag in alerts for step, text in texts(tag)],
+        "config": json.loads(html.unescape(next(texts("config"))[1])),
     }
 
 
@@ -70,11 +70,8 @@ def of_trackio(folder):
     from trackio.sqlite_storage import SQLiteStorage
 
     kept = json.loads((folder / "trackers.json").read_text())["trackio"]
-    project, run = kept["project"], kept["name"]
+    project, run = kept["project"], kept["run"]
     logs = SQLiteStorage.get_logs(project, run)
-    tables = {
-        log["step"]: log["completions"]["_value"] for log in logs if isinstance(log.get("completions"), dict)
-    }
     return {
         "runs": SQLiteStorage.get_runs(project),
         "numbers": [
@@ -83,7 +80,11 @@ def of_trackio(folder):
             for name, value in log.items()
             if isinstance(value, (int, float)) and name != "step"
         ],
-        "tables": tables,
+        "tables": {
+            log["step"]: log["completions"]["_value"]
+            for log in logs
+            if isinstance(log.get("completions"), dict)
+        },
         "alerts": [[a["step"], a["title"], a["text"]] for a in SQLiteStorage.get_alerts(project, run)],
         "config": SQLiteStorage.get_run_config(project, run),
     }
@@ -110,12 +111,12 @@ def wandb_records(path):
 
 
 def of_wandb(folder):
-    kept = json.loads((folder / "trackers.json").read_text())["wandb"]
     numbers, tables, alerts, config, ends = [], {}, [], {}, []
     every = sorted((folder / "wandb").glob("offline-run-*"))
-    for run in (run for run in every if run.name.endswith(kept["id"])):
+    for run in every:
         for record in wandb_records(next(run.glob("*.wandb"))):
-            if record.WhichOneof("record_type") == "history":
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
                 item = {
                     i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item
                 }
@@ -131,13 +132,13 @@ def of_wandb(folder):
                 if path:
                     table = json.loads((run / "files" / path).read_text())
                     tables[step] = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-            elif record.WhichOneof("record_type") == "alert":
+            elif kind == "alert":
                 at = int(record.alert.text.removeprefix("Step ").partition(":")[0])
                 alerts.append([at, record.alert.title, record.alert.text])
-            elif record.WhichOneof("record_type") in ("run", "config"):
-                said = record.run.config if record.WhichOneof("record_type") == "run" else record.config
+            elif kind in ("run", "config"):
+                said = record.run.config if kind == "run" else record.config
                 config |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in said.update}
-            elif record.WhichOneof("record_type") == "exit":
+            elif kind == "exit":
                 ends.append(record.exit.exit_code)
     return {
         "runs": len({run.name.split("-")[-1] for run in every}), "numbers": numbers, "tables": tables,
@@ -150,14 +151,19 @@ READERS = {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wan
 
 def main(folder, names):
     trainer = trained(folder, names)
-    pressed = interrupted_once(trainer, "rollout", at_step=2)
-    trainer.change(learning_rate=2e-12)
-    trainer.train(on_stop="return")
-    assert pressed and trainer.interrupted and trainer.state.global_step == 2
+    try:
+        trainer.train()
+    except kit.Stopped as stop:
+        assert stop.step == 2
+    trainer.change(learning_rate=0.4)
     trainer.train()
     once = {name: READERS[name](folder) for name in names}
-    (folder.parent / "once.csv").write_text((folder / "metrics.csv").read_text())
-    trained(folder, names).train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    shutil.copy(folder / "metrics.jsonl", folder.parent / "once.jsonl")
+    for path in folder.glob("checkpoint-*"):  # as after a kill in a later step
+        if path.name != "checkpoint-4":
+            shutil.rmtree(path)
+    again = trained(folder, names)
+    again.train(resume=True)
     print(json.dumps({"once": once, "again": {name: READERS[name](folder) for name in names}}, default=str))
 
 
