@@ -14,7 +14,7 @@ import grpo_kit as kit
 from benchmarks import notebook_runs
 from benchmarks.advice import elsewhere
 from benchmarks.advice.__main__ import PAGES, RESULTS, groups, say_counts
-from benchmarks.advice.arms import BASE, FAMILIES, NegativeRewards, cold_start, with_one
+from benchmarks.advice.arms import BASE, FAMILIES, cold_start, negative
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
 from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
 from benchmarks.advice.plan import campaign
@@ -57,7 +57,7 @@ def test_every_claim_has_arms_that_exist_and_a_source():
 def test_every_arm_is_one_that_the_trainer_takes(arm):
     family, name = arm
     s = resolve({**BASE, **FAMILIES[family][name]})
-    s.profile.grpo_config("x", tuning=s.tuning, **s.config)
+    s.of_seed(0)
     if family == "main" and "4 x 16" not in name:
         assert s.profile.completions_per_step == 32  # equal completions, or it says so
 
@@ -65,8 +65,7 @@ def test_every_arm_is_one_that_the_trainer_takes(arm):
 def test_rewards_between_minus_one_and_one(tmp_path):
     """What is trained on is 2 r - 1 of the same questions' r, and a reward read beside it stays in [0, 1]."""
     plain = lab_runs.base() | {"steps": 1}
-    task = resolve(plain).task
-    two = {"plain": {}, "negative": {"task": with_one(task), "trainer": NegativeRewards}}
+    two = {"plain": {}, "negative": negative(plain["task"])}
     found = lab.compare(two, [0], plain, folder=tmp_path, quiet=True)
     curves = found.curves.set_index("arm")
     assert curves.loc["negative", "reward"] == pytest.approx(2 * curves.loc["plain", "reward"] - 1)
@@ -82,7 +81,7 @@ def test_cold_start_teaches_the_format():
     task = lab_runs.task()
     model, tokenizer = kit.load_policy("tiny-random", quiet=True)
     row = task.train[-1]
-    prompt = task.dataset(tokenizer)[len(task.train) - 1]["prompt"]
+    (prompt,) = task.render(tokenizer, [row])
     target = f"<{task.answer_tag}>{row['answer']}</{task.answer_tag}>{tokenizer.eos_token}"
     ids = [tokenizer(text)["input_ids"] for text in (prompt, target)]
     batch = torch.tensor([ids[0] + ids[1]])
