@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,6 @@ import pytest
 from filelock import FileLock
 from lab_runs import ARMS, SEEDS, base, task
 from scipy import stats
-from tiny_run import press_stop
 
 import grpo_kit as kit
 from benchmarks import interval_coverage
@@ -612,7 +612,7 @@ def test_stop_button_saves_and_the_next_call_goes_on(done, tmp_path):
     def stop_once(completions, **columns):
         pressed.append(1)
         if len(pressed) == 3:  # in the second step; the evaluation before it asks once
-            press_stop()
+            signal.raise_signal(signal.SIGINT)
         return lab_runs.letters(completions)
 
     stopping = replace(task(), rewards=[stop_once])
