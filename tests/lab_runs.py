@@ -1,21 +1,21 @@
 """A small laboratory whose rewards vary on a random model.
 
 `python lab_runs.py FOLDER WHERE N [WHERE N ...]` runs a part of it once for each pair, and kills it at the Nth
-time that it comes to WHERE: "row" (a step's row was written), "saving" (half a checkpoint was written), "evaluated",
-"json" (settings.json or result.json was written).
+time that it comes to WHERE: "row" (a line of metrics.jsonl was written, of which WatchRun adds a second to each step),
+"saving" (half a checkpoint was written), "evaluated", "json" (settings.json or result.json was written).
 """
 
 import os
 import signal
 import sys
-
-from transformers import Trainer
+from dataclasses import replace
 
 from grpo_kit import lab, tasks
 from grpo_kit.lab import run as lab_run
-from grpo_kit.record.run_folder import RunFolder
+from grpo_kit.loop import checkpoint
+from grpo_kit.record.jsonl_run import RunLog
 
-ARMS = {"control": {}, "cold": {"temperature": 0.5}, "again": {"num_iterations": 2}}
+ARMS = {"control": {}, "cold": {"temperature": 0.5}, "again": {"iterations": 2}}
 SEEDS = [0, 1]
 
 
@@ -24,9 +24,18 @@ def letters(completions, **columns):
     return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]
 
 
-def task():
-    from dataclasses import replace
+class Colder:
+    """A sample that samples as much colder than it is told."""
 
+    def __init__(self, inner, *, by):
+        self.inner, self.by = inner, by
+
+    def __call__(self, model, tokenizer, task, rows, config, numbers):
+        colder = replace(numbers, temperature=numbers.temperature / (1 + self.by))
+        return self.inner(model, tokenizer, task, rows, config, colder)
+
+
+def task():
     rows = [{"question": f"Say {i} and {'more ' * (i % 3)}:", "answer": str(i)} for i in range(24)]
     made = tasks.from_rows("letters", rows[:16], rows[16:], reward=letters, max_completion_tokens=6)
     right = lambda text, row: len(text) % 2 == int(row["answer"]) % 2  # noqa: E731
@@ -40,8 +49,6 @@ def task():
 
 def replace_rows(made):
     """The same task, its first train row another."""
-    from dataclasses import replace
-
     return replace(made, train=[{"question": "Say something:", "answer": "1"}, *made.train[1:]])
 
 
@@ -67,9 +74,9 @@ def kill_at(where, count):
         return wrapped
 
     if where == "row":
-        RunFolder.write_step = then_die(RunFolder.write_step)
+        RunLog.write = then_die(RunLog.write)
     elif where == "saving":
-        Trainer._save_optimizer_and_scheduler = then_die(Trainer._save_optimizer_and_scheduler)
+        checkpoint.write_digests = then_die(checkpoint.write_digests)
     elif where == "evaluated":
         lab_run.evaluate = then_die(lab_run.evaluate)
     else:

@@ -52,7 +52,6 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("grpo_kit/watch/flags.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/watch/red_flag.py", "max_completion_length"): (1, OF_TRL),
     ("notebooks/12_is_the_base_model_ready.ipynb", "groups"): (1, SAVED),
-    ("notebooks/14_stability_lab.ipynb", "max_completion_length"): (2, OF_TRL),
 }
 
 

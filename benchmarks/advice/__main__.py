@@ -12,7 +12,7 @@
 The table is benchmarks/results/advice.md, its picture advice.png; README.md and docs/results.md say its counts.
 The plan (benchmarks/advice/plan, PLAN.md) keeps one JSON a run in benchmarks/results/advice_plan/. --claim and
 --campaign may be stopped at any time; the run that they were at is made again. Several processes may share a campaign.
-Runs of the first campaign go to runs/advice/<arm>/seed-<n>/; what the table and figures need of them (metrics.csv,
+Runs of the first campaign go to runs/advice/<arm>/seed-<n>/; what the table and figures need of them (metrics,
 result.json, groups.csv) is copied to benchmarks/results/advice/.
 """
 
@@ -48,8 +48,8 @@ def collect() -> None:
         if (target / "groups.csv").exists() and cmp(result, target / "result.json", shallow=False):
             continue
         target.mkdir(parents=True, exist_ok=True)
-        for name in ("result.json", "metrics.csv"):
-            shutil.copyfile(result.parent / name, target / name)
+        for file in (result, *result.parent.glob("metrics.*")):
+            shutil.copyfile(file, target / file.name)
         groups(read_completions(result.parent)).to_csv(
             target / "groups.csv", index=False, float_format="%.4g"
         )

@@ -189,7 +189,7 @@ def compare(
             raise ValueError(
                 f"arm {arm!r} becomes a folder's name; use letters, digits, blanks and .,+=-_, a letter or digit first"
             )
-        resolve(changes).args(folder / arm)
+        resolve(changes).of_seed(0)
     for arm, changes in settings.items():
         for path in _finished(folder, arm):
             _check_settings(path, changes)

@@ -1,4 +1,4 @@
-"""One run of the laboratory as a row of numbers, from its result.json and metrics.csv."""
+"""One run of the laboratory as a row of numbers, from its result.json and its metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_curve(metrics: pd.DataFrame) -> dict[str, float]:
-    reward = metrics["reward"].astype(float).dropna()  # empty where a step used a rollout again
+    reward = (
+        metrics["reward"].astype(float).dropna()
+    )  # of runs before the loop: empty where a step used a rollout again
     bent = reward - (reward.shift() + reward.shift(-1)) / 2
     norm, length, kl = (_column(metrics, name) for name in ("grad_norm", "completion_length", "kl"))
     parts = {name: metrics[name].astype(float).dropna() for name in metrics if name.startswith("reward/")}

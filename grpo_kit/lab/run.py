@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from transformers import TrainerCallback, set_seed
+from transformers import set_seed
 
 from grpo_kit.display import ProgressLine
+from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.generate_and_score import answer
-from grpo_kit.lab.settings import as_json, digest, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.hooks.standard import GRPOTrainer
+from grpo_kit.lab.settings import Settings, as_json, digest, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.loop.checkpoint import last_whole
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models import hardware, load_policy
-from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole
+from grpo_kit.record.files import RunFolderError, holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
-from grpo_kit.training.checkpoints import last_whole_checkpoint, step_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
 
@@ -31,14 +36,19 @@ SETTINGS = "settings.json"
 _SAMPLED_ROWS = 64  # rows in an evaluation at a temperature
 
 
-class _Steps(TrainerCallback):
-    """Reports the training's progress."""
+class _Steps(Hook):
+    """Reports the training's progress; earlier: seconds of the steps that were done before this process."""
 
     def __init__(self, on_step: Callable[[int, int], None]) -> None:
-        self.on_step = on_step
+        self.on_step, self.earlier = on_step, 0.0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.on_step(state.global_step, state.max_steps)
+    def begin(self, trainer: GRPOTrainer) -> None:
+        """What the checkpoint says."""
+        self.earlier = trainer.seconds
+
+    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+        """One more."""
+        self.on_step(trainer.step, trainer.config.steps)
 
 
 def run(
@@ -50,15 +60,14 @@ def run(
     on_step: Callable[[int, int], None],
     on_flag: Callable[[Flag], None],
 ) -> dict[str, Any]:
-    """Train and evaluate; returns the contents of result.json. A run continues from a complete checkpoint in folder.
+    """Train and evaluate; returns the contents of result.json. A run that is in folder continues from its checkpoint.
 
     on_step: called with (steps done, steps in all) after each. on_flag: called with a red flag, unless the settings
     set another.
-    Raises KeyboardInterrupt after the stop button, once the trainer has saved.
+    Raises Stopped after the stop button, once the trainer has saved.
     """
     settings = resolve(changes)
-    cfg, task, args = settings.profile, settings.task, settings.args(folder, seed)
-    checkpoint = last_whole_checkpoint(folder)
+    cfg, task = settings.profile, settings.task
     set_seed(seed)
     model, tokenizer = load_policy(
         cfg.model, tuning=settings.tuning, dtype=settings.dtype, seed=seed, quiet=True
@@ -69,17 +78,8 @@ def run(
     prepared = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SETTINGS, fingerprint(settings))
-    trainer = settings.trainer(
-        model,
-        task,
-        args,
-        processing_class=tokenizer,
-        live=None,
-        **{"on_flag": on_flag, **settings.options},
-    )
-    trainer.add_callback(_Steps(on_step))
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    del trainer
+    steps = _Steps(on_step)
+    _train(settings, model, tokenizer, seed, folder, on_flag, steps)
     trained = time.perf_counter()
     after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
     samples = settings.eval_samples
@@ -103,20 +103,46 @@ def run(
         "train_rows": digest(task.train),
         "max_completion_tokens": task.max_completion_tokens,
         "steps": int(metrics["step"].max()) if len(metrics) else 0,
-        "completions": len(completions),  # all sampled ones, used or not
+        "completions": len(completions)
+        + _of(metrics, "rollout/extra_completions"),  # all sampled ones, used or not
         "tokens": float(metrics["num_tokens"].max()) if len(metrics) else 0.0,
         "prepare_seconds": round(prepared - start, 1),
-        "train_seconds": round(trained - prepared + _earlier_seconds(metrics, checkpoint), 1),
+        "train_seconds": round(trained - prepared + steps.earlier, 1),
         "evaluate_seconds": round(time.perf_counter() - trained, 1),
         "model": cfg.model,
         "hardware": hardware(),
         "date": date.today().isoformat(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
+        "versions": {name: version(name) for name in ("torch", "transformers")},
     }
     write_json(folder / RESULT, result)
     del model
     gc.collect()
     return result
+
+
+def _train(
+    settings: Settings,
+    model: Any,
+    tokenizer: Any,
+    seed: int,
+    folder: Path,
+    on_flag: Callable[[Flag], None],
+    steps: _Steps,
+) -> None:
+    """Until all steps are done, or a red flag ends the run where the settings say so."""
+    config, resume, seams = settings.of_seed(seed), holds_run(folder), {}
+    if settings.sample is not None:
+        own = fast(model, config)
+        seams = {"sample": settings.sample(own.sample), "update": own.update}
+    trainer = GRPOTrainer(
+        model, settings.task, config, tokenizer=tokenizer, folder=folder, live=None,
+        on_flag=settings.on_flag or on_flag, hooks=[steps], **seams,
+    )  # fmt: skip
+    try:
+        trainer.train(resume=resume)
+    except Stopped:
+        if not (settings.on_flag == "stop" and read_flags(folder)):
+            raise
 
 
 def tell_steps(progress: ProgressLine, which: str, made: int, in_all: int) -> Callable[[int, int], None]:
@@ -164,8 +190,8 @@ def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
         return None
     settings, file = resolve(changes), folder / SETTINGS
     same = file.exists() and json.loads(file.read_text(encoding="utf-8")) == fingerprint(settings)
-    flagged = settings.options.get("on_flag") == "stop" and read_flags(folder)
-    if same and not flagged and last_whole_checkpoint(folder) is not None:
+    flagged = settings.on_flag == "stop" and read_flags(folder)
+    if same and not flagged and _has_whole_checkpoint(folder):
         return None
     number = 1
     while (target := folder.with_name(f"{folder.name}.unfinished-{number}")).exists():
@@ -187,10 +213,13 @@ def _sampled(
     return [sum(right) for right in made.by_row(made.right)]
 
 
-def _earlier_seconds(metrics: pd.DataFrame, checkpoint: Path | None) -> float:
-    """Seconds of the steps up to the checkpoint from which a run continued."""
-    return (
-        0.0
-        if checkpoint is None
-        else float(metrics["step_seconds"][metrics["step"] <= step_of(checkpoint)].sum())
-    )
+def _has_whole_checkpoint(folder: Path) -> bool:
+    try:
+        return last_whole(folder).exists()
+    except RunFolderError:
+        return False
+
+
+def _of(metrics: pd.DataFrame, name: str) -> int:
+    """The column's sum, 0 without it."""
+    return int(metrics[name].sum()) if name in metrics else 0

@@ -13,22 +13,22 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
-from trl import GRPOConfig
-
 from grpo_kit.argument_checks import check_temperature, check_whole
+from grpo_kit.loop.grpo import Sample
+from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.profiles import Profile, profile
 from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.measure import has_accuracy
 from grpo_kit.tasks.same_task import content_digest
-from grpo_kit.training.trainer import GRPOTrainer
+from grpo_kit.watch.monitor import Monitor, OnFlag
 
-_OWN = ("profile", "task", "tuning", "prepare", "trainer", "eval_temperatures", "eval_samples")
+_OWN = ("profile", "task", "tuning", "prepare", "sample", "on_flag", "eval_temperatures", "eval_samples")
 _PROFILE = {f.name for f in fields(Profile)} - {"name", "picked", "seed"}
-_CONFIG = {f.name for f in fields(GRPOConfig)} - {"seed", "output_dir"}
+_CONFIG = set(FIELDS) - {"seed"}
+_AS_OPTIONS = ("optimizer", "temperature", "on_flag")  # what stored laboratories call options.<name>
 SAMPLES = 4  # of a held-out row, at each of eval_temperatures
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -37,14 +37,17 @@ Prepare = Callable[[Any, Any, Task, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that defines one run, except its seed. Made by resolve()."""
+    """Everything that defines one run, except its seed. Made by resolve().
+
+    config: the fields of Config that the profile does not set, or that are schedules.
+    """
 
     profile: Profile
     task: Task
     tuning: str
-    trainer: type[GRPOTrainer]
-    options: dict[str, Any]
     config: dict[str, Any]
+    sample: Callable[[Sample], Sample] | None
+    on_flag: OnFlag | None
     prepare: Prepare | None
     eval_temperatures: tuple[float, ...]
     eval_samples: int = SAMPLES
@@ -55,48 +58,48 @@ class Settings:
         """The dtype in which weights are loaded."""
         return self.profile.dtype if self.tuning == "full" else self.profile.lora_dtype
 
-    def args(self, folder: Path, seed: int = 0) -> GRPOConfig:
-        """The trainer's arguments; raises ValueError for values that trl rejects."""
-        profile = replace(self.profile, seed=seed)
-        return profile.grpo_config(folder, task=self.task, tuning=self.tuning, **self.config)
+    def of_seed(self, seed: int) -> Config:
+        """The Config of one run; raises ValueError for values that cannot be."""
+        return replace(self.profile, seed=seed).config(tuning=self.tuning, **self.config)
 
 
 def resolve(changes: Mapping[str, Any]) -> Settings:
-    """Flat settings by name: fields of Profile, of trl.GRPOConfig, options of the trainer, and a few more.
+    """Flat settings by name: fields of Profile, of loop.Config, and a few of the laboratory's own.
 
     profile: its name, default "auto". task: a name, or a Task; its first held_out rows are evaluated.
     tuning: "full", "lora" or "qlora"; with adapters, lora_learning_rate and lora_dtype replace learning_rate and
-    dtype. trainer: GRPOTrainer or a subclass. prepare: f(model, tokenizer, task, seed), called before training,
-    and again before a run continues from a checkpoint. eval_temperatures: the tuned model is also sampled at each
-    of them, eval_samples (default 4) for each of the first 64 held-out rows. temperature: a number, or a schedule.
+    dtype. sample: f(the fast sample) -> the sample to train with, such as partial(OlderWeights, sync_every=5).
+    prepare: f(model, tokenizer, task, seed), called before training, and again before a run continues from a
+    checkpoint. on_flag: what a red flag does ("stop" ends the run); left out, flags are printed. eval_temperatures: the
+    tuned model is also sampled at each of them, eval_samples (default 4) for each of the first 64 held-out rows.
+    temperature, learning_rate and beta: a number, or a schedule.
     Raises ValueError for an unknown name, with the nearest known one, and for values of the wrong kind.
 
-    >>> resolve({"profile": "smoke", "steps": 3, "loss_type": "dr_grpo"}).config
-    {'loss_type': 'dr_grpo'}
+    >>> resolve({"profile": "smoke", "steps": 3, "loss": "dr_grpo"}).config["loss"]
+    'dr_grpo'
     """
     changes = dict(changes)
-    trainer = changes.pop("trainer", GRPOTrainer)
-    if not (isinstance(trainer, type) and issubclass(trainer, GRPOTrainer)):
-        raise ValueError(f"trainer={trainer!r} must be GRPOTrainer or a subclass of it")
-    known = {name for name in _options(trainer) if name != "live"}
-    unknown = sorted(set(changes) - set(_OWN) - _PROFILE - _CONFIG - known)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], [*_OWN, *_PROFILE, *_CONFIG, *known], 1)
+    if unknown := sorted(set(changes) - set(_OWN) - _PROFILE - _CONFIG):
+        near = difflib.get_close_matches(unknown[0], [*_OWN, *_PROFILE, *_CONFIG], 1)
         raise ValueError(
-            f"{', '.join(unknown)}: no field of a profile or of trl.GRPOConfig and no option of {trainer.__name__}"
+            f"{', '.join(unknown)}: no field of a profile or of loop.Config and no setting of the laboratory"
             + (f"; did you mean {near[0]!r}?" if near else "")
         )
     task, tuning = changes.pop("task", None), changes.pop("tuning", "full")
     prepare, name = changes.pop("prepare", None), changes.pop("profile", "auto")
-    if prepare is not None and not callable(prepare):
-        raise ValueError(f"prepare={prepare!r} must be a function f(model, tokenizer, task, seed)")
+    sample, on_flag = changes.pop("sample", None), changes.pop("on_flag", None)
+    for what, given, how in (
+        ("prepare", prepare, "f(model, tokenizer, task, seed)"),
+        ("sample", sample, "f(the fast sample) -> the sample to train with"),
+    ):
+        if given is not None and not callable(given):
+            raise ValueError(f"{what}={given!r} must be a function {how}")
+    Monitor("warn" if on_flag is None else on_flag)  # refuses what on_flag cannot be
     temperatures = _temperatures(changes.pop("eval_temperatures", ()))
     samples = changes.pop("eval_samples", SAMPLES)
     check_whole("eval_samples", samples)
-    options = {}
-    if callable(changes.get("temperature")):
-        options["temperature"] = changes.pop("temperature")
-    numbers = {key: changes.pop(key) for key in list(changes) if key in _PROFILE}
+    config = {key: changes.pop(key) for key in list(changes) if key not in _PROFILE or callable(changes[key])}
+    numbers = dict(changes)
     if isinstance(task, str):
         numbers["task"] = task
     chosen = profile(name, **numbers)
@@ -110,20 +113,15 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
         own_length = None if given else task.max_completion_tokens
     else:
         raise ValueError(f"task={task!r} must be a Task, or the name of one")
-    if weights := changes.get("reward_weights"):
-        task = replace(task, reward_weights=list(weights))
     chosen = replace(chosen, max_completion_tokens=task.max_completion_tokens)  # fingerprint() reads it
     if not has_accuracy(task):
         raise ValueError(
             f"task {task.name!r} has no right and wrong, which the laboratory compares arms by: no row has an answer, "
             "and no reward states its range; give the task correct=, or reward.range = (low, high)"
         )
-    options |= {key: changes.pop(key) for key in list(changes) if key in known and key not in _CONFIG}
     if tuning == "full" or "optimizer" in numbers:
-        options.setdefault("optimizer", chosen.optimizer)
-    return Settings(
-        chosen, task, tuning, trainer, options, changes, prepare, temperatures, samples, own_length
-    )
+        config["optimizer"] = chosen.optimizer
+    return Settings(chosen, task, tuning, config, sample, on_flag, prepare, temperatures, samples, own_length)
 
 
 def _length_of(chosen: Profile) -> int:
@@ -144,17 +142,20 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     numbers = {k: v for k, v in asdict(settings.profile).items() if k in _PROFILE - {"task", "task_options"}}
     task = settings.task
     length = settings.own_length
-    # Stored laboratories hold the length of the profile's own task under its former name.
+    # As stored laboratories have it: the length of the profile's own task, and the trainer, which was a choice.
     numbers["follows"] = None if length is None else [settings.profile.task, length, length]
+    given = settings.config | ({} if settings.on_flag is None else {"on_flag": settings.on_flag})
     parts = {
         "profile": numbers,
         "task": {**_prompt(task), "train": digest(task.train), "reward_weights": task.reward_weights}
         | {"rewards": [[reward, *all_parts(reward)] for reward in task.rewards]},
-        "run": {"tuning": settings.tuning, "trainer": settings.trainer, "prepare": settings.prepare}
+        "run": {"tuning": settings.tuning, "trainer": "GRPOTrainer", "prepare": settings.prepare}
         | {"eval_temperatures": settings.eval_temperatures},
-        "options": settings.options,
-        "config": settings.config,
+        "options": {name: value for name, value in given.items() if name in _AS_OPTIONS},
+        "config": {name: value for name, value in given.items() if name not in _AS_OPTIONS},
     }
+    if settings.sample is not None:
+        parts["run"]["sample"] = settings.sample
     if settings.eval_samples != SAMPLES:  # older runs had as many
         parts["run"]["eval_samples"] = settings.eval_samples
     flat = {f"{part}.{key}": _plain(value) for part, values in parts.items() for key, value in values.items()}
@@ -184,13 +185,6 @@ def _temperatures(given: Any) -> tuple[float, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ValueError(f"eval_temperatures={given!r} must be a list of numbers above 0, such as (0.7, 1.0)")
     return tuple(check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(given))
-
-
-def _options(trainer: type) -> set[str]:
-    """Keyword-only options of the trainer and of its base classes, down to the kit's."""
-    classes = [c for c in trainer.__mro__ if issubclass(c, GRPOTrainer)]
-    parameters = [p for c in classes for p in inspect.signature(c.__init__).parameters.values()]
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _plain(value: Any) -> Any:

@@ -199,6 +199,7 @@ class GRPOTrainer:
             if signals >= len(rows):
                 break
         if config.resample:
+            reported |= self._first_rollout(kept, numbers)
             batch = first_groups(kept, len(rows))
             extra = self.processes.sums({"rollout/extra_completions": sum(map(len, kept)) - len(batch)})
             first = Batch.join(self.processes.gather(kept[0]))  # its prompts were not chosen by their rewards
@@ -206,6 +207,21 @@ class GRPOTrainer:
         everyone = sum(self.processes.gather(batch.rewards), [])
         give_advantages(batch, config, everyone)
         return batch, reported
+
+    def _first_rollout(self, kept: list[Batch], numbers: StepNumbers) -> dict[str, float]:
+        """What a row says where groups were drawn anew: kept for their signal, they would show too good a reward.
+
+        rollout/extra_completions: those of the further rollouts, the cost. num_tokens: of all rollouts of the step.
+        """
+        first = Batch.join(self.processes.gather(replace(kept[0], old_logprobs=None)))
+        found = measures(first, numbers)
+        if hasattr(self.sample, "measures"):
+            found |= self.sample.measures(first, self.task)
+        made = self.processes.sums({"all": sum(map(len, kept)), "num_tokens": sum(map(_tokens, kept))})
+        return found | {
+            "rollout/extra_completions": made["all"] - len(first),
+            "num_tokens": made["num_tokens"],
+        }
 
     def learn(self, batch: Batch, numbers: StepNumbers) -> dict[str, float]:
         """The updates of a step. Returns their metrics: of several updates the means."""
@@ -264,11 +280,11 @@ class GRPOTrainer:
         """The step's row and completions, of all processes; the main one writes them. Returns the row."""
         whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
-        self.tokens += sum(map(len, whole.prompt_ids)) + sum(map(len, whole.completion_ids))
-        row = measures(whole, numbers) | more
+        self.tokens += more.pop("num_tokens", _tokens(whole))
+        row = measures(whole, numbers)
         if hasattr(self.sample, "measures"):
             row |= self.sample.measures(whole, self.task)
-        row |= {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
+        row |= more | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
             self.log.write(self.step, row, self.completions)
@@ -458,3 +474,8 @@ class GRPOTrainer:
         finally:
             for name, p in self.trained.items():
                 p.data = now[name]
+
+
+def _tokens(batch: Batch) -> int:
+    """That went through the model: prompts and completions."""
+    return sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))

@@ -16,7 +16,7 @@ _SAME = {
 
 def forget():
     """What is kept of the arms' settings."""
-    for cached in (arms.resolved, runs.key_of, shown.hours):
+    for cached in (arms.resolved, runs.settings_key, shown.hours):
         cached.cache_clear()
 
 

@@ -12,9 +12,10 @@ import pytest
 
 import grpo_kit as kit
 from benchmarks import notebook_runs
+from benchmarks.advice import __main__ as command
 from benchmarks.advice import elsewhere
 from benchmarks.advice.__main__ import PAGES, RESULTS, groups, say_counts
-from benchmarks.advice.arms import BASE, FAMILIES, NegativeRewards, cold_start, with_one
+from benchmarks.advice.arms import BASE, FAMILIES, cold_start, negative, old
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
 from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
 from benchmarks.advice.plan import campaign
@@ -57,7 +58,7 @@ def test_every_claim_has_arms_that_exist_and_a_source():
 def test_every_arm_is_one_that_the_trainer_takes(arm):
     family, name = arm
     s = resolve({**BASE, **FAMILIES[family][name]})
-    s.profile.grpo_config("x", tuning=s.tuning, **s.config)
+    s.of_seed(0)
     if family == "main" and "4 x 16" not in name:
         assert s.profile.completions_per_step == 32  # equal completions, or it says so
 
@@ -65,8 +66,7 @@ def test_every_arm_is_one_that_the_trainer_takes(arm):
 def test_rewards_between_minus_one_and_one(tmp_path):
     """What is trained on is 2 r - 1 of the same questions' r, and a reward read beside it stays in [0, 1]."""
     plain = lab_runs.base() | {"steps": 1}
-    task = resolve(plain).task
-    two = {"plain": {}, "negative": {"task": with_one(task), "trainer": NegativeRewards}}
+    two = {"plain": {}, "negative": negative(plain["task"])}
     found = lab.compare(two, [0], plain, folder=tmp_path, quiet=True)
     curves = found.curves.set_index("arm")
     assert curves.loc["negative", "reward"] == pytest.approx(2 * curves.loc["plain", "reward"] - 1)
@@ -76,13 +76,20 @@ def test_rewards_between_minus_one_and_one(tmp_path):
     )
 
 
+def test_an_arm_of_old_rollouts_has_them(tmp_path):
+    arms = {"sync 2": old(sync_every=2), "newest": old(buffer="newest", lead=2)}
+    curves = lab.compare(arms, [0], lab_runs.base(), folder=tmp_path, quiet=True).curves
+    ages = {arm: curve["rollout/age"].tolist() for arm, curve in curves.groupby("arm")}
+    assert ages["sync 2"] == [0, 1, 0] and ages["newest"][0] == 0
+
+
 def test_cold_start_teaches_the_format():
     import torch
 
     task = lab_runs.task()
     model, tokenizer = kit.load_policy("tiny-random", quiet=True)
     row = task.train[-1]
-    prompt = task.dataset(tokenizer)[len(task.train) - 1]["prompt"]
+    (prompt,) = task.render(tokenizer, [row])
     target = f"<{task.answer_tag}>{row['answer']}</{task.answer_tag}>{tokenizer.eos_token}"
     ids = [tokenizer(text)["input_ids"] for text in (prompt, target)]
     batch = torch.tensor([ids[0] + ids[1]])
@@ -107,6 +114,19 @@ def test_groups_by_hand():
     assert groups(made).values.tolist() == [[1, 0.75, 0.5], [2, 0.5, 0.0]]
     twice = made[made["step"] == 2].assign(group=0)  # two batches of one group each
     assert groups(twice).values.tolist() == [[2, 0.5, 0.0]]
+
+
+def test_what_the_table_needs_is_copied(tmp_path, monkeypatch):
+    made = lab_runs.compare(tmp_path / "runs", ["control"], [0])
+    monkeypatch.setattr(command, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
+    command.collect()
+    (folder,) = tmp_path.glob("results/*/*")
+    assert {path.name for path in folder.iterdir()} == {"result.json", "metrics.jsonl", "groups.csv"}
+    found = lab.load(tmp_path / "results")
+    pd.testing.assert_frame_equal(found.runs, made.runs)
+    pd.testing.assert_frame_equal(found.curves, made.curves)
+    assert pd.read_csv(folder / "groups.csv")["step"].tolist() == [1, 2, 3]
 
 
 def test_table_from_run_folders(tmp_path):

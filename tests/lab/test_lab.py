@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,8 +33,6 @@ from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, reso
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.schedules import linear
-from grpo_kit.training.checkpoints import last_whole_checkpoint
-from grpo_kit.watch.flags import Flag
 
 TIMES = ["seconds", "train_seconds", "evaluate_seconds", "prepare_seconds", "date", "step_seconds"]
 
@@ -197,16 +196,18 @@ def test_settings_go_where_they_belong():
             "profile": "smoke",
             "group_size": 2,
             "temperature": linear(1.2, 0.6),
-            "loss_type": "grpo",
-            "pack": False,
+            "loss": "grpo",
+            "on_flag": "stop",
         }
     )
-    assert s.profile.group_size == 2 and s.profile.temperature == 1.0
-    assert s.config == {"loss_type": "grpo"}
-    assert s.options == {"temperature": linear(1.2, 0.6), "pack": False, "optimizer": "adamw"}
+    assert s.profile.group_size == 2 and s.profile.temperature == 1.0 and s.on_flag == "stop"
+    assert s.config == {"temperature": linear(1.2, 0.6), "loss": "grpo", "optimizer": "adamw"}
+    config = s.of_seed(7)
+    assert (config.seed, config.group_size, config.loss, config.steps) == (7, 2, "grpo", 2)
+    assert config.temperature == linear(1.2, 0.6) and config.max_completion_tokens == 8
     lora = {"profile": "smoke", "tuning": "lora"}
-    assert "optimizer" not in resolve(lora).options
-    assert resolve(lora | {"optimizer": "adamw-8bit"}).options == {"optimizer": "adamw-8bit"}
+    assert resolve(lora).of_seed(0).optimizer is None and resolve(lora).of_seed(0).learning_rate == 1e-2
+    assert resolve(lora | {"optimizer": "adamw-8bit"}).of_seed(0).optimizer == "adamw-8bit"
 
 
 @pytest.mark.parametrize(
@@ -214,14 +215,16 @@ def test_settings_go_where_they_belong():
     [
         ({"grup_size": 2}, "grup_size.*did you mean 'group_size'"),
         ({"seed": 3}, "seed"),
-        ({"output_dir": "x"}, "output_dir"),
-        ({"trainer": int}, "subclass"),
+        ({"num_iterations": 2}, "num_iterations.*did you mean 'iterations'"),
+        ({"sample": 3}, "sample=3.*the fast sample"),
+        ({"on_flag": "sotp"}, "on_flag='sotp'"),
         ({"prepare": 3}, "prepare=3"),
         ({"task": 3}, "task=3"),
         ({"eval_temperatures": 0.7}, "eval_temperatures=0.7"),
         ({"eval_temperatures": [0.7, 0]}, "eval_temperatures"),
         ({"tuning": "loar"}, "tuning='loar'"),
-        ({"num_generations": 3}, "3"),
+        ({"loss": "gpro"}, "loss='gpro'"),
+        ({"temperature": linear(1, -1)}, r"temperature\(0.5\)=0"),
     ],
 )
 def test_unknown_settings_are_refused_before_anything_runs(changes, message, tmp_path):
@@ -303,6 +306,13 @@ def rewarded(reward):
         ({}, {"beta": 0.1}, "a number"),
         ({}, {"profile": "cpu", "model": "tiny-random"}, "another profile, whatever else it stands for"),
         ({}, {"eval_temperatures": [1.0]}, "another measure"),
+        ({}, {"on_flag": "stop"}, "it may end early"),
+        ({}, {"sample": functools.partial(lab_runs.Colder, by=1)}, "another sample"),
+        (
+            {"sample": functools.partial(lab_runs.Colder, by=1)},
+            {"sample": functools.partial(lab_runs.Colder, by=2)},
+            "the same with another number",
+        ),
     ],
 )
 def test_other_settings_have_another_fingerprint(one, two, why):
@@ -314,7 +324,7 @@ def test_other_settings_have_another_fingerprint(one, two, why):
 @pytest.mark.parametrize(
     "one, two, why",
     [
-        ({}, {"beta": 0, "tuning": "full", "trainer": kit.GRPOTrainer}, "what is the default anyway"),
+        ({}, {"beta": 0, "tuning": "full"}, "what is the default anyway"),
         (rewarded(weighted(0.1)), rewarded(weighted(0.2)), "a function is known by its name alone"),
         ({"temperature": lambda p: 1 - p / 2}, {"temperature": lambda p: 1 - p / 4}, "lambdas have one name"),
         (rewarded(Bare()), rewarded(Bare()), "an object without a repr is known by its class"),
@@ -346,28 +356,28 @@ def test_before_is_shared_by_arms_with_the_same_prompts_only():
         assert key(**other) != key(), other
 
 
-def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(tmp_path):
-    run = tmp_path / "seed-0"
-    for step, state in [(2, "{}"), (9, "{}"), (10, '{"half'), (11, None)]:
-        (run / f"checkpoint-{step}").mkdir(parents=True)
-        (run / f"checkpoint-{step}" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-        if state is not None:
-            (run / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
-    write_json(run / SETTINGS, fingerprint(resolve(base())))
-    assert last_whole_checkpoint(run).name == "checkpoint-9"
+def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, tmp_path):
+    run = copied(done[0], tmp_path, "control/seed-0") / "control" / "seed-0"
+    (run / "checkpoint-9").mkdir()  # half of one
     assert set_aside(run, base()) is None
     stopping = {**base(), "on_flag": "stop"}
     assert set_aside(run, {**base(), "learning_rate": 0.1}).name == "seed-0.unfinished-1"
-    shutil.copytree(tmp_path / "seed-0.unfinished-1", run)
+    again = functools.partial(shutil.copytree, tmp_path / "control" / "seed-0.unfinished-1", run)
+    again()
     (run / SETTINGS).unlink()
     assert set_aside(run, base()).name == "seed-0.unfinished-2", "nobody knows with which settings"
-    shutil.copytree(tmp_path / "seed-0.unfinished-1", run)
+    again()
+    with (run / "checkpoint-2" / "optimizer.pt").open("ab") as file:
+        file.write(b"x")
+    assert set_aside(run, base()).name == "seed-0.unfinished-3", "a damaged checkpoint is none"
+    again()
     write_json(run / SETTINGS, fingerprint(resolve(stopping)))
+    assert len(kit.read_flags(run))
+    assert set_aside(run, stopping).name == "seed-0.unfinished-4", "it would not stop there again"
+    again()
+    write_json(run / SETTINGS, fingerprint(resolve(stopping)))
+    (run / "flags.jsonl").unlink()
     assert set_aside(run, stopping) is None
-    flag = {"name": "KL spike", "step": 2, "saw": "", "why": "", "remedy": ""}
-    fields = Flag.__dataclass_fields__
-    (run / "flags.jsonl").write_text(json.dumps(dict(zip(fields, flag.values(), strict=False))) + "\n")
-    assert set_aside(run, stopping).name == "seed-0.unfinished-3", "it would not stop there again"
 
 
 # ---- runs
@@ -376,23 +386,33 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(tmp_pat
 def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
     """The same settings without the laboratory: same steps, same greedy answers."""
     folder, result = done
-    cfg, own = kit.profile("smoke", steps=3, learning_rate=1e-2, temperature=0.5, seed=1), task()
-    set_seed(1)
+    cfg = kit.profile("smoke", steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
-    args = cfg.grpo_config(
-        tmp_path / "run", reward_weights=own.reward_weights, max_completion_length=own.max_completion_tokens
-    )
     trainer = kit.GRPOTrainer(
-        model, own.rewards, args, train_dataset=own.dataset(tokenizer), processing_class=tokenizer,
-        optimizer="adamw", live=False,
-    )  # fmt: skip
+        model,
+        task(),
+        cfg.config(max_completion_tokens=6),
+        tokenizer=tokenizer,
+        folder=tmp_path / "run",
+        live=None,
+    )
     trainer.train()
     mine, theirs = kit.read_metrics(tmp_path / "run"), kit.read_metrics(folder / "cold" / "seed-1")
     for column in ("reward", "loss", "grad_norm", "entropy", "temperature"):
         assert mine[column].tolist() == theirs[column].tolist(), column
     assert mine["reward_std"].max() > 0 and mine["grad_norm"].max() > 0
-    judged = kit.evaluate(model, tokenizer, own)
+    judged = kit.evaluate(model, tokenizer, task())
     assert judged.rows["strict"].astype(int).tolist() == result.right["cold", 1]
+
+
+def test_an_arm_may_sample_in_another_way(done, tmp_path):
+    """Its sample is made of the fast one, and what it samples is trained on."""
+    arms = {"colder": {"sample": functools.partial(lab_runs.Colder, by=1)}}
+    colder = lab.compare(arms, [0], base(), folder=tmp_path, quiet=True).curves
+    control = done[1].curves.query("arm == 'control' and seed == 0")
+    assert colder["temperature"].tolist() == control["temperature"].tolist() == [1, 1, 1]
+    assert colder["entropy"].iloc[0] < control["entropy"].iloc[0]
+    assert colder["rollout/logprob_gap"].min() > 0.05 > control["rollout/logprob_gap"].max()
 
 
 def test_what_to_try_is_said_once_and_each_runs_red_flags_are(tmp_path, capsys):
@@ -420,8 +440,7 @@ def test_tables_have_every_run_and_one_row_an_arm(done):
     assert table.index.tolist() == list(ARMS) and pd.isna(table.loc["control", "difference"])
     each = [np.mean(result.right["cold", s]) - np.mean(result.right["control", s]) for s in SEEDS]
     assert table.loc["cold", "difference"] == pytest.approx(np.mean(each))
-    # Iterations reuse rollouts.
-    assert table.loc["again", "completions"] < table.loc["control", "completions"]
+    assert table["completions"].tolist() == [3 * 2 * 4] * 3, "steps, prompts, groups"
     assert table["low"].le(table["accuracy"]).all() and table["high"].ge(table["accuracy"]).all()
 
 
@@ -496,9 +515,9 @@ def test_figure_of_many_arms_with_gaps():
 
 def test_nothing_done_is_done_again(done):
     folder, result = done
-    before = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/metrics.csv")}
+    before = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/*.json*")}
     again = lab_runs.compare(folder)
-    assert {p: p.stat().st_mtime_ns for p in folder.glob("*/*/metrics.csv")} == before
+    assert len(before) > 6 and {p: p.stat().st_mtime_ns for p in folder.glob("*/*/*.json*")} == before
     pd.testing.assert_frame_equal(again.runs, result.runs)
 
 
@@ -552,7 +571,7 @@ MOMENTS = [
     ("json", 1, "settings.json: nothing of the run yet"),
     ("row", 1, "no checkpoint yet: set aside"),
     ("saving", 1, "half a checkpoint: set aside"),
-    ("row", 3, "step 3 was done, but the checkpoint is of step 2: step 3 is done again"),
+    ("row", 5, "step 3 was done, but the checkpoint is of step 2: step 3 is done again"),
     ("evaluated", 1, "continued from step 2, the tuned model evaluated, the result not written"),
     ("json", 2, "from the last step's checkpoint to the result"),
 ]
@@ -570,7 +589,8 @@ def test_killed_at_any_moment_and_restarted_gives_the_same_table(done, tmp_path)
     result = lab_runs.compare(folder, arms, [0])
     runs, curves = (t[t["arm"].isin(arms) & (t["seed"] == 0)] for t in (done[1].runs, done[1].curves))
     pd.testing.assert_frame_equal(untimed(result.runs), untimed(runs))
-    pd.testing.assert_frame_equal(untimed(result.curves), untimed(curves))
+    both = [untimed(table).dropna(axis=1, how="all") for table in (result.curves, curves)]
+    pd.testing.assert_frame_equal(*both, check_like=True)
     assert result.right == {key: right for key, right in done[1].right.items() if key in result.right}
     left = sorted(p.name for p in (folder / "control").iterdir())
     assert left == ["seed-0", "seed-0.unfinished-1", "seed-0.unfinished-2"]  # kept; and no more than these
@@ -594,7 +614,7 @@ def test_stop_button_saves_and_the_next_call_goes_on(done, tmp_path):
     def stop_once(completions, **columns):
         pressed.append(1)
         if len(pressed) == 3:  # in the second step; the evaluation before it asks once
-            press_stop()
+            signal.raise_signal(signal.SIGINT)
         return lab_runs.letters(completions)
 
     stopping = replace(task(), rewards=[stop_once])

@@ -7,59 +7,61 @@ the rows' own noise alone would be as wide as five points.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from benchmarks.advice.arms import NegativeRewards, cold_start
+from benchmarks.advice.arms import cold_start, negative, old
 from benchmarks.advice.plan import tasks
-from grpo_kit import GRPOTrainer, cosine, exponential, linear
+from grpo_kit import cosine, exponential, linear
 from grpo_kit.lab.settings import Settings, digest, resolve
-from grpo_kit.training.dynamic_sampling import PositivesTrainer
-from grpo_kit.training.off_policy import OffPolicyTrainer
+from grpo_kit.loop import Config
+from grpo_kit.loop.grpo import Sample
+from grpo_kit.loop.grpo_config import StepNumbers
+from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.tasks import Task
 
 REVISION = 1  # raise it when the code behind an arm changes: what ran before then counts no more
 FAST: dict[str, Any] = {"profile": "cpu", "steps": 20, "learning_rate": 1e-5, "held_out": 64}
 SETTLED = FAST | {"steps": 30, "held_out": 256}
 SAMPLED = {"eval_temperatures": (1.0,)}
 UNTRAINED = {"steps": 1, "learning_rate": 1e-12}
-STALE = SETTLED | {"trainer": OffPolicyTrainer}
-RARE = FAST | {"task": tasks.RARE, "trainer": PositivesTrainer, "steps": 24}
+STALE = SETTLED | {"steps": 20}
+RARE = FAST | {"task": tasks.RARE, "steps": 24}
 NEVER = SETTLED | {"task": tasks.NEVER, "steps": 20}
 CODE = FAST | {"task": tasks.CODE, "held_out": 28, "steps": 16}
 CODE_SAMPLED = SAMPLED | {"eval_samples": 8}
-TWICE = {"loss_type": "grpo", "num_iterations": 2}
+TWICE = {"loss": "grpo", "iterations": 2, "steps": 8}
 
 
-class RoundedSampler(GRPOTrainer):
-    """Samples with weights rounded to bfloat16, trains those that are not.
+class RoundedSample:
+    """A sample by weights rounded to bfloat16, where those that are trained are not.
 
     recompute: True: old log-probabilities are the trainer's, so that the ratio is 1; False: the sampler's, so that
     rounding is taken for a step that the policy has made.
     """
 
-    def __init__(self, *given: Any, recompute: bool = True, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.recompute = recompute
+    def __init__(self, inner: Sample, *, recompute: bool = True) -> None:
+        self.inner, self.recompute = inner, recompute
 
-    def own_options(self) -> dict[str, Any]:
-        """As they were given; run.json keeps them."""
-        return {"recompute": self.recompute}
-
-    def _generate_single_turn(self, *given: Any, **named: Any) -> Any:
-        if not self.model.training:
-            return super()._generate_single_turn(*given, **named)
-        with rounded(self.model):
-            return super()._generate_single_turn(*given, **named)
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        if self.model.training and not self.recompute:
-            output["old_per_token_logps"] = output["sampling_per_token_logps"]
-        return output
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        task: Task,
+        rows: Sequence[dict[str, Any]],
+        config: Config,
+        numbers: StepNumbers,
+    ) -> Batch:
+        """As the inner sample."""
+        with rounded(model):
+            batch = self.inner(model, tokenizer, task, rows, config, numbers)
+        if not self.recompute:
+            batch.old_logprobs = padded(batch.sampler_logprobs, batch.width, next(model.parameters()).device)
+        return batch
 
 
 @contextmanager
@@ -81,12 +83,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "group of 4": FAST | {"prompts_per_step": 8, "group_size": 4},
     "group of 16": FAST | {"prompts_per_step": 2, "group_size": 16},
     "4 x 16": FAST | {"group_size": 16},
-    "no warmup": FAST | {"lr_scheduler_type": "constant", "warmup_steps": 0, "warmup": 0.0},
+    "no warmup": FAST | {"warmup": 0.0},
     "beta 0.04": FAST | {"beta": 0.04},
     "beta 0.001": FAST | {"beta": 0.001},
     "too fast": FAST | {"learning_rate": 1e-4},
     "too fast, beta 0.1": FAST | {"learning_rate": 1e-4, "beta": 0.1},
-    "rewards -1 to 1": FAST | {"task": tasks.NEGATIVE, "trainer": NegativeRewards},
+    "rewards -1 to 1": FAST | negative(tasks.LARGEST),
     "threshold": FAST | {"task": tasks.THRESHOLD},
     "smooth": FAST | {"task": tasks.SMOOTH},
     "prefill": FAST | {"task": tasks.PREFILLED_READ},
@@ -97,8 +99,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "256 tokens": FAST | {"task": tasks.ROOMY},
     "paid for a mention": FAST | {"task": tasks.MENTION},
     "paid for the answer": FAST | {"task": tasks.ANSWER},
-    "bf16 sampler": FAST | {"trainer": RoundedSampler, "recompute": False},
-    "bf16 sampler, recomputed": FAST | {"trainer": RoundedSampler, "recompute": True},
+    "bf16 sampler": FAST | {"sample": partial(RoundedSample, recompute=False)},
+    "bf16 sampler, recomputed": FAST | {"sample": partial(RoundedSample, recompute=True)},
     "rare": RARE,
     "rare, positives x 4": RARE | {"positive_weight": 4.0},
     "rare, positives only": RARE | {"negative_weight": 0.0},
@@ -111,7 +113,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "temperature 0.7": SETTLED | SAMPLED | {"temperature": 0.7},
     "temperature 1.3": SETTLED | SAMPLED | {"temperature": 1.3},
     "top-p 0.9": SETTLED | {"top_p": 0.9},
-    "2 iterations": SETTLED | {"num_iterations": 2},
+    "2 iterations": SETTLED | {"iterations": 2, "steps": 15},
     "15 steps": SETTLED | {"steps": 15},
     "16 train rows": SETTLED | {"task_options": {"n_train": 16}},
     "64 train rows": SETTLED | {"task_options": {"n_train": 64}},
@@ -120,12 +122,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "SFT first, 29 steps": SETTLED | {"task": tasks.BARE, "prepare": cold_start, "steps": 29},
     "never right": NEVER,
     "never right, untrained": NEVER | UNTRAINED,
-    "sync 1": STALE | {"sync_every": 1, "steps": 20},
-    "sync 5": STALE | {"sync_every": 5, "steps": 20},
-    "sync 10": STALE | {"sync_every": 10, "steps": 20},
-    "sync 10, no weights": STALE | {"sync_every": 10, "importance_weights": False, "steps": 20},
-    "newest first": STALE | {"buffer": "newest", "lead": 5},
-    "oldest first, as young": STALE | {"buffer": "fifo", "lead": 1},
+    "sync 1": STALE | old(sync_every=1),
+    "sync 5": STALE | old(sync_every=5),
+    "sync 10": STALE | old(sync_every=10),
+    "sync 10, no weights": STALE | old(sync_every=10, importance_weights=False),
+    "newest first": SETTLED | old(buffer="newest", lead=5),
+    "oldest first, as young": SETTLED | old(buffer="fifo", lead=1),
     **{f"full, {rate:g}": SETTLED | {"learning_rate": rate} for rate in (5e-6, 1e-5, 2e-5)},
     **{
         f"LoRA, {rate:g}": SETTLED | {"tuning": "lora", "lora_learning_rate": rate}
@@ -134,10 +136,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "code": CODE | CODE_SAMPLED,
     "code, format only": CODE | CODE_SAMPLED | {"task": tasks.FORMAT_ONLY},
     "code, untrained": CODE | CODE_SAMPLED | UNTRAINED,
-    "code, GRPO": CODE | {"loss_type": "grpo"},
-    "code, Dr. GRPO": CODE | {"loss_type": "dr_grpo"},
+    "code, GRPO": CODE | {"loss": "grpo"},
+    "code, Dr. GRPO": CODE | {"loss": "dr_grpo"},
     "code, tokens": CODE | TWICE,
-    "code, sequences": CODE | TWICE | {"importance_sampling_level": "sequence"},
+    "code, sequences": CODE | TWICE | {"level": "sequence"},
 }
 
 
@@ -146,7 +148,7 @@ def unlike(one: Settings, other: Settings) -> tuple[str, ...]:
     facts = {
         "train rows": lambda s: digest(s.task.train),
         "held-out rows": lambda s: digest(s.task.held_out),
-        "steps": lambda s: s.profile.steps,
+        "steps": updates,
         "tokens at most": lambda s: s.task.max_completion_tokens,
         "completions": completions,
         "prepared": lambda s: s.prepare,
@@ -157,8 +159,12 @@ def unlike(one: Settings, other: Settings) -> tuple[str, ...]:
 
 def completions(settings: Settings) -> int:
     """Rollouts of the whole run."""
-    uses = settings.config.get("num_iterations", 1)
-    return -(-settings.profile.steps // uses) * settings.profile.completions_per_step
+    return settings.profile.steps * settings.profile.completions_per_step
+
+
+def updates(settings: Settings) -> int:
+    """Optimizer steps of the whole run, which the plan calls steps."""
+    return settings.profile.steps * settings.config.get("iterations", 1)
 
 
 @cache

@@ -55,5 +55,7 @@ class Condition:
         return _SIGNS[self.sign](value, self.bound)
 
     def _mean(self, curve: pd.DataFrame) -> float:
-        values = curve[self.column].astype(float).dropna()  # empty where a step used a rollout again
+        values = (
+            curve[self.column].astype(float).dropna()
+        )  # of runs before the loop: empty where a step used a rollout again
         return float(values.head(self.first).mean()) if self.first else last_quarter(values)

@@ -19,7 +19,7 @@ _SHARED, _QUESTION, _ANSWER = 59, 25, 6  # tokens of largest: example and system
 _TOKENS = _SHARED + 4 * _QUESTION + 32 * _ANSWER  # of the measured step, each computed once
 # Factors from the first table's runs: 161 s for 115 with a reference model, 217 for 90 with three rounds.
 _REFERENCE, _ROUND = 1.4, 0.47
-_REUSED = 0.54  # of a step whose rollout is there: 89 s for 115 with every second one
+_REUSED = 0.54  # of a rollout and its update, a further update: 89 s for 115 with every second one
 _COLD_START = 8  # steps that its seconds were worth, at most
 
 
@@ -30,9 +30,8 @@ def seconds(settings: Settings) -> float:
     tokens = _SHARED + profile.prompts_per_step * _QUESTION + profile.completions_per_step * answer
     step = STEP * (_FIXED + (1 - _FIXED) * tokens / _TOKENS)
     step *= _REFERENCE if profile.beta else 1.0
-    step *= 1 + _ROUND * settings.options.get("resample", 0)
-    uses = config.get("num_iterations", 1)
-    step *= (1 + (uses - 1) * _REUSED) / uses
+    step *= 1 + _ROUND * config.get("resample", 0)
+    step *= 1 + (config.get("iterations", 1) - 1) * _REUSED
     steps = profile.steps + (_COLD_START if settings.prepare else 0)
     row = ROW * (0.5 + 0.5 * answer / _ANSWER)
     sampled = min(64, len(settings.task.held_out)) * settings.eval_samples * len(settings.eval_temperatures)

@@ -3,6 +3,9 @@
 benchmarks/results/advice_plan/<arm>/seed-<n>-<key>.json, written whole or not at all. The key is a hash of all that the
 run was made of (lab.settings.fingerprint: numbers, rows, prompt, rewards by name) and arms.REVISION, so that a result
 of other settings is never taken for this one's. Run folders go to runs/advice_plan and may be deleted.
+
+The recorded runs were made by the trainer before the loop, whose first steps and final accuracy the loop has too
+(benchmarks.oracle). RECORDED has the keys of arms whose settings it called by other names.
 """
 
 from __future__ import annotations
@@ -26,11 +29,39 @@ RUNS = ROOT / "runs" / "advice_plan"
 _SECONDS = ["prepare_seconds", "train_seconds", "evaluate_seconds"]
 _CURVE = ("step", "reward", "entropy", "completion_length", "frac_reward_zero_std", "grad_norm")
 
+# today's key -> the recorded one: num_iterations, loss_type, ..., or a trainer of its own
+RECORDED = {
+    "59bcf47d9841": "8e059dd60938",  # no warmup
+    "252d1bf4c626": "eaf290dcb9b7",  # rewards -1 to 1
+    "48a2103d86d6": "82f5d1a68127",  # bf16 sampler
+    "c7a6d1bf88e2": "991c663926d1",  # bf16 sampler, recomputed
+    "b6f18908210d": "81dd710e4ea0",  # rare
+    "22995ab13a02": "ed8395f7aef2",  # rare, positives x 4
+    "32dde1565177": "5b757363f00e",  # rare, positives only
+    "2436cde256a2": "4bb69205fd2e",  # rare, resampled
+    "6586eb39d656": "e1b126d62fed",  # 2 iterations
+    "a1b28bb3fa8d": "15848010d4d2",  # sync 1
+    "a54b267ff32e": "7f172025ea4b",  # sync 5
+    "7a832b610183": "dab5eeb44fa3",  # sync 10
+    "e481b1157047": "91e10d55e355",  # sync 10, no weights
+    "c2f34d1451d9": "d574a08b5666",  # newest first
+    "0a982bfe59f5": "feb8eaee0d81",  # oldest first, as young
+    "a02db6c904f8": "7f3400d59c2c",  # code, GRPO
+    "c6a30800cf68": "08abf2de730b",  # code, Dr. GRPO
+    "86d24f177d5f": "2bc42be37629",  # code, tokens
+    "c7ef942e7e85": "105dec690a45",  # code, sequences
+}
+
 
 @cache
-def key_of(arm: str) -> str:
+def settings_key(arm: str) -> str:
     """Twelve digits that tell the arm's configuration from any other."""
     return digest([REVISION, fingerprint(resolved(arm))])[:12]
+
+
+def key_of(arm: str) -> str:
+    """The same, as names of results have it: where there are recorded runs of this configuration, theirs."""
+    return RECORDED.get(settings_key(arm), settings_key(arm))
 
 
 def path_of(arm: str, seed: int) -> Path:
@@ -49,7 +80,7 @@ def run(arm: str, seed: int) -> bool:
     target = path_of(arm, seed)
     if target.exists():
         return True
-    name = f"{arm} {key_of(arm)}"  # its own folder: an unfinished run of other settings is not gone on with
+    name = f"{arm} {settings_key(arm)}"  # its own folder: an unfinished run of other settings is not gone on with
     try:
         found = lab.compare({name: ARMS[arm]}, [seed], folder=RUNS, quiet=True)
     except RunFolderError:

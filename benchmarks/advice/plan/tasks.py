@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.advice.arms import with_one
 from grpo_kit import tasks
 from grpo_kit.rewards import ExactAnswer, SoftFormat
 from grpo_kit.rewards.answers import AnswerReward, as_number
@@ -56,7 +55,6 @@ BARE = replace(LARGEST, prefill="", max_completion_tokens=16)
 READ = [*LARGEST.rewards, last_is_right]
 PREFILLED_READ, BARE_READ = (paid(task, READ, [0.75, 0.25, 0.0]) for task in (PREFILLED, BARE))
 BINARY = paid(BARE, [ExactAnswer()], [1.0])
-NEGATIVE = with_one(LARGEST)
 THRESHOLD = paid(LARGEST, [ExactAnswer()], [1.0])
 SMOOTH = paid(LARGEST, [Close(), ExactAnswer()], [1.0, 0.0])
 # Long enough to list five numbers.
