@@ -113,6 +113,8 @@ class GRPOTrainer:
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
         self._known, self._begun = self.config.values(), False
         self._save_failed = False  # the last checkpoint that was due
+        self._have_begun: list[Hook] = []  # hooks whose end is due
+        self._ended = False  # all steps are done, written and saved, and the hooks have ended
         self._half_done = False  # between the first update of a step and its last line: weights of no step
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -120,14 +122,17 @@ class GRPOTrainer:
     def train(self, *, resume: bool = False) -> None:
         """Train until config.steps steps are done. After a stop it goes on where it stopped.
 
+        Of a run whose last rows, checkpoint or evaluation are missing (a full disk, a stop at the end) it does those.
+
         resume: go on with the run that the folder holds, from its last whole checkpoint.
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run.
         """
-        if self.step >= self.config.steps:
+        if self._ended and self.step >= self.config.steps:
             print(f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here.")
             return
         with self.guard, random_state_comes_back():
+            self._ended, self._have_begun = False, []
             self._open(resume)
             error: BaseException | None = None
             try:
@@ -135,6 +140,8 @@ class GRPOTrainer:
                 with self.guard.at_once():
                     while self.step < self.config.steps:
                         self.one_step()
+                    if self._save_failed:
+                        self._save_or_warn()
             except KeyboardInterrupt as stop:
                 error = stop
                 raise Stopped(self._save_where_it_stopped("interrupted"), self.step) from None
@@ -149,7 +156,9 @@ class GRPOTrainer:
                 if error is None or self.processes.count == 1:
                     self._call_hooks("end", error)
                     self.processes.take_mains(self.trained.values())
-                if self.log is not None:
+                    written = self.processes.from_main(lambda: self.log.flush())
+                    self._ended = error is None and written and not self._save_failed
+                elif self.log is not None:
                     self.log.flush()
 
     def one_step(self) -> None:
@@ -163,9 +172,9 @@ class GRPOTrainer:
         seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
         self.step += 1
-        row = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
+        row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done = False
-        self._call_hooks("after_step", row, batch)
+        self._call_hooks("after_step", row, whole)
         if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
             self._save_or_warn()
         if self.guard.patient and self.processes.any(self.guard.pending):
@@ -238,8 +247,8 @@ class GRPOTrainer:
 
     def _write(
         self, batch: Batch, numbers: StepNumbers, more: dict[str, Any], seconds: float
-    ) -> dict[str, Any]:
-        """The step's row and completions, of all processes; the main one writes them. Returns the row."""
+    ) -> tuple[dict[str, Any], Batch]:
+        """The step's row and completions, of all processes; the main one writes them. Returns the row and the batch."""
         whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
         self.tokens += sum(map(len, whole.prompt_ids)) + sum(map(len, whole.completion_ids))
@@ -250,14 +259,25 @@ class GRPOTrainer:
         self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
             self.log.write(self.step, row, self.completions)
-        return row
+        return row, whole
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """Hooks run in the main process; what one of them raises is raised in all."""
+        """Hooks run in the main process; what one of them raises is raised in all.
+
+        A stop in one waits until the others had their turn; an error does not. Those end that have begun.
+        """
 
         def call() -> None:
-            for hook in self.hooks:
-                getattr(hook, name)(self, *given)
+            stop: KeyboardInterrupt | None = None
+            for hook in [*(self._have_begun if name == "end" else self.hooks)]:
+                try:
+                    getattr(hook, name)(self, *given)
+                    if name == "begin":
+                        self._have_begun.append(hook)
+                except KeyboardInterrupt as error:
+                    stop = error
+            if stop is not None:
+                raise stop
 
         self.processes.from_main(call)
 

@@ -46,13 +46,18 @@ class RunLog:
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"folder={str(path)!r} is a file; name a folder.")
+        free = str(next_run_folder(path.parent, path.name))
         if holds_run(path) and not resume:
-            free = next_run_folder(path.parent, path.name)
             raise RunFolderError(
                 f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
-                f"{str(free)!r}; or go on with the run that is there: train(resume=True)."
+                f"{free!r}; or go on with the run that is there: train(resume=True)."
             )
         if resume and not (path / METRICS_LINES).exists():
+            if holds_run(path):
+                raise RunFolderError(
+                    f"folder={str(path)!r} holds a run that ended before its first row, so there is nothing to go on "
+                    f"from. Begin under another name; {free!r} is free."
+                )
             raise RunFolderError(
                 f"folder={str(path)!r} holds no {METRICS_LINES} to go on from; leave resume out to begin."
             )
@@ -70,13 +75,16 @@ class RunLog:
 
     def go_on_from(self, step: int) -> None:
         """The steps after `step` are done again; with the changes that they were made with, each at its step."""
-        rows = {row["step"]: row for row in lines_of(self.path / METRICS_LINES) if row["step"] > step}
-        if not rows:
+        self.flush()
+        waiting = map(json.loads, self._files[METRICS_LINES].waiting)
+        lines = [*lines_of(self.path / METRICS_LINES), *(line for line in waiting if RESUMED not in line)]
+        again = [line for line in lines if line["step"] > step]
+        if not again:
             return
         self._later = {
-            number: {name: values[1] for name, values in row["changes"].items()}
-            for number, row in rows.items()
-            if row.get("changes")
+            line["step"]: {name: values[1] for name, values in line["changes"].items()}
+            for line in again
+            if line.get("changes")
         }
         for name in self._files:
             self._append(name, {RESUMED: step})
