@@ -6,8 +6,9 @@ import argparse
 import json
 import re
 import statistics
+from contextlib import suppress
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,21 @@ def command_line(doc: str) -> argparse.ArgumentParser:
 
 def origin(command: str, *packages: str) -> dict[str, Any]:
     """What a result says of itself: command, hardware, date, and the versions of the packages that it depends on."""
-    versions = {name: version(name) for name in packages}
     return {
         "command": command,
         "hardware": hardware(),
         "date": date.today().isoformat(),
-        "versions": versions,
+        "versions": versions(*packages),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The version of each of these that is installed."""
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def spread(values: list[float]) -> dict[str, float]:

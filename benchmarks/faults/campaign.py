@@ -1,35 +1,27 @@
-"""Faults drawn from a seed, one run each, and how the run ended: the campaign, whatever trainer it strikes."""
+"""Faults drawn from a seed, one run each, and how the run ended."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
-import time
-import traceback
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-ARMS = (  # what is trained; a fault's arm goes by its number
-    "full",
-    "full, 2 iterations",
-    "LoRA",
-    "LoRA, 2 iterations",
-    "off-policy, full",
-    "off-policy, LoRA",
-    "positives, full, 2 iterations",
-    "positives, LoRA",
-)
-KINDS = {"kill": 4, "press": 3, "two presses": 2, "full tmpfs": 2, "file size limit": 2}  # of 13 faults
-MOMENTS = ("any", "any", "evaluation", "saving")
+from benchmarks.faults.child import resumed, touched, untouched
+from benchmarks.faults.processes import in_children
+from benchmarks.faults.runs import ARMS, policy, task_of
+from grpo_kit.loop.checkpoint import checkpoints
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
+
+KINDS = {
+    "kill": 4, "press": 3, "two presses": 2, "full tmpfs": 2, "file size limit": 2, "damage": 3, "torn line": 1,
+}  # of 17 faults  # fmt: skip
+MOMENTS = ("any", "sampling", "update", "writing", "saving", "evaluation")
 ROOM = (
     0,
     4_000,
@@ -37,72 +29,37 @@ ROOM = (
     3_000_000,
     8_000_000,
 )  # bytes a full disk still takes; a checkpoint is 23 MB, adapters 5
-TIMEOUT = 180.0  # seconds
-
-
-class Implementation(NamedTuple):
-    """What trains: three functions, each called in a forked process; child.py has those of today's trainer.
-
-    untouched(arm, folder): the run that nobody touches: {"lasts": {"train", "evaluation", "saving": seconds}} and the
-    digests "weights", "rows" and "completions". touched(fault, folder, lasts): the run with the fault, to its end: the
-    digests, with "hit" and "said"; or {"goes_on": True, ...} where a new process goes on. resumed(fault, folder): a new
-    process goes on: the digests, or {"nothing_yet": words}. arm: a name of ARMS.
-    """
-
-    untouched: Callable[[str, Path], dict[str, Any]]
-    touched: Callable[[dict[str, Any], Path, dict[str, float]], dict[str, Any]]
-    resumed: Callable[[dict[str, Any], Path], dict[str, Any]]
+LOST = "the damaged best is named, the rest equal"
+FINE = (
+    "equal", "words, then equal", "equal; the fault came after the end", "nothing saved yet, in words", LOST,
+)  # fmt: skip
 
 
 def drawn(seed: int, number: int) -> dict[str, Any]:
     """Fault `number` of the campaign."""
     draw = random.Random(f"fault {seed} {number}")
     kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
-    moment = "any" if kind in ("full tmpfs", "file size limit") else draw.choice(MOMENTS)
+    damaged = kind in ("damage", "torn line")  # a process that was killed once there may be a checkpoint
     return {
         "number": number,
-        "arm": ARMS[number % len(ARMS)],
+        "arm": list(ARMS)[number % len(ARMS)],
         "kind": kind,
-        "moment": moment,
-        "at": draw.random(),  # fraction of the run, or of the evaluation or save
-        "which": draw.randrange(3),  # evaluation or save
+        "moment": draw.choice(MOMENTS[1:] if damaged else MOMENTS),
+        # which of the run's samplings, updates, ...: the first, the last, one between
+        "place": draw.uniform(0.4, 1) if damaged else draw.choice([0.0, 0.999, draw.random(), draw.random()]),
+        "at": draw.random(),  # fraction of the run, or of the sampling, the update, ...
         "second": draw.uniform(0, 0.4),  # seconds to a second press
+        "whom": draw.choice([0, 1, "all"]),  # of several processes
         "room": draw.choice(ROOM),
         "new_process": draw.random() < 0.5,
         "stays": draw.randrange(2),  # calls of train() on a disk still full
+        "damage": draw.choice(["cut", "changed", "removed"]),
+        "file": draw.random(),  # which of a checkpoint's files
+        "checkpoint": draw.choice([-1, -1, -1, 0]),  # the last one, or the first
     }
 
 
-def in_child(work: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """What work() returns in a forked process; {"killed": True}, {"error": ...} or {"hung": True} where it does not."""
-    answer = folder.parent / "answer.json"
-    answer.unlink(missing_ok=True)
-    child = os.fork()
-    if child == 0:
-        try:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1), os.dup2(null, 2)
-            warnings.simplefilter("ignore")
-            found = work()
-        except BaseException:
-            found = {"error": traceback.format_exc()[-2500:]}
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
-        (folder.parent / "filler").unlink(missing_ok=True)
-        answer.write_text(json.dumps(found))
-        os._exit(0)
-    until = time.monotonic() + TIMEOUT
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > until:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return {"hung": True}
-        time.sleep(0.02)
-    return json.loads(answer.read_text()) if answer.exists() else {"killed": True}
-
-
-def one(
-    fault: dict[str, Any], reference: dict[str, Any], work: Path, trains: Implementation
-) -> dict[str, Any]:
+def one(fault: dict[str, Any], reference: dict[str, Any], work: Path) -> dict[str, Any]:
     """The fault, going on after it, and how it ended."""
     place = work / f"fault-{fault['number']}"
     shutil.rmtree(place, ignore_errors=True)
@@ -110,75 +67,112 @@ def one(
     mounted = fault["kind"] == "full tmpfs" and mount(place)
     if fault["kind"] == "full tmpfs" and not mounted:
         fault = fault | {"kind": "file size limit", "asked": "full tmpfs, which cannot be mounted here"}
+    count, folder, what = ARMS[fault["arm"]].processes, place / "run", ""
     try:
-        folder = place / "run"
-        first = last = in_child(lambda: trains.touched(fault, folder, reference["lasts"]), folder)
+        first = last = in_children(lambda: touched(fault, folder, reference), place, count)
+        if (place / "hit").exists():
+            first = first | {"hit": [int((place / "hit").read_text())]}
         if "killed" in first or "goes_on" in first:
-            last = in_child(lambda: trains.resumed(fault, folder), folder)
+            what = damage(fault, folder) if "killed" in first else ""
+            last = in_children(lambda: resumed(fault, folder), place, count)
         outcome = ended(first, last, reference)
     finally:
         if mounted:
             subprocess.run(["umount", str(place)], check=True)
-        if "outcome" not in locals() or "equal" in outcome or outcome.startswith("nothing"):
-            shutil.rmtree(place, ignore_errors=True)
-    words = last.get("nothing_yet") or last.get("error") or "; ".join(first.get("said", []))
-    return fault | {
-        "outcome": outcome,
-        "hit": first.get("hit", []),
-        "words": words.replace(str(place), "..."),
-    }
+    if outcome in FINE:
+        shutil.rmtree(place, ignore_errors=True)
+    words = [
+        what,
+        *first.get("said", []),
+        *(last.get(name, "") for name in ("nothing_yet", "words", "error")),
+    ]
+    words = "; ".join(dict.fromkeys(filter(None, words))).replace(str(place), "...")
+    return fault | {"outcome": outcome, "hit": first.get("hit", []), "words": words}
+
+
+def damage(fault: dict[str, Any], folder: Path) -> str:
+    """What a disk does to the folder while nobody runs; in words."""
+    if fault["kind"] == "torn line":
+        path = folder / (METRICS_LINES if fault["file"] < 0.5 else COMPLETIONS_LINES)
+        if not path.exists():
+            return ""
+        with open(path, "ab") as file:
+            file.write(b'{"step": 5, "rew')
+        return f"half a line at the end of {path.name}"
+    if fault["kind"] != "damage" or not (saved := checkpoints(folder)):
+        return ""
+    files = sorted(path for path in saved[fault["checkpoint"]].rglob("*") if path.is_file())
+    if not files:
+        return ""
+    path = files[int(fault["file"] * len(files))]
+    data = path.read_bytes()
+    middle = len(data) // 2
+    if fault["damage"] == "removed":
+        path.unlink()
+    elif fault["damage"] == "cut":
+        path.write_bytes(data[:middle])
+    elif data:
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    return f"{path.relative_to(folder)} {fault['damage']}, of {', '.join(one.name for one in saved)}"
 
 
 def ended(first: dict[str, Any], last: dict[str, Any], reference: dict[str, Any]) -> str:
-    """One of: equal; words, then equal; nothing saved yet, in words; came after the end; different ...; a raw error."""
+    """A name of FINE; different ...; hung; a raw error."""
     if "nothing_yet" in last:
         return "nothing saved yet, in words"
     if "weights" not in last:
         return "hung" if "hung" in last else "a raw error"
-    unlike = [name for name in ("weights", "rows", "completions") if last[name] != reference[name]]
+    names = [name for name in reference if name not in ("lasts", "counts")]
+    unlike = [name for name in names if last[name] != reference[name]]
+    if unlike and {*unlike} <= {"weights", "kept"} and "cannot be kept" in last.get("words", ""):
+        return LOST
     if unlike:
         return "different " + ", ".join(unlike)
     if "killed" not in first and not first.get("hit"):
         return "equal; the fault came after the end"
-    return "words, then equal" if first.get("said") else "equal"
+    return "words, then equal" if first.get("said") or last.get("words") else "equal"
 
 
 def mount(place: Path) -> bool:
-    """A tmpfs of 120 MB there; False where this user may not."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=120m", "tmpfs", str(place)]
+    """A tmpfs of 160 MB there; False where this user may not."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", str(place)]
     return shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-def campaign(work: Path, count: int, seed: int, trains: Implementation) -> list[dict[str, Any]]:
-    """The faults 0 to count - 1 of the seed, each with its outcome. Those in work/faults.jsonl are not run again."""
-    torch.set_num_threads(1)  # forked processes and thread pools do not mix
+def campaign(work: Path, numbers: list[int], seed: int) -> list[dict[str, Any]]:
+    """These faults of the seed, each with its outcome. Those in work/faults.jsonl are not run again."""
     work.mkdir(parents=True, exist_ok=True)
     lines = work / "faults.jsonl"
     done = {f["number"]: f for f in map(json.loads, lines.read_text().splitlines())} if lines.exists() else {}
-    missing = [drawn(seed, number) for number in range(count) if number not in done]
-    references = {
-        arm: in_child(lambda arm=arm, place=place: trains.untouched(arm, place / "run"), place / "run")
-        for number, arm in enumerate(ARMS)
-        if any(fault["arm"] == arm for fault in missing) and (place := _fresh(work / f"untouched-{number}"))
-    }
+    missing = [drawn(seed, number) for number in numbers if number not in done]
+    references: dict[str, dict[str, Any]] = {}
     for fault in missing:
-        number = fault["number"]
-        done[number] = one(fault, references[fault["arm"]], work.resolve(), trains)
+        arm, number = fault["arm"], fault["number"]
+        ready(arm)
+        if arm not in references:
+            references[arm] = reference_of(arm, work)
+        done[number] = one(fault, references[arm], work.resolve())
         with open(lines, "a") as file:
             file.write(json.dumps(done[number]) + "\n")
-        print(
-            number,
-            fault["arm"],
-            fault["kind"],
-            fault["moment"],
-            "->",
-            done[number]["outcome"],
-            flush=True,
-        )
-    return [done[number] for number in range(count)]
+        about = f"{arm}, {fault['kind']}, {fault['moment']}"
+        print(f"{number}: {about} -> {done[number]['outcome']}", flush=True)
+    return [done[number] for number in numbers]
 
 
-def _fresh(place: Path) -> Path:
+def ready(arm: str) -> None:
+    """Make what all processes of the arm have, once."""
+    torch.set_num_threads(1)  # forked processes and thread pools do not mix
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    policy(ARMS[arm].tuning), task_of(arm)
+
+
+def reference_of(arm: str, work: Path) -> dict[str, Any]:
+    """The arm's run that nobody touches."""
+    place = work / f"untouched-{list(ARMS).index(arm)}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    return place
+    found = in_children(lambda: untouched(arm, place / "run"), place, ARMS[arm].processes)
+    if "weights" not in found:
+        raise RuntimeError(f"the untouched run of {arm!r} did not end: {found}")
+    shutil.rmtree(place)
+    return found

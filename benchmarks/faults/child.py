@@ -2,134 +2,200 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import shutil
 import signal
+import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable
-from functools import partial
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.campaign import Implementation
+from benchmarks.faults.processes import pids
 from benchmarks.faults.runs import STEPS, make, result_of
+from grpo_kit.hooks.held_out_hook import HeldOutHook
+from grpo_kit.loop.checkpoint import checkpoints
+from grpo_kit.loop.digests import what_is_wrong
+from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.training.checkpoints import checkpoints
+from grpo_kit.record.lines import METRICS_LINES
 
 
-def later(seconds: float, act: Callable[[], None]) -> None:
+class Watched:
+    """A part of a run that calls started(name, number) first; what it wraps is asked for everything else."""
+
+    def __init__(self, inner: Any, name: str, started: Callable[[str, int], None], ended: Any = None) -> None:
+        self._inner, self._name, self._started, self._ended, self._calls = inner, name, started, ended, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._started(self._name, self._calls)
+        self._calls, began = self._calls + 1, time.monotonic()
+        found = self._inner(*args, **kwargs)
+        if self._ended:
+            self._ended(self._name, time.monotonic() - began)
+        return found
+
+
+def watch(trainer: Any, started: Callable[[str, int], None], ended: Any = None) -> None:
+    """Have every part of the run that a fault may strike call started, and ended with its seconds."""
+    (measuring,) = (hook for hook in trainer.hooks if isinstance(hook, HeldOutHook))
+    for name, owner, attribute in (
+        ("sampling", trainer, "sample"),
+        ("update", trainer, "learn"),
+        ("writing", trainer, "_write"),
+        ("saving", trainer, "save"),
+        ("evaluation", measuring, "_measure"),
+    ):
+        setattr(owner, attribute, Watched(getattr(owner, attribute), name, started, ended))
+
+
+def untouched(arm: str, folder: Path) -> dict[str, Any]:
+    """The run that nobody touches; how long it and its parts take, and how many of each part there are."""
+    trainer, parts = make(arm, folder), {}
+    watch(
+        trainer, lambda name, number: None, lambda name, seconds: parts.setdefault(name, []).append(seconds)
+    )
+    began = time.monotonic()
+    trainer.train()
+    lasts = {name: statistics.median(seconds) for name, seconds in parts.items()}
+    counts = {name: len(seconds) for name, seconds in parts.items()}
+    return {"lasts": lasts | {"any": time.monotonic() - began}, "counts": counts} | result_of(trainer)
+
+
+def touched(fault: dict[str, Any], folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
+    """Train with the fault, to the end or to where it goes on in a new process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # outside train(); inside the loop listens
+    trainer, said, disk = make(fault["arm"], folder), [], Disk(fault, folder)
+    striker = Striker(trainer, fault, reference, disk)
+    processes, calls = trainer.processes, 0
+    while True:
+        stopped, failed = False, False
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            try:
+                trainer.train()
+            except Stopped:
+                stopped = True
+            except (OSError, RunFolderError) as error:
+                failed = True
+                said.append(str(error))
+        said += [str(one.message) for one in seen if "written" in str(one.message)]
+        calls, full = calls + 1, disk.full
+        if full and calls > fault["stays"]:
+            disk.fill(False)
+        over = trainer.step == STEPS and not (stopped or failed or full)
+        new = stopped and fault["new_process"] and bool(checkpoints(folder))
+        over, new, tired = processes.from_main(lambda found=(over, new, calls > 8): found)
+        if tired:
+            raise RuntimeError(f"it does not go on: {said}")
+        if over or new:
+            striker.over = True
+            found = {"goes_on": True} if new else result_of(trainer)
+            return {"hit": striker.hit, "said": said} | found
+
+
+class Striker:
+    """Strikes once, at the fault's moment. hit: the steps that were done then; of a kill it is a file."""
+
+    def __init__(self, trainer: Any, fault: dict[str, Any], reference: dict[str, Any], disk: Disk) -> None:
+        self.hit: list[int] = []
+        self.over = False
+        self._trainer, self._fault, self._disk = trainer, fault, disk
+        if not trainer.processes.is_main:
+            return
+        moment = fault["moment"]
+        at = fault["at"] * reference["lasts"][moment]
+        if moment == "any":
+            _later(at, self._strike)
+            return
+        number = int(fault["place"] * reference["counts"][moment])
+
+        def started(name: str, calls: int) -> None:
+            if name == moment and calls == number:
+                _later(at, self._strike)
+
+        watch(trainer, started)
+
+    def _strike(self) -> None:
+        if self.over:
+            return
+        kind = self._fault["kind"]
+        self.hit.append(self._trainer.step)
+        (self._trainer.folder.parent / "hit").write_text(str(self._trainer.step))
+        if kind in ("kill", "damage", "torn line"):
+            self._send(signal.SIGKILL)
+        elif "press" in kind:
+            self._send(signal.SIGINT)
+            if kind == "two presses":
+                _later(self._fault["second"], lambda: self.over or self._send(signal.SIGINT))
+        else:
+            self._disk.fill(True)
+
+    def _send(self, number: int) -> None:
+        """To a process or to all, this one last."""
+        everyone = [os.getpid(), *pids]
+        chosen = everyone if self._fault["whom"] == "all" else [everyone[self._fault["whom"] % len(everyone)]]
+        for pid in reversed(chosen):
+            os.kill(pid, number)
+
+
+class Disk:
+    """A disk that fills up and is freed. full: it is full now."""
+
+    def __init__(self, fault: dict[str, Any], folder: Path) -> None:
+        self.full = False
+        self._filler, self._room, self._kind = folder.parent / "filler", fault["room"], fault["kind"]
+
+    def fill(self, full: bool) -> None:
+        """Take all of it but the fault's room, or give it back."""
+        self.full = full
+        if self._kind == "full tmpfs":
+            self._filler.unlink(missing_ok=True)
+            if full:
+                size = shutil.disk_usage(self._filler.parent).free - self._room
+                with open(self._filler, "wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            return
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._room if full else hard, hard))
+
+
+def resumed(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A new process goes on with the run that is in the folder, or begins it where the words say so."""
+    shown = io.StringIO()
+    trainer = make(fault["arm"], folder)
+    try:
+        with redirect_stdout(shown):
+            trainer.train(resume=True)
+    except RunFolderError as error:
+        words = str(error)
+        if "leave resume out" in words:
+            trainer = make(fault["arm"], folder)
+            trainer.train()
+            return {"words": words} | result_of(trainer)
+        rows = (folder / METRICS_LINES).exists()
+        there = rows if "before its first row" in words else "no whole checkpoint" not in words
+        if there or any(map(_whole, checkpoints(folder))):
+            raise
+        return {"nothing_yet": words}
+    words = [line for line in shown.getvalue().splitlines() if "damaged" in line]
+    return {"words": "; ".join(words)} | result_of(trainer)
+
+
+def _whole(checkpoint: Path) -> bool:
+    return what_is_wrong(checkpoint) is None
+
+
+def _later(seconds: float, act: Callable[[], Any]) -> None:
     """Do it from another thread, which does not keep the process."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
-
-
-def set_off(trainer: Any, fault: dict[str, Any], lasts: dict[str, float], act: Callable[[], None]) -> None:
-    """Let `act` happen at the fault's moment of the train() that follows."""
-    if fault["moment"] == "any":
-        later(fault["at"] * lasts["train"], act)
-        return
-    owner, name = {
-        "evaluation": (trainer, "evaluate"),
-        "saving": (trainer, "_save_checkpoint"),
-    }[fault["moment"]]
-    inner, calls = getattr(owner, name), []
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == fault["which"] + 1:
-            later(fault["at"] * lasts[fault["moment"]], act)
-        return inner(*args, **kwargs)
-
-    setattr(owner, name, watched)
-
-
-def touched(fault: dict[str, Any], folder: Path, lasts: dict[str, float]) -> dict[str, Any]:
-    """Train with the fault, to the end or to where it goes on in a new process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # outside train(); there the trainer listens
-    trainer, hit, said = make(fault["arm"], folder), [], []
-    disk, calls = _disk(fault, folder), 0
-
-    def strike() -> None:
-        hit.append(trainer.state.global_step)
-        if fault["kind"] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif "press" in fault["kind"]:
-            os.kill(os.getpid(), signal.SIGINT)
-            if fault["kind"] == "two presses":
-                later(fault["second"], lambda: os.kill(os.getpid(), signal.SIGINT))
-        else:
-            disk(True)
-
-    set_off(trainer, fault, lasts, strike)
-    while True:
-        try:
-            trainer.train(on_stop="return")
-        except (OSError, RunFolderError) as error:
-            said.append(str(error))
-        calls += 1
-        if calls > fault["stays"]:
-            disk(False)
-        if trainer.interrupted and fault["new_process"] and checkpoints(folder):
-            return {"goes_on": True, "hit": hit, "said": said}
-        if len(said) > 3:
-            raise RuntimeError(f"it does not go on: {said}")
-        waits = trainer.session._unsaved is not None or trainer.recorder.folder is not None
-        if trainer.state.global_step == STEPS and not trainer.interrupted and not waits:
-            return {"hit": hit, "said": said} | result_of(trainer)
-
-
-def _disk(fault: dict[str, Any], folder: Path) -> Callable[[bool], None]:
-    """A function that fills the disk (True) or frees it (False)."""
-    if fault["kind"] == "full tmpfs":
-        filler = folder.parent / "filler"
-
-        def tmpfs(fill: bool) -> None:
-            filler.unlink(missing_ok=True)
-            if fill:
-                size = max(shutil.disk_usage(folder.parent).free - fault["room"], 0)
-                with open(filler, "wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(size, 1))
-
-        return tmpfs
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-
-    def limit(fill: bool) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (fault["room"] if fill else hard, hard))
-
-    return limit
-
-
-def resumed(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A new process goes on with the run that is in the folder."""
-    try:
-        trainer = make(fault["arm"], folder)
-        trainer.train(resume_from_checkpoint=True)
-    except ValueError as error:
-        if "without a checkpoint" not in str(error) or checkpoints(folder):
-            raise
-        return {"nothing_yet": str(error)}
-    return result_of(trainer)
-
-
-def untouched(arm: str, folder: Path) -> dict[str, Any]:
-    """The run that nobody touches, and how long it, an evaluation and a save take."""
-    trainer, lasts = make(arm, folder), {}
-    for moment, name in (("evaluation", "evaluate"), ("saving", "_save_checkpoint")):
-        setattr(trainer, name, partial(_timed, lasts, moment, getattr(trainer, name)))
-    start = time.monotonic()
-    trainer.train()
-    lasts["train"] = time.monotonic() - start
-    return {"lasts": lasts} | result_of(trainer)
-
-
-def _timed(lasts: dict[str, float], moment: str, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    start = time.monotonic()
-    out = work(*args, **kwargs)
-    lasts[moment] = time.monotonic() - start
-    return out
-
-
-TODAY = Implementation(untouched, touched, resumed)

@@ -27,7 +27,7 @@ def measured(workload: str, *, before: str | None = None, rounds: int = 1) -> di
     from benchmarks.step.__main__ import main as measure
 
     WORK.mkdir(parents=True, exist_ok=True)
-    how = ["--arms", "kit", "--skip", "off", "--busy", "--workload", workload, "--rounds", str(rounds)]
+    how = ["--arms", "kit", "--busy", "--workload", workload, "--rounds", str(rounds)]
     path: Path = measure([*how, "--out", str(WORK), *(["--before", before] if before else [])])
     return json.loads(path.read_text())
 

@@ -15,12 +15,11 @@ import argparse
 import os
 import sys
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from benchmarks.result import RESULTS, command_line, save
+from benchmarks.result import RESULTS, command_line, save, versions
 from benchmarks.step.arms import ARMS, cannot_run
 from benchmarks.step.processes import in_a_child
 from benchmarks.step.report import REFERENCES, make_result, result_name
@@ -113,7 +112,7 @@ def same_for(options: argparse.Namespace) -> dict:
         "weights and seed": model_of(options),
         "hardware": hardware(),
         "threads": torch.get_num_threads(),
-        "versions": [version(name) for name in ("torch", "transformers", "trl")],
+        "versions": versions("torch", "transformers", "trl"),
     }
 
 
@@ -153,9 +152,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--arms", default="trl-hf,trl-hf-tuned,kit", help=f"of {', '.join(ARMS)}, unsloth")
     parser.add_argument("--workload", choices=WORKLOADS, default="realistic")
     parser.add_argument("--rounds", type=int, help="measurements of each arm (cpu 1, gpu 5)")
-    parser.add_argument(
-        "--skip", choices=("on", "off", "both"), default="both", help="`kit` with skipping, without, or both"
-    )
     options = parse_common(parser, arguments)
     options.rounds = SIZES[options.size].rounds if options.rounds is None else options.rounds
     if options.rounds < 1:
@@ -166,10 +162,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _arms(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The arms to run and, of the others, why not; `kit` becomes kit, kit-skip or both."""
-    kit = {"on": ["kit-skip"], "off": ["kit"], "both": ["kit", "kit-skip"]}[options.skip]
-    if options.before:
-        kit = [BEFORE, *kit]
+    """The arms to run and, of the others, why not; with --before, `kit` becomes kit-before and kit."""
+    kit = [BEFORE, "kit"] if options.before else ["kit"]
     wanted = options.arms.split(",")
     names = dict.fromkeys(n for arm in wanted for n in (kit if arm == "kit" else [arm]))
     if unknown := sorted(set(names) - {*ARMS, "unsloth"}):

@@ -1,6 +1,6 @@
 """The trainers that are compared. All train the same weights on the same work; what differs is said at each arm.
 
-Unverified, for want of a card: `vllm`, and every arm on CUDA.
+Unverified, for want of a card: every arm on CUDA.
 """
 
 from __future__ import annotations
@@ -9,47 +9,24 @@ import copy
 import gc
 import importlib.util
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial, wraps
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-import trl
-from transformers import PrinterCallback, ProgressCallback
-from trl import GRPOConfig
 
-from benchmarks.step.forcing import forced_completions
-from benchmarks.step.phases import Step, StepWatch
-from benchmarks.step.workload import Workload
-from grpo_kit import GRPOTrainer
-from grpo_kit.models import base_model
-
-KIT = {"warmup": 0, "live": None}
-TINY_RATE = 1e-9  # the optimizer does all its work and the weights stay where they are
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What all arms share.
-
-    model: the weights on the CPU, copied for each measurement; cuda: where to train; bf16: autocast;
-    warmup: unmeasured steps before the measured one; tuned: (micro-batch, checkpointing) of TRL at its best.
-    """
-
-    model: Any
-    tokenizer: Any
-    workload: Workload
-    cuda: bool
-    bf16: bool
-    warmup: int
-    tuned: tuple[int, bool]
-
-    @property
-    def rows(self) -> int:
-        return len(self.workload.completion_ids)
+from benchmarks.step.forcing import forced_tokens
+from benchmarks.step.phases import Step, Watch
+from benchmarks.step.setup import TINY_RATE, Setup
+from grpo_kit.engine.fast import fast
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.loop import Batch, Config, GRPOTrainer
+from grpo_kit.loop.generate import generate
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.padded_update import PaddedUpdate
 
 
 def cannot_run(arm: str) -> str | None:
@@ -58,7 +35,8 @@ def cannot_run(arm: str) -> str | None:
     Unsloth replaces TRL's and transformers' classes when it is imported and needs older versions of both, so it has
     no place in one process with the others.
     """
-    if arm in ("vllm", "unsloth") and importlib.util.find_spec(arm) is None:
+    needs = {"vllm": "vllm", "unsloth": "unsloth", "trl-hf": "trl", "trl-hf-tuned": "trl", "trl-cb": "trl"}
+    if arm in needs and importlib.util.find_spec(needs[arm]) is None:
         return "not installed"
     return "not run: it cannot share a process with the other arms" if arm == "unsloth" else None
 
@@ -68,25 +46,17 @@ def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: No
 
     Raises torch.cuda.OutOfMemoryError when it does not fit.
     """
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
+    with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(setup.workload.seed)
         model = copy.deepcopy(setup.model).to("cuda" if setup.cuda else "cpu")
-        if arm == "loop":
-            from benchmarks.step.loop_arm import measure_loop
-
-            return measure_loop(setup, model, folder, say)
         trainer = ARMS[arm](setup, model, folder)
-        for callback in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(callback)
-        split = arm not in ("trl-cb", "vllm")
-        watch = StepWatch(trainer, warmup=setup.warmup, split_prefill=split, say=say)
-        stack.callback(watch.count.close)
-        stack.enter_context(watch.count.heads())
-        stack.enter_context(forced_completions(arm, trainer, setup.workload, watch))
-        trainer.train()
-        step = watch.step
-    del trainer, model, watch
+        if isinstance(trainer, GRPOTrainer):
+            step = measure_loop(trainer, setup, say)
+        else:
+            from benchmarks.step.trl_arms import measure_trl
+
+            step = measure_trl(trainer, setup, arm, say)
+    del trainer, model
     release(setup.cuda)
     return step
 
@@ -98,112 +68,119 @@ def release(cuda: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def _config(setup: Setup, folder: str, micro_batch: int, checkpointing: bool, **overrides: Any) -> GRPOConfig:
-    """One optimizer step over all rows: gradient accumulation makes up for the micro-batch."""
-    if setup.rows % micro_batch:
-        raise ValueError(f"micro_batch={micro_batch} must divide the {setup.rows} completions of a step")
-    work = setup.workload
-    return GRPOConfig(
-        output_dir=folder,
-        max_steps=setup.warmup + 1,
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=setup.rows // micro_batch,
-        num_generations=work.group_size,
-        max_completion_length=work.max_completion,
-        activation_checkpointing=checkpointing,  # gradient_checkpointing under its new name
-        shuffle_dataset=False,
-        learning_rate=TINY_RATE,
-        lr_scheduler_type="constant",
-        bf16=setup.bf16,
-        use_cpu=not setup.cuda,
-        dataloader_pin_memory=setup.cuda,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        seed=work.seed,
-        **overrides,
-    )
+# ---- the kit's loop ----------------------------------------------------------------------------------------------
 
 
-def _trainer(cls: type, setup: Setup, model: Any, args: GRPOConfig, **options: Any) -> Any:
-    return cls(
-        model=model,
-        reward_funcs=setup.workload,
-        args=args,
-        train_dataset=setup.workload.dataset(),
-        processing_class=setup.tokenizer,
-        **options,
-    )
+def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: bool = True) -> GRPOTrainer:
+    """The kit's loop. engine: its rollouts, else transformers' generate. packed: its update, else padded forwards.
 
-
-def trl_hf(setup: Setup, model: Any, folder: str) -> Any:
-    """TRL's defaults: micro-batches of 8, gradient checkpointing on, transformers' generate."""
-    return _trainer(trl.GRPOTrainer, setup, model, _config(setup, folder, min(8, setup.rows), True))
-
-
-def trl_hf_tuned(setup: Setup, model: Any, folder: str) -> Any:
-    """TRL's best settings: the micro-batch and checkpointing measured as fastest, one outer autocast in rollouts."""
-    trainer = _trainer(trl.GRPOTrainer, setup, model, _config(setup, folder, *setup.tuned))
-    inner = trainer._generate_single_turn
-
-    @wraps(inner)
-    def under_one_autocast(*args: Any, **kwargs: Any) -> Any:
-        with trainer.accelerator.autocast():  # keeps the cast weights from one token to the next
-            return inner(*args, **kwargs)
-
-    trainer._generate_single_turn = under_one_autocast
-    return trainer
-
-
-def trl_cb(setup: Setup, model: Any, folder: str) -> Any:
-    """TRL with transformers' continuous batching, otherwise as tuned."""
-    args = _config(setup, folder, *setup.tuned, use_transformers_continuous_batching=True)
-    return _trainer(trl.GRPOTrainer, setup, model, args)
-
-
-def vllm(setup: Setup, model: Any, folder: str) -> Any:
-    """TRL with vLLM in the same process and its weights put to sleep for the update, otherwise as tuned.
-
-    Without importance-sampling correction, since the tokens of the update are not the ones vLLM sampled.
+    Completions of a group without a signal are left out of the update.
     """
-    path = str(Path(folder, "model"))  # vLLM reads the weights from a folder
-    base = base_model(model)
-    copy.deepcopy(base if base is model else model.merge_and_unload()).save_pretrained(path)
-    setup.tokenizer.save_pretrained(path)
-    base.config._name_or_path = base.name_or_path = path
-    colocated = dict(use_vllm=True, vllm_mode="colocate", vllm_enable_sleep_mode=True)
-    args = _config(setup, folder, *setup.tuned, vllm_importance_sampling_correction=False, **colocated)
-    return _trainer(trl.GRPOTrainer, setup, model, args)
+    work = setup.workload
+    rows = [
+        {"question": prompt, "number": number, "flat": flat}
+        for number, (prompt, flat) in enumerate(zip(work.prompts, work.flat, strict=True))
+    ]
+    task = SimpleNamespace(
+        name="work", train=rows, rewards=[work], reward_weights=[1.0], prefill="",
+        max_completion_tokens=work.max_completion, render=lambda tokenizer, rows: [r["question"] for r in rows],
+    )  # fmt: skip
+    micro_batch, checkpointing = setup.tuned
+    config = Config(
+        steps=setup.warmup + 1, prompts_per_step=len(rows), group_size=work.group_size, learning_rate=TINY_RATE,
+        warmup=0, optimizer="adamw", seed=work.seed, autocast="bfloat16" if setup.bf16 else "none",
+        micro_batch=micro_batch, gradient_checkpointing=checkpointing,
+    )  # fmt: skip
+    seams = fast(model, config)
+    sample = seams.sample if engine else generate
+
+    def in_order(model: Any, tokenizer: Any, task: Any, _: Any, *more: Any) -> Batch:
+        return sample(model, tokenizer, task, rows, *more)
+
+    return GRPOTrainer(
+        model, task, config, tokenizer=setup.tokenizer, folder=Path(folder) / "run", sample=in_order,
+        update=seams.update if packed else PaddedUpdate(config), hooks=seams.hooks,
+    )  # fmt: skip
 
 
-def kit(setup: Setup, model: Any, folder: str, *, skip: bool) -> Any:
-    """The kit's trainer. skip: leave out groups whose advantages are all zero."""
-    args = _config(setup, folder, setup.rows, False)  # the kit splits the rows by the memory there is
-    return _trainer(GRPOTrainer, setup, model, args, **KIT, rollout="kit", skip_zero_advantage=skip)
+def measure_loop(trainer: GRPOTrainer, setup: Setup, say: Callable[[str], None]) -> Step:
+    """The step of a fresh trainer that follows setup.warmup steps."""
+    watch = LoopWatch(trainer, say=say)
+    try:
+        with heads(watch), forced_tokens(trainer.model, setup.workload, watch):
+            trainer.train()
+    finally:
+        watch.count.close()
+    return watch.step
 
 
-def kit_rollout(setup: Setup, model: Any, folder: str) -> Any:
-    """The kit's rollouts and TRL's update as tuned: what the engine alone brings."""
-    args = _config(setup, folder, *setup.tuned)
-    return _trainer(GRPOTrainer, setup, model, args, **KIT, rollout="kit", pack=False)
+class LoopWatch(Watch, Hook):
+    """Measures the last step of a loop."""
+
+    def __init__(self, trainer: GRPOTrainer, **options: Any) -> None:
+        super().__init__(trainer.model, cuda=trainer.device.type == "cuda", split_prefill=True, **options)
+        (reward,) = trainer.task.rewards
+        trainer.task.rewards = [self.timed(reward, "reward")]
+        trainer.sample = self.sampling(trainer.sample)
+        trainer.update.logprobs = self.timed(trainer.update.logprobs, "log-probs")
+        trainer.update.gradients = self.timed(trainer.update.gradients, "forward-backward")
+        inner = self.timed(trainer._optimizer_step, "optimizer")
+
+        def optimizer_step(*args: Any) -> float:
+            self.ended("forward-backward")
+            return inner(*args)
+
+        trainer._optimizer_step = optimizer_step
+        trainer.hooks.insert(0, self)
+
+    def before_step(self, trainer: GRPOTrainer) -> None:
+        """The last step is the one."""
+        if trainer.step == trainer.config.steps - 1:
+            self.measure()
+
+    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+        """It is written."""
+        if trainer.step < trainer.config.steps:
+            return
+        self.step.completion_ids, (self.step.rewards,) = batch.completion_ids, batch.parts.values()
+        self.finish(loss=row["loss"], grad_norm=row["grad_norm"])
 
 
-def kit_update(setup: Setup, model: Any, folder: str) -> Any:
-    """TRL's rollouts and the kit's update: what packing alone brings."""
-    args = _config(setup, folder, setup.rows, False)
-    return _trainer(GRPOTrainer, setup, model, args, **KIT, rollout="hf", skip_zero_advantage=False)
+@contextmanager
+def heads(watch: Watch) -> Iterator[None]:
+    """Count what goes into the packed update's head inside."""
+    inner = PackedUpdate._head
+
+    def head(self: PackedUpdate, base: Any, hidden: torch.Tensor, *args: Any) -> Any:
+        watch.count.head(len(hidden))
+        return inner(self, base, hidden, *args)
+
+    PackedUpdate._head = head
+    try:
+        yield
+    finally:
+        PackedUpdate._head = inner
+
+
+def _of_trl(name: str) -> Callable[..., Any]:
+    def make(setup: Setup, model: Any, folder: str) -> Any:
+        from benchmarks.step import trl_arms
+
+        return getattr(trl_arms, name)(setup, model, folder)
+
+    return make
 
 
 ARMS = {
-    "trl-hf": trl_hf,
-    "trl-hf-tuned": trl_hf_tuned,
-    "trl-cb": trl_cb,
-    "kit": partial(kit, skip=False),
-    "kit-skip": partial(kit, skip=True),
-    "kit-before": partial(kit, skip=False),  # with the kit of another checkout
-    "kit-rollout": kit_rollout,
-    "kit-update": kit_update,
-    "vllm": vllm,
-    "loop": None,  # benchmarks/step/loop_arm.py
+    "trl-hf": _of_trl("trl_hf"),
+    "trl-hf-tuned": _of_trl("trl_hf_tuned"),
+    "trl-cb": _of_trl("trl_cb"),
+    "kit": kit,
+    "kit-before": kit,  # with the kit of another checkout
+    "kit-rollout": partial(
+        kit, packed=False
+    ),  # what the engine alone brings; the update's micro-batch is trl's
+    "kit-update": partial(kit, engine=False),  # what packing alone brings
+    "vllm": _of_trl("vllm"),
 }
+OF_TRL = {"trl-hf", "trl-hf-tuned", "trl-cb", "vllm"}

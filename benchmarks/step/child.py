@@ -16,8 +16,9 @@ import torch
 import grpo_kit
 from benchmarks.result import WEIGHTS
 from benchmarks.step import task_prompts
-from benchmarks.step.arms import Setup, measure
+from benchmarks.step.arms import measure
 from benchmarks.step.floor import device_peaks, floor, needed
+from benchmarks.step.setup import Setup
 from benchmarks.step.sizes import SIZES, random_weights
 from benchmarks.step.workload import Shape, Workload, make_workload
 from grpo_kit import load_policy

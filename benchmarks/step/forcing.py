@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList
 
-from benchmarks.step.phases import StepWatch
+from benchmarks.step.phases import Watch
 from benchmarks.step.workload import Workload
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.engine import Rollouts
@@ -63,25 +63,16 @@ class ForcedCompletions:
 
 
 @contextmanager
-def forced_completions(arm: str, trainer: Any, work: Workload, watch: StepWatch) -> Iterator[None]:
-    """Every arm writes work.completion_ids: forced token by token where the engine takes a logits processor.
-
-    The others (continuous batching, vLLM) write as many tokens in each row, of their own choice, and the update is
-    then given the work's tokens in their place.
-    """
-    if arm in ("trl-cb", "vllm"):
-        watch.step.engine = "vLLM" if arm == "vllm" else "continuous batching"
-        with _lengths_forced(arm, trainer, work):
-            yield
-        return
+def forced_tokens(model: Any, work: Workload, watch: Watch) -> Iterator[None]:
+    """Whoever samples from the model writes work.completion_ids: token by token, by a logits processor."""
     forced = ForcedCompletions(work.completion_ids, work.eos)
-    _force_generate(trainer.accelerator.unwrap_model(trainer.model), forced, watch)
+    _force_generate(model, forced, watch)
     with _engine_forced(forced, watch):
         yield
 
 
-def _force_generate(model: Any, forced: ForcedCompletions, watch: StepWatch) -> None:
-    """Into transformers' generate, which TRL calls on the unwrapped model and which takes two arguments only."""
+def _force_generate(model: Any, forced: ForcedCompletions, watch: Watch) -> None:
+    """Into transformers' generate, whose processors take two arguments only."""
     inner = model.generate
     processors = LogitsProcessorList([lambda input_ids, scores: forced(input_ids, scores)])
 
@@ -97,8 +88,8 @@ def _force_generate(model: Any, forced: ForcedCompletions, watch: StepWatch) -> 
 
 
 @contextmanager
-def _engine_forced(forced: ForcedCompletions, watch: StepWatch) -> Iterator[None]:
-    """Into the kit's RolloutEngine, which the trainer makes at its first rollout and which times its own prefill."""
+def _engine_forced(forced: ForcedCompletions, watch: Watch) -> Iterator[None]:
+    """Into the kit's RolloutEngine, which times its own prefill."""
     inner = RolloutEngine.generate
     fields = [field.name for field in dataclasses.fields(Rollouts)]
 
@@ -122,7 +113,12 @@ def _engine_forced(forced: ForcedCompletions, watch: StepWatch) -> Iterator[None
 
 
 @contextmanager
-def _lengths_forced(arm: str, trainer: Any, work: Workload) -> Iterator[None]:
+def forced_lengths(arm: str, trainer: Any, work: Workload, watch: Watch) -> Iterator[None]:
+    """Continuous batching and vLLM take no such processor: they write as many tokens in each row, of their own choice.
+
+    The update is then given the work's tokens in their place.
+    """
+    watch.step.engine = "vLLM" if arm == "vllm" else "continuous batching"
     lengths = [len(ids) for ids in work.completion_ids]
     inner = trainer._generate_single_turn
 

@@ -1,8 +1,8 @@
 """Where the seconds of one training step go, and its peak of memory.
 
 The clock is exclusive: at any moment one phase runs, so the phases add up to the step. Time that no phase claims is
-"other" (tokenizing, padding, shuffling, logging). A step lasts from the trainer's on_step_begin to the end of its
-logging. With an engine that mixes prompts and new tokens in one batch, prefill is counted in decode.
+"other" (tokenizing, padding, shuffling, logging). A step lasts from its first hook to the end of its logging. With an
+engine that mixes prompts and new tokens in one batch, prefill is counted in decode.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from benchmarks.step.busy import OtherLoad
 from benchmarks.step.tokens import TokenCount
@@ -152,78 +151,44 @@ class Step:
     others: float | None = None
 
 
-class StepWatch(TrainerCallback):
-    """Measures the step that follows `warmup` steps of a trainer; `step` is filled in once it has run.
+class Watch:
+    """One measured step of a trainer: its clock, memory, load and tokens. `step` is filled in once it has run.
 
     split_prefill: a forward pass over more than one new token, inside the rollout, is prefill.
     say: told of each part of the measured step as it ends.
     """
 
     def __init__(
-        self,
-        trainer: Any,
-        *,
-        warmup: int,
-        split_prefill: bool,
-        say: Callable[[str], None] = lambda text: None,
+        self, model: Any, *, cuda: bool, split_prefill: bool, say: Callable[[str], None] = lambda text: None
     ) -> None:
-        cuda = trainer.accelerator.device.type == "cuda"
         self.clock, self._memory, self.step = PhaseClock(cuda=cuda), PeakMemory(cuda=cuda), Step()
-        self.count, self._others = TokenCount(trainer.model, split_prefill=split_prefill), OtherLoad()
-        self._warmup, self._losses, self._say, self._measuring = warmup, [], say, False
-        self._wrap(trainer, split_prefill)
-        trainer.add_callback(self)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._losses = []
-        if state.global_step == self._warmup:
-            self._measuring = True
-            self.count.start()
-            self._memory.start()
-            self._others.start()
-            self.clock.start()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._ended("forward-backward")
-        self.clock.enter("optimizer")
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.clock.leave()
-
-    def _wrap(self, trainer: Any, split_prefill: bool) -> None:
-        clock = self.clock
-
-        def timed(
-            name: str, phase: Callable[[], str | None], after: Callable = lambda args, out: None
-        ) -> None:
-            inner = getattr(trainer, name)
-
-            @wraps(inner)
-            def outer(*args: Any, **kwargs: Any) -> Any:
-                which = phase()
-                if which is None:
-                    return inner(*args, **kwargs)
-                with clock.phase(which):
-                    out = inner(*args, **kwargs)
-                after((args, kwargs), out)
-                return out
-
-            setattr(trainer, name, outer)
-
-        timed("_prepare_inputs", lambda: "other")
-        timed("_calculate_rewards", lambda: "reward", self._keep_work)
-        timed("_get_per_token_logps_and_entropies", lambda: None if torch.is_grad_enabled() else "log-probs")
-        timed("training_step", lambda: "forward-backward", lambda _, loss: self._losses.append(loss))
-        timed("_clip_grad_norm", lambda: "optimizer")
-        timed("_maybe_log_save_evaluate", lambda: "other", lambda *_: self._end(trainer))
-        self._wrap_rollout(trainer)
+        self.count, self._others = TokenCount(model, split_prefill=split_prefill), OtherLoad()
+        self._say, self._measuring, self._prefill = say, False, False
         if split_prefill:
-            base = base_model(trainer.model)
+            base = base_model(model)
             base.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             base.register_forward_hook(self._after_forward, always_call=True)
 
-    def _wrap_rollout(self, trainer: Any) -> None:
-        inner = trainer._generate_single_turn
+    def measure(self) -> None:
+        """The step to be measured begins."""
+        self._measuring = True
+        self.count.start()
+        self._memory.start()
+        self._others.start()
+        self.clock.start()
+
+    def finish(self, *, loss: float, grad_norm: float) -> None:
+        """It has ended."""
+        self.step.seconds = self.clock.stop()
+        self.step.others = self._others.stop()
+        self.step.tokens = self.count.tokens()
+        self.step.phases = dict(self.clock.seconds)
+        self.step.memory = self._memory.stop()
+        self.step.timeline = self._memory.timeline()
+        self.step.loss, self.step.grad_norm = loss, grad_norm
+
+    def sampling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, as decoding."""
 
         @wraps(inner)
         def outer(*args: Any, **kwargs: Any) -> Any:
@@ -233,12 +198,23 @@ class StepWatch(TrainerCallback):
                     out = inner(*args, **kwargs)
             finally:
                 self.count.in_rollout = False
-            self._ended("prefill", "decode")
+            self.ended("prefill", "decode")
             return out
 
-        trainer._generate_single_turn = outer
+        return outer
 
-    def _ended(self, *phases: str) -> None:
+    def timed(self, inner: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        """The function, as this phase."""
+
+        @wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            with self.clock.phase(phase):
+                return inner(*args, **kwargs)
+
+        return outer
+
+    def ended(self, *phases: str) -> None:
+        """Say how long they took."""
         if self._measuring:
             self._say(", ".join(f"{phase} {self.clock.seconds[phase]:.2f} s" for phase in phases))
 
@@ -252,26 +228,6 @@ class StepWatch(TrainerCallback):
         if self._prefill:
             self.clock.leave()
             self._prefill = False
-
-    def _keep_work(self, call: tuple, rewards: torch.Tensor) -> None:
-        args, kwargs = call
-        ids = kwargs["completion_ids_list"] if "completion_ids_list" in kwargs else args[3]
-        self.step.completion_ids = [list(row) for row in ids]
-        self.step.rewards = rewards.sum(1).tolist()
-
-    def _end(self, trainer: Any) -> None:
-        if trainer.state.global_step != self._warmup + 1:
-            return
-        self.step.seconds = self.clock.stop()
-        self.step.others = self._others.stop()
-        self.step.tokens = self.count.tokens()
-        self.step.phases = dict(self.clock.seconds)
-        self.step.memory = self._memory.stop()
-        self.step.timeline = self._memory.timeline()
-        self.step.loss = float(sum(self._losses))
-        self.step.grad_norm = next(
-            row["grad_norm"] for row in reversed(trainer.state.log_history) if "grad_norm" in row
-        )
 
 
 def _resident() -> int:

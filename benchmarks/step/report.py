@@ -8,6 +8,7 @@ from argparse import Namespace
 from typing import Any
 
 from benchmarks.result import origin, spread
+from benchmarks.step.arms import OF_TRL
 from benchmarks.step.busy import MOST
 from benchmarks.step.floor import FORMULAS
 from benchmarks.step.phases import PHASES, Step
@@ -36,7 +37,7 @@ def make_result(
     arms = {arm: _arm([r[arm] for r in rounds if arm in r], work) for arm in rounds[0]}
     for arm, row in arms.items():
         medians = _medians(row)
-        least = floor["seconds with skipping" if arm == "kit-skip" else "seconds"]
+        least = floor["seconds" if arm in OF_TRL else "seconds with skipping"]
         row["times the floor"] = {phase: medians[phase] / seconds for phase, seconds in least.items()}
         row["against"] = {}
         for reference in REFERENCES:

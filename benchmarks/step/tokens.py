@@ -9,20 +9,11 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 import torch
-import trl.trainer.utils as trl_utils
 
 from grpo_kit.models import base_model
-
-cpu_lm_head = None
-for place in ("grpo_kit.engine", "grpo_kit.training"):  # the second: an older kit, measured beside this one
-    try:
-        cpu_lm_head = cpu_lm_head or import_module(f"{place}.cpu_lm_head")
-    except ImportError:
-        pass
 
 KINDS = ("prefill", "decode", "update", "head")
 PASSES = {"prefill": 1, "decode": 1, "forward-backward": 3}  # backward is twice a forward
@@ -96,30 +87,9 @@ class TokenCount:
         """Positions by kind; None where none was seen."""
         return {kind: max(seen[kind] for seen in self._counts.values()) or None for kind in KINDS}
 
-    @contextmanager
-    def heads(self) -> Iterator[None]:
-        """Count what goes into trl's fused head inside."""
-        function = trl_utils._ChunkedLogProbFunction
-        inner = function.apply
-        own = cpu_lm_head.KeptHead.apply if cpu_lm_head else None  # the kit's, which stands in for it
-
-        def apply(hidden: torch.Tensor, *args: Any) -> Any:
-            self._counts["decoder"]["head"] += len(hidden)
-            return inner(hidden, *args)
-
-        def own_apply(head: Any, hidden: torch.Tensor, *args: Any) -> Any:
-            self._counts["mlp"]["head"] += len(hidden)
-            return own(head, hidden, *args)
-
-        function.apply = staticmethod(apply)
-        if own:
-            cpu_lm_head.KeptHead.apply = own_apply
-        try:
-            yield
-        finally:
-            del function.apply  # the inherited one is there again
-            if own:
-                cpu_lm_head.KeptHead.apply = own
+    def head(self, positions: int) -> None:
+        """So many positions of the update are projected onto the vocabulary."""
+        self._counts["decoder"]["head"] += positions
 
     def _see(self, place: str, args: tuple, kwargs: dict[str, Any]) -> None:
         names = ("input_ids", "inputs_embeds", "hidden_states")

@@ -8,6 +8,7 @@ from typing import Any
 from grpo_kit.argument_checks import check_choice
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.loop import checkpoint
+from grpo_kit.loop.digests import what_is_wrong
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import KEPT, read_metrics, write_whole
@@ -38,8 +39,24 @@ class HeldOutHook(Hook):
         measured = [(int(step), float(value)) for step, value in zip(there["step"], there[name], strict=True)]
         for step, value in measured:
             self._note(trainer, value, step)
+        if self.keep == "best" and self._best is not None:
+            self._keep_or_forget_best(trainer)
         if self._due(trainer) and trainer.step not in {step for step, _ in measured}:  # or it was cut short
             self._measure(trainer, {})
+
+    def _keep_or_forget_best(self, trainer: Any) -> None:
+        """The best step's checkpoint is there and whole, or is saved now, or a line says that there is none."""
+        value, step = self._best
+        path = trainer.folder / f"checkpoint-{step}"
+        if step == trainer.step:
+            trainer.save()  # the disk may have been full
+        elif wrong := what_is_wrong(path) if path.exists() else "it is missing":
+            print(
+                f"The weights of step {step}, the best evaluation so far ({self.held_out.judged_by} {value:.4g}), "
+                f"cannot be kept: {path} is damaged ({wrong}). The best evaluation from here on will be.",
+                flush=True,
+            )
+            self._best, trainer.kept_checkpoints = None, set()
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Measure where it is due."""

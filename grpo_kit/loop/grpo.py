@@ -119,6 +119,7 @@ class GRPOTrainer:
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
         self._known, self._begun = self.config.values(), False
         self._save_failed = False  # the last checkpoint that was due
+        self._have_begun: list[Hook] = []  # hooks whose end is due
         self._half_done = False  # between the first update of a step and its last line: weights of no step
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -126,11 +127,14 @@ class GRPOTrainer:
     def train(self, *, resume: bool = False) -> None:
         """Train until config.steps steps are done. After a stop it goes on where it stopped.
 
+        Of a run whose last rows, checkpoint or evaluation are missing (a full disk, a stop at the end) it does those.
+
         resume: go on with the run that the folder holds, from its last whole checkpoint.
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run, or another process trains into it.
         """
         with self.guard, random_state_comes_back(), ExitStack() as held:
+            self._have_begun = []
             self._open(resume, held)
             error: BaseException | None = None
             try:
@@ -142,6 +146,8 @@ class GRPOTrainer:
                 with self.guard.at_once():
                     while self.step < self.config.steps:
                         self.one_step()
+                    if self._save_failed:
+                        self._save_or_warn()
             except KeyboardInterrupt as stop:
                 error = stop
                 kind, why = (type(stop), str(stop)) if isinstance(stop, Stopped) else (Stopped, "interrupted")
@@ -175,9 +181,9 @@ class GRPOTrainer:
         seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
         self.step += 1
-        row = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
+        row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done = False
-        self._call_hooks("after_step", row, batch)
+        self._call_hooks("after_step", row, whole)
         if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
             self._save_or_warn()
         if self.guard.patient and self.processes.any(self.guard.pending):
@@ -276,8 +282,8 @@ class GRPOTrainer:
 
     def _write(
         self, batch: Batch, numbers: StepNumbers, more: dict[str, Any], seconds: float
-    ) -> dict[str, Any]:
-        """The step's row and completions, of all processes; the main one writes them. Returns the row."""
+    ) -> tuple[dict[str, Any], Batch]:
+        """The step's row and completions, of all processes; the main one writes them. Returns the row and the batch."""
         whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
         self.tokens += more.pop("num_tokens", _tokens(whole))
@@ -288,16 +294,21 @@ class GRPOTrainer:
         self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
             self.log.write(self.step, row, self.completions)
-        return row
+        return row, whole
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """Hooks run in the main process. All of them run; the first error of one is then raised in all processes."""
+        """Hooks run in the main process; the first error of one, raised when the others had their turn, is raised in all.
+
+        Those end that have begun.
+        """
 
         def call() -> None:
             errors = []
-            for hook in self.hooks:
+            for hook in [*(self._have_begun if name == "end" else self.hooks)]:
                 try:
                     getattr(hook, name)(self, *given)
+                    if name == "begin":
+                        self._have_begun.append(hook)
                 except BaseException as error:  # a stop too: the hooks after it have the step all the same
                     errors.append(error)
             if errors:

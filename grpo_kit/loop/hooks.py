@@ -10,8 +10,9 @@ from grpo_kit.loop.step_batch import Batch
 class Hook:
     """Four methods; a subclass has those it needs. trainer: the GRPOTrainer; a hook changes it by trainer.change().
 
-    A hook that raises KeyboardInterrupt stops the run as the stop button does: the step is done and saved, and the
-    hooks after it are called first. Of Stopped, or a subclass, train() raises the same kind, with the hook's words.
+    A hook that raises KeyboardInterrupt stops the run as the stop button does: the other hooks have their turn, and the
+    step is done and saved. Of Stopped, or a subclass, train() raises the same kind, with the hook's words. end is called
+    on hooks whose begin returned.
 
     >>> class StopWhenSolved(Hook):
     ...     def after_step(self, trainer, row, batch):
@@ -26,7 +27,7 @@ class Hook:
         """The next step is about to sample."""
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
-        """Step trainer.step is done and written. row: its metrics. batch: its completions."""
+        """Step trainer.step is done and written. row: its metrics. batch: its completions, of all processes."""
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """train() ends. error: what ended it early, None where all steps are done."""

@@ -62,11 +62,11 @@ class RunLog:
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"folder={str(path)!r} is a file; name a folder.")
+        free = str(next_run_folder(path.parent, path.name))
         if holds_run(path) and not resume:
-            free = next_run_folder(path.parent, path.name)
             raise RunFolderError(
                 f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
-                f"{str(free)!r}; or go on with the run that is there: train(resume=True)."
+                f"{free!r}; or go on with the run that is there: train(resume=True)."
             )
         if resume and (path / "metrics.csv").exists():
             raise RunFolderError(
@@ -74,10 +74,13 @@ class RunLog:
                 "on with it. Begin a new run from its weights: load_policy of one of its checkpoints."
             )
         if resume and not (path / METRICS_LINES).exists():
-            what = "ended before its first step was done" if holds_run(path) else "holds no run to go on with"
+            what = (
+                "holds a run that ended before its first row"
+                if holds_run(path)
+                else "holds no run to go on with"
+            )
             raise RunFolderError(
-                f"folder={str(path)!r} {what}; begin one, with resume left out and folder="
-                f"{str(next_run_folder(path.parent, path.name))!r}."
+                f"folder={str(path)!r} {what}; begin one, with resume left out. {free!r} is free."
             )
         made = not path.exists()
         try:
@@ -93,13 +96,16 @@ class RunLog:
 
     def go_on_from(self, step: int) -> None:
         """The steps after `step` are done again; with the changes that they were made with, each at its step."""
-        rows = {row["step"]: row for row in lines_of(self.path / METRICS_LINES) if row["step"] > step}
-        if not rows:
+        self.flush()
+        waiting = map(json.loads, self._files[METRICS_LINES].waiting)
+        lines = [*lines_of(self.path / METRICS_LINES), *(line for line in waiting if RESUMED not in line)]
+        again = [line for line in lines if line["step"] > step]
+        if not again:
             return
         self._later = {
-            number: {name: values[1] for name, values in row["changes"].items()}
-            for number, row in rows.items()
-            if row.get("changes")
+            line["step"]: {name: values[1] for name, values in line["changes"].items()}
+            for line in again
+            if line.get("changes")
         }
         for name in self._files:
             self._append(name, {RESUMED: step})

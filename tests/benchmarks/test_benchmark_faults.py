@@ -1,26 +1,27 @@
-"""The campaign of faults: what is drawn, and what an ending is called. The runs themselves are the benchmark."""
+"""The campaign of faults: what is drawn, what an ending is called, and a few real faults, one of each kind."""
 
 import json
 
 import pytest
+import torch
 
-from benchmarks.faults.campaign import ARMS as NAMES
-from benchmarks.faults.campaign import KINDS, drawn, ended
+from benchmarks.faults import campaign
+from benchmarks.faults.campaign import FINE, KINDS, LOST, MOMENTS, damage, drawn, ended
 from benchmarks.faults.runs import ARMS
 from benchmarks.result import RESULTS
 
-WHOLE = {"weights": "a", "rows": "b", "completions": "c"}
+WHOLE = {"weights": "a", "rows": "b", "completions": "c", "last checkpoint": "d", "kept": "e"}
 
 
 def test_faults_are_a_function_of_seed_and_number():
-    faults = [drawn(0, number) for number in range(128)]
-    assert (
-        faults == [drawn(0, number) for number in range(128)] != [drawn(1, number) for number in range(128)]
-    )
-    assert NAMES == tuple(ARMS)
+    faults = [drawn(0, number) for number in range(256)]
+    assert faults == [drawn(0, number) for number in range(256)]
+    assert faults != [drawn(1, number) for number in range(256)]
     assert {f["arm"] for f in faults} == set(ARMS) and {f["kind"] for f in faults} == set(KINDS)
-    presses = {f["moment"] for f in faults if "press" in f["kind"]}
-    assert presses == {f["moment"] for f in faults if f["kind"] == "kill"} == {"any", "evaluation", "saving"}
+    for kind in KINDS:
+        moments = {f["moment"] for f in faults if f["kind"] == kind}
+        assert moments == set(MOMENTS[kind in ("damage", "torn line") :]), kind
+    assert {0.0, 0.999} <= {f["place"] for f in faults}, "of the first step, and of the last"
 
 
 @pytest.mark.parametrize(
@@ -29,27 +30,94 @@ def test_faults_are_a_function_of_seed_and_number():
         ({"killed": True}, WHOLE, "equal"),
         ({"hit": [3], "said": []} | WHOLE, None, "equal"),
         ({"hit": [3], "said": ["full"]} | WHOLE, None, "words, then equal"),
+        ({"killed": True}, WHOLE | {"words": "checkpoint-4 is damaged"}, "words, then equal"),
         ({"hit": [], "said": []} | WHOLE, None, "equal; the fault came after the end"),
         ({"killed": True}, {"nothing_yet": "holds no checkpoint"}, "nothing saved yet, in words"),
         ({"killed": True}, WHOLE | {"rows": "x"}, "different rows"),
         ({"hit": [3], "said": []} | WHOLE | {"weights": "x"}, None, "different weights"),
+        ({"killed": True}, WHOLE | {"weights": "x", "kept": "x", "words": "it cannot be kept"}, LOST),
+        ({"killed": True}, WHOLE | {"rows": "x", "words": "it cannot be kept"}, "different rows"),
+        ({"killed": True}, WHOLE | {"weights": "x", "words": "is damaged"}, "different weights"),
         ({"killed": True}, {"error": "Traceback"}, "a raw error"),
         ({"hung": True}, None, "hung"),
     ],
 )
 def test_an_ending_has_one_name(first, last, outcome):
-    assert ended(first, last or first, WHOLE) == outcome
+    assert ended(first, last or first, WHOLE | {"lasts": {}, "counts": {}}) == outcome
+
+
+@pytest.mark.parametrize("how, left", [("cut", b"ab"), ("changed", b"abbd"), ("removed", None)])
+def test_a_checkpoint_is_damaged_as_drawn(tmp_path, how, left):
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "weights").write_bytes(b"abcd")
+    fault = {"kind": "damage", "damage": how, "file": 0.3, "checkpoint": -1}
+    assert "checkpoint-4/weights" in damage(fault, tmp_path)
+    path = tmp_path / "checkpoint-4" / "weights"
+    assert (path.read_bytes() if path.exists() else None) == left
+    assert (tmp_path / "checkpoint-2" / "weights").read_bytes() == b"abcd"
+    assert damage(fault | {"kind": "kill"}, tmp_path) == ""
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """Forked processes have one; what comes after has as many as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def chosen(kind, arm, **more):
+    """A fault in the middle of a run of the arm, which does not depend on how fast the machine is."""
+    fault = drawn(0, 0) | {
+        "number": 0,
+        "arm": arm,
+        "kind": kind,
+        "moment": "sampling",
+        "place": 0.8,
+        "at": 0.3,
+    }
+    return fault | {"room": 4_000, "new_process": True, "whom": 0} | more
+
+
+@pytest.mark.parametrize(
+    "fault, outcomes",
+    [
+        (chosen("kill", "full", moment="update"), {"equal"}),
+        (chosen("press", "episodes, 2 iterations", whom=0), {"equal"}),
+        (chosen("file size limit", "best kept"), {"words, then equal"}),
+        (chosen("damage", "LoRA", file=0.2, damage="cut"), {"words, then equal"}),
+        (chosen("kill", "two processes", whom=1), {"equal"}),
+    ],
+    ids=lambda value: f"{value['kind']}, {value['arm']}" if "kind" in value else "",
+)
+def test_a_run_that_was_struck_is_the_undisturbed_one(tmp_path, fault, outcomes):
+    campaign.ready(fault["arm"])
+    found = campaign.one(fault, campaign.reference_of(fault["arm"], tmp_path), tmp_path)
+    assert found["outcome"] in outcomes and found["hit"], found
+
+
+def test_a_loop_that_loses_a_row_is_seen(tmp_path, monkeypatch):
+    """What goes on drops the first row that it writes."""
+    from grpo_kit.record.jsonl_run import RunLog
+
+    inner, arm = RunLog.go_on_from, "full"
+    campaign.ready(arm)
+    reference = campaign.reference_of(arm, tmp_path)
+
+    def loses(self, step):
+        inner(self, step)
+        if step:
+            write = self.write
+            self.write = lambda *args: setattr(self, "write", write)
+
+    monkeypatch.setattr(RunLog, "go_on_from", loses)
+    assert "rows" in campaign.one(chosen("kill", arm), reference, tmp_path)["outcome"]
 
 
 def test_the_committed_campaign_adds_up():
     result = json.loads((RESULTS / "faults.json").read_text())
-    assert result["n"] >= 100 and sum(result["outcomes"].values()) == result["n"]
+    assert result["n"] >= 256 and sum(result["outcomes"].values()) == result["n"] and not result["wrong"]
     assert sum(row["n"] for row in result["counts"]) == result["n"]
     assert sum(sum(by.values()) for by in result["by_arm"].values()) == result["n"]
-    fine = {
-        "equal",
-        "words, then equal",
-        "equal; the fault came after the end",
-        "nothing saved yet, in words",
-    }
-    assert set(result["outcomes"]) <= fine
+    assert set(result["outcomes"]) <= set(FINE) and result["arms"] == list(ARMS)

@@ -10,10 +10,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from benchmarks.result import ROOT, result_path
 from benchmarks.step.__main__ import main
-from benchmarks.step.arms import ARMS, Setup, kit, measure, trl_hf
+from benchmarks.step.arms import ARMS, kit, measure
 from benchmarks.step.processes import in_a_child
 from benchmarks.step.run import check_same_work
+from benchmarks.step.setup import Setup
 from benchmarks.step.sizes import SIZES
+from benchmarks.step.trl_arms import trl_hf
 from benchmarks.step.workload import make_workload
 from grpo_kit.models import load_policy
 
@@ -50,7 +52,7 @@ def before(tmp_path_factory):
 def result(before, tmp_path_factory):
     """trl-hf and the other checkout's kit in processes of their own; the rest here, as starting one takes seconds."""
     out = tmp_path_factory.mktemp("results")
-    arms = ["--arms", "trl-hf,trl-hf-tuned,kit,unsloth", "--skip", "off", "--before", str(before)]
+    arms = ["--arms", "trl-hf,trl-hf-tuned,kit,unsloth", "--before", str(before)]
 
     def here_or_there(request, kit=ROOT):
         own = request.get("arm") == "trl-hf" or kit != ROOT
@@ -108,7 +110,8 @@ def test_each_ratio_is_fewer_tokens_times_faster_tokens(result):
 
 
 def test_times_the_floor(result):
-    least, arm = result["floor"]["seconds"], result["arms"]["kit"]
+    """The kit leaves groups without a signal out of its update, and so does its floor."""
+    least, arm = result["floor"]["seconds with skipping"], result["arms"]["kit"]
     assert arm["times the floor"]["step"] == pytest.approx(arm["seconds"]["median"] / least["step"], rel=1e-4)
     assert arm["times the floor"]["decode"] == pytest.approx(
         arm["phases"]["decode"]["median"] / least["decode"], rel=1e-4
@@ -153,18 +156,22 @@ def test_only_plain_trl_checkpoints(setup, monkeypatch):
     assert tokens["trl-hf"] == 2 * tokens["trl-hf-tuned"] == 2 * 8 * (20 + 8)
 
 
+def learning(setup):
+    """Tokens of the one group with a signal: of its prompt but the last and of its completions; of these alone."""
+    prompts, completions = zip(*[(12, 5 + 3 + 6 + 4), (20, 2 + 4 + 8 + 8)], strict=True)
+    group = setup.workload.flat.index(False)
+    return prompts[group] - 1 + completions[group], completions[group]
+
+
 def test_tokens_of_each_arm_by_hand(setup, plain):
     """Prompts of 12 and 20 tokens, 4 completions each, [5, 3, 6, 4] and [2, 4, 8, 8] tokens long."""
     # Padded rows; every row goes on until the longest ends, whose last token nobody reads. trl's head scores it all.
     assert plain.tokens == {"prefill": 8 * 20, "decode": 8 * 7, "update": 2 * 8 * 28, "head": 8 * 27}
     # Each prompt once, live rows only, as many as a fast product has: 8, 7, 6, 4, 3, 2 and 2 of them. The update has
-    # each prompt's last token before every completion, whose own last token nobody reads; the head sees those alone.
-    least = {
-        "prefill": 12 + 20,
-        "decode": 8 + 8 + 8 + 4 + 4 + 2 + 2,
-        "update": 12 - 1 + 20 - 1 + 40,
-        "head": 40,
-    }
+    # the prompt's last token before every completion, whose own last token nobody reads; the head sees those alone.
+    # The other group has no signal and is left out.
+    update, head = learning(setup)
+    least = {"prefill": 12 + 20, "decode": 8 + 8 + 8 + 4 + 4 + 2 + 2, "update": update, "head": head}
     assert measure("kit", setup).tokens == least
 
 
@@ -172,30 +179,35 @@ def test_decoded_tokens_are_counted_where_no_module_is_called(setup, monkeypatch
     """As by an engine that has the layers' weights only and says nothing: its sampler is asked for as many rows."""
     for name in ("_see", "report"):
         monkeypatch.setattr(f"benchmarks.step.tokens.TokenCount.{name}", lambda *args: None)
-    assert measure("kit", setup).tokens == {"prefill": None, "decode": 32, "update": None, "head": 40}
+    head = learning(setup)[1]
+    assert measure("kit", setup).tokens == {"prefill": None, "decode": 32, "update": None, "head": head}
 
 
 # ---- what is not the same work stops it ------------------------------------------------------------------------
 
 
 def other_rewards(setup, model, folder):
-    trainer = kit(setup, model, folder, skip=False)
-    inner = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda *args: 1 - inner(*args)
+    trainer = kit(setup, model, folder)
+    (reward,) = trainer.task.rewards
+
+    def seeded_reward(*args, **columns):
+        return [1 - score for score in reward(*args, **columns)]
+
+    trainer.task.rewards = [seeded_reward]
     return trainer
 
 
 def other_loss(setup, model, folder):
-    trainer = kit(setup, model, folder, skip=False)
-    inner = trainer.compute_loss
-    trainer.compute_loss = lambda *args, **kwargs: 1.01 * inner(*args, **kwargs)
+    trainer = kit(setup, model, folder)
+    inner = trainer.update.gradients
+    trainer.update.gradients = lambda *args: 1.01 * inner(*args)
     return trainer
 
 
 def other_gradient(setup, model, folder):
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.05)  # on-policy, the loss does not depend on the weights
-    return kit(setup, model, folder, skip=False)
+    return kit(setup, model, folder)
 
 
 def other_tokens(setup, model, folder):
@@ -229,10 +241,11 @@ def test_a_tampered_arm_stops_the_run(tampered, message, setup, plain, monkeypat
 @pytest.mark.parametrize("arm, rollouts", [("kit", "kit"), ("kit-rollout", "kit"), ("kit-update", "trl")])
 def test_an_honest_arm_passes(arm, rollouts, setup, plain):
     """Those with one half of the kit too: whose rollouts they are is seen by the tokens that were computed."""
-    measured = measure(arm, setup)
+    measured, longest = measure(arm, setup), setup.workload.prompt_ids[setup.workload.flat.index(False)]
+    padded = 4 * (len(longest) + 8)  # the group with a signal, to the step's longest completion
     check_same_work({arm: measured, "trl-hf": plain}, setup.workload, 1e-3)
     assert measured.tokens["prefill"] == {"kit": 12 + 20, "trl": plain.tokens["prefill"]}[rollouts]
-    assert measured.tokens["update"] == (8 * 28 if arm == "kit-rollout" else 12 - 1 + 20 - 1 + 40)
+    assert measured.tokens["update"] == (padded if arm == "kit-rollout" else learning(setup)[0])
 
 
 def test_the_second_step_is_measured_after_a_warmup(setup, plain):

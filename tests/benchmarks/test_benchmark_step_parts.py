@@ -14,9 +14,9 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from benchmarks.step import busy, task_prompts
-from benchmarks.step.arms import Setup
 from benchmarks.step.forcing import ForcedCompletions
 from benchmarks.step.phases import PHASES, PeakMemory, PhaseClock
+from benchmarks.step.setup import Setup
 from benchmarks.step.sizes import SIZES, qwen_config
 from benchmarks.step.tokens import factors, weighted
 from benchmarks.step.workload import (

@@ -11,7 +11,7 @@ from benchmarks.step.unfinished import Unfinished
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(children, tmp_path, monkeypatch):
-    arguments = ["--size", "smoke", "--arms", "trl-hf,kit", "--skip", "off", "--out", str(tmp_path)]
+    arguments = ["--size", "smoke", "--arms", "trl-hf,kit", "--out", str(tmp_path)]
     stop_at = iter([None, None, KeyboardInterrupt])
 
     def stopped(runner, arm, *args, **kwargs):
@@ -37,7 +37,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(children, tmp_path, monke
 
 
 def test_what_other_code_measured_is_measured_anew(children, tmp_path, monkeypatch):
-    arguments = ["--size", "smoke", "--arms", "kit", "--skip", "off", "--out", str(tmp_path), "--rounds", "1"]
+    arguments = ["--size", "smoke", "--arms", "kit", "--out", str(tmp_path), "--rounds", "1"]
     monkeypatch.setattr(
         "benchmarks.step.__main__.make_result", lambda *args: 1 / 0
     )  # stopped at the very end

@@ -17,9 +17,7 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 from lab_runs import ARMS, SEEDS, base, task
-from loop_runs import press_stop
 from scipy import stats
-from transformers import set_seed
 
 import grpo_kit as kit
 from benchmarks import interval_coverage

@@ -33,6 +33,12 @@ def two(folder, lengths=(4,), count=2, **options):
     code = CODE.format(
         tests=str(Path(__file__).parents[1]), folder=str(folder), options=options, lengths=lengths
     )
+    started(code, count)
+    return torch.load(f"{folder}.weights")
+
+
+def started(code, count=2):
+    """Run the code in so many processes, to a good end."""
     port = str(29500 + os.getpid() % 2000)
     many = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     children = [
@@ -40,7 +46,6 @@ def two(folder, lengths=(4,), count=2, **options):
         for rank in range(count)
     ]
     assert [child.wait(timeout=180) for child in children] == [0] * count
-    return torch.load(f"{folder}.weights")
 
 
 def close(one, other):
@@ -83,3 +88,28 @@ def test_alone_everything_is_its_own_and_a_step_that_cannot_be_shared_is_refused
     assert Processes(4, torch.device("cpu")).share([1, 2, 3, 4]) == [3, 4]
     with pytest.raises(ValueError, match="prompts_per_step=3 must be a multiple of the 2 processes"):
         Processes(3, torch.device("cpu"))
+
+
+STANDARD = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch; torch.set_num_threads(1)
+import grpo_kit as kit
+from loop_runs import letters, task
+model, tokenizer = kit.load_policy("tiny-random", quiet=True)
+seen = []
+class See(kit.Hook):
+    def after_step(self, trainer, row, batch):
+        seen.append(len(batch))
+config = kit.Config(steps=2, prompts_per_step=2, group_size=4)
+trainer = kit.GRPOTrainer(model, task(), config, tokenizer=tokenizer, folder={folder!r}, live=None, hooks=[See()])
+trainer.train()
+assert seen == ([8, 8] if trainer.processes.is_main else [])
+"""
+
+
+def test_hooks_of_two_processes_see_the_whole_step(tmp_path):
+    """The standard trainer with its measures and red flags."""
+    code = STANDARD.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "run"))
+    started(code)
+    assert "diversity/distinct_2" in record(tmp_path / "run")[0][-1]

@@ -46,6 +46,4 @@ def test_the_row_is_of_the_first_rollout_and_counts_what_all_cost(tmp_path):
     shortest = min(map(len, once.batches[0].prompt_ids)) + 1
     assert row["num_tokens"] >= first["num_tokens"] + extra * shortest and trainer.tokens == row["num_tokens"]
     trained = read_completions(trainer.folder)
-    assert len(trained) == 16 and trained["reward"].mean() > row["reward"], (
-        "what is trained on is on record"
-    )
+    assert len(trained) == 16 and trained["reward"].mean() > row["reward"], "what is trained on is on record"
