@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -32,14 +32,16 @@ from typing import Any
 import torch
 
 from grpo_kit.loop import checkpoint
+from grpo_kit.loop.config_changes import check_values, take_up
 from grpo_kit.loop.generate import generate
-from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, StepNumbers, as_json, from_json
+from grpo_kit.loop.grpo_config import Config, StepNumbers, as_json, from_json
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
-from grpo_kit.loop.measures import completions_table, measures
+from grpo_kit.loop.measures import completions_table, first_rollout, measures, tokens_of
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.processes import Processes
+from grpo_kit.loop.reference import start_weights, weights_of
 from grpo_kit.loop.run_checks import check_precision, check_task, lacks_room, mark_trained, trained_before
 from grpo_kit.loop.run_settings import settings_of
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
@@ -108,7 +110,7 @@ class GRPOTrainer:
         decay = self.config.weight_decay
         self.optimizer = make_optimizer(self.optimizer_name, model, learning_rate=rate, weight_decay=decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.autocast == "float16")
-        self.reference = self._start_weights()
+        self.reference = start_weights(self.trained, self.config.beta)
         self.step = 0  # steps that are done
         self.tokens = 0  # that went through the model in them
         self.seconds = 0.0  # that they took
@@ -162,9 +164,8 @@ class GRPOTrainer:
                 self.model.eval()
                 if self.step:
                     mark_trained(self.model, self.folder, self.step)
-                if (
-                    isinstance(error, KeyboardInterrupt | None) or self.processes.count == 1
-                ):  # a stop is one of all
+                stop_of_all = isinstance(error, KeyboardInterrupt | None)
+                if stop_of_all or self.processes.count == 1:
                     self._call_hooks("end", error)
                     self.processes.take_mains(self.trained.values())
                 if self.log is not None:
@@ -205,35 +206,17 @@ class GRPOTrainer:
             if signals >= len(rows):
                 break
         if config.resample:
-            reported |= self._first_rollout(kept, numbers)
+            reported |= first_rollout(kept, numbers, self.processes, self.sample, self.task)
             batch = first_groups(kept, len(rows))
-            extra = self.processes.sums({"rollout/extra_completions": sum(map(len, kept)) - len(batch)})
-            first = Batch.join(self.processes.gather(kept[0]))  # its prompts were not chosen by their rewards
-            reported |= measures(first, numbers) | extra
         everyone = sum(self.processes.gather(batch.rewards), [])
         give_advantages(batch, config, everyone)
         return batch, reported
-
-    def _first_rollout(self, kept: list[Batch], numbers: StepNumbers) -> dict[str, float]:
-        """What a row says where groups were drawn anew: kept for their signal, they would show too good a reward.
-
-        rollout/extra_completions: those of the further rollouts, the cost. num_tokens: of all rollouts of the step.
-        """
-        first = Batch.join(self.processes.gather(replace(kept[0], old_logprobs=None)))
-        found = measures(first, numbers)
-        if hasattr(self.sample, "measures"):
-            found |= self.sample.measures(first, self.task)
-        made = self.processes.sums({"all": sum(map(len, kept)), "num_tokens": sum(map(_tokens, kept))})
-        return found | {
-            "rollout/extra_completions": made["all"] - len(first),
-            "num_tokens": made["num_tokens"],
-        }
 
     def learn(self, batch: Batch, numbers: StepNumbers) -> dict[str, float]:
         """The updates of a step. Returns their metrics: of several updates the means."""
         config, temperature = self.config, numbers.temperature
         if numbers.beta:
-            with self._reference_weights():
+            with weights_of(self.trained, self.reference):
                 batch.ref_logprobs = self.update.logprobs(self.model, batch, temperature)
         drops = has_dropout(self.model)
         if batch.old_logprobs is None and (config.minibatches > 1 or config.iterations > 1 and drops):
@@ -286,7 +269,7 @@ class GRPOTrainer:
         """The step's row and completions, of all processes; the main one writes them. Returns the row and the batch."""
         whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
-        self.tokens += more.pop("num_tokens", _tokens(whole))
+        self.tokens += more.pop("num_tokens", tokens_of(whole))
         row = measures(whole, numbers)
         if hasattr(self.sample, "measures"):
             row |= self.sample.measures(whole, self.task)
@@ -297,7 +280,7 @@ class GRPOTrainer:
         return row, whole
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """Hooks run in the main process; the first error of one, raised when the others had their turn, is raised in all.
+        """Hooks run in the main process; an error of one, raised when the others had their turn, is raised in all.
 
         Those end that have begun.
         """
@@ -323,12 +306,7 @@ class GRPOTrainer:
 
         Raises ValueError, and changes nothing, for a field that cannot change and a value that cannot be.
         """
-        free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
-        if fixed := sorted(set(values) - set(free)):
-            raise ValueError(f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}")
-        known = {name: getattr(self.config, name) for name in FIELDS}
-        Config(**(known | values))  # all of them are checked before one is set
-        self._check(values)
+        check_values(self, values)
         for name, value in values.items():
             setattr(self.config, name, value)
 
@@ -359,7 +337,7 @@ class GRPOTrainer:
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint of this run that is whole: weights, moments, step, and the config of then."""
         state = checkpoint.read_state(folder)
-        self._take_up_config(state["config"], run_settings(self.folder)["config"])
+        self._known = take_up(self.config, state["config"], run_settings(self.folder)["config"])
         checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
@@ -405,25 +383,6 @@ class GRPOTrainer:
         if self.log is not None:
             self.log.go_on_from(self.step)
 
-    def _take_up_config(self, saved: dict[str, Any], begun: dict[str, Any]) -> None:
-        """The config of a run that goes on. saved: its values as the checkpoint was written; begun: at the start.
-
-        Raises ValueError for a field that cannot change and has another value.
-        """
-        given = self.config.values()
-        for name in given:
-            if given[name] == begun.get(name, given[name]):
-                setattr(
-                    self.config,
-                    name,
-                    from_json(name, saved.get(name, given[name]), getattr(self.config, name)),
-                )
-            elif not FIELDS[name].metadata["changes"]:
-                raise ValueError(
-                    f"{name}={given[name]!r} {CANNOT_CHANGE}; this one was begun with {begun[name]!r}"
-                )
-        self._known = self.config.values() | {name: saved[name] for name in saved.keys() & given.keys()}
-
     def _note_changes(self) -> dict[str, Any]:
         """What was assigned to the config since the last step, as the row has it: {"changes": {field: [was, now]}}.
 
@@ -435,23 +394,9 @@ class GRPOTrainer:
                 setattr(self.config, name, from_json(name, value, getattr(self.config, name)))
         now = self.config.values()
         changed = {name: [self._known[name], now[name]] for name in now if now[name] != self._known[name]}
-        self._check({name: getattr(self.config, name) for name in changed})
+        check_values(self, {name: getattr(self.config, name) for name in changed})
         self._known = now
         return {"changes": changed} if changed else {}
-
-    def _check(self, values: dict[str, Any]) -> None:
-        if values.get("beta") and self.reference is None:
-            raise ValueError(
-                f"beta={values['beta']!r}: the trainer was made with beta=0, so it has no reference; make it with a "
-                "small beta above 0"
-            )
-        count = len(getattr(self.task, "rewards", [None]))
-        if values.get("reward_weights") and len(values["reward_weights"]) != count:
-            raise ValueError(
-                f"reward_weights={values['reward_weights']!r}: the task has {count} rewards; give one number each"
-            )
-        if values.get("steps", self.step) < self.step:
-            raise ValueError(f"steps={values['steps']!r}: {self.step} are done already; give more, or stop")
 
     def _save_where_it_stopped(self, why: str) -> str:
         """Save what is done; the line that says how to go on."""
@@ -466,27 +411,3 @@ class GRPOTrainer:
         except checkpoint.CheckpointNotSaved as error:
             where = f"not saved: {error}. It is in memory"
         return f"Stopped after step {self.step} of {self.config.steps} ({why}), {where}; train() continues from here."
-
-    def _start_weights(self) -> dict[str, torch.Tensor] | None:
-        """A copy of what is trained: the reference of the KL. None where beta is 0 throughout."""
-        beta = self.config.beta
-        if not (callable(beta) or beta):
-            return None
-        return {name: p.detach().clone() for name, p in self.trained.items()}
-
-    @contextmanager
-    def _reference_weights(self) -> Iterator[None]:
-        """Inside, the model has the weights that the run began with: no copy is made, tensors change places."""
-        now = {name: p.data for name, p in self.trained.items()}
-        try:
-            for name, p in self.trained.items():
-                p.data = self.reference[name]
-            yield
-        finally:
-            for name, p in self.trained.items():
-                p.data = now[name]
-
-
-def _tokens(batch: Batch) -> int:
-    """That went through the model: prompts and completions."""
-    return sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
 from grpo_kit.loop.grpo_config import StepNumbers
+from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.step_batch import Batch
 
 
@@ -65,3 +67,23 @@ def completions_table(batch: Batch, tokenizer: Any, task: Any, numbers: StepNumb
 def _mean(values: list) -> float | None:
     there = [value for value in values if value is not None]
     return fmean(there) if there else None
+
+
+def first_rollout(
+    kept: list[Batch], numbers: StepNumbers, processes: Processes, sample: Any, task: Any
+) -> dict[str, float]:
+    """What a row says where groups were drawn anew: kept for their signal, they would show too good a reward.
+
+    rollout/extra_completions: those of the further rollouts, the cost. num_tokens: of all rollouts of the step.
+    """
+    first = Batch.join(processes.gather(replace(kept[0], old_logprobs=None)))
+    found = measures(first, numbers)
+    if hasattr(sample, "measures"):
+        found |= sample.measures(first, task)
+    made = processes.sums({"all": sum(map(len, kept)), "num_tokens": sum(map(tokens_of, kept))})
+    return found | {"rollout/extra_completions": made["all"] - len(first), "num_tokens": made["num_tokens"]}
+
+
+def tokens_of(batch: Batch) -> int:
+    """That went through the model: prompts and completions."""
+    return sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))

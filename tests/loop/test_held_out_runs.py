@@ -171,7 +171,7 @@ def test_a_run_that_is_done_hears_what_was_asked_of_its_folder(tmp_path, capsys)
     hand.pause()
     hand.stop()
     (tmp_path / "run/control/a-number.json").write_text("7")
-    hand.change(max_steps=3)
+    hand.change(steps=3)
     run.train()
     assert run.step == 3 and not (tmp_path / "run/control").exists()
 

@@ -1,0 +1,44 @@
+"""Other numbers while a run trains: what may change to what, and the numbers of a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, from_json
+
+
+def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
+    """Raises ValueError for a field that cannot change, or not to that value in this run. Nothing is set here."""
+    free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
+    if fixed := sorted(set(values) - set(free)):
+        raise ValueError(f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}")
+    Config(**({name: getattr(trainer.config, name) for name in FIELDS} | dict(values)))
+    if values.get("beta") and trainer.reference is None:
+        raise ValueError(
+            f"beta={values['beta']!r}: the trainer was made with beta=0, so it has no reference; make it with a "
+            "small beta above 0"
+        )
+    count = len(getattr(trainer.task, "rewards", [None]))
+    if values.get("reward_weights") and len(values["reward_weights"]) != count:
+        raise ValueError(
+            f"reward_weights={values['reward_weights']!r}: the task has {count} rewards; give one number each"
+        )
+    if values.get("steps", trainer.step) < trainer.step:
+        raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
+
+
+def take_up(config: Config, saved: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a config the values that a checkpoint was saved with, but for those that are new to the run.
+
+    saved: the values as the checkpoint was written; begun: as the run began. Returns the values by which a later
+    difference is a change.
+    Raises ValueError for a field that cannot change and has another value.
+    """
+    given = config.values()
+    for name, value in given.items():
+        if value == begun.get(name, value):
+            setattr(config, name, from_json(name, saved.get(name, value), getattr(config, name)))
+        elif not FIELDS[name].metadata["changes"]:
+            raise ValueError(f"{name}={value!r} {CANNOT_CHANGE}; this one was begun with {begun[name]!r}")
+    return config.values() | {name: saved[name] for name in saved.keys() & given.keys()}
