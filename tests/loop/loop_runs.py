@@ -96,7 +96,7 @@ def same(one, other):
 
 def record(folder):
     """What the folder has of the run, less what a clock tells."""
-    clocks = {"seconds", "step_seconds"}
+    clocks = {"seconds", "step_seconds", "rollout/sync_seconds"}
     rows = [
         {k: v for k, v in row.items() if k not in clocks} for row in lines_of(Path(folder) / "metrics.jsonl")
     ]
