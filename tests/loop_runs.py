@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 from grpo_kit.engine.fast import fast
+from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.loop.generate import generate
 from grpo_kit.models import load_policy
 from grpo_kit.record.jsonl_run import lines_of
 from grpo_kit.tasks import largest
@@ -22,6 +24,8 @@ KINDS = {
     "two iterations": {"iterations": 2, "beta": 0.04},
     "two minibatches": {"minibatches": 2, "temperature": lambda progress: 1.2 - 0.4 * progress},
     "fast": {"seams": "fast"},
+    "older weights": {"seams": "fast", "older": {"sync_every": 3}, "tuning": "lora"},
+    "a buffer": {"older": {"sync_every": 2, "buffer": "fifo", "lead": 1}},
 }
 
 
@@ -43,8 +47,11 @@ def _policy(tuning):
     return load_policy("tiny-random", tuning=tuning, quiet=True)
 
 
-def make(folder, *, tuning="full", seams="plain", hooks=(), task=None, model=None, tokenizer=None, **config):
-    """A trainer on a fresh tiny model."""
+def make(
+    folder, *, tuning="full", seams="plain", older=None, watch=None, hooks=(), task=None, model=None,
+    tokenizer=None, **config,
+):  # fmt: skip
+    """A trainer on a fresh tiny model. older: options of OlderWeights. watch: wraps the sampler inside of it."""
     fresh, own = _policy(tuning)
     model = copy.deepcopy(fresh) if model is None else model
     values = {
@@ -60,6 +67,9 @@ def make(folder, *, tuning="full", seams="plain", hooks=(), task=None, model=Non
     if seams == "fast":
         found = fast(model, config)
         given, hooks = {"sample": found.sample, "update": found.update}, [*hooks, *found.hooks]
+    if older is not None:
+        inner = given.get("sample", generate)
+        given["sample"] = OlderWeights(watch(inner) if watch else inner, **older)
     return GRPOTrainer(
         model,
         task or globals()["task"](),
@@ -86,7 +96,7 @@ def same(one, other):
 
 def record(folder):
     """What the folder has of the run, less what a clock tells."""
-    clocks = {"seconds", "step_seconds"}
+    clocks = {"seconds", "step_seconds", "rollout/sync_seconds"}
     rows = [
         {k: v for k, v in row.items() if k not in clocks} for row in lines_of(Path(folder) / "metrics.jsonl")
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo_kit.engine.episode_sample import fast_episodes
 from grpo_kit.engine.fast import fast
+from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
@@ -29,6 +31,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
     folder: of the run; None: the next free one of runs/<task>, runs/<task>-2, ...
     held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
     live, on_flag: see WatchRun. sample, update: None takes the fast ways, or the plain ones where a line says why.
+    OlderWeights(...) makes completions with older weights, by the sample that it is given or the one this would take.
     hooks: more of them, called after the standard ones.
     Raises ValueError, naming the argument, for what cannot be.
     """
@@ -57,6 +60,8 @@ class GRPOTrainer(grpo.GRPOTrainer):
         seams = (fast_episodes if isinstance(task, EpisodeTask) else fast)(model, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
+        if isinstance(sample, OlderWeights):  # a fresh one: several trainers may be given the same
+            sample = replace(sample, inner=sample.inner or seams.sample)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
         scales = [] if live is None else [OffScale()]

@@ -5,6 +5,8 @@ trl_fields.py     what becomes of each field of GRPOConfig
 trl_arguments.py  a GRPOConfig as the loop's Config
 trl_config.py     the loop's Config as fields of GRPOConfig
 trl_task.py       TRL's data set and reward functions as a task of the loop
+vllm.py           vLLM as the loop's sampler; vllm_engines.py: in this process or as a server; vllm_heads.py: its worker
+summed_weights.py  the weights that another engine loads, adapters added up
 """
 
 from typing import TYPE_CHECKING

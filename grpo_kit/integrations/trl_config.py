@@ -48,6 +48,10 @@ NOT_CARRIED = {
     "resample": (0, "groups without a signal are not drawn anew"),
     "positive_weight": (1.0, "advantages above 0 keep their size"),
     "negative_weight": (1.0, "advantages below 0 keep their size"),
+    "sampler_weight_cap": (
+        None,
+        "with use_vllm=True, vllm_importance_sampling_mode='token_truncate' weighs so",
+    ),
 }
 _OPTIM = {None: "adamw_torch_fused", "adamw": "adamw_torch_fused", "adamw-8bit": "adamw_8bit"}
 

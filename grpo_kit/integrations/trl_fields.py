@@ -127,7 +127,8 @@ PRINTED = ("report_to", "torch_compile", "use_liger_kernel")  # ignored, but a l
 TRL = "train this one by trl.GRPOTrainer"
 _OUT = f"leave it out, or {TRL}"
 REFUSED = {
-    "use_vllm": f"leave it out, the engine samples on the trained weights; for a vLLM server {TRL}",
+    "use_vllm": "leave it out, the engine samples on the trained weights; or give kit.GRPOTrainer a "
+    f"sample=VllmSample() of grpo_kit.integrations.vllm; for several cards {TRL}",
     "deepspeed": f"leave it out on one card; on several {TRL}",
     "fsdp": f"leave it out on one card; on several {TRL}",
     "parallelism_config": f"leave it out on one card; on several {TRL}",

@@ -2,6 +2,7 @@
 
 runs/<name>/checkpoint-<step>/  model.safetensors or the adapter, with config and tokenizer: load_policy opens it
                                 optimizer.pt      moments, as the optimizer keeps them
+                                sample_state.pt   what the sampler keeps from step to step, if it keeps anything
                                 run_state.json    step, config, tokens, seconds, loss scale
                                 digests.json      size and SHA-256 of each file, written last
 
@@ -26,7 +27,7 @@ from grpo_kit.loop.digests import DIGESTS, what_is_wrong, write_digests
 from grpo_kit.models import base_model
 from grpo_kit.record.files import RunFolderError
 
-SAVING, STATE, OPTIMIZER = ".saving", "run_state.json", "optimizer.pt"
+SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
 
 
 class CheckpointNotSaved(OSError):
@@ -40,6 +41,7 @@ def save(
     model: Any,
     tokenizer: Any,
     optimizer: torch.optim.Optimizer,
+    sample_state: dict[str, Any] | None = None,
     limit: int = 1,
     stay: Collection[str] = (),
 ) -> Path:
@@ -57,6 +59,8 @@ def save(
         model.save_pretrained(part, max_shard_size="1TB")
         tokenizer.save_pretrained(part)
         torch.save(optimizer.state_dict(), part / OPTIMIZER)
+        if sample_state is not None:
+            torch.save(sample_state, part / SAMPLE_STATE)
         (part / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         write_digests(part)
         for path in [
@@ -109,6 +113,12 @@ def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """run_state.json of a checkpoint that is whole."""
     return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+
+
+def read_sample_state(checkpoint: Path, device: torch.device) -> dict[str, Any] | None:
+    """What the sampler kept, its tensors on this device; None where it kept nothing."""
+    path = checkpoint / SAMPLE_STATE
+    return torch.load(path, map_location=device, weights_only=True) if path.exists() else None
 
 
 def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -8,9 +8,10 @@
             gradient of the loss; clip; optimizer step  PaddedUpdate, or the packed one
         write the step's metrics and completions; hooks
 
-A step is a function of (weights, optimizer state, seed, step). Whatever ends one before its first update drops it, and
-train() does it again, so a run that was stopped ends with the weights of one that was not. Between the first update of
-a step and its last written line the stop button waits; that takes seconds.
+A step is a function of (weights, optimizer state, seed, step), and of the state of a sampler that keeps one. Whatever
+ends a step before its first update drops it, and train() does it again, so a run that was stopped ends with the weights
+of one that was not. Between the first update of a step and its last written line the stop button waits; that takes
+seconds.
 
 Left out of GRPO, and why: the reference model where beta is 0, most of today's recipes (it costs a model's memory and
 moves little in a short run); a value model (the group's mean is the baseline); sampling from the next batch while this
@@ -57,6 +58,9 @@ Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
 
 It may have a method measures(batch, task) -> {name: number}: more numbers for the step's line, as EpisodeSample has.
+One that keeps anything from step to step has state() -> dict of tensors and plain values, and load_state(state), as
+OlderWeights has. A checkpoint holds the state after its step, and a step that is done again begins with the state that
+it began with: state() gives what no later call changes.
 """
 
 
@@ -120,6 +124,8 @@ class GRPOTrainer:
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
         self._known, self._begun = self.config.values(), False
+        self._sample_state = self._state_of_sample()  # after the last step that is done
+        self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
         self._have_begun: list[Hook] = []  # hooks whose end is due
         self._half_done = False  # between the first update of a step and its last line: weights of no step
@@ -172,16 +178,18 @@ class GRPOTrainer:
                     self.log.flush()
 
     def one_step(self) -> None:
-        """One step: a function of (weights, optimizer state, seed, step)."""
+        """One step: a function of (weights, optimizer state, the sampler's state, seed, step)."""
         began = time.monotonic()
         self._call_hooks("before_step")
         changes = self._note_changes()
         numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
+        self._own = [(p, p.data) for p in self.trained.values()]
         seed_everything(self.config.seed, self.step, "sample")
         batch, reported = self.roll_out(numbers)
         seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
-        self.step += 1
+        self.step, self._own = self.step + 1, []
+        self._sample_state = self._state_of_sample()
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done = False
         self._call_hooks("after_step", row, whole)
@@ -330,7 +338,7 @@ class GRPOTrainer:
         return self.processes.from_main(
             lambda: checkpoint.save(
                 self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
-                limit=self.config.save_total_limit, stay=self.kept_checkpoints,
+                sample_state=self._sample_state, limit=self.config.save_total_limit, stay=self.kept_checkpoints,
             )
         )  # fmt: skip
 
@@ -338,6 +346,14 @@ class GRPOTrainer:
         """Go on from a checkpoint of this run that is whole: weights, moments, step, and the config of then."""
         state = checkpoint.read_state(folder)
         self._known = take_up(self.config, state["config"], run_settings(self.folder)["config"])
+        kept = checkpoint.read_sample_state(folder, self.device)
+        if (kept is None) != (self._sample_state is None):
+            was, now = ("no state", "one") if kept is None else ("a state", "none")
+            raise ValueError(
+                f"{folder} holds {was} of a sampler, and this trainer's has {now}: sample={self.sample!r:.200}; go on "
+                "with the sampler that the run was begun with, or begin a new run from these weights"
+            )
+        self._sample_state = kept
         checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
@@ -365,7 +381,7 @@ class GRPOTrainer:
             held.enter_context(alone(self.folder))
         if not self._begun:
             settings = settings_of(
-                self.model, self.task, self.config, self.reward_weights, self.optimizer_name
+                self.model, self.task, self.config, self.reward_weights, self.optimizer_name, self.sample
             )
             settings |= {"starts_from": self.starts_from}
             log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
@@ -379,6 +395,8 @@ class GRPOTrainer:
             if found is not None:
                 warnings.warn(found, RuntimeWarning, stacklevel=4)
         self._begun, self._half_done = True, False
+        if self._sample_state is not None:
+            self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
         self.config.freeze()
         if self.log is not None:
             self.log.go_on_from(self.step)
@@ -401,6 +419,12 @@ class GRPOTrainer:
     def _save_where_it_stopped(self, why: str) -> str:
         """Save what is done; the line that says how to go on."""
         self.guard.begin_finish_first()
+        for (
+            p,
+            tensor,
+        ) in self._own:  # the stop may have come where others were about to change places with them
+            p.data = tensor
+        self._own = []
         self.optimizer.zero_grad(set_to_none=True)
         if self._half_done:
             return f"Stopped inside the update of step {self.step + 1} ({why}); train() goes on from a checkpoint."
@@ -411,3 +435,6 @@ class GRPOTrainer:
         except checkpoint.CheckpointNotSaved as error:
             where = f"not saved: {error}. It is in memory"
         return f"Stopped after step {self.step} of {self.config.steps} ({why}), {where}; train() continues from here."
+
+    def _state_of_sample(self) -> dict[str, Any] | None:
+        return self.sample.state() if hasattr(self.sample, "state") else None

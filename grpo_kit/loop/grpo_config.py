@@ -79,6 +79,9 @@ class Config:
     )
     positive_weight: float = _number(1.0, "what advantages above 0 are multiplied by", changes=True)
     negative_weight: float = _number(1.0, "what advantages below 0 are multiplied by", changes=True)
+    sampler_weight_cap: float | None = _number(
+        None, "most that a token weighs for pi / the sampler's probability; None: each weighs 1", changes=True
+    )
     reward_weights: list[float] | None = _number(None, "one a reward; None: the task's", changes=True)
     credit: Literal["episode", "return", "state"] = _number(
         "episode", "what a turn of an episode is credited with; see EpisodeSample"
@@ -225,6 +228,8 @@ def _checked(name: str, value: Any) -> Any:
         check_choice(name, value, _CHOICES[name])
     elif name == "max_completion_tokens" and value is not None:
         return check_whole(name, value, hint=", or None for the task's")
+    elif name == "sampler_weight_cap" and value is not None:
+        check_above_zero(name, value)
     elif name in ("temperature", "learning_rate", "beta"):
         for progress in (0.0, 0.5, 1.0):
             found = value(progress) if callable(value) else value

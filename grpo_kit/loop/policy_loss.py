@@ -35,6 +35,8 @@ class PolicyLoss:
         if config.mask_cut_off:
             self.mask = objectives.overlong_filter(self.mask, torch.tensor(batch.cut_off, device=device))
         self.advantages = torch.tensor(batch.advantages, dtype=torch.float32, device=device)
+        weighs = config.sampler_weight_cap is not None and batch.sampler_logprobs is not None
+        self.sampled = padded(batch.sampler_logprobs, self.mask.size(1), device) if weighs else None
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
         self.logprobs = torch.zeros(self.mask.shape, device=device)  # as the update computed them
         self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
@@ -61,6 +63,11 @@ class PolicyLoss:
         config, rows = self.config, list(places)
         mask, advantages = self.mask[rows], self.advantages[rows]
         old = logprobs.detach() if self.batch.old_logprobs is None else self.batch.old_logprobs[rows]
+        if (
+            self.sampled is not None
+        ):  # truncated importance sampling: the sampler rounds otherwise than the update
+            weight = torch.exp(old - self.sampled[rows]).clamp(max=config.sampler_weight_cap)  # (n, T)
+            advantages = advantages[:, None] * weight
         reference = None if self.batch.ref_logprobs is None else self.batch.ref_logprobs[rows]
         function = getattr(objectives, config.loss)
         options = {

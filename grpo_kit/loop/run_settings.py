@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import is_dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -15,13 +16,13 @@ from grpo_kit.rewards.parts import all_parts, range_of, reward_names
 
 
 def settings_of(
-    model: Any, task: Any, config: Config, weights: list[float], optimizer: str
+    model: Any, task: Any, config: Config, weights: list[float], optimizer: str, sample: Any
 ) -> dict[str, Any]:
     """The settings of a run, for RunLog.open.
 
     reward_parts: each reward by name, then the parts of those that are sums. reward_ranges: what rewards and parts
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
-    earns.
+    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options.
     """
     rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
     names = reward_names(rewards)
@@ -37,6 +38,9 @@ def settings_of(
         "best_constant": constant() if constant else None,
         "temperature_schedule": as_json(config.temperature) if callable(config.temperature) else None,
         "optimizer": optimizer,
+        "sample": repr(sample)
+        if is_dataclass(sample)
+        else getattr(sample, "__name__", type(sample).__name__),
         "model": model_name(model),
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),

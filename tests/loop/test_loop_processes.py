@@ -56,7 +56,10 @@ def close(one, other):
     return max(far)
 
 
-@pytest.mark.parametrize("options", [{}, {"scale": "batch", "iterations": 2, "beta": 0.04, "loss": "grpo"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": "batch", "iterations": 2, "beta": 0.04, "loss": "grpo"}, {"older": {"sync_every": 3}}],
+)
 def test_two_processes_end_in_the_weights_of_one(tmp_path, options):
     one = make(tmp_path / "one", seams="fast", prompts_per_step=4, **options)
     one.train()

@@ -93,7 +93,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("kind", ["full", "two iterations"])
+@pytest.mark.parametrize("kind", ["full", "two iterations", "a buffer"])
 def test_a_kill_at_any_moment_moves_nothing(tmp_path, undisturbed, kind):
     expected, rows, seconds = undisturbed(kind)
     folder, draw = tmp_path / "run", random.Random(kind)
