@@ -29,9 +29,7 @@ def _of_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_curve(metrics: pd.DataFrame) -> dict[str, float]:
-    reward = (
-        metrics["reward"].astype(float).dropna()
-    )  # of runs before the loop: empty where a step used a rollout again
+    reward = metrics["reward"].astype(float).dropna()  # in old runs empty where a rollout was used again
     bent = reward - (reward.shift() + reward.shift(-1)) / 2
     norm, length, kl = (_column(metrics, name) for name in ("grad_norm", "completion_length", "kl"))
     parts = {name: metrics[name].astype(float).dropna() for name in metrics if name.startswith("reward/")}

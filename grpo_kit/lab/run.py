@@ -20,7 +20,7 @@ from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.hooks.standard import GRPOTrainer
-from grpo_kit.lab.settings import Settings, as_json, digest, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.lab.settings import as_json, digest, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.loop.checkpoint import last_whole
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
@@ -78,13 +78,26 @@ def run(
     prepared = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SETTINGS, fingerprint(settings))
-    steps = _Steps(on_step)
-    _train(settings, model, tokenizer, seed, folder, on_flag, steps)
+    config, steps, seams = settings.of_seed(seed), _Steps(on_step), {}
+    if settings.sample is not None:
+        own = fast(model, config)
+        seams = {"sample": settings.sample(own.sample), "update": own.update}
+    trainer = GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=folder, live=None, on_flag=settings.on_flag or on_flag,
+        hooks=[steps], **seams,
+    )  # fmt: skip
+    try:
+        trainer.train(resume=holds_run(folder))
+    except Stopped:
+        if not (settings.on_flag == "stop" and read_flags(folder)):
+            raise
+    del trainer
     trained = time.perf_counter()
     after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
     samples = settings.eval_samples
     counts = {str(t): _sampled(model, tokenizer, task, t, samples, seed) for t in settings.eval_temperatures}
     metrics, completions = read_metrics(folder), read_completions(folder)
+    further = metrics.get("rollout/extra_completions", pd.Series())
     wrong = after.rows[~after.rows["strict"].astype(bool)]
     result = {
         "settings": as_json(changes),
@@ -103,8 +116,7 @@ def run(
         "train_rows": digest(task.train),
         "max_completion_tokens": task.max_completion_tokens,
         "steps": int(metrics["step"].max()) if len(metrics) else 0,
-        "completions": len(completions)
-        + _of(metrics, "rollout/extra_completions"),  # all sampled ones, used or not
+        "completions": len(completions) + int(further.sum()),  # all sampled ones, used or not
         "tokens": float(metrics["num_tokens"].max()) if len(metrics) else 0.0,
         "prepare_seconds": round(prepared - start, 1),
         "train_seconds": round(trained - prepared + steps.earlier, 1),
@@ -118,31 +130,6 @@ def run(
     del model
     gc.collect()
     return result
-
-
-def _train(
-    settings: Settings,
-    model: Any,
-    tokenizer: Any,
-    seed: int,
-    folder: Path,
-    on_flag: Callable[[Flag], None],
-    steps: _Steps,
-) -> None:
-    """Until all steps are done, or a red flag ends the run where the settings say so."""
-    config, resume, seams = settings.of_seed(seed), holds_run(folder), {}
-    if settings.sample is not None:
-        own = fast(model, config)
-        seams = {"sample": settings.sample(own.sample), "update": own.update}
-    trainer = GRPOTrainer(
-        model, settings.task, config, tokenizer=tokenizer, folder=folder, live=None,
-        on_flag=settings.on_flag or on_flag, hooks=[steps], **seams,
-    )  # fmt: skip
-    try:
-        trainer.train(resume=resume)
-    except Stopped:
-        if not (settings.on_flag == "stop" and read_flags(folder)):
-            raise
 
 
 def tell_steps(progress: ProgressLine, which: str, made: int, in_all: int) -> Callable[[int, int], None]:
@@ -218,8 +205,3 @@ def _has_whole_checkpoint(folder: Path) -> bool:
         return last_whole(folder).exists()
     except RunFolderError:
         return False
-
-
-def _of(metrics: pd.DataFrame, name: str) -> int:
-    """The column's sum, 0 without it."""
-    return int(metrics[name].sum()) if name in metrics else 0

@@ -88,12 +88,10 @@ def resolve(changes: Mapping[str, Any]) -> Settings:
     task, tuning = changes.pop("task", None), changes.pop("tuning", "full")
     prepare, name = changes.pop("prepare", None), changes.pop("profile", "auto")
     sample, on_flag = changes.pop("sample", None), changes.pop("on_flag", None)
-    for what, given, how in (
-        ("prepare", prepare, "f(model, tokenizer, task, seed)"),
-        ("sample", sample, "f(the fast sample) -> the sample to train with"),
-    ):
-        if given is not None and not callable(given):
-            raise ValueError(f"{what}={given!r} must be a function {how}")
+    if prepare is not None and not callable(prepare):
+        raise ValueError(f"prepare={prepare!r} must be a function f(model, tokenizer, task, seed)")
+    if sample is not None and not callable(sample):
+        raise ValueError(f"sample={sample!r} must be a function of the fast sample that returns another")
     Monitor("warn" if on_flag is None else on_flag)  # refuses what on_flag cannot be
     temperatures = _temperatures(changes.pop("eval_temperatures", ()))
     samples = changes.pop("eval_samples", SAMPLES)

@@ -55,7 +55,5 @@ class Condition:
         return _SIGNS[self.sign](value, self.bound)
 
     def _mean(self, curve: pd.DataFrame) -> float:
-        values = (
-            curve[self.column].astype(float).dropna()
-        )  # of runs before the loop: empty where a step used a rollout again
+        values = curve[self.column].astype(float).dropna()  # in old runs empty where a rollout was used again
         return float(values.head(self.first).mean()) if self.first else last_quarter(values)
