@@ -419,11 +419,8 @@ class GRPOTrainer:
     def _save_where_it_stopped(self, why: str) -> str:
         """Save what is done; the line that says how to go on."""
         self.guard.begin_finish_first()
-        for (
-            p,
-            tensor,
-        ) in self._own:  # the stop may have come where others were about to change places with them
-            p.data = tensor
+        for p, own in self._own:  # the stop may have come where other weights were in their place
+            p.data = own
         self._own = []
         self.optimizer.zero_grad(set_to_none=True)
         if self._half_done:
