@@ -1,4 +1,4 @@
-"""Unsloth beside the kit: did it come too late, and what did it replace?
+"""Unsloth beside the kit: did it come too late, what did it replace, which of TRL's defaults did it change?
 
 Unsloth rewrites transformers' model classes, TRL's trainers and their configs when it is imported. Nothing here imports
 it; docs/tasks_and_rewards.md says how the two are used together, and what of it was run.
@@ -7,8 +7,10 @@ Only files that load transformers import this one, so that it is there from when
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
+from dataclasses import MISSING, fields
 from typing import Any
 
 _CAME_FIRST = "unsloth" in sys.modules  # the order of sys.modules would not tell: Unsloth enters itself anew
@@ -34,3 +36,20 @@ def replaced_layers(model: Any) -> str | None:
         if (getattr(module.forward, "__module__", None) or "").split(".")[0].startswith("unsloth"):
             return type(module).__name__
     return None
+
+
+def changed_defaults(config: type) -> dict[str, Any]:
+    """TRL's own defaults of those arguments whose default Unsloth changed: given explicitly they are as in TRL.
+
+    config: trl.GRPOConfig as it is imported now; one that nobody replaced gives {}.
+    """
+    original = [base for base in config.__mro__ if base.__name__ == "GRPOConfig"][-1]
+    if original is config:
+        return {}
+    now = inspect.signature(config.__init__).parameters
+    changed = {}
+    for field in fields(original):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name in now and default is not MISSING and now[field.name].default != default:
+            changed[field.name] = default
+    return changed

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from grpo_kit.engine.older_weights import OlderWeights
 
 from grpo_kit import cosine, exponential, linear, tasks
+from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.prompts import build_prompt
 from grpo_kit.rewards import ExactAnswer
 from grpo_kit.tasks import Task

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loop_runs import make
 
 import grpo_kit as kit
 from grpo_kit.record.control import read_changes
@@ -26,7 +27,6 @@ from grpo_kit.record.files import (
     settings_folder,
 )
 from grpo_kit.record.jsonl_run import RunLog
-from tests.loop.loop_runs import make
 from tests.made_metrics import Recorded
 
 
