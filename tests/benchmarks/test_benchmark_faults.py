@@ -69,7 +69,14 @@ def threads():
 
 def chosen(kind, arm, **more):
     """A fault in the middle of a run of the arm, which does not depend on how fast the machine is."""
-    fault = drawn(0, 0) | {"number": 0, "arm": arm, "kind": kind, "moment": "sampling", "place": 0.8, "at": 0.3}
+    fault = drawn(0, 0) | {
+        "number": 0,
+        "arm": arm,
+        "kind": kind,
+        "moment": "sampling",
+        "place": 0.8,
+        "at": 0.3,
+    }
     return fault | {"room": 4_000, "new_process": True, "whom": 0} | more
 
 
