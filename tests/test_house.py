@@ -20,7 +20,7 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts",
     "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
-    "tasks", "loop", "watch", "trackers", "profiles", "memory", "engine", "training", "evaluation", "hooks",
+    "tasks", "loop", "watch", "trackers", "profiles", "memory", "engine", "evaluation", "hooks",
     "preferences", "lab", "exports", "recipe", "integrations", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
@@ -30,7 +30,7 @@ MODULES = {
 }
 FRONT_DOOR = "grpo_kit"
 COMMAND_LINE = "grpo_kit.__main__"
-USE_TRL = {"training", "profiles", "lab", "doctor", "episodes", "recipe", "integrations", "commands"}
+USE_TRL = {"integrations"}
 
 
 def imports(path):
@@ -224,7 +224,7 @@ def test_the_loop_stands_on_the_core_alone():
     lines = {r: 0 for r in CORE}
     for name in found:
         lines[room(name)] += len(MODULES[name].read_text().splitlines())
-    assert lines["loop"] <= 2_100 and sum(lines.values()) <= 11_500, lines
+    assert lines["loop"] <= 2_350 and sum(lines.values()) <= 11_900, lines
 
 
 def test_a_plain_run_loads_no_engine():
@@ -246,9 +246,8 @@ def test_objectives_know_torch_and_themselves_alone():
     assert not [n for n in names if n not in allowed and not n.startswith("grpo_kit.objectives")]
 
 
-def test_only_one_file_touches_trl_internals():
-    users = {p.name for p in FILES if any(n.startswith("trl.trainer") for n in imports(p))}
-    assert users == {"trl_internals.py"}
+def test_nobody_touches_trl_internals():
+    assert not [p.name for p in FILES if any(n.startswith("trl.trainer") for n in imports(p))]
 
 
 def test_no_file_names_a_folder_of_one_machine():

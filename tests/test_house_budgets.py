@@ -131,7 +131,7 @@ def counts(root):
         "private reaches across files": len(reaches),
         "private reaches into the trainer": sum(of_trainer for _, of_trainer in reaches),
         "classes that take the trainer": sum(len([*takes_the_trainer(tree)]) for tree in trees.values()),
-        "modules loaded by importing the trainer": loaded_by("grpo_kit.training.trainer", root),
+        "modules loaded by importing the trainer": loaded_by("grpo_kit.hooks.standard", root),
         "modules loaded by import grpo_kit.tasks.largest": loaded_by("grpo_kit.tasks.largest", root),
         "public names": sum(len(public_names(tree)) for tree in trees.values()),
         "public names shown nowhere": sum(
