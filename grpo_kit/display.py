@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from io import BytesIO
@@ -228,18 +228,6 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
         timer.cancel()
         _AROUND.reset(token)
         line.close(whole=whole)
-
-
-@contextmanager
-def progress_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, progress lines call tell(text) with their text and show nothing."""
-    around = ProgressLine("", None)
-    around.show = lambda **_: tell(around._inside) if around._inside else None
-    token = _AROUND.set(around)
-    try:
-        yield
-    finally:
-        _AROUND.reset(token)
 
 
 def duration(seconds: float) -> str:

@@ -235,22 +235,7 @@ def test_ci_runs_the_tests():
     assert os.access(run, os.X_OK) and "make test" in run.read_text()
 
 
-@pytest.mark.parametrize("program", [".ci/run", ".ci/find-python", ".ci/follow"])
+@pytest.mark.parametrize("program", [".ci/run", ".ci/find-python"])
 def test_scripts_parse(program):
     shell = "bash" if program == ".ci/run" else "sh"
     assert subprocess.run([shell, "-n", str(ROOT / program)], timeout=20).returncode == 0
-
-
-def test_follow_prints_each_step_once(tmp_path):
-    import time
-
-    metrics = tmp_path / "metrics.csv"
-    metrics.write_text("step,progress,seconds,reward\n1,0.5,10.2,0.25\n")
-    # As in the Makefile: it runs behind the shell that waits for the notebook, and ends with it.
-    script = f'sh "{ROOT}/.ci/follow" "{metrics}" & pid=$!; trap "kill $pid" EXIT; sleep 5; exit 0'
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
-        time.sleep(2.5)
-        with metrics.open("a") as file:
-            file.write("2,1.0,20.7,0.5\n")
-        out = process.communicate(timeout=30)[0]
-    assert out.splitlines() == ["step 1 (50 %)  reward 0.250  10 s", "step 2 (100 %)  reward 0.500  21 s"]

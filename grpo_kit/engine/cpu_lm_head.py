@@ -7,8 +7,6 @@ make a matrix of them first. The numbers are trl's up to rounding. Float32 only;
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from grpo_kit.memory.free import free_bytes
@@ -145,29 +143,6 @@ class GradientSum:
             self.parameter.grad = gradient
         else:
             self._apart = gradient
-
-
-class KeptHead:
-    """Stands in for trl's _ChunkedLogProbFunction where it can (`usable`), with its arguments and results."""
-
-    def __init__(self, trl_function: Any) -> None:
-        self._trl = trl_function
-
-    def apply(
-        self, hidden, weight, bias, labels, temperature, chunk_size, softcap, logit_scale, outputs
-    ) -> tuple:
-        """(log-probabilities, entropies or None, None, None, None), (S,) each."""
-        if (
-            not usable(hidden, weight)
-            or bias is not None
-            or softcap
-            or not {*outputs} <= {"log_probs", "entropy"}
-        ):
-            return self._trl.apply(
-                hidden, weight, bias, labels, temperature, chunk_size, softcap, logit_scale, outputs
-            )
-        logprobs, entropies = _Head.apply(hidden, weight, labels, float(logit_scale * (1 / temperature)))
-        return logprobs, entropies if "entropy" in outputs else None, None, None, None
 
 
 def usable_head(head: torch.nn.Module, hidden: torch.Tensor) -> bool:

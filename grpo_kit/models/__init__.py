@@ -115,15 +115,6 @@ def model_name(model: Any) -> str:
     return str(getattr(config, "name_or_path", None) or config.model_type)
 
 
-def tokenizer_of(model: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model whose name only load_policy knows; None for every other model."""
-    name = model_name(model) if hasattr(model, "config") else ""
-    while is_adapter(name):
-        name = base_of(Path(name).expanduser())
-    folder = _own_folder(name)
-    return AutoTokenizer.from_pretrained(folder) if folder else None
-
-
 def describe(model: PreTrainedModel) -> str:
     """One paragraph: parameters, trainable share, dtypes, device and memory (GiB) of a loaded model.
 

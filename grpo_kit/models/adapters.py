@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_kit.models.gguf_reader import PolicyLoadError
-from grpo_kit.models.renamed import NAME
 
 Tuning = Literal["full", "lora", "qlora"]
 _RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
@@ -73,17 +72,6 @@ def load_adapter(folder: Path, load_base: Callable[[str], Loaded], tuning: Tunin
     model, tokenizer = load_base(base)
     _saves_without_asking(base)
     return _with_adapter(_ready(model, tuning), folder, is_trainable=True), tokenizer
-
-
-def load_trained_adapter(model: Any, checkpoint: Path) -> None:
-    """Puts the adapter of a checkpoint into the model, where transformers' trainer does not.
-
-    Before 5.23 it loads the adapters in a checkpoint's folders (trl's reference), and then not the one beside them.
-    """
-    if NAME == "gradient_checkpointing" and is_adapter(checkpoint):  # the name before 5.23
-        if any(is_adapter(folder) for folder in checkpoint.iterdir()):
-            model.load_adapter(checkpoint, "default", is_trainable=True)
-            model.set_adapter("default")
 
 
 def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:

@@ -23,16 +23,6 @@ def is_checkpointing(model: Any) -> bool:
     return getattr(model, f"is_{NAME}")
 
 
-def is_asked(args: Any) -> bool:
-    """Do args, a TrainingArguments, turn it on?"""
-    return getattr(args, NAME)
-
-
-def enable_checkpointing(model: Any, args: Any) -> None:
-    """Turn it on with the settings of args, a TrainingArguments."""
-    getattr(model, f"{NAME}_enable")(getattr(args, f"{NAME}_kwargs"))
-
-
 def cache_name(forward: Any) -> str:
     """The argument of a model's or decoder's forward, and field of its output, that is the cache."""
     return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"

@@ -36,14 +36,6 @@ class PendingScores:
         return score(self.reward, completions, self.__name__, **columns)
 
 
-class PendingAsync(PendingScores):
-    """An asynchronous reward; a trainer awaits it together with the others."""
-
-    async def __call__(self, *, completions: Sequence[Any], **columns: Any) -> Scores:
-        waiting, judge = _begin(self.reward, completions, self.__name__, columns)
-        return await judge(waiting)
-
-
 def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /, **columns: Any) -> Scores:
     """The reward's scores, one a completion, checked against its contract: None ("cannot judge") or a finite number.
 
