@@ -1,12 +1,11 @@
-"""The oracle: record today's trainer, or compare it with the record.
+"""The oracle: compare the loop with what is on record of TRL's losses and of the trainer before it, or record anew.
 
-    python -m benchmarks.oracle --compare               # losses, steps, accuracy; exit code 1 if anything differs
-    python -m benchmarks.oracle --compare --part faults # half an hour; goes on where it was stopped
+    python -m benchmarks.oracle --compare                # losses, steps, accuracy; exit code 1 if anything differs
     python -m benchmarks.oracle --compare --part seconds --before ../an_older_checkout
-    python -m benchmarks.oracle --record --part losses
+    python -m benchmarks.oracle --record --part losses   # TRL's, of the version that is installed
 
 Another implementation is compared by its own callable: see benchmarks/oracle/README.md. The record is in
-benchmarks/results/oracle. Losses, steps and faults: tiny-random, float32, one thread of a CPU.
+benchmarks/results/oracle. Losses and steps: tiny-random, float32, one thread of a CPU.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,13 @@ import torch
 
 from benchmarks.oracle.accuracy import check_accuracy, record_accuracy
 from benchmarks.oracle.cases import BATCH, FOLDER, all_cases, make_batch
-from benchmarks.oracle.compare import Difference, table, worst
-from benchmarks.oracle.losses import case_differences, compare_losses, record_case, recorded, save_losses
+from benchmarks.oracle.compare import Difference, table
+from benchmarks.oracle.loop import Packed, loop_loss, loop_steps
+from benchmarks.oracle.losses import compare_losses, record_case, recorded, save_losses
 from benchmarks.oracle.seconds import WORKLOADS, check_seconds, record_seconds
-from benchmarks.result import ROOT, command_line, origin, six_digits
+from benchmarks.oracle.steps import compare_steps
+from benchmarks.oracle.textbook import textbook_loss
+from benchmarks.result import command_line, origin
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "numpy")
 
@@ -35,90 +38,34 @@ def _facts(part: str) -> dict[str, Any]:
 
 
 def record_losses() -> None:
-    """Draw the batch, then record every case of both implementations and how far they are apart."""
-    from benchmarks.oracle.today import IMPLEMENTATIONS
+    """Draw the batch, then record every case as TRL computes it, and how far the others are from it."""
+    from benchmarks.oracle.trl_loss import trl_loss
 
     FOLDER.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(BATCH, **make_batch())
     cases = list(all_cases())
-    records = {
-        name: {case.name: record_case(compute, case) for case in cases}
-        for name, compute in IMPLEMENTATIONS.items()
-    }
-    beside = {
-        name: [
-            d
-            for case in cases
-            for d in case_differences(case.name, by_case[case.name], records["trl"][case.name])
-        ]
-        for name, by_case in records.items()
-        if name != "trl"
-    }
-    refused = {
-        name: sorted({f"{case.loss}, {case.level}" for case in cases if "refused" in by_case[case.name]})
-        for name, by_case in records.items()
-    }
-    apart = {
-        name: six_digits(worst([d for d in differences if d.what != "refusal"]))
-        for name, differences in beside.items()
-    }
-    kept = {name: records[name] for name in ("trl", "kit")}
-    save_losses(
-        kept,
-        _facts("losses") | {"n": len(cases), "largest relative error beside trl": apart, "refused": refused},
-    )
+    record = {case.name: record_case(trl_loss, case) for case in cases}
+    save_losses({"trl": record}, _facts("losses") | {"n": len(cases)})
     recorded.cache_clear()
-    for name, differences in beside.items():
-        print(f"losses: {len(cases)} cases; {name} beside TRL: {table(differences, 0)}")
-    for name, losses in refused.items():
-        print(f"refused by {name}: {'; '.join(losses) or 'none'}")
+    refused = sorted({f"{case.loss}, {case.level}" for case in cases if "refused" in record[case.name]})
+    print(f"losses: {len(cases)} cases; refused by TRL: {'; '.join(refused) or 'none'}")
 
 
 def check_losses() -> list[Difference]:
-    """Today's implementations against their records, and the kit's against TRL's."""
-    from benchmarks.oracle.today import kit_loss, trl_loss
-
-    return compare_losses(kit_loss) + compare_losses(trl_loss)
-
-
-def record_steps() -> None:
-    """The steps of every run as today's trainer makes them."""
-    from benchmarks.oracle.step_runs import RUNS
-    from benchmarks.oracle.steps import save_steps
-    from benchmarks.oracle.today_steps import todays_steps
-
-    save_steps({run.name: todays_steps(run) for run in RUNS.values()}, _facts("steps") | {"n": len(RUNS)})
+    """The loop's loss by both updates, and the textbook's, against TRL's record."""
+    packed = partial(loop_loss, make_update=Packed)
+    return [d for compute in (loop_loss, packed, textbook_loss) for d in compare_losses(compute)]
 
 
 def check_steps() -> list[Difference]:
-    """Today's trainer against its record, completions included."""
-    from benchmarks.oracle.steps import compare_steps
-    from benchmarks.oracle.today_steps import todays_steps
-
-    return compare_steps(todays_steps, sampled=True)
-
-
-def record_faults() -> None:
-    """The campaign on today's trainer; goes on where it was stopped."""
-    from benchmarks.faults.child import TODAY
-    from benchmarks.oracle import faults
-
-    faults.record_faults(TODAY, _facts("faults"), ROOT / "runs" / "oracle-faults")
-
-
-def check_faults() -> list[Difference]:
-    """The campaign on today's trainer once more."""
-    from benchmarks.faults.child import TODAY
-    from benchmarks.oracle.faults import compare_faults
-
-    return compare_faults(TODAY, ROOT / "runs" / "oracle-faults-compared")
+    """The loop's steps by both updates against the record of the trainer before it."""
+    return compare_steps(loop_steps) + compare_steps(partial(loop_steps, make_update=Packed))
 
 
 PARTS = {
     "losses": (record_losses, check_losses),
-    "steps": (record_steps, check_steps),
+    "steps": (None, check_steps),  # the trainer that was recorded is gone
     "accuracy": (record_accuracy, check_accuracy),
-    "faults": (record_faults, check_faults),
     "seconds": (record_seconds, check_seconds),
 }
 QUICK = ("losses", "steps", "accuracy")  # the parts that are taken where none is named
@@ -129,7 +76,7 @@ def main() -> int:
     parser = command_line(__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--record", action="store_true", help="write the record anew")
-    what.add_argument("--compare", action="store_true", help="compare today's trainer with the record")
+    what.add_argument("--compare", action="store_true", help="compare the loop with the record")
     parser.add_argument("--part", choices=sorted(PARTS), action="append", help="this part alone")
     parser.add_argument("--before", help="seconds: another checkout, measured in turn with this one")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="seconds: this workload alone")
@@ -137,6 +84,10 @@ def main() -> int:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    if options.record and (fixed := [part for part in options.part or QUICK if PARTS[part][0] is None]):
+        parser.error(
+            f"--record --part {fixed[0]}: the trainer that it was recorded of is gone; name other parts"
+        )
     failed = False
     for part in options.part or QUICK:
         record, check = PARTS[part]

@@ -15,6 +15,7 @@ from benchmarks.oracle.cases import LONGEST, TEMPERATURE, Case
 from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, STEPS, Run
 from benchmarks.oracle.steps import Step, change, weights
 from grpo_kit.engine.episode_sample import EpisodeSample
+from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.turn_writers import Write, Writer, Written
 from grpo_kit.loop import Batch, Config, GRPOTrainer
 from grpo_kit.loop.generate import as_batch
@@ -72,12 +73,27 @@ def _batch(part: dict[str, torch.Tensor]) -> Batch:
     )
 
 
-def loop_steps(
-    run: Run, forced: list[Step] | None = None, make_update: MakeUpdate = PaddedUpdate
-) -> list[Step]:
-    """The run's steps with the recorded completions. Raises ValueError where there are none: the loop's are others."""
-    if forced is None:
-        raise ValueError("the loop draws other random numbers; give forced completions")
+class Packed:
+    """A PackedUpdate that meets its model at the first call: a MakeUpdate."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._inner = config, None
+
+    def _of(self, model: Any) -> PackedUpdate:
+        self._inner = self._inner or PackedUpdate(model, self._config)
+        return self._inner
+
+    def logprobs(self, model: Any, *args: Any) -> torch.Tensor:
+        """As PackedUpdate.logprobs."""
+        return self._of(model).logprobs(model, *args)
+
+    def gradients(self, model: Any, *args: Any) -> float:
+        """As PackedUpdate.gradients."""
+        return self._of(model).gradients(model, *args)
+
+
+def loop_steps(run: Run, forced: list[Step], make_update: MakeUpdate = PaddedUpdate) -> list[Step]:
+    """The run's steps with the recorded completions."""
     task, (model, tokenizer) = run.task(), run.policy()
     places = {id(row): place for place, row in enumerate(task.train)}  # a batch holds the task's own rows
     ends = end_ids(model, tokenizer)

@@ -1,4 +1,4 @@
-"""Final held-out accuracy of the loop on the recorded jobs, three seeds each, beside today's trainer's intervals.
+"""Final held-out accuracy of the loop on the recorded jobs, three seeds each, beside the former trainer's intervals.
 
     python -m benchmarks.oracle.loop_accuracy --job "main job, full" "main job, LoRA"
 

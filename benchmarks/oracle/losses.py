@@ -57,32 +57,29 @@ def save_losses(records: dict[str, dict[str, dict[str, Any]]], facts: dict[str, 
 
 
 @functools.cache
-def recorded(implementation: str = "trl") -> dict[str, dict[str, Any]]:
-    """The record of "trl" or "kit", by the case's name: {"loss", "gradients"} or {"refused"}."""
+def recorded() -> dict[str, dict[str, Any]]:
+    """TRL's record by the case's name: {"loss", "gradients"} or {"refused"}."""
     saved = json.loads(PATH.read_text())
     with np.load(PATH.with_suffix(".npz")) as file:
         arrays = dict(file)
     made = {}
     for case in all_cases():
-        made[case.name] = dict(saved["cases"][implementation][case.name])
+        made[case.name] = dict(saved["cases"]["trl"][case.name])
         if "refused" not in made[case.name]:
-            numbers = arrays[f"{implementation}/{case.name}"]
+            numbers = arrays[f"trl/{case.name}"]
             made[case.name]["gradients"] = dict(zip(saved["tensors"][case.tuning], numbers, strict=True))
     return made
 
 
-def compare_losses(
-    compute: Compute, *, implementation: str = "trl", cases: Iterable[Case] | None = None
-) -> list[Difference]:
-    """How far `compute` is from the record, case by case: the loss, and the gradient of each tensor.
+def compare_losses(compute: Compute, *, cases: Iterable[Case] | None = None) -> list[Difference]:
+    """How far `compute` is from TRL's record, case by case: the loss, and the gradient of each tensor.
 
-    implementation: the record to compare with, "trl" or "kit". cases: all of them unless given. A loss that is refused
-    on one side alone differs by infinity.
+    cases: all of them unless given. A loss that is refused on one side alone differs by infinity.
 
-    >>> all(d.passes for d in compare_losses(kit_loss))  # doctest: +SKIP
+    >>> all(d.passes for d in compare_losses(loop_loss))  # doctest: +SKIP
     True
     """
-    wanted = recorded(implementation)
+    wanted = recorded()
     differences = []
     for case in all_cases() if cases is None else cases:
         differences += case_differences(case.name, record_case(compute, case), wanted[case.name])

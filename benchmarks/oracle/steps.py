@@ -1,4 +1,4 @@
-"""The first two steps of the tiny runs: what is on record, and the comparison of another trainer with it.
+"""The first two steps of the tiny runs: what is on record of the former trainer, and the comparison of another.
 
 A step is a dictionary. Of each row, a completion or a turn: `rows`, the place of its question in task.train;
 `episodes`, a number shared by the turns of an episode; `prompt_ids`, `completion_ids` (the end token included),
@@ -21,13 +21,12 @@ import torch
 from benchmarks.oracle.cases import FOLDER
 from benchmarks.oracle.compare import Difference, number_error, summary, tensor_errors
 from benchmarks.oracle.step_runs import RUNS, Run
-from benchmarks.result import as_text
 
 PATH = FOLDER / "steps.json"
 Step = dict[str, Any]
-Train = Callable[[Run, list[Step] | None], list[Step]]
+Train = Callable[[Run, list[Step]], list[Step]]
 """(run, forced) -> its steps. forced: the recorded steps, whose rows, episodes and completion_ids take the place of
-sampling; None: the trainer samples. A forced step may leave sampler_logprobs out."""
+sampling. A step that is returned may leave sampler_logprobs out."""
 # The largest errors that pass. rewards, advantages and log-probabilities: absolute; the others: relative. An update by
 # Adam has the size of the learning rate however small a gradient is, so a gradient's rounding shows in the weights.
 LIMITS = {"rewards": 1e-6, "advantages": 1e-4, "sampler_logprobs": 2e-4}
@@ -46,29 +45,6 @@ def change(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> dict[str, 
     return summary({name: tensor - start[name] for name, tensor in weights(model).items()})
 
 
-def save_steps(steps: dict[str, list[Step]], facts: dict[str, Any]) -> None:
-    """Write steps.json: the facts, then each run's steps. A prompt that several rows share is written once."""
-    short = {name: [_shared(step) for step in made] for name, made in steps.items()}
-    PATH.parent.mkdir(parents=True, exist_ok=True)
-    PATH.write_text(as_text(facts | {"runs": _digits(short)}))
-    recorded_steps.cache_clear()
-
-
-def _shared(step: Step) -> Step:
-    prompts = list(dict.fromkeys(map(tuple, step["prompt_ids"])))
-    places = [prompts.index(tuple(ids)) for ids in step["prompt_ids"]]
-    return step | {"prompt_ids": [prompts[i] for i in range(len(prompts))], "prompt_of": places}
-
-
-def _digits(value: Any) -> Any:
-    """Eight digits of every number."""
-    if isinstance(value, dict):
-        return {key: _digits(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_digits(v) for v in value]
-    return float(f"{value:.8g}") if isinstance(value, float) else value
-
-
 @functools.cache
 def recorded_steps() -> dict[str, list[Step]]:
     """The record: the steps of each run by its name."""
@@ -78,22 +54,16 @@ def recorded_steps() -> dict[str, list[Step]]:
     return runs
 
 
-def compare_steps(
-    train: Train, *, sampled: bool = False, runs: Iterable[Run] | None = None
-) -> list[Difference]:
-    """How far the steps of `train` are from the record.
+def compare_steps(train: Train, *, runs: Iterable[Run] | None = None) -> list[Difference]:
+    """How far the steps of `train`, on the recorded completions, are from the record. runs: all of RUNS unless given.
 
-    sampled: False gives the trainer the recorded completions and compares everything after sampling; True lets it
-    sample, and the completions must be the recorded ones: for a trainer that draws the same random numbers.
-    runs: all of RUNS unless given.
-
-    >>> all(d.passes for d in compare_steps(todays_steps, sampled=True))  # doctest: +SKIP
+    >>> all(d.passes for d in compare_steps(loop_steps))  # doctest: +SKIP
     True
     """
     made = []
     for run in RUNS.values() if runs is None else runs:
         wanted = recorded_steps()[run.name]
-        got = train(run, None if sampled else wanted)
+        got = train(run, wanted)
         made.append(Difference(run.name, "number of steps", float(len(got) != len(wanted)), 0.0))
         for number, (one, other) in enumerate(zip(got, wanted, strict=False), start=1):
             made += step_differences(f"{run.name}, step {number}", one, other)

@@ -1,4 +1,4 @@
-"""The oracle's losses: today's trainer is its own record, and a wrong loss is not."""
+"""The oracle's losses: TRL is its own record, and a wrong loss is not."""
 
 import math
 
@@ -9,7 +9,7 @@ from benchmarks.oracle.cases import EPSILONS, LOSSES, Case, all_cases
 from benchmarks.oracle.compare import summary, tensor_errors, worst
 from benchmarks.oracle.losses import compare_losses, recorded
 from benchmarks.oracle.textbook import textbook_loss
-from benchmarks.oracle.today import kit_loss, trl_loss
+from benchmarks.oracle.trl_loss import trl_loss
 
 FEW = ["dapo, token, beta 0, full, 2 micro-batches", "gspo, sequence, beta 0.1, full, 1 micro-batch"]
 FEW += [
@@ -22,9 +22,8 @@ def cases(*names):
     return [case for case in all_cases() if case.name in (names or FEW)]
 
 
-@pytest.mark.parametrize("compute", [kit_loss, trl_loss])
-def test_todays_trainer_is_on_record(compute):
-    differences = compare_losses(compute, cases=cases())
+def test_trl_is_on_record():
+    differences = compare_losses(trl_loss, cases=cases())
     assert len(differences) > 60 and all(d.passes for d in differences), worst(differences)
 
 
@@ -69,7 +68,7 @@ class Stale(Case):
 @pytest.mark.parametrize("name", FEW[:2])
 def test_a_wrong_loss_differs(wrong, name):
     (case,) = cases(name)
-    differences = compare_losses(lambda case: kit_loss(wrong(**vars(case))), cases=[case])
+    differences = compare_losses(lambda case: textbook_loss(wrong(**vars(case))), cases=[case])
     gradients = [d for d in differences if d.what.startswith("gradient")]
     assert sum(not d.passes for d in gradients) > len(gradients) / 2
     assert worst(differences)["gradient"] > 1e-2
@@ -79,7 +78,7 @@ def test_one_lost_tensor_and_one_wrong_scale_differ():
     (case,) = cases(FEW[0])
 
     def scaled(case, by=1 + 1e-4):
-        loss, gradients = kit_loss(case)
+        loss, gradients = textbook_loss(case)
         gradients.pop("model.norm.weight")
         return loss, {name: gradient * by for name, gradient in gradients.items()}
 
@@ -115,10 +114,9 @@ def _ratios(case):
 
 
 def test_every_loss_is_on_record():
-    for implementation in ("trl", "kit"):
-        record = recorded(implementation)
-        assert {name.split(",")[0] for name in record} == {*LOSSES}
-        assert len(record) == len({*record}) == sum(1 for _ in all_cases())
+    record = recorded()
+    assert {name.split(",")[0] for name in record} == {*LOSSES}
+    assert len(record) == len({*record}) == sum(1 for _ in all_cases())
 
 
 def test_projections_see_a_tensor_that_was_moved():

@@ -1,4 +1,4 @@
-"""The oracle's accuracy, seconds and faults: what passes, what fails, and that the records are whole."""
+"""The oracle's accuracy and seconds: what passes, what fails, and that the records are whole."""
 
 import json
 import math
@@ -8,10 +8,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from benchmarks.faults.campaign import ARMS, Implementation, drawn
-from benchmarks.oracle import accuracy, faults, seconds
+from benchmarks.oracle import accuracy, seconds
 from benchmarks.oracle.accuracy import check_accuracy, compare_accuracy
-from benchmarks.oracle.faults import FINE, compare_faults, recorded_faults
 from benchmarks.oracle.seconds import compare_seconds
 from benchmarks.result import RESULTS, ROOT
 from grpo_kit.evaluation.intervals import wilson_interval
@@ -100,41 +98,9 @@ def test_seconds_beside_the_record_are_reported_and_never_fail(tmp_path, monkeyp
         compare_seconds(result(kit=(1.0, 1.0)), new="loop")
 
 
-def test_the_recorded_faults_are_those_that_are_drawn():
-    record = recorded_faults()
-    assert len(record) == faults.COUNT and {fault["arm"] for fault in record} == {*ARMS}
-    for number, fault in enumerate(record):
-        made = drawn(faults.SEED, number)
-        assert fault["at"] == pytest.approx(made["at"], rel=1e-5)
-        assert {k: fault[k] for k in made if k not in ("at", "second")} == {
-            k: v for k, v in made.items() if k not in ("at", "second")
-        }
-    assert {fault["outcome"] for fault in record} <= {*FINE}
-
-
-WHOLE = {"weights": "a", "rows": "b", "completions": "c"}
-
-
-def untouched(arm, folder):
-    folder.mkdir()
-    return WHOLE | {"lasts": {"train": 1.0, "evaluation": 1.0, "saving": 1.0}}
-
-
-def struck(fault, folder, lasts):
-    folder.mkdir()
-    return {"hit": [2], "said": []} | WHOLE | ({"weights": "x"} if fault["number"] == 1 else {})
-
-
-def test_another_trainers_faults_are_compared_by_its_functions(tmp_path):
-    differences = compare_faults(Implementation(untouched, struck, None), tmp_path, 3)
-    assert passes(differences) == [True, True, True, False, True, True]
-    assert "different weights" in differences[3].what
-    assert [d.error for d in differences[::2]] == [0.0] * 3, "each is drawn as it is on record"
-
-
-def test_what_compares_imports_neither_trl_nor_todays_trainer():
-    code = "import sys; from benchmarks.oracle import accuracy, faults, losses, seconds, steps; print(*sys.modules)"
+def test_what_compares_imports_no_trl():
+    code = "import sys; from benchmarks.oracle import accuracy, loop, losses, seconds, steps; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "benchmarks.oracle.steps" in loaded
-    assert not [name for name in loaded if name == "trl" or name.startswith("grpo_kit.training")]
+    assert "trl" not in loaded

@@ -5,32 +5,13 @@ import torch
 
 from benchmarks.oracle.cases import all_cases
 from benchmarks.oracle.compare import worst
-from benchmarks.oracle.loop import loop_loss, loop_steps
+from benchmarks.oracle.loop import Packed, loop_loss, loop_steps
 from benchmarks.oracle.losses import compare_losses
 from benchmarks.oracle.step_runs import RUNS
 from benchmarks.oracle.steps import compare_steps
-from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import grpo
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
-
-
-class Packed:
-    """A PackedUpdate that meets its model at the first call."""
-
-    def __init__(self, config):
-        self.config, self.inner = config, None
-
-    def _of(self, model):
-        self.inner = self.inner or PackedUpdate(model, self.config)
-        return self.inner
-
-    def logprobs(self, model, *args):
-        return self._of(model).logprobs(model, *args)
-
-    def gradients(self, model, *args):
-        return self._of(model).gradients(model, *args)
-
 
 UPDATES = pytest.mark.parametrize("update", [PaddedUpdate, Packed])
 TURNLESS = [run for run in RUNS.values() if not run.episodes]

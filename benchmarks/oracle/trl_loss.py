@@ -1,4 +1,4 @@
-"""Today's trainer on the forced batch: the kit's packed update, and TRL's own loss."""
+"""TRL's own loss on the forced batch: the record, and what a new version of TRL is compared by. Imports trl."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from trl import GRPOConfig
-from trl import GRPOTrainer as TRLTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.oracle.cases import GROUP_SIZE, GROUPS, TEMPERATURE, Case
-from benchmarks.oracle.textbook import textbook_loss
-from grpo_kit import GRPOTrainer
 from grpo_kit.models import load_policy
 from grpo_kit.models.renamed import NAME as CHECKPOINTING
 
@@ -31,11 +28,11 @@ def _folder() -> Path:
     return Path(folder.name)
 
 
-def make_trainer(which: type, case: Case) -> Any:
-    """A trainer of the class on the case's policy and settings. Raises ValueError where it refuses them."""
+def make_trainer(case: Case) -> GRPOTrainer:
+    """A trainer on the case's policy and settings. Raises ValueError where TRL refuses them."""
     model = case.policy()
     reference = _folder() / f"reference-{case.tuning}"
-    if case.beta and case.tuning == "full" and which is TRLTrainer:  # TRL loads a reference of its own
+    if case.beta and case.tuning == "full":  # TRL loads a reference of its own
         if not reference.exists():
             copy.deepcopy(model).save_pretrained(reference)
         model.config._name_or_path = str(reference)
@@ -47,14 +44,12 @@ def make_trainer(which: type, case: Case) -> Any:
         temperature=TEMPERATURE, report_to=[], bf16=False, use_cpu=True, disable_tqdm=True,
         **case.settings | {CHECKPOINTING: False},
     )  # fmt: skip
-    options = {"warmup": 0, "live": None} if which is GRPOTrainer else {}
-    return which(
+    return GRPOTrainer(
         model,
         lambda completions, **_: [0.0] * len(completions),
         args,
         Dataset.from_dict({"prompt": ["a"] * GROUPS * GROUP_SIZE}),
         processing_class=_tokenizer(),
-        **options,
     )
 
 
@@ -77,30 +72,15 @@ def as_trl(case: Case) -> list[dict[str, torch.Tensor]]:
     return renamed
 
 
-def _summed(trainer: Any, loss_of: Any, case: Case) -> tuple[float, dict[str, torch.Tensor]]:
-    window = as_trl(case)
+def trl_loss(case: Case) -> tuple[float, dict[str, torch.Tensor]]:
+    """TRL's own loss on padded rows, summed over the case's micro-batches, and its gradients."""
+    trainer, window = make_trainer(case), as_trl(case)
     trainer.current_gradient_accumulation_steps = len(window)
     model = trainer.model.train()
     total = 0.0
     for i, part in enumerate(window):
         trainer.accelerator.gradient_state._set_sync_gradients(i == len(window) - 1)
-        loss = loss_of(model, part)
+        loss = trainer._compute_loss(model, part)
         loss.backward()
         total += loss.item()
     return total, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def kit_loss(case: Case) -> tuple[float, dict[str, torch.Tensor]]:
-    """The kit's packed update, in small chunks, so that groups are cut apart."""
-    trainer = make_trainer(GRPOTrainer, case)
-    trainer.update.memory.chunk_tokens = 40
-    return _summed(trainer, trainer.compute_loss, case)
-
-
-def trl_loss(case: Case) -> tuple[float, dict[str, torch.Tensor]]:
-    """TRL's own loss on padded rows."""
-    trainer = make_trainer(TRLTrainer, case)
-    return _summed(trainer, trainer._compute_loss, case)
-
-
-IMPLEMENTATIONS = {"trl": trl_loss, "kit": kit_loss, "textbook": textbook_loss}
