@@ -1,6 +1,6 @@
 """Where vLLM runs: in this process, or as a server. Both load weights and write completions, and nothing more.
 
-A stop of the training lands outside of vLLM: its work is done in threads of its own, which end at their next step.
+A stop of the training lands outside of vLLM, whose work is done in threads of its own.
 """
 
 from __future__ import annotations
@@ -142,7 +142,6 @@ class Server:
 
     def __init__(self, url: str, folder: str | None, seconds: float) -> None:
         self.url, self.folder = url.rstrip("/"), folder
-        self._stop = threading.Event()
         began = time.monotonic()
         while True:
             try:
@@ -167,14 +166,21 @@ class Server:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Send these weights, and let the server forget keys and values of those from before."""
-        folder = Path(tempfile.mkdtemp(prefix="grpo_kit_for_vllm_", dir=self.folder))
-        try:
-            whole = {name: weight.detach().contiguous().cpu() for name, weight in weights}
-            save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
-            self._ask("/collective_rpc", {"method": "load_in_step", "args": [str(folder)]})
-            self._ask("/reset_prefix_cache", {})
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+
+        def work() -> None:
+            folder = Path(tempfile.mkdtemp(prefix="grpo_kit_for_vllm_", dir=self.folder))
+            try:
+                whole = {name: weight.detach().contiguous().cpu() for name, weight in weights}
+                save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+                self._ask("/collective_rpc", {"method": "load_in_step", "args": [str(folder)]})
+                self._ask("/reset_prefix_cache", {})
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        with ThreadPoolExecutor(
+            1
+        ) as thread:  # a stop waits for its end: half of them would be weights of no step
+            thread.submit(work).result()
 
     def complete(
         self, prompts: Sequence[list[int]], how: dict[str, Any], seeds: Sequence[int]
@@ -190,7 +196,9 @@ class Server:
         try:
             return list(threads.map(ask, prompts, seeds))
         finally:
-            threads.shutdown(cancel_futures=True)
+            threads.shutdown(
+                wait=False, cancel_futures=True
+            )  # after a stop the server ends what it has begun
 
     def sleep(self) -> None:
         """A server keeps its memory."""
