@@ -1,1 +1,1 @@
-"""The oracle: what today's trainer does, on record, for another trainer to be compared with."""
+"""The oracle: TRL's losses and the former trainer's runs, on record, for the loop to be compared with."""

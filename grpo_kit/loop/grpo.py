@@ -288,22 +288,25 @@ class GRPOTrainer:
         return row, whole
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """Hooks run in the main process; an error of one, raised when the others had their turn, is raised in all.
+        """Hooks run in the main process; what one of them raises is raised in all, once the others had their turn.
 
-        Those end that have begun.
+        An error in begin is raised at once. Those end that have begun.
         """
 
         def call() -> None:
-            errors = []
+            raised: list[BaseException] = []
             for hook in [*(self._have_begun if name == "end" else self.hooks)]:
                 try:
                     getattr(hook, name)(self, *given)
+                except (KeyboardInterrupt, Exception) as error:
+                    if name == "begin" and isinstance(error, Exception):
+                        raise
+                    raised.append(error)
+                else:
                     if name == "begin":
                         self._have_begun.append(hook)
-                except BaseException as error:  # a stop too: the hooks after it have the step all the same
-                    errors.append(error)
-            if errors:
-                raise errors[0]
+            for error in sorted(raised, key=lambda one: isinstance(one, KeyboardInterrupt)):
+                raise error  # the first error; a stop where there is none
 
         self.processes.from_main(call)
 

@@ -85,6 +85,27 @@ def test_a_stop_in_an_evaluation_keeps_no_hook_from_its_step(tmp_path, step):
     assert json.loads((trainer.folder / "kept.json").read_text())["step"] == 4
 
 
+@pytest.mark.parametrize("raised", [RuntimeError("no server"), KeyboardInterrupt()])
+def test_a_hook_that_fails_keeps_no_other_from_its_step(tmp_path, raised):
+    seen = []
+
+    class See(Hook):
+        def after_step(self, trainer, row, batch):
+            seen.append(trainer.step)
+
+        def end(self, trainer, error):
+            seen.append("end")
+
+    class Fails(See):
+        def after_step(self, trainer, row, batch):
+            if trainer.step == 2:
+                raise raised
+
+    with pytest.raises(RuntimeError if isinstance(raised, RuntimeError) else Stopped):
+        make(tmp_path / "run", hooks=[Fails(), See()]).train()
+    assert seen == [1, 2, "end", "end"] and (tmp_path / "run/checkpoint-2").exists()
+
+
 def test_a_hook_that_did_not_begin_does_not_end(tmp_path):
     calls = []
 
