@@ -1,6 +1,6 @@
 """Tasks of several turns: environments, what the model reads each turn, small worlds, recordings, adapters.
 
-EpisodeTask keeps rows, environment and view together. kit.EpisodeTrainer trains on it; kit.evaluate and kit.readiness
+EpisodeTask keeps rows, environment and view together. kit.GRPOTrainer trains on it; kit.evaluate and kit.readiness
 play it. An environment is anything with reset(row) and step(text).
 """
 

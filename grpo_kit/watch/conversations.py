@@ -37,7 +37,7 @@ _NO_CASE = (
 
 
 def has_episodes(table: pd.DataFrame) -> bool:
-    """Are the rows turns of episodes, as recorded by EpisodeTrainer?"""
+    """Are the rows turns of episodes, as a run of episodes records them?"""
     return set(table) >= _OF_TURNS and bool(table["episode"].notna().any())
 
 
