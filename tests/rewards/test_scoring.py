@@ -14,6 +14,7 @@ from loop_runs import letters
 from standard_runs import make
 
 import grpo_kit as kit
+from grpo_kit.loop.score import advantages
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.rewards import (
     ExactAnswer,
@@ -27,7 +28,6 @@ from grpo_kit.rewards import (
 from grpo_kit.rewards.parts import range_of, reward_names
 from grpo_kit.rewards.scoring import PendingScores, RewardError, score_all, total, totals
 from grpo_kit.tasks import from_rows
-from grpo_kit.training.trl_internals import without_total
 
 
 @pytest.mark.parametrize(
@@ -414,13 +414,11 @@ def test_training(task, tiny, tmp_path):
 
 def test_none_beside_a_constant_moves_no_advantage():
     """TRL's sum punishes it: 1 + 0.5 beside 1 + nothing."""
-    nan = torch.nan
-    parts = torch.tensor([[1.0, 0.5], [1.0, nan], [1.0, 0.5], [1.0, nan], [1.0, nan], [1.0, nan]])
-    kept = without_total(parts, 2)
-    assert kept.isnan().all(1).tolist() == [False, True, False, True, False, False]
-    assert torch.equal(
-        kept[4:].nan_to_num(7), parts[4:].nan_to_num(7)
-    )  # none of the group: left out for all of it
+    parts = [[1.0] * 6, [0.5, None, 0.5, None, None, None]]
+    groups = [0, 0, 0, 0, 1, 1]  # of the second group it judges none: left out for all of it
+    made = totals(parts, [0.5, 0.5], groups)
+    assert made == [0.75, None, 0.75, None, 0.5, 0.5]
+    assert advantages(made, groups) == [0.0] * 6
 
 
 def test_evaluation_readiness_and_samples(task, tiny, tmp_path):
