@@ -20,7 +20,6 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.score import with_signal
 from grpo_kit.models.context import context_length
 from grpo_kit.rollout.complete import end_ids
-from grpo_kit.training.turn_rows import Turns
 
 # ---- beside today's trainer -------------------------------------------------------------------------------------
 
@@ -51,44 +50,27 @@ def test_the_recorded_turns_make_the_recorded_steps(update):
 
 
 @pytest.mark.parametrize("view", [View(chat=True), View(actions=1)], ids=["chat", "one message"])
-def test_columns_and_metrics_are_those_that_todays_trainer_records(view, tmp_path):
-    trainer = make(tmp_path / "run", "plain", of=task(view=view, max_turns=3))
-    batch = rolled_out(trainer)
-    turns = defaultdict(list)
-    for place, episode in enumerate(batch.extra["episode"]):
+def test_metrics_are_counted_by_episode(view, tmp_path):
+    batch = rolled_out(make(tmp_path / "run", "plain", of=task(view=view, max_turns=3)))
+    extra, turns = batch.extra, defaultdict(list)
+    for place, episode in enumerate(extra["episode"]):
         turns[episode].append(place)
-    extra = batch.extra
-    episodes = [
-        Episode(
-            batch.rows[places[0]],
-            [
-                Turn(
-                    batch.prompt_ids[p], batch.completion_ids[p], None, extra["observation"][p], batch.completions[p],
-                    extra["result"][p], extra["turn_reward"][p], extra["invalid"][p], batch.cut_off[p],
-                )
-                for p in places
-            ],
-            extra["done"][places[-1]],
-        )
-        for places in turns.values()
-    ]  # fmt: skip
-    rows = [e.row for e in episodes]
-    today = Turns(episodes, rows, 4, 1, trainer.tokenizer.decode)
-    columns = ("prefill", "episode", "turn", "observation", "result", "turn_reward", "invalid", "done")
-    for name in columns:
-        assert extra[name] == [row[name] for row in today.rows], name
-    assert batch.rewards == batch.parts["episode_return"] == [row["total"] for row in today.rows]
-    assert batch.groups == [row["group"] for row in today.rows]
-    success = sorted(episode.total for episode in episodes)[len(episodes) // 2]
+    totals = [batch.rewards[places[0]] for places in turns.values()]
+    assert totals == [
+        pytest.approx(sum(extra["turn_reward"][p] for p in places)) for places in turns.values()
+    ]
+    success = sorted(totals)[len(totals) // 2]
     measured = episode_measures(batch, success=success, chat=view.chat)
-    wanted = today.measured(success, chat=view.chat)
-    assert {f"episodes/{name}" for name in wanted} == {n for n in measured if n.startswith("episodes/")}
-    for name, value in wanted.items():
-        assert measured[f"episodes/{name}"] == pytest.approx(value), name
-    totals = torch.tensor([e.total for e in episodes]).double().view(-1, 4)
-    assert measured["reward"] == measured["reward/episode_return"] == pytest.approx(totals.mean().item())
-    assert measured["reward_std"] == pytest.approx(totals.std(1).mean().item())
-    assert len(batch) > len(episodes) == 8 and 0 < measured["episodes/success"] < 1
+    assert measured["episodes/turns"] == len(batch) / 8
+    assert measured["episodes/invalid"] == pytest.approx(sum(extra["invalid"]) / len(batch))
+    assert measured["episodes/success"] == sum(total >= success for total in totals) / 8
+    assert (
+        measured["episodes/unfinished"] == sum(not extra["done"][places[-1]] for places in turns.values()) / 8
+    )
+    groups = torch.tensor(totals).double().view(-1, 4)
+    assert measured["reward"] == measured["reward/episode_return"] == pytest.approx(groups.mean().item())
+    assert measured["reward_std"] == pytest.approx(groups.std(1).mean().item())
+    assert len(batch) > len(totals) == 8 and 0 < measured["episodes/success"] < 1
 
 
 # ---- by hand ----------------------------------------------------------------------------------------------------

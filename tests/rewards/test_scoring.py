@@ -429,9 +429,9 @@ def test_training(task, tmp_path):
 def test_none_beside_a_constant_moves_no_advantage():
     """TRL's sum punishes it: 1 + 0.5 beside 1 + nothing."""
     parts = [[1.0] * 6, [0.5, None, 0.5, None, None, None]]
-    groups = [0, 0, 1, 1, 2, 2]
-    made = totals(parts, [1.0, 1.0], groups)
-    assert made == [1.5, None, 1.5, None, 1.0, 1.0]  # none of the last group: left out for all of it
+    groups = [0, 0, 0, 0, 1, 1]  # of the second group it judges none: left out for all of it
+    made = totals(parts, [0.5, 0.5], groups)
+    assert made == [0.75, None, 0.75, None, 0.5, 0.5]
     assert advantages(made, groups) == [0.0] * 6
 
 
