@@ -100,16 +100,8 @@ class _Run:
         size = self.recipe.cfg.group_size
         rows = self.task.train[: min(_LOOKED_AT, len(self.task.held_out))]
         heat = self.recipe.schedule(0.0) if self.recipe.schedule else self.recipe.cfg.temperature
-        ready = readiness(
-            model,
-            tokenizer,
-            self.task,
-            rows=rows,
-            samples=size,
-            group_size=size,
-            temperature=heat,
-            quiet=True,
-        )
+        how = {"rows": rows, "samples": size, "group_size": size, "temperature": heat, "quiet": True}
+        ready = readiness(model, tokenizer, self.task, **how)
         self.say(f"{'GO' if ready.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {ready.reason}")
 
     def train(self, trainer: Any, *, resume: bool) -> None:
