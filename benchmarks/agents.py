@@ -25,7 +25,7 @@ import torch
 from transformers import set_seed
 
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
-from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile
+from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile
 from grpo_kit.episodes import EpisodeTask, RecordedEnv, calculator, grid, lookup, recorded
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import wilson_interval
@@ -45,7 +45,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """What differs from the task's control. environment: "slow", or "mocked": recorded from the slow one."""
+    """What differs from the task's control. options: of Config. environment: "slow", or "mocked" from its record."""
 
     task: str
     view: dict[str, Any] = field(default_factory=dict)
@@ -135,10 +135,10 @@ def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict
     )
     folder.mkdir(parents=True)
     seen, cost = trained_on(arm, task, model, tokenizer, folder)
-    args = cfg.grpo_config(folder, task=task)
+    config = cfg.config(**arm.options)
     set_seed(seed)
     begun = time.perf_counter()
-    EpisodeTrainer(model, seen, args, processing_class=tokenizer, live=None, **arm.options).train()
+    GRPOTrainer(model, seen, config, tokenizer=tokenizer, folder=folder, live=None).train()
     seconds = time.perf_counter() - begun
     after, metrics = succeeded(model, tokenizer, task), read_metrics(folder)
     made = {
@@ -235,7 +235,7 @@ def main() -> None:
                     continue
                 before = next((r["before"] for r in saved["runs"] if r["arm"] == name), None)
                 made = run(name, seed, options.steps, before)
-                facts = origin("python -m benchmarks.agents", "torch", "transformers", "trl")
+                facts = origin("python -m benchmarks.agents", "torch", "transformers")
                 blind = saved.get("blind") or {task: TASKS[task]().blind() for task in TASKS}
                 made["date"] = facts["date"]
                 saved = facts | {

@@ -26,7 +26,7 @@ from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, six_digits
 
 FILE = RESULTS / "first_hours.jsonl"
 MODEL, STEPS, HELD_OUT = "smollm2-135m-instruct", 16, 40
-PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "numpy", "pandas")
+PACKAGES = ("torch", "transformers", "peft", "datasets", "numpy", "pandas")
 LABELS = {
     "billing": "invoice refund charge payment receipt price fee bill".split(),
     "delivery": "parcel courier shipment address tracking box van driver".split(),
@@ -136,10 +136,10 @@ def hour(name: str) -> dict:
         cfg = kit.profile("cpu", steps=STEPS, prompts_per_step=2, group_size=8)
         began = time.perf_counter()
         trainer = kit.GRPOTrainer(
-            model, task, cfg.grpo_config(f"{folder}/run", task=task), processing_class=tokenizer, live=False
+            model, task, cfg.config(), tokenizer=tokenizer, folder=f"{folder}/run", live=False
         )
         trainer.train()
-        seconds = trainer.state.log_history[0].get("step_time") or (time.perf_counter() - began) / STEPS
+        seconds = float(kit.read_metrics(trainer.folder)["step_seconds"].iloc[0])
         minutes["first reward"] = round((began - STARTED + seconds) / 60, 1)
         found = kit.compare(before, kit.evaluate(model, tokenizer, task, rows=task.held_out[:HELD_OUT]))
         print(found)

@@ -97,7 +97,7 @@ def main() -> None:
                     found[who].setdefault(f"{profile}: {what}", []).append(seconds)
     command = f"python -m benchmarks.first_picture --runs {options.runs}"
     command += f" --profiles {' '.join(options.profiles)}" + " --before <a checkout>" * bool(options.before)
-    result: dict[str, Any] = origin(command, "torch", "transformers", "trl", "peft")
+    result: dict[str, Any] = origin(command, "torch", "transformers", "peft")
     result |= {"n": options.runs, "unit": "CPU seconds, all threads; wall where it says so"}
     result |= {
         who: {what: spread(v) | {"all": v} for what, v in names.items()} for who, names in found.items()

@@ -17,7 +17,7 @@ import pandas as pd
 from benchmarks.induced_failures import FAILURES
 from benchmarks.result import ROOT, command_line
 from grpo_kit import read_completions, read_metrics
-from grpo_kit.record.files import METRIC_COLUMNS, run_settings
+from grpo_kit.record.files import METRIC_COLUMNS, arguments_of, run_settings
 from grpo_kit.watch.flags import Setup
 from grpo_kit.watch.monitor import COLUMNS, PREFIXES, completion_measures
 
@@ -37,7 +37,7 @@ def copy(run: Path, target: Path) -> None:
         "model": Path(config["model"]).name.removesuffix(
             "-float32"
         ),  # of a model from a cache its name, not its path
-        "args": {name: config["args"].get(name) for name in _ARGS},
+        "args": {name: value for name, value in arguments_of(config).items() if name in _ARGS},
     }
     table, completions = read_metrics(run), read_completions(run)
     if len(completions):

@@ -27,12 +27,16 @@ from transformers import set_seed
 
 from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
-from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile
-from grpo_kit.episodes import Episode, EpisodeTask
-from grpo_kit.episodes.observation import Renderer
+from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, profile
+from grpo_kit.engine.episode_sample import fast_episodes
+from grpo_kit.episodes import EpisodeTask
+from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.lab.statistics import over_seeds
+from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.record.files import read_metrics
+from grpo_kit.rollout.complete import end_ids
 
 PATH = RESULTS / f"hinted_{MODEL}.json"
 ARMS = ("never hinted", "hint kept", "weights on", "weights off", "sft")
@@ -45,46 +49,51 @@ def task_of(*, hint: bool) -> EpisodeTask:
     return task if hint else replace(task, view=replace(task.view, examples=()))
 
 
-class HintedTrainer(EpisodeTrainer):
-    """Plays with the task's view, trains the same completions behind the prompts of another.
+class HintedSample:
+    """Plays episodes with the task's view; the same completions are trained behind the prompts of another view.
 
-    weights: is the ratio that of both contexts? episodes: what a run before this one played, one list a step, to be
-    imitated where it succeeded; None: this one plays.
+    inner: who plays. plain: the view without the hint. weights: is the ratio that of both contexts? played: what a run
+    before this one sampled, a Batch a step, to be imitated where it succeeded; None: this one plays, and keeps it.
     """
 
-    def __init__(self, *given: Any, plain: Any, weights: bool, episodes: list | None = None, **options: Any):
-        super().__init__(*given, **options)
-        self.weights, self.given_episodes = weights, episodes
-        self.played: list[list[Episode]] = []
-        self._without = Renderer(self.processing_class, plain, tuple(self._renderer.ends))
+    def __init__(self, inner: Any, plain: View, *, weights: bool, played: list[Batch] | None = None) -> None:
+        self._inner, self._plain, self._weights, self._given = inner, plain, weights, played
+        self.played: list[Batch] = []
 
-    def _play(self, inputs: list[dict[str, Any]]) -> tuple[list[Episode], Any]:
-        if self.given_episodes is not None:
-            return self.given_episodes[self.state.global_step], None
-        episodes, _ = super()._play(inputs)
-        for episode in episodes:
-            prompts = [
-                self._without.first(episode.row["question"], turn.observation) for turn in episode.turns
-            ]
-            episode.turns = [
-                replace(t, prompt_ids=p.ids) for t, p in zip(episode.turns, prompts, strict=True)
-            ]
-        self.played.append(episodes)
-        return episodes, None
+    def measures(self, batch: Batch, task: EpisodeTask) -> dict[str, float]:
+        """As the inner one's, and how far apart the tokens' log-probabilities are in both contexts."""
+        return self._inner.measures(batch, task) | (
+            {"contexts_apart": self._apart} if self._given is None else {}
+        )
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        if self.given_episodes is not None:
-            right = torch.tensor(
-                [e.total >= self.task.success for e in self._turns.episodes for _ in e.turns]
-            )
-            right = torch.cat([right, torch.zeros(self._turns.fillers)]).float()
-            # The mean over the tokens of those that are imitated, whatever the others hold.
-            kept = (output["completion_mask"].sum(1) * right).sum().clamp(min=1)
-            output["advantages"] = right * output["num_items_in_batch"] / kept
-        elif self.weights:
-            output["old_per_token_logps"] = output["sampling_per_token_logps"]
-        return output
+    def __call__(
+        self, model: Any, tokenizer: Any, task: EpisodeTask, rows: Any, config: Config, numbers: Any
+    ) -> Batch:
+        """The turns of the step's episodes."""
+        if self._given is not None:
+            return imitated(self._given[numbers.step], task.success)
+        batch = self._inner(model, tokenizer, task, rows, config, numbers)
+        renderer = Renderer(tokenizer, self._plain, tuple(end_ids(model, tokenizer)))
+        seen = zip(batch.rows, batch.extra["observation"], strict=True)
+        batch.prompt_ids = [
+            list(renderer.first(row["question"], observation).ids) for row, observation in seen
+        ]
+        hinted = padded(batch.sampler_logprobs, batch.width)
+        plain = PaddedUpdate(config).logprobs(model, batch, numbers.temperature)
+        mask = batch.mask().bool()
+        self._apart = (hinted - plain).abs()[mask].mean().item()
+        if self._weights:
+            batch.old_logprobs = hinted
+        self.played.append(batch)
+        return batch
+
+
+def imitated(batch: Batch, success: float) -> Batch:
+    """The batch with advantages that make its loss the mean over the tokens of episodes that succeeded alone."""
+    right = [reward >= success for reward in batch.rewards]
+    lengths = [len(ids) for ids in batch.completion_ids]
+    kept = sum(n for n, one in zip(lengths, right, strict=True) if one) or 1
+    return replace(batch, advantages=[one * sum(lengths) / kept for one in right], old_logprobs=None)
 
 
 def succeeded(model: Any, tokenizer: Any, *, hint: bool) -> list[int]:
@@ -101,21 +110,20 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
     before = before or {way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()}
     folder = next_run_folder(ROOT / "runs", f"hinted_{arm.replace(' ', '_')}_seed{seed}")
     task = task_of(hint=arm != "never hinted")
-    args = profile("cpu", seed=seed, steps=STEPS).grpo_config(folder, task=task)
+    config = profile("cpu", seed=seed, steps=STEPS).config()
     kept = _kept(seed)
     set_seed(seed)
-    if arm in ("never hinted", "hint kept"):
-        trainer = EpisodeTrainer(model, task, args, processing_class=tokenizer, live=None)
-    else:
+    sample = None
+    if arm not in ("never hinted", "hint kept"):
         if arm == "sft" and not kept.exists():
             raise SystemExit(f'arm "sft" imitates what "{CONTROL}" played: run that first, with seed {seed}')
-        trainer = HintedTrainer(
-            model, task, args, processing_class=tokenizer, live=None, plain=task_of(hint=False).view,
-            weights=arm == "weights on", episodes=pickle.loads(kept.read_bytes()) if arm == "sft" else None,
+        sample = HintedSample(
+            fast_episodes(model, config).sample, task_of(hint=False).view, weights=arm == "weights on",
+            played=pickle.loads(kept.read_bytes()) if arm == "sft" else None,
         )  # fmt: skip
-    trainer.train()
+    GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None, sample=sample).train()
     if arm == CONTROL:
-        kept.write_bytes(pickle.dumps(trainer.played))
+        kept.write_bytes(pickle.dumps(sample.played))
     metrics = read_metrics(folder)
     return {
         "arm": arm,
@@ -123,7 +131,7 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
         "before": before,
         "after": {way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()},
         "success": metrics["episodes/success"].tolist(),
-        "contexts_apart": metrics["rollout/logprob_gap"].tolist() if "rollout/logprob_gap" in metrics else [],
+        "contexts_apart": metrics["contexts_apart"].tolist() if "contexts_apart" in metrics else [],
         "step_seconds": metrics["step_seconds"].tolist(),
     }
 
@@ -169,7 +177,7 @@ def main() -> None:
             if any((r["arm"], r["seed"]) == (arm, seed) for r in saved["runs"]):
                 continue
             made = run(arm, seed, next((r["before"] for r in saved["runs"]), None))
-            facts = origin("python -m benchmarks.hinted", "torch", "transformers", "trl")
+            facts = origin("python -m benchmarks.hinted", "torch", "transformers")
             made["date"] = facts["date"]
             saved = facts | {"weights": WEIGHTS[MODEL], "runs": [*saved["runs"], six_digits(made)]}
             PATH.write_text(as_text(saved))

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.result import ROOT, command_line
-from grpo_kit import GRPOTrainer, load_policy, profile, tasks
+from grpo_kit import GRPOTrainer, HeldOut, load_policy, profile, tasks
+from grpo_kit.engine.fast import fast
 from grpo_kit.rewards import ExactAnswer, Language, extract_answer
 from grpo_kit.tasks import Task
 
@@ -81,8 +82,9 @@ def translate() -> Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """what: done to the run, in words. flags: those it raises, with the steps it takes. changes: of trl.GRPOConfig.
+    """what: done to the run, in words. flags: those it raises, with the steps it takes. changes: of Config.
 
+    evaluated: measures 16 held-out rows every 3 steps. in_order: rows are taken as they stand.
     prompts: of a step, 8 completions each.
     """
 
@@ -92,17 +94,12 @@ class Failure:
     prompts: int = 2
     tuning: str = "full"
     changes: dict[str, Any] = field(default_factory=dict)
+    evaluated: bool = False
+    in_order: bool = False
     task: Callable[[], Task] = tasks.largest
     rewards: Callable[[], list] | None = None
     weights: list[float] | None = None
 
-
-_EVALUATED = {
-    "eval_strategy": "steps",
-    "eval_steps": 3,
-    "num_generations_eval": 1,
-    "per_device_eval_batch_size": 16,
-}
 
 FAILURES = {
     "rate_too_high": Failure(
@@ -121,10 +118,11 @@ FAILURES = {
         changes={"temperature": 0.05},
     ),
     "units": Failure(
-        "from step 7 on answers are worth 100 in place of 1, and scale_rewards='none' lets it through",
+        "from step 7 on answers are worth 100 in place of 1, and scale='none' lets it through",
         {"gradient spike": 7},
         steps=9,
-        changes={"scale_rewards": "none", "shuffle_dataset": False},
+        changes={"scale": "none"},
+        in_order=True,
         task=two_sources,
         rewards=lambda: [in_points],
         weights=[1.0],
@@ -133,7 +131,7 @@ FAILURES = {
         "a reward for the number of words",
         {"length explosion": 9},
         steps=12,
-        changes={"max_completion_length": 48, "learning_rate": 3e-5},
+        changes={"max_completion_tokens": 48, "learning_rate": 3e-5},
         rewards=lambda: [words_written],
         weights=[1.0],
     ),
@@ -141,7 +139,8 @@ FAILURES = {
         "the larger the number the better, whether the question has it or not; exactness is measured, with weight 0",
         {"hacking": 12},
         steps=14,
-        changes={**_EVALUATED, "learning_rate": 3e-5},
+        changes={"learning_rate": 3e-5},
+        evaluated=True,
         rewards=lambda: [larger, ExactAnswer()],
         weights=[1.0, 0.0],
     ),
@@ -178,9 +177,23 @@ FAILURES = {
         task=lambda: tasks.countdown(numbers=(2, 2)),
     ),
     "cut_off": Failure(
-        "4 tokens where an answer takes 6", {"cut off": 3}, steps=6, changes={"max_completion_length": 4}
+        "4 tokens where an answer takes 6", {"cut off": 3}, steps=6, changes={"max_completion_tokens": 4}
     ),
 }
+
+
+class InOrder:
+    """A sample that takes the rows as they stand in the task, in place of those that were drawn."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __call__(
+        self, model: Any, tokenizer: Any, task: Task, rows: Sequence, config: Any, numbers: Any
+    ) -> Any:
+        """As the inner one, with the rows of this step."""
+        begin = numbers.step * len(rows)
+        return self._inner(model, tokenizer, task, task.train[begin : begin + len(rows)], config, numbers)
 
 
 def run(name: str, folder: Path) -> None:
@@ -192,19 +205,14 @@ def run(name: str, folder: Path) -> None:
     task, changes = failure.task(), dict(failure.changes)
     rewards = failure.rewards() if failure.rewards else task.rewards
     weights = failure.weights or task.reward_weights
-    longest = changes.pop("max_completion_length", task.max_completion_tokens)
+    longest = changes.pop("max_completion_tokens", task.max_completion_tokens)
     task = replace(task, rewards=rewards, reward_weights=list(weights), max_completion_tokens=longest)
-    trainer = GRPOTrainer(
-        model,
-        task,
-        cfg.grpo_config(folder, task=task, warmup_steps=0, **changes),
-        eval_dataset=task.dataset(tokenizer, "held_out").select(range(16))
-        if "eval_steps" in changes
-        else None,
-        processing_class=tokenizer,
-        warmup=0,
-    )
-    trainer.train()
+    config = cfg.config(tuning=failure.tuning, warmup=0, **changes)
+    held_out = HeldOut(task, rows=16, every=3) if failure.evaluated else None
+    sample = InOrder(fast(model, config).sample) if failure.in_order else None
+    GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=folder, held_out=held_out, sample=sample
+    ).train()
     about = {"name": name, "what": failure.what, "flags": failure.flags, "changes": failure.changes}
     (folder / "induced.json").write_text(json.dumps(about, indent=2) + "\n")
 

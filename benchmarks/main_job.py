@@ -79,7 +79,7 @@ def main() -> None:
         f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
         + " --tuning lora" * lora
     )
-    saved |= origin(command + " --before <a checkout>" * bool(options.before), "torch", "transformers", "trl")
+    saved |= origin(command + " --before <a checkout>" * bool(options.before), "torch", "transformers")
     saved |= {"weights": WEIGHTS.get(cfg.model, cfg.model)}
     kits = {"before": options.before.resolve(), "now": ROOT} if options.before else {"now": ROOT}
     for seed in options.seeds:

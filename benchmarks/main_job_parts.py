@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import nbformat
+
+from grpo_kit.record.files import read_metrics
 
 # The first part one of whose words a cell holds; cells between two such belong to "data" or "rest".
 CELLS = {
@@ -62,11 +63,10 @@ def seconds_by_part(notebook: Any, step_seconds: float | None = None) -> dict[st
 
 
 def seconds_of_run(folder: Path, notebook: Path) -> dict[str, float]:
-    """`seconds_by_part` of a run folder, the training cell parted where metrics.csv has its first step.
+    """`seconds_by_part` of a run folder, the training cell parted where the record has its first step.
 
-    A row's time is that of its step's end, so the first step counts as "to the first step".
+    A row's seconds are those of its step and all before it; the first step counts as "to the first step".
     """
     executed = nbformat.read(notebook, as_version=4)
-    with (folder / "metrics.csv").open(newline="") as file:
-        seconds = [float(row["seconds"]) for row in csv.DictReader(file)]
+    seconds = read_metrics(folder)["seconds"].dropna().tolist()  # a row of an evaluation alone has none
     return seconds_by_part(executed, seconds[-1] - seconds[0] if seconds else None)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, six_digits
-from grpo_kit import Recipe, compare, evaluate, load_policy, profile, readiness, tasks
+from grpo_kit import GRPOTrainer, compare, evaluate, load_policy, profile, readiness, tasks
 from grpo_kit.episodes import EpisodeTask, grid
 from grpo_kit.evaluation.comparison import Comparison
 from grpo_kit.rewards import Bleu, ExactAnswer, SoftFormat
@@ -119,11 +119,10 @@ def measure(kind: str, seed: int) -> dict:
     rows = task.held_out[:HELD_OUT]
     before = evaluate(model, tokenizer, task, rows=rows)
     numbers = profile("cpu", prompts_per_step=PROMPTS, steps=STEPS, group_size=GROUP, seed=seed)
-    recipe = Recipe(task, profile=numbers, held_out_every=None)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = recipe.trainer(Path(folder) / "run", policy=(model, tokenizer), live=None)
-        trainer.train()
-        flags = [one["name"] for one in _lines(Path(folder) / "run" / "flags.jsonl")]
+    with tempfile.TemporaryDirectory() as made_in:
+        folder = Path(made_in) / "run"
+        GRPOTrainer(model, task, numbers.config(), tokenizer=tokenizer, folder=folder, live=None).train()
+        flags = [one["name"] for one in _lines(folder / "flags.jsonl")]
     found = compare(before, evaluate(model, tokenizer, task, rows=rows))
     made = {"kind": kind, "task": task.name, "seed": seed, "steps": STEPS, "n": found.base.n}
     made |= {"verdict": ready.verdict, "reason": ready.reason, "unequal": ready.signal_reward().value}
@@ -185,7 +184,7 @@ def main() -> None:
         missing = options.task or [kind for kind in KINDS if kind not in done()]
         for kind in missing:
             command = f'python -m benchmarks.ten_tasks --task "{kind}" --seed {options.seed}'
-            found = measure(kind, options.seed) | origin(command, "torch", "transformers", "trl")
+            found = measure(kind, options.seed) | origin(command, "torch", "transformers")
             with FILE.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(six_digits(found), ensure_ascii=False) + "\n")
             print(f"{kind}, {found['seconds']:.0f} s\n  {found['reason']}\n  {found['sentence']}", flush=True)

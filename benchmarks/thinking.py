@@ -28,12 +28,11 @@ from statistics import fmean
 from typing import Any
 
 import torch
-import trl
 from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
-from grpo_kit import EpisodeTrainer, load_policy, next_run_folder, profile, roundtrip_drift
+from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile, roundtrip_drift
 from grpo_kit.episodes import Episode, EpisodeTask, calculator
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.turn_advantages import turn_advantages
@@ -44,7 +43,6 @@ from grpo_kit.rollout.complete import end_ids
 from grpo_kit.rollout.tree import tree_tokens
 
 PATH = RESULTS / f"thinking_{MODEL}.json"
-TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
 TAUGHT = ROOT / "runs" / "thinking_taught"
 TAUGHT_BY, STEPS, GROUP = 72, 8, 8
 KEPT = ("as served", "kept")
@@ -81,7 +79,11 @@ def thinker(row: dict, rng: random.Random) -> Any:
 
 
 def dressed(tokenizer: Any) -> Any:
-    tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
+    """With Qwen3's chat template, of which trl has a copy."""
+    import trl
+
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    tokenizer.chat_template = template.read_text(encoding="utf-8")
     return tokenizer
 
 
@@ -257,9 +259,9 @@ def train(thoughts: str, seed: int, before: list[int] | None) -> dict[str, Any]:
     before = before or succeeded(model, tokenizer)
     folder = next_run_folder(ROOT / "runs", f"thinking_{thoughts.replace(' ', '_')}_seed{seed}")
     task = task_of(thoughts)
-    args = profile("cpu", seed=seed, steps=STEPS).grpo_config(folder, task=task)
+    config = profile("cpu", seed=seed, steps=STEPS).config()
     set_seed(seed)
-    EpisodeTrainer(model, task, args, processing_class=tokenizer, live=None).train()
+    GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None).train()
     metrics = read_metrics(folder)
     return {
         "arm": thoughts,

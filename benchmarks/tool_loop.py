@@ -4,13 +4,14 @@
     python -m benchmarks.tool_loop --examples 0    # without the worked conversation in every prompt
 
 Arms: "trl", trl.GRPOTrainer with environment_factory, which samples turn after turn anew from the whole text and trains
-one long row an episode, what tools said masked; "kit, trl's loop", the kit's GRPOTrainer around that same loop;
-"kit", EpisodeTrainer, whose turns go on from each other's keys and are rows that share what they have in common.
+one long row an episode, what tools said masked; "kit", the loop on an EpisodeTask, whose turns go on from each other's
+keys and are rows that share what they have in common.
 Completions are forced, so that every arm samples the same tokens; the template keeps all that was said, so that the
 long row and the turns are the same texts: loss and gradient norm must agree, or it stops. Before it compares arms it
 prints what else differs between them.
 Writes benchmarks/results/tool_loop_cpu.json: of each round the seconds of sampling and of the rest of the step, and
 the tokens that went through the model.
+Longer than 300 lines because the environment, both arms and the check that they did the same work are read together.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ from transformers import LogitsProcessorList, TrainerCallback, set_seed
 from transformers.utils import get_json_schema
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save, spread
+from benchmarks.step import arms, trl_arms
 from benchmarks.step.busy import OtherLoad, wait_until_quiet
 from benchmarks.step.forcing import ForcedCompletions
 from benchmarks.step.tokens import TokenCount
-from grpo_kit import EpisodeTrainer, GRPOTrainer, load_policy, profile
+from grpo_kit.engine.episode_sample import fast_episodes
 from grpo_kit.episodes import EpisodeTask, View
+from grpo_kit.loop import Batch, Config, GRPOTrainer
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.models import load_policy
 from grpo_kit.prompts import opening_messages
 from grpo_kit.rollout import RolloutEngine
 
@@ -44,7 +49,8 @@ MODEL = "smollm2-135m-instruct"
 TURNS, PROMPTS, GROUP = 4, 4, 8
 WALK = ("up", "down", "left", "right")
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"  # SmolLM2's own has no tools
-ARMS = ("trl", "kit, trl's loop", "kit")
+ARMS = ("trl", "kit")
+RATE = 1e-7
 LONGEST = 640  # tokens of a whole episode behind its prompt, for trl
 TOLERANCE = 5e-3  # relative; see benchmarks/step/run.py
 
@@ -126,25 +132,42 @@ def worked_conversation() -> list[tuple[str, str]]:
 # ---- the arms ---------------------------------------------------------------------------------------------------
 
 
-def make(arm: str, model: Any, tokenizer: Any, folder: str, options: argparse.Namespace) -> Any:
-    """A fresh trainer of two steps on the same four rows."""
-    micro_batch = 32 if arm == "kit" else options.micro_batch
-    args = profile("cpu", steps=2, prompts_per_step=PROMPTS, group_size=GROUP).grpo_config(
-        folder, max_completion_length=48 if arm == "kit" else LONGEST, learning_rate=1e-7, shuffle_dataset=False,
-        warmup_steps=0, max_tool_calling_iterations=TURNS - 1, per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=PROMPTS * GROUP // micro_batch,
+def make_trl(model: Any, tokenizer: Any, folder: str, options: argparse.Namespace) -> Any:
+    """trl's trainer of two steps on the four rows."""
+    args = trl.GRPOConfig(
+        folder, max_completion_length=LONGEST, learning_rate=RATE, lr_scheduler_type="constant", warmup_steps=0,
+        max_steps=2, num_generations=GROUP, per_device_train_batch_size=options.micro_batch,
+        gradient_accumulation_steps=PROMPTS * GROUP // options.micro_batch, shuffle_dataset=False, loss_type="dapo",
+        epsilon_high=0.28, beta=0.0, max_tool_calling_iterations=TURNS - 1, logging_steps=1, save_strategy="no",
+        report_to=[], bf16=False, use_cpu=True, disable_tqdm=True, seed=0, activation_checkpointing=False,
     )  # fmt: skip
     task = task_of(tokenizer, options.examples)
-    if arm == "kit":
-        return EpisodeTrainer(model, task, args, processing_class=tokenizer, live=None)
     shown = opening_messages(None, task.view.example_pairs())
     asked = [{"prompt": [*shown, {"role": "user", "content": row["question"]}], **row} for row in task.train]
-    given = dict(
-        reward_funcs=paid, args=args, train_dataset=Dataset.from_list(asked), processing_class=tokenizer
+    return trl.GRPOTrainer(
+        model,
+        paid,
+        args,
+        Dataset.from_list(asked),
+        processing_class=tokenizer,
+        environment_factory=WalkForTRL,
     )
-    if arm == "trl":
-        return trl.GRPOTrainer(model, environment_factory=WalkForTRL, **given)
-    return GRPOTrainer(model, environment_factory=WalkForTRL, live=None, **given)
+
+
+def make_kit(model: Any, tokenizer: Any, folder: str, options: argparse.Namespace) -> GRPOTrainer:
+    """The loop of two steps on the four rows, in their order."""
+    config = Config(
+        steps=2, prompts_per_step=PROMPTS, group_size=GROUP, learning_rate=RATE, warmup=0, optimizer="adamw"
+    )
+    seams, task = fast_episodes(model, config), task_of(tokenizer, options.examples)
+
+    def in_order(model: Any, tokenizer: Any, task: EpisodeTask, _: Any, *more: Any) -> Batch:
+        return seams.sample(model, tokenizer, task, task.train, *more)
+
+    return GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=Path(folder) / "run", sample=in_order, update=seams.update,
+        hooks=seams.hooks,
+    )  # fmt: skip
 
 
 def task_of(tokenizer: Any, examples: int) -> EpisodeTask:
@@ -180,22 +203,43 @@ def paid(completions: list, way: list[str], **columns: Any) -> list[float]:
 # ---- one measurement --------------------------------------------------------------------------------------------
 
 
-class Watch(TrainerCallback):
-    """Seconds of the second step: of a run's many, neither the first nor the last."""
+class Watch(TrainerCallback, Hook):
+    """Seconds, tokens and texts of the second step: of a run's many, neither the first nor the last."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.sampling = 0.0
+    def __init__(self, count: TokenCount) -> None:
+        self.count, self.seconds, self.sampling = count, {}, 0.0
+        self.found: dict[str, Any] = {}
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def _start(self) -> None:
         self._begun, self.sampling = time.perf_counter(), 0.0
+        self.count.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def _stop(self) -> None:
         step = time.perf_counter() - self._begun
         self.seconds = {"step": step, "sampling": self.sampling, "rest": step - self.sampling}
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """trl's."""
+        self._start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """trl's."""
+        self._stop()
+
+    def before_step(self, trainer: GRPOTrainer) -> None:
+        """The loop's."""
+        self._start()
+
+    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+        """The loop's. An episode's text is its last turn's prompt and completion."""
+        self._stop()
+        texts = [(*p, *c) for p, c in zip(batch.prompt_ids, batch.completion_ids, strict=True)]
+        self.found = {name: row[name] for name in ("loss", "grad_norm", "reward")}
+        self.found["episodes"] = sorted(texts[TURNS - 1 :: TURNS])
+
     @contextmanager
     def sampled(self) -> Iterator[None]:
+        """Sampling, inside."""
         begun = time.perf_counter()
         try:
             yield
@@ -204,27 +248,21 @@ class Watch(TrainerCallback):
 
 
 @contextmanager
-def forced(
-    arm: str, trainer: Any, written: list[list[list[int]]], watch: Watch, count: TokenCount
-) -> Iterator[None]:
+def forced(model: Any, eos: int, written: list[list[list[int]]], watch: Watch) -> Iterator[None]:
     """Every sampler writes the scripts, turn by turn; what it would have drawn is computed all the same."""
-    turn, eos = 0, trainer.processing_class.eos_token_id
+    turn, count = 0, watch.count
 
-    def next_turn() -> ForcedCompletions:
-        nonlocal turn
-        turn += 1
-        return ForcedCompletions([episode[(turn - 1) % TURNS] for episode in written], eos)
-
-    def watched(
-        inner: Callable[..., Any], processors: Callable[[ForcedCompletions], dict]
-    ) -> Callable[..., Any]:
+    def watched(inner: Callable[..., Any], engine: bool) -> Callable[..., Any]:
         def generate(*args: Any, **kwargs: Any) -> Any:
-            forcing = next_turn()
+            nonlocal turn
+            turn += 1
+            forcing = ForcedCompletions([episode[(turn - 1) % TURNS] for episode in written], eos)
+            plain = LogitsProcessorList([lambda ids, scores: forcing(ids, scores)])
+            more = {"processors": (forcing,)} if engine else {"logits_processor": plain}
             count.in_rollout = True
-            engine = "processors" in processors(forcing)
             try:
                 with watch.sampled(), count.unwatched() if engine else nullcontext():
-                    made = inner(*args, **kwargs, **processors(forcing))
+                    made = inner(*args, **kwargs, **more)
             finally:
                 count.in_rollout = False
             count.sampled(forcing.decoded)
@@ -233,16 +271,9 @@ def forced(
 
         return generate
 
-    if arm == "trl":
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        model.generate = watched(
-            model.generate,
-            lambda f: {"logits_processor": LogitsProcessorList([lambda ids, scores: f(ids, scores)])},
-        )
-        yield
-        return
+    model.generate = watched(model.generate, False)
     inner = RolloutEngine.generate
-    RolloutEngine.generate = watched(inner, lambda f: {"processors": (f,)})
+    RolloutEngine.generate = watched(inner, True)
     try:
         yield
     finally:
@@ -255,44 +286,40 @@ def measure(arm: str, options: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = load_policy(MODEL, quiet=True)
     tokenizer.chat_template = TEMPLATE.read_text()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make(arm, model, tokenizer, folder, options)
-        watch, count = Watch(), TokenCount(model, split_prefill=True)
-        trainer.add_callback(watch)
-        trained: list[tuple[int, ...]] = []
-        inner = trainer._generate_and_score_completions
-
-        def noted(inputs: Any) -> Any:
-            count.start()
-            output = inner(inputs)
-            trained[:] = whole_episodes(output, arm)
-            return output
-
-        trainer._generate_and_score_completions = noted
+        trainer = (make_trl if arm == "trl" else make_kit)(model, tokenizer, folder, options)
+        watch = Watch(TokenCount(model, split_prefill=True))
+        heads = trl_arms.heads if arm == "trl" else arms.heads
         load = OtherLoad()
         load.start()
-        with forced(arm, trainer, scripts(tokenizer), watch, count), count.heads():
-            trainer.train()
-        count.close()
+        with forced(model, tokenizer.eos_token_id, scripts(tokenizer), watch), heads(watch):
+            if arm == "trl":
+                train_trl(trainer, watch)
+            else:
+                trainer.hooks.insert(0, watch)
+                trainer.train()
+        watch.count.close()
+    return watch.found | {"seconds": watch.seconds, "tokens": watch.count.tokens(), "others": load.stop()}
+
+
+def train_trl(trainer: Any, watch: Watch) -> None:
+    """trl's two steps, with the texts and numbers of the second kept."""
+    trainer.add_callback(watch)
+    inner = trainer._generate_and_score_completions
+
+    def noted(inputs: Any) -> Any:
+        output = inner(inputs)
+        made = []
+        for i in range(len(output["prompt_ids"])):
+            prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
+            completion = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
+            made.append((*prompt, *completion))
+        watch.found["episodes"] = sorted(made)
+        return output
+
+    trainer._generate_and_score_completions = noted
+    trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    return {
-        "seconds": watch.seconds,
-        "tokens": count.tokens(),
-        "loss": logged["loss"],
-        "grad_norm": logged["grad_norm"],
-        "reward": logged["reward"],
-        "others": load.stop(),
-        "episodes": trained,
-    }
-
-
-def whole_episodes(output: dict[str, torch.Tensor], arm: str) -> list[tuple[int, ...]]:
-    """The text of each episode, as tokens: of the kit's turns the last one's prompt and completion."""
-    made = []
-    for i in range(len(output["prompt_ids"])):
-        prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
-        completion = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
-        made.append((*prompt, *completion))
-    return sorted(made[TURNS - 1 :: TURNS] if arm == "kit" else made)
+    watch.found |= {name: logged[name] for name in ("loss", "grad_norm", "reward")}
 
 
 def check_same(first: dict[str, Any], other: dict[str, Any], arm: str) -> None:

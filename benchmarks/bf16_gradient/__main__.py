@@ -8,7 +8,7 @@
 
 Sets: `task`, completions of the profile's task sampled at temperature 1 before training; `trained`, the same after
 --steps steps of GRPO; `words`, the forced random words of `benchmarks.step`. A gradient is that of the first pass over
-a buffer (ratio 1), summed over tokens and divided by their number (loss_type "dapo"). Cosine and norm are taken
+a rollout (ratio 1), summed over tokens and divided by their number (loss "dapo"). Cosine and norm are taken
 against float64; per tensor, per layer and kind of parameter, per group and overall. Parts, one at a time in float32 or
 bfloat16, are tried on the group that autocast computes worst.
 `sinks`: positions whose hidden state is, in some layer, over 10 times the median one's norm; `forward error`: the
@@ -32,7 +32,6 @@ from benchmarks.bf16_gradient.rows import Group, random_words, sampled
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save, spread
 from grpo_kit import GRPOTrainer, load_policy, profile
 from grpo_kit.engine.packing import PackedBatch, pack_rows
-from grpo_kit.training.precision import bf16_instructions
 
 SINK = 10  # times the median position's norm
 
@@ -170,16 +169,19 @@ def row(name: str, found: dict[str, Any]) -> str:
 def train(model: Any, tokenizer: Any, task: Any, cfg: Any, steps: int) -> None:
     """The profile's GRPO for some steps, quietly, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = GRPOTrainer(
-            model,
-            task,
-            cfg.grpo_config(Path(folder) / "run", task=task, max_steps=steps),
-            processing_class=tokenizer,
-            optimizer=cfg.optimizer,
-            live=None,
-        )
-        trainer.train()
-    del model.forward  # trl's head
+        config = cfg.config(steps=steps)
+        GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=Path(folder) / "run", live=None).train()
+    model.train()
+
+
+def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The CPU's flag for bfloat16 products: "amx_bf16" (Intel's tiles), else "avx512_bf16", else None.
+
+    None too where the system does not tell its flags.
+    """
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+    return next((name for name in ("amx_bf16", "avx512_bf16") if name in flags), None)
 
 
 def seconds_of(model: Any, groups: list[Group], rounds: int) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def main() -> None:
     command += " --no-parts" * options.no_parts + f" --steps {options.steps} --seed {options.seed}"
     name = options.name or Path(options.model).name
     command += f" --model {name} --profile {options.profile}" * (options.profile != "cpu")
-    result: dict[str, Any] = origin(command, "torch", "transformers", "trl")
+    result: dict[str, Any] = origin(command, "torch", "transformers")
     result |= {
         "weights": options.weights or WEIGHTS.get(options.model, name),
         "task": f"{task.name} {cfg.task_options}",
@@ -250,9 +252,7 @@ def main() -> None:
             skip = 256 if kind == "trained" else 0
             groups = sampled(model, tokenizer, task, skip=skip, **how)
         print(f"\n{kind}: {len(groups)} groups\n{'':44} {'overall':>8} {'norm':>7} embeddings layer0  others")
-        result["sets"][kind] = measure(
-            model, groups, cfg.grpo_config("x").max_grad_norm, parts=not options.no_parts
-        )
+        result["sets"][kind] = measure(model, groups, cfg.config().max_grad_norm, parts=not options.no_parts)
         print(save(RESULTS, f"bf16_gradient_{name}", result))  # after each set
 
 

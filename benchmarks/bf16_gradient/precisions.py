@@ -1,7 +1,7 @@
 """The precisions in which one gradient is computed, float64 among them, and one part at a time put back to float32.
 
-Under autocast (trl's bf16=True) weights and the residual stream are float32 already and RMSNorm computes in float32;
-matrix products and attention are bfloat16. In a model of bfloat16 weights the residual stream is bfloat16 too.
+Under autocast (Config(autocast="bfloat16")) weights and the residual stream are float32 already and RMSNorm computes in
+float32; matrix products and attention are bfloat16. In a model of bfloat16 weights the residual stream is bfloat16 too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def exact(model: Any) -> Iterator[None]:
 
 @contextmanager
 def autocast(model: Any) -> Iterator[None]:
-    """What trl's bf16=True does: float32 weights, matrix products and attention in bfloat16."""
+    """What Config(autocast="bfloat16") does: float32 weights, matrix products and attention in bfloat16."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         yield
 

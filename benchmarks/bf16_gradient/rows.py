@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ class Group(NamedTuple):
 
 
 def advantages_of(rewards: list[float]) -> torch.Tensor:
-    """trl's: less the group's mean, by its standard deviation (ddof=1) + 1e-4.
+    """Less the group's mean, by its standard deviation (ddof=1) + 1e-4.
 
     >>> advantages_of([1.0, 0.0, 1.0, 0.0]).sign().tolist()
     [1.0, -1.0, 1.0, -1.0]
@@ -46,17 +47,7 @@ def sampled(
 
 def random_words(tokenizer: Any, *, group_size: int, seed: int) -> list[Group]:
     """The forced work of `benchmarks.step --size cpu`: prompts and completions of words drawn at random."""
-    size = SIZES["cpu"]
-    work = make_workload(
-        tokenizer,
-        "realistic",
-        prompts=size.prompts,
-        group_size=group_size,
-        prompt_tokens=size.prompt_tokens,
-        mean_completion=size.mean_completion,
-        max_completion=size.max_completion,
-        seed=seed,
-    )
+    work = make_workload(tokenizer, replace(SIZES["cpu"].realistic, group_size=group_size), seed)
     found = []
     for number, prompt in enumerate(work.prompt_ids):
         written = work.completion_ids[number * group_size : (number + 1) * group_size]

@@ -181,7 +181,7 @@ class GRPOTrainer:
         """One step: a function of (weights, optimizer state, the sampler's state, seed, step)."""
         began = time.monotonic()
         self._call_hooks("before_step")
-        changes = self._note_changes()
+        changes, values = self._note_changes()
         numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
         self._own = [(p, p.data) for p in self.trained.values()]
         seed_everything(self.config.seed, self.step, "sample")
@@ -191,7 +191,7 @@ class GRPOTrainer:
         self.step, self._own = self.step + 1, []
         self._sample_state = self._state_of_sample()
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
-        self._half_done = False
+        self._half_done, self._known = False, values
         self._call_hooks("after_step", row, whole)
         if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
             self._save_or_warn()
@@ -404,9 +404,10 @@ class GRPOTrainer:
         if self.log is not None:
             self.log.go_on_from(self.step)
 
-    def _note_changes(self) -> dict[str, Any]:
-        """What was assigned to the config since the last step, as the row has it: {"changes": {field: [was, now]}}.
+    def _note_changes(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What was assigned to the config since the last row, as the row has it: {"changes": {field: [was, now]}}.
 
+        And the config's values, which are known once the row is written: a step that is dropped notes them again.
         A resumed run makes the changes again that it made at this step before. The main process's are those of all.
         """
         again = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
@@ -416,8 +417,7 @@ class GRPOTrainer:
         now = self.config.values()
         changed = {name: [self._known[name], now[name]] for name in now if now[name] != self._known[name]}
         check_values(self, {name: getattr(self.config, name) for name in changed})
-        self._known = now
-        return {"changes": changed} if changed else {}
+        return ({"changes": changed} if changed else {}), now
 
     def _save_where_it_stopped(self, why: str) -> str:
         """Save what is done; the line that says how to go on."""

@@ -1,5 +1,6 @@
 """Where the main job's seconds went: the clock of an executed notebook, and that notebook 05 has every part."""
 
+import json
 from pathlib import Path
 
 import nbformat
@@ -46,7 +47,9 @@ def test_without_steps_and_without_papermills_whole_time():
 
 
 def test_the_first_step_ends_where_metrics_has_its_row(tmp_path):
-    (tmp_path / "metrics.csv").write_text("step,seconds\n1,30.5\n2,40.0\n3,50.5\n")
+    rows = [{"step": 0, "eval/accuracy": 0.5}, {"step": 1, "seconds": 30.5}, {"step": 2, "seconds": 40.0}]
+    lines = map(json.dumps, [*rows, {"step": 3, "seconds": 50.5}])
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     nbformat.write(executed(), tmp_path / "run.ipynb")
     found = seconds_of_run(tmp_path, tmp_path / "run.ipynb")
     assert found["training"] == pytest.approx(20) and found["to the first step"] == pytest.approx(44)

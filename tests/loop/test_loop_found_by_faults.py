@@ -192,3 +192,28 @@ def test_a_run_that_was_killed_before_its_first_row_is_named_with_a_way_out(tmp_
     with pytest.raises(RunFolderError, match="before its first row.*run-2' is free"):
         make(tmp_path / "run").train(resume=True)
     make(tmp_path / "run-2").train()
+
+
+def test_a_change_is_on_record_where_its_step_was_stopped_and_done_again(tmp_path):
+    """Without the line a resumed run would not make the change."""
+
+    class ChangeAndStop(Hook):
+        def before_step(self, trainer):
+            if trainer.step == 2:
+                trainer.config.learning_rate = 1e-3
+
+    trainer = make(tmp_path / "run", hooks=[ChangeAndStop()])
+    inner, calls = trainer.sample, []
+
+    def stopped_once(*given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return inner(*given)
+
+    trainer.sample = stopped_once
+    with pytest.raises(Stopped, match="after step 2"):
+        trainer.train()
+    trainer.train()
+    changed = [row["changes"] for row in record(trainer.folder)[0] if "changes" in row]
+    assert changed == [{"learning_rate": [1e-2, 1e-3]}]
