@@ -7,7 +7,7 @@
 Computed, not measured: the kit runs on one device, where sampler and trainer take turns. The model: every k steps the
 sampler gets the trainer's weights (sync, s seconds, both wait); then it makes the rollouts of k steps one after
 the other, r seconds each, while the trainer takes each as soon as it is there, u seconds each. This is
-grpo_kit.OffPolicyTrainer's sync_every=k: rollouts 0 to k - 1 steps old. The end of the i-th update is
+sync_every=k of OlderWeights: rollouts 0 to k - 1 steps old. The end of the i-th update is
 
     e_0 = 0,  e_i = max(e_(i-1), r_1 + ... + r_i) + u_i
 

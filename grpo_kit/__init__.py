@@ -49,9 +49,7 @@ if TYPE_CHECKING:
 
     # Training.
     from grpo_kit.loop.grpo_config import Config  # every number of a run, with its unit
-    from grpo_kit.hooks.standard import (
-        GRPOTrainer,
-    )  # the loop, with the engine, the chart, red flags and controls
+    from grpo_kit.hooks.standard import GRPOTrainer  # the loop, with engine, chart, red flags and controls
     from grpo_kit.loop.hooks import Hook  # what is done around the steps of a run: four methods
     from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains

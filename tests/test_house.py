@@ -224,7 +224,7 @@ def test_the_loop_stands_on_the_core_alone():
     lines = {r: 0 for r in CORE}
     for name in found:
         lines[room(name)] += len(MODULES[name].read_text().splitlines())
-    assert lines["loop"] <= 2_350 and sum(lines.values()) <= 11_900, lines
+    assert lines["loop"] <= 2_350 and sum(lines.values()) <= 12_100, lines
 
 
 def test_a_plain_run_loads_no_engine():
