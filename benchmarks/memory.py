@@ -7,7 +7,8 @@ tensor's storage is counted from birth to death, and the process's resident memo
 Fake: Qwen2.5-1.5B's shapes under FakeTensorMode, where tensors have sizes and no data, as the second chunk of a
 step; Triton's kernels, which fold a tile of logits in place, are replaced by functions that allocate nothing. SDPA
 with a dense mask. Optimizers that need a card are stood for by a tensor of their size.
-Saves benchmarks/results/memory_cpu.json.
+The head is TRL's chunked one, which the plan's formula is of; the packed update's own tiles (1,024 tokens x the whole
+vocabulary) are larger and not in either yet. Needs trl. Saves benchmarks/results/memory_cpu.json.
 
 Unverified: what CUDA adds (kernels' workspaces, the allocator's fragmentation, FlexAttention, CUDA graphs).
 """
@@ -26,8 +27,6 @@ from typing import Any
 
 import psutil
 import torch
-import trl.kernels.chunked_logprob as trl_head
-import trl.trainer.utils as trl_utils
 from peft import LoraConfig, get_peft_model
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,6 +78,8 @@ def measure_chunk(
     model: Any, *, tokens: int, scored: int, checkpointed: int, gradients: bool, autocast: bool
 ) -> dict:
     """Peak bytes (weights included) of one chunk's forward and backward pass, and of AdamW's step after it."""
+    import trl.trainer.utils as trl_utils
+
     base = base_model(model)
     trl_utils.add_fused_lm_head(base, 1.0, outputs=("log_probs", "entropy"))
     model.train()
@@ -143,6 +144,8 @@ def fake_model(config: Any, dtype: torch.dtype, *, lora: bool) -> Any:
 @contextmanager
 def triton_stand_ins() -> Any:
     """trl's head as on a card: tiles folded in place, products accumulated without copies."""
+    import trl.kernels.chunked_logprob as trl_head
+
     names = ("_forward_tile", "_backward_tile", "_addmm_fp32")
     before = {name: getattr(trl_head, name) for name in names}
     for name in names:
