@@ -98,7 +98,7 @@ def test_a_model_is_loaded_onto_the_current_card(card, monkeypatch):
     monkeypatch.setattr("grpo_kit.models._load", lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         load_policy("owner/name")
-    assert asked == ["segments", {"dtype": None, "device_map": {"": 1}}]
+    assert asked == ["segments", {"dtype": None, "device_map": {"": torch.device("cuda", 1)}}]
 
 
 def test_weights_on_a_card_that_only_emulates_bfloat16_are_float32(card, tiny, tmp_path, capsys):

@@ -352,7 +352,7 @@ def test_scores_are_the_trainers(spelling, tmp_path):
         rows, [place // 4 for place in range(len(rows))], [[]] * len(rows), table["ids"].tolist(),
         table["completion"].tolist(), [False] * len(rows),
     )  # fmt: skip
-    score(batch, task, task.reward_weights)
+    score(batch, task, task.reward_weights, tokenizer)
     assert [*batch.parts] == ["exact_answer", "soft_format", "right_size"]
     for name, scores in batch.parts.items():
         assert scores == pytest.approx(table[f"reward/{name}"].tolist())

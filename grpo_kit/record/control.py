@@ -58,6 +58,7 @@ CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "entropy_bonus": _NUMBER,
     "positive_weight": _NUMBER,
     "negative_weight": _NUMBER,
+    "sampler_weight_cap": (lambda value: value is None or _above_0(value), "a number above 0, or None"),
     "reward_weights": (_weights, "a list of numbers, one a reward"),
     "learning_rate": (_or_schedule(_at_least_0), "a number, at least 0, or a schedule"),
     "max_grad_norm": (_above_0, "a number above 0"),

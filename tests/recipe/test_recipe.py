@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -344,13 +346,19 @@ def test_a_disk_that_cannot_take_the_model_is_met_before_it_is_trained(tmp_path,
 
 
 def test_one_process_at_a_time_trains_into_a_folder(ran):
-    from grpo_kit.record.run_lock import GOING, alone, is_locked
+    from grpo_kit.record.run_lock import GOING, is_locked
 
     _, _, outcome = ran
-    with alone(outcome.folder):
+    code = "import pathlib, sys; from grpo_kit.record.run_lock import alone\n"
+    code += "with alone(pathlib.Path(sys.argv[1])): print('has it', flush=True), sys.stdin.read()"
+    command = [sys.executable, "-c", code, outcome.folder]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=Path(kit.__file__).parents[1], **pipes) as other:
+        other.stdout.readline()
         assert is_locked(outcome.folder)
         with pytest.raises(RunFolderError, match="another process"):
             Recipe.of(outcome.folder).run(outcome.folder, resume=True, live=None)
+        other.communicate("")
     assert is_locked(outcome.folder) is None and not (outcome.folder / GOING).exists()
     (outcome.folder / GOING).touch()  # of a process that was killed
     assert is_locked(outcome.folder) is False

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loop_runs import make
 
 import grpo_kit as kit
 from grpo_kit.record.control import read_changes
@@ -115,6 +114,8 @@ def test_resume_keeps_everything_and_the_settings_of_then(tmp_path):
 
 
 def test_a_runs_tables_have_the_columns_that_readers_know(tmp_path):
+    from loop_runs import make  # here: other processes of these tests read this file, too
+
     trainer = make(tmp_path / "run", seams="fast")
     trainer.train()
     rows, completions = read_metrics(trainer.folder), read_completions(trainer.folder)
@@ -180,6 +181,8 @@ def test_a_folder_that_is_no_place_for_a_run(tmp_path):
 
 
 def test_readers_of_the_front_door(tmp_path):
+    from loop_runs import make
+
     make(tmp_path / "run").train()
     assert len(kit.read_metrics(tmp_path / "run")) == 4 and len(kit.read_completions(tmp_path / "run")) == 32
 
