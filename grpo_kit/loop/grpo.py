@@ -285,7 +285,7 @@ class GRPOTrainer:
         self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
             self.log.write(self.step, row, self.completions)
-        return row, whole
+        return row, batch if self.processes.count == 1 else whole
 
     def _call_hooks(self, name: str, *given: Any) -> None:
         """Hooks run in the main process; what one of them raises is raised in all, once the others had their turn.

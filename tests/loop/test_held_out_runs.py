@@ -184,7 +184,7 @@ def test_control_refuses_at_once(tmp_path):
     trainer(tmp_path / "run", steps=1).train()
     hand = control(tmp_path / "run")
     with pytest.raises(ValueError, match="learning_rate"):
-        hand.change(learning_rate=0)
+        hand.change(learning_rate=-1)
     with pytest.raises(ValueError, match="schedule"):
         hand.change(temperature=lambda progress: 1.0)
     assert not (tmp_path / "run/control").exists()

@@ -130,6 +130,6 @@ def test_a_profile_is_a_config():
     full, lora = cfg.config(), cfg.config(tuning="lora", steps=3)
     assert (full.steps, full.group_size, full.learning_rate, full.optimizer) == (32, 8, 1e-5, "adamw")
     assert (lora.steps, lora.learning_rate, lora.optimizer) == (3, 2e-4, None)
-    with pytest.raises(TypeError, match="lerning_rate"):
+    with pytest.raises(ValueError, match="lerning_rate"):
         cfg.config(lerning_rate=1)
     assert [profile(name).config().steps for name in ("smoke", "t4", "gpu24")] == [2, 100, 100]

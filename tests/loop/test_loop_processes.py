@@ -113,6 +113,6 @@ assert seen == ([8, 8] if trainer.processes.is_main else [])
 
 def test_hooks_of_two_processes_see_the_whole_step(tmp_path):
     """The standard trainer with its measures and red flags."""
-    code = STANDARD.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "run"))
+    code = STANDARD.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "run"))
     started(code)
     assert "diversity/distinct_2" in record(tmp_path / "run")[0][-1]

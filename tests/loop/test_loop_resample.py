@@ -16,7 +16,8 @@ def paid_in_part():
     def some(completions, pays, **columns):
         return [share * paid for share, paid in zip(letters(completions), pays, strict=True)]
 
-    return replace(task(), train=rows, rewards=[some], reward_weights=[1.0])
+    held_out = [row | {"pays": 1.0} for row in task().held_out]
+    return replace(task(), train=rows, held_out=held_out, rewards=[some], reward_weights=[1.0])
 
 
 class Keep(Hook):

@@ -4,6 +4,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import standard_runs
 import torch
 from loop_runs import letters, make, record, same, task, weights
 
@@ -148,7 +149,7 @@ def test_a_reward_outside_0_to_1_is_said_once_and_trains(tmp_path, capsys):
         return [2 * score for score in letters(completions)]
 
     stated.range = (0, 2)
-    trainer = make(tmp_path / "run", task=own(points, stated, letters))
+    trainer = standard_runs.make(tmp_path / "run", task=own(points, stated, letters), live=False)
     trainer.train()
     said = capsys.readouterr().out
     assert said.count("any finite scale is fine") == said.count("reward 'points' gave") == 1
@@ -233,7 +234,7 @@ def test_a_model_that_was_trained_before_is_announced(tmp_path, capsys):
     assert (
         "trained before" not in capsys.readouterr().out and run_settings(first.folder)["starts_from"] is None
     )
-    second = make(tmp_path / "second", model=first.model)
+    second = standard_runs.make(tmp_path / "second", model=first.model, live=False)
     assert f"This model was trained before: 2 steps in {tmp_path / 'first'}." in capsys.readouterr().out
     second.train()
     assert run_settings(second.folder)["starts_from"] == f"2 steps in {tmp_path / 'first'}"

@@ -400,10 +400,10 @@ def config_of(folder):
 
 def test_stop_ends_after_the_step_saves_and_goes_on(tmp_path, capsys):
     trainer = make(tmp_path / "run", on_flag="stop", rewards=same_score, steps=9)
-    with pytest.raises(Stopped, match="after step 3 of 9"):
+    with pytest.raises(Stopped, match="after step 3 of 9 .red flag: cut off."):
         trainer.train()
     assert trainer.step == 3 and (tmp_path / "run" / "checkpoint-3" / "digests.json").is_file()
-    assert "Red flag: cut off; the run stops." in capsys.readouterr().out
+    assert "Red flag: cut off since step 1" in capsys.readouterr().out
     with pytest.raises(Stopped, match="after step 5 of 9"):
         trainer.train()  # the flag is known now; the next one stops it again
     names = [flag.name for flag in read_flags(tmp_path / "run")]
