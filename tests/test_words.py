@@ -33,7 +33,6 @@ OF_TRL = (
 OF_TRANSFORMERS = "the name of the argument in transformers, whose GenerationConfig it is about"
 ALLOWED = {  # (file, word): (how often at most, why)
     ("benchmarks/flag_fixtures.py", "max_completion_length"): (1, OF_TRL),
-    ("benchmarks/induced_failures.py", "max_completion_length"): (3, OF_TRL),
     ("benchmarks/oracle/cases.py", "max_completion_length"): (1, OF_TRL),
     ("benchmarks/oracle/textbook.py", "max_completion_length"): (1, OF_TRL),
     ("benchmarks/step/forcing.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
