@@ -7,7 +7,7 @@
 Computed, not measured: the kit runs on one device, where sampler and trainer take turns. The model: every k steps the
 sampler gets the trainer's weights (sync, s seconds, both wait); then it makes the rollouts of k steps one after
 the other, r seconds each, while the trainer takes each as soon as it is there, u seconds each. This is
-sync_every=k of OlderWeights: rollouts 0 to k - 1 steps old. The end of the i-th update is
+sync_every=k of a sample by older weights: rollouts 0 to k - 1 steps old. The end of the i-th update is
 
     e_0 = 0,  e_i = max(e_(i-1), r_1 + ... + r_i) + u_i
 
@@ -36,7 +36,7 @@ import pandas as pd
 import torch
 
 from benchmarks.result import RESULTS, command_line
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import read_completions, read_metrics
 
 INTERVALS = (1, 5, 10, 20)
 PUBLISHED = {1: 0.62, 5: 0.72, 10: 0.81, 20: 0.85}  # a practitioner's: 1.5B, Webshop, 8 + 2 cards
@@ -95,6 +95,16 @@ def as_in_run(phases: dict[str, float], metrics: pd.DataFrame) -> tuple[list[flo
     return rollouts.tolist(), (update * size).tolist()
 
 
+def lengths_of(run: Path) -> pd.DataFrame:
+    """A run's steps, with the tokens of the mean completion and of the longest one."""
+    metrics = read_metrics(run)
+    if "completions/max_length" in metrics:  # a run by TRL, or by the kit's former trainer
+        return metrics
+    written = read_completions(run)
+    longest = written["tokens"].map(len).groupby(written["step"]).max().rename("completions/max_length")
+    return metrics[metrics["completion_length"].notna()].join(longest, on="step")
+
+
 def nearest_to_published(cards: tuple[int, int] = (8, 2)) -> dict[str, float]:
     """The ratios r / u and s / u whose model is nearest to the published shares, and the largest miss left."""
     best: dict[str, float] = {}
@@ -131,7 +141,7 @@ def measure(step: dict, arm: str, runs: Sequence[Path], sync: float) -> dict:
     rollout = sum(phases[p] for p in ROLLOUT)
     update = sum(phases.values()) - rollout
     steps = {"equal": ([rollout] * max(INTERVALS), [update] * max(INTERVALS))}
-    steps |= {str(run): as_in_run(phases, read_metrics(run)) for run in runs}
+    steps |= {str(run): as_in_run(phases, lengths_of(run)) for run in runs}
     rows = []
     for (name, (rollouts, updates)), k in product(steps.items(), INTERVALS):
         if k <= len(rollouts):

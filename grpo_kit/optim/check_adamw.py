@@ -11,8 +11,7 @@ from grpo_kit.optim.choose import new_optimizer
 
 _LEAST_RATE = 1e-4  # below this, float32's own rounding of a weight is visible in the change
 # Measured on SmolLM2-135M's weights and policy gradients: 8-bit moments are 0.07 to 0.12 off in the second step, fused
-# AdamW under 1e-5; steps three times as long are 1.9 off, a wrong sign 2 (python -m benchmarks.first_contact --model
-# smollm2-135m-instruct).
+# AdamW under 1e-5; steps three times as long are 1.9 off, a wrong sign 2.
 MOST = 0.4
 
 

@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
 SHIFT = 8  # positions that rows are moved by
 _ROUNDING = 2.5
-# SmolLM2-135M on a CPU (python -m benchmarks.first_contact --model smollm2-135m-instruct), in nats a token and as a
+# SmolLM2-135M on a CPU (python -m benchmarks.check_card --model smollm2-135m-instruct), in nats a token and as a
 # share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
 # instead of 1 0.5 and 0.2. Narrower dtypes use their own rounding; the floor is for a model whose rows round alike.
 _FLOAT32 = Limits(1e-4, 1e-3)

@@ -1,5 +1,7 @@
 """The model of benchmarks/utilisation.py against intervals drawn by hand."""
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -7,6 +9,7 @@ from benchmarks.utilisation import (
     PUBLISHED,
     as_in_run,
     interval_seconds,
+    lengths_of,
     measure,
     nearest_to_published,
     utilisation,
@@ -84,3 +87,12 @@ def test_the_nearest_ratios_are_found_and_their_miss_is_told():
     squares = lambda r, s: sum((by_formula(n, r, s) - p) ** 2 for n, p in PUBLISHED.items())  # noqa: E731
     others = [squares(r, s) for r in (0.1, 0.16, 0.3, 1, 3) for s in (0, 0.1, 0.3, 1)]
     assert squares(ratio, sync) < min(others)
+
+
+def test_lengths_of_a_loops_run_are_those_of_its_completions(tmp_path):
+    rows = [{"step": 0, "eval/accuracy": 0.5}, {"step": 1, "completion_length": 2.0}]
+    written = [{"step": 1, "tokens": ["a"]}, {"step": 1, "tokens": ["a", "b", "c"]}]
+    for name, lines in (("metrics.jsonl", rows), ("completions.jsonl", written)):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = lengths_of(tmp_path)
+    assert found["completions/max_length"].tolist() == [3] and found["completion_length"].tolist() == [2.0]
