@@ -35,7 +35,7 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
     """
     if not hasattr(task, "render"):
         return
-    rows = [*task.train, *task.held_out]
+    rows = [*task.train, *getattr(task, "held_out", ())]
     shared = set.intersection(*(set(row) for row in rows))
     check_calls(task.rewards, {*GIVEN, *shared}, f"task {task.name!r}")
     render(model, tokenizer, task, rows, config.max_completion_tokens)
