@@ -13,7 +13,7 @@ Where the loop differs from TRL's trainer on the same fields:
   divides by the mean of the rollout.
 - The order of the rows and every sampled token are others: they follow from (seed, step).
 - Prompts of messages that end in the assistant's words are continued. TRL opens a second message behind them.
-- A run's folder must be new. trainer.save() writes a checkpoint; there is no save_model, evaluate or state.
+- A run's folder must be new. trainer.save() writes a checkpoint; there is no evaluate and no state.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from trl import GRPOConfig
-from trl import GRPOTrainer as TRLTrainer
+
+try:
+    from trl import GRPOConfig
+    from trl import GRPOTrainer as TRLTrainer
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
 
 from grpo_kit.engine.fast import fast
 from grpo_kit.integrations.trl_arguments import config_of

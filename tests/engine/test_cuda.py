@@ -10,6 +10,7 @@ from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_kit import episodes
+from grpo_kit.cuda import has_bf16
 from grpo_kit.engine.check_card import check_card
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -205,7 +206,7 @@ def on_a_card(folder, kind, **more):
     how, config = KINDS[kind]
     if kind in ("QLoRA", "bfloat16 weights"):
         pytest.importorskip("bitsandbytes")
-    if "bfloat16" in kind and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if "bfloat16" in kind and not has_bf16():
         pytest.skip("a card without bfloat16")
     torch.manual_seed(0)
     model = load_policy("tiny-random", quiet=True, **how)[0].cuda()
@@ -249,7 +250,7 @@ def test_a_stopped_run_goes_on_in_a_new_trainer(kind, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_fast_ways_and_the_optimizer_are_right_on_this_card(dtype):
     pytest.importorskip("bitsandbytes")
-    if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if dtype == torch.bfloat16 and not has_bf16():
         pytest.skip("a card without bfloat16")
     optimizer = "adamw-8bit-split" if dtype == torch.bfloat16 else "adamw-8bit"
     found = {one.part: str(one) for one in check_card(qwen(dtype), Config(optimizer=optimizer))}
