@@ -171,18 +171,19 @@ class Disk:
 def resumed(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A new process goes on with the run that is in the folder, or begins it where the words say so."""
     shown = io.StringIO()
-    trainer = make(fault["arm"], folder)
     try:
+        trainer = make(fault["arm"], folder)
         with redirect_stdout(shown):
             trainer.train(resume=True)
     except RunFolderError as error:
         words = str(error)
-        if "leave resume out" in words:
+        if "holds no run to go on with" in words:
             trainer = make(fault["arm"], folder)
             trainer.train()
             return {"words": words} | result_of(trainer)
         rows = (folder / METRICS_LINES).exists()
-        there = rows if "before its first row" in words else "no whole checkpoint" not in words
+        nothing = "no whole checkpoint" in words or "without a checkpoint to go on from" in words
+        there = rows if "before its first row" in words else not nothing
         if there or any(map(_whole, checkpoints(folder))):
             raise
         return {"nothing_yet": words}
