@@ -1,6 +1,6 @@
 """Final held-out accuracy of the loop on the recorded jobs, three seeds each, beside the former trainer's intervals.
 
-    python -m benchmarks.oracle.loop_accuracy --job "main job, full" "main job, LoRA"
+    python -m benchmarks.oracle.loop_accuracy --job "main job, full" "main job, LoRA" "grid episodes"
 
 Writes benchmarks/results/oracle/loop_accuracy.json, a row a run; seeds that are there are not run again.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import agents
 from benchmarks.oracle.accuracy import WEIGHTS, compare_accuracy
 from benchmarks.oracle.cases import FOLDER
 from benchmarks.oracle.compare import table
@@ -23,11 +24,17 @@ from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
 
-JOBS = {"main job, full": "full", "main job, LoRA": "lora"}
+JOBS = {"main job, full": "full", "main job, LoRA": "lora", "grid episodes": "episodes"}
 
 
 def run(job: str, seed: int) -> dict[str, Any]:
-    """One seed: trained as notebooks 05 and 06 train, by the loop, and evaluated as they do."""
+    """One seed: trained by the loop and evaluated as notebooks 05 and 06 do, or as benchmarks.agents does."""
+    if job == "grid episodes":
+        none = {"sampled": [], "greedy": []}  # what it could before is on record
+        made = agents.run("grid", seed, agents.STEPS, none)
+        right, n = sum(made["after"]["sampled"]), agents.ROWS * agents.SAMPLES
+        row = {"job": job, "seed": seed, "right": right, "n": n}
+        return row | {"training seconds": round(made["seconds"], 1)}
     tuning, cfg = JOBS[job], profile("cpu", seed=seed)
     task = cfg.make_task()
     torch.manual_seed(seed)
