@@ -4,7 +4,7 @@ import statistics
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -79,6 +79,8 @@ class LiveChart:
         self._draw(
             self._show_line, self._show_chart, self._show_panel, self._show_flags, self._show_completions
         )
+        if not max(self._rows, default=0):
+            self._say_held_out(self._rows.values())  # before the first step
 
     def _read(self, folder: Path) -> None:
         rows = read_metrics(folder).to_dict("records")
@@ -95,13 +97,7 @@ class LiveChart:
         self._status = ""
         self._refresh(at_once=self._updates <= 2)
         self._otherwise(lambda: step_line(self._rows, max(self._rows, default=0), self._total))
-
-    def replace(self, row: Mapping) -> None:
-        """Replace a row to which an evaluation added values."""
-        self._rows[int(row["step"])] = row
-        self._refresh()
-        if said := held_out_words(row):
-            self._otherwise(lambda: said)
+        self._say_held_out(rows)
 
     def flag(self, flag: Flag) -> None:
         """Show a red flag: marked in the chart, the first in the progress line, all below; elsewhere a line."""
@@ -154,6 +150,11 @@ class LiveChart:
         if not self._updates:
             return "waiting for the first step" if not self._rows else "waiting for the next step"
         return f"{duration(seconds_left(self._rows, self._total))} left"
+
+    def _say_held_out(self, rows: Iterable[Mapping]) -> None:
+        """A line for each evaluation among these rows, where no pictures are shown."""
+        for said in filter(None, map(held_out_words, rows)):
+            self._otherwise(lambda said=said: said)
 
     def _refresh(self, *, at_once: bool = False) -> None:
         """Draw the changes of a step, unless the last drawing was so recent that this costs too much."""

@@ -1,20 +1,21 @@
 """Held-out rows on whole runs of the standard trainer: stopped, with adapters, judged by the reward, in words."""
 
 import json
+import re
 
 import pytest
 from loop_runs import press_stop
+from standard_runs import make
 
 from grpo_kit import tasks
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.hooks.standard import GRPOTrainer
-from grpo_kit.loop import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.watch.run_card import model_card
+from grpo_kit.watch.terminal import Lines
 
 TASK = tasks.largest(n_train=32, n_held_out=16)
 
@@ -45,20 +46,21 @@ class WeightsAt(Hook):
         self.seen[trainer.step] = {n: p.detach().clone() for n, p in trainer.trained.items()}
 
 
-def trainer(folder, *, task=TASK, tuning="full", live=None, held_out=None, keep="last", hooks=(), **config):
+def trainer(folder, *, task=TASK, tuning="full", **options):
     model, tokenizer = load_policy("tiny-random", tuning=tuning, quiet=True)
-    values = {
-        "steps": 4,
-        "prompts_per_step": 2,
-        "group_size": 4,
-        "learning_rate": 1e-2,
-        "warmup": 0,
-        "seed": 3,
-    }
-    return GRPOTrainer(
-        model, task, Config(**values | config), tokenizer=tokenizer, folder=folder, live=live, held_out=held_out,
-        keep=keep, hooks=hooks,
-    )  # fmt: skip
+    return make(folder, task=task, model=model, tokenizer=tokenizer, **options)
+
+
+def test_every_evaluation_is_a_line_where_there_is_no_notebook(tmp_path, capsys):
+    """The one before the first step too, each behind its step, in the words of grpo-kit watch."""
+    run = trainer(tmp_path / "run", steps=2, live=False, held_out=HeldOut(TASK, rows=8, every=1))
+    run.train()
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if re.match(r"step|.*held-out accuracy", line)
+    ]
+    places = [int(re.match(r"step (\d)/2|.*\(step (\d)\)", line)[line[:5] == "step " or 2]) for line in lines]
+    assert places == [0, 1, 1, 2, 2] and "held-out accuracy" in lines[0] and lines[1].startswith("step 1/2")
+    assert lines == Lines(run.folder, last=10).new()
 
 
 def test_the_last_measure_is_the_evaluation_of_the_same_questions(tmp_path):

@@ -275,7 +275,7 @@ def test_an_evaluation_reaches_line_and_drawing(notebook, chart, clock):
         clock[0] += 30
         chart.update([row])
     clock[0] += 30
-    chart.replace(rows(2)[1] | {"eval/accuracy": 0.34})
+    chart.update([rows(2)[1] | {"eval/accuracy": 0.34}])
     assert "held-out accuracy 34% (step 2)" in notebook.now[0]["text/plain"]
     assert "held-out accuracy" in notebook.now[1]["text/html"]
     clock[0] += 30
@@ -369,7 +369,6 @@ def test_what_comes_before_start_or_after_the_end_does_no_harm(notebook, chart, 
     chart.update(rows(1))
     chart.finish()
     chart.say("Saved.")
-    chart.replace(rows(1)[0])
     assert "Saved." in notebook.now[0]["text/plain"] and "image/png" in notebook.now[1]
     assert "stopped after" in notebook.now[0]["text/plain"]
 
