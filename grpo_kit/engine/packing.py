@@ -96,24 +96,6 @@ def why_not_packed(model: Any) -> str | None:
     return None
 
 
-def rows_of(input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_width: int) -> list[Row]:
-    """Left-padded prompts + right-padded completions (R, T) as token lists, without padding or masked tokens.
-
-    The last completion_width columns hold the completions.
-    """
-    rows = []
-    for ids, mask in zip(input_ids.tolist(), attention_mask.bool().tolist(), strict=True):
-        kept = [
-            [t for t, k in zip(ids[part], mask[part], strict=True) if k] for part in _split(completion_width)
-        ]
-        rows.append((tuple(kept[0]), kept[1]))
-    return rows
-
-
-def _split(width: int) -> tuple[slice, slice]:
-    return (slice(None, -width), slice(-width, None)) if width else (slice(None), slice(0, 0))
-
-
 def _positions(rows: Sequence[Row], order: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Of rows in sorted order: positions each takes alone, and the most it adds to those before it; long (R,)."""
     alone, added = [], []

@@ -31,7 +31,7 @@ class WatchRun(Hook):
 
     def __init__(self, live: bool | None = True, on_flag: OnFlag = "warn") -> None:
         self._chart = None if live is None else LiveChart(pictures=live)
-        self._monitor, self._shown = Monitor(on_flag), 0
+        self._monitor = Monitor(on_flag)
 
     def begin(self, trainer: Any) -> None:
         """Take up the steps that are there; show the chart."""

@@ -17,18 +17,9 @@ _GROUPS = {
     "clip_ratio",
 }  # fmt: skip
 _COLUMNS = {
-    "step",
-    "group",
-    "prompt",
-    "prefill",
-    "completion",
-    "answer",
-    "tokens",
-    "logprobs",
-    "reward",
-    "advantage",
-}
-_COLUMNS |= {"temperature"}
+    "step", "group", "prompt", "prefill", "completion", "answer", "tokens", "logprobs", "reward", "advantage",
+    "temperature",
+}  # fmt: skip
 
 
 class RewardLogs:

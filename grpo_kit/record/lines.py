@@ -41,10 +41,6 @@ class LineFile:
             self._size = size
         self.waiting.clear()
 
-    def forget_size(self) -> None:
-        """Call this after the file was rewritten by other means."""
-        self._size = None
-
 
 def whole_lines(path: Path) -> int:
     """Bytes of the file up to the end of its last whole line."""
