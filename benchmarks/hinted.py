@@ -35,8 +35,8 @@ from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.lab.statistics import over_seeds
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record.files import read_metrics
-from grpo_kit.rollout.complete import end_ids
 
 PATH = RESULTS / f"hinted_{MODEL}.json"
 ARMS = ("never hinted", "hint kept", "weights on", "weights off", "sft")

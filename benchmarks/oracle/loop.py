@@ -23,7 +23,7 @@ from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
-from grpo_kit.rollout.complete import end_ids
+from grpo_kit.models.token_lists import end_ids
 
 MakeUpdate = Callable[[Config], Any]
 

@@ -39,8 +39,8 @@ def engine_beside_transformers(model: Any, tokenizer: Any) -> str:
     import torch
     from transformers import GenerationConfig
 
+    from grpo_kit.models.token_lists import left_pad, up_to_end
     from grpo_kit.rollout import RolloutEngine
-    from grpo_kit.rollout.complete import left_pad, up_to_end
     from grpo_kit.tasks import largest
 
     task = largest(n_train=3, n_held_out=1)

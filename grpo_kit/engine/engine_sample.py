@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from grpo_kit.loop.generate import as_batch, generation_config, render
+from grpo_kit.loop.generate import as_batch, generation_config, prompts_of_groups
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.step_batch import Batch
@@ -31,8 +31,7 @@ class EngineSample:
         numbers: StepNumbers,
     ) -> Batch:
         """group_size completions of each row's prompt, with their log-probabilities and entropies."""
-        prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
-        prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
+        prompts = prompts_of_groups(model, tokenizer, task, rows, config)
         ends, stays = end_ids(model, tokenizer), False
         how = generation_config(tokenizer, ends, config, numbers)
         first = numbers.first * config.group_size

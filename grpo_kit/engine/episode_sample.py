@@ -176,6 +176,11 @@ def fast_episodes(model: Any, config: Config) -> Seams:
     return seams._replace(sample=EpisodeSample(writer))
 
 
+def fast_for(model: Any, task: Any, config: Config) -> Seams:
+    """The seams of this kind of task: `fast_episodes` where it has several turns, else `fast`."""
+    return (fast_episodes if isinstance(task, EpisodeTask) else fast)(model, config)
+
+
 def _warn_of_dropped_thoughts(tokenizer: Any, task: EpisodeTask) -> None:
     """Warns where training would read what the served model never does."""
     if task.view.thoughts != "kept":

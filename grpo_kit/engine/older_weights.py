@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 
 from grpo_kit.argument_checks import check_choice, check_whole
-from grpo_kit.engine.episode_sample import fast_episodes
-from grpo_kit.engine.fast import fast
-from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.engine.episode_sample import fast_for
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.reference import weights_of
 from grpo_kit.loop.seeds import rows_of_step
 from grpo_kit.loop.step_batch import Batch, padded
 
@@ -174,22 +174,17 @@ class OlderWeights:
     ) -> Batch:
         """By the sampler's weights; the policy's own come back, whatever happens (a stop: see the loop)."""
         if self.inner is None:
-            self.inner = _fast_sample(model, task, config)
+            self.inner = fast_for(model, task, config).sample
             self._found_for = model
         if self._found_for not in (None, model):
             raise ValueError(f"{self} samples from another model already; give each trainer one of its own")
-        own = {name: p.data for name, p in _trained(model)} if self.sync_every > 1 else {}
-        try:
-            for name, p in _trained(model) if own else ():
-                p.data = self._weights[name]
+        older = self.sync_every > 1
+        with weights_of(dict(_trained(model)), self._weights) if older else nullcontext():
             batch = self.inner(model, tokenizer, task, rows, config, numbers)
-            if batch.sampler_logprobs is None and self.importance_weights and (self.buffer or own):
+            if batch.sampler_logprobs is None and self.importance_weights and (self.buffer or older):
                 table = PaddedUpdate(config).logprobs(model, batch, numbers.temperature).tolist()
                 lengths = map(len, batch.completion_ids)
                 batch.sampler_logprobs = [line[:n] for line, n in zip(table, lengths, strict=True)]
-        finally:
-            for name, p in _trained(model) if own else ():
-                p.data = own[name]
         return batch
 
     def _check(self, rows: Sequence[dict[str, Any]], config: Config) -> None:
@@ -205,7 +200,3 @@ class OlderWeights:
 
 def _trained(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-
-
-def _fast_sample(model: Any, task: Any, config: Config) -> Any:
-    return (fast_episodes if isinstance(task, EpisodeTask) else fast)(model, config).sample

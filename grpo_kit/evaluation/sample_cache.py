@@ -21,8 +21,9 @@ from filelock import FileLock, Timeout
 
 from grpo_kit.argument_checks import check_whole
 from grpo_kit.models import base_model
+from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record.files import RunFolderError, write_whole
-from grpo_kit.rollout.complete import Completion, Progress, check_room, complete, end_ids
+from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
 from grpo_kit.tasks.same_task import content_digest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from grpo_kit.exports.model_card import license_of
 from grpo_kit.exports.ollama import modelfile
 from grpo_kit.exports.template import ExportError, Prompting
 from grpo_kit.exports.weights import STORED, save_adapter, share_moved, stored_as, whole_model
-from grpo_kit.rollout.complete import end_ids
+from grpo_kit.models.token_lists import end_ids
 
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 _BESIDE = 50 * 10**6  # bytes of tokenizer and config

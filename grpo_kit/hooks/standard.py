@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.engine.episode_sample import fast_episodes
-from grpo_kit.engine.fast import fast
+from grpo_kit.engine.episode_sample import fast_for
 from grpo_kit.engine.older_weights import OlderWeights
-from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
@@ -27,7 +25,6 @@ class GRPOTrainer(grpo.GRPOTrainer):
     """The loop with engine, packed update, chart, red flags and controls; see grpo_kit.loop.grpo.GRPOTrainer.
 
     task: a tasks.Task, or an episodes.EpisodeTask, of which episodes are played.
-
     folder: of the run; None: the next free one of runs/<task>, runs/<task>-2, ...
     held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
     live, on_flag: see WatchRun. sample, update: None takes the fast ways, or the plain ones where a line says why.
@@ -57,7 +54,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
             raise ValueError(
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
             )
-        seams = (fast_episodes if isinstance(task, EpisodeTask) else fast)(model, config)
+        seams = fast_for(model, task, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
         if isinstance(sample, OlderWeights):  # a fresh one: several trainers may be given the same

@@ -21,13 +21,13 @@ import torch.distributed as dist
 from grpo_kit.engine.turn_writers import Write, Written
 from grpo_kit.integrations.summed_weights import summed_weights
 from grpo_kit.integrations.vllm_engines import InThisProcess, Server
-from grpo_kit.loop.generate import as_batch, render
+from grpo_kit.loop.generate import as_batch, prompts_of_groups
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models import base_model
+from grpo_kit.models.token_lists import end_ids
 from grpo_kit.rollout.compare_logprobs import few
-from grpo_kit.rollout.complete import end_ids
 from grpo_kit.rollout.weight_version import weight_version
 
 # Nats a token, the mean over a rollout. The floor of 16-bit samplers is the red flag "sampler gap"'s.
@@ -91,8 +91,7 @@ class VllmSample:
         numbers: StepNumbers,
     ) -> Batch:
         """group_size completions of each row's prompt, with their log-probabilities."""
-        prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
-        prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
+        prompts = prompts_of_groups(model, tokenizer, task, rows, config)
         with self.turns(model, tokenizer, config, numbers) as write:
             made = write(prompts, [], 1)
         ends = end_ids(model, tokenizer)

@@ -28,8 +28,7 @@ def generate(
     numbers come from torch's global generator, which the loop seeds, and from numbers.first.
     Raises ValueError for a prompt that leaves no room for a completion.
     """
-    prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
-    prompts = [ids for ids in prompts for _ in range(config.group_size)]  # (B * G)
+    prompts = prompts_of_groups(model, tokenizer, task, rows, config)
     written = complete_prompts(model, tokenizer, prompts, config, numbers)
     return as_batch(tokenizer, rows, config.group_size, prompts, written, end_ids(model, tokenizer))
 
@@ -104,3 +103,11 @@ def render(
             mend="drop the row or lower max_completion_tokens",
         )  # fmt: skip
     return prompts
+
+
+def prompts_of_groups(
+    model: Any, tokenizer: Any, task: Any, rows: Sequence[dict[str, Any]], config: Config
+) -> list[list[int]]:
+    """(B * G) prompts: each row's, once for each completion of its group. Raises ValueError as render does."""
+    prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
+    return [ids for ids in prompts for _ in range(config.group_size)]

@@ -12,9 +12,9 @@ from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, ST
 from benchmarks.oracle.steps import change, weights
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.rollout_episodes import rollout_episodes
+from grpo_kit.models.token_lists import end_ids
 from grpo_kit.objectives import dapo, token_logprobs
 from grpo_kit.rewards.scoring import score_all
-from grpo_kit.rollout.complete import end_ids
 
 
 def padded_logprobs(model, prompt_ids, completion_ids, temperature):

@@ -10,7 +10,7 @@ from grpo_kit.integrations.trl import from_trl
 from grpo_kit.loop.generate import as_batch
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
-from grpo_kit.rollout.complete import end_ids
+from grpo_kit.models.token_lists import end_ids
 
 GROUP = 4
 

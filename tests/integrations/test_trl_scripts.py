@@ -8,8 +8,8 @@ import pytest
 import grpo_kit.integrations.trl as integration
 from grpo_kit.loop import GRPOTrainer
 from grpo_kit.loop.generate import as_batch, render
+from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, lines_of
-from grpo_kit.rollout.complete import end_ids
 
 SCRIPTS = Path(__file__).parent / "scripts"
 IMPORT = "from trl import GRPOConfig, GRPOTrainer\n"

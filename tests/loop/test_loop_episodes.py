@@ -19,7 +19,7 @@ from grpo_kit.episodes.rollout_episodes import Episode, Turn
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.score import with_signal
 from grpo_kit.models.context import context_length
-from grpo_kit.rollout.complete import end_ids
+from grpo_kit.models.token_lists import end_ids
 
 # ---- beside today's trainer -------------------------------------------------------------------------------------
 

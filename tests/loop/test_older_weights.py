@@ -255,17 +255,20 @@ def test_a_stop_while_the_sampler_has_its_weights_leaves_the_policy_its_own(wher
         return sample
 
     trainer = make(tmp_path / "run", hooks=[watch], watch=sampler, **options)
-    trained, seen = older_weights._trained, []
+    exchanged, seen = older_weights.weights_of, []
 
-    def pressed_in_the_middle(model):
-        if trainer.step == 2:
-            seen.append(1)
-        for place, pair in enumerate(trained(model)):
-            if place == 3 and len(seen) == {"on the way in": 2, "on the way out": 3}.get(where):
-                press_stop()
-            yield pair
+    class PressedInTheMiddle(dict):
+        def items(self):
+            if trainer.step == 2:
+                seen.append(1)
+            for place, pair in enumerate(super().items()):
+                if place == 3 and len(seen) == {"on the way in": 2, "on the way out": 3}.get(where):
+                    press_stop()
+                yield pair
 
-    monkeypatch.setattr(older_weights, "_trained", pressed_in_the_middle)
+    monkeypatch.setattr(
+        older_weights, "weights_of", lambda trained, older: exchanged(PressedInTheMiddle(trained), older)
+    )
     with pytest.raises(Stopped) as stopped:
         trainer.train()
     assert stopped.value.step == 2 and calls == ([] if where == "on the way in" else [True])
