@@ -18,6 +18,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.record.jsonl_run import lines_of
 from grpo_kit.tasks import largest
 
+SMALL = {"steps": 4, "prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-2, "warmup": 0, "seed": 3}
 KINDS = {
     "full": {},
     "lora": {"tuning": "lora", "learning_rate": 1e-2},
@@ -54,15 +55,7 @@ def make(
     """A trainer on a fresh tiny model. older: options of OlderWeights. watch: wraps the sampler inside of it."""
     fresh, own = _policy(tuning)
     model = copy.deepcopy(fresh) if model is None else model
-    values = {
-        "steps": 4,
-        "prompts_per_step": 2,
-        "group_size": 4,
-        "learning_rate": 1e-2,
-        "warmup": 0,
-        "seed": 3,
-    }
-    config = Config(**(values | config))
+    config = Config(**(SMALL | config))
     given = {}
     if seams == "fast":
         found = fast(model, config)

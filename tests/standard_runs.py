@@ -2,7 +2,7 @@
 
 import copy
 
-from loop_runs import letters
+from loop_runs import SMALL, letters
 
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
@@ -25,16 +25,8 @@ def make(folder, *, rewards=letters, rows=ROWS, task=None, model=None, tokenizer
     """A trainer on a fresh tiny model. options: of GRPOTrainer (on_flag, held_out, keep, hooks), else of Config."""
     fresh, own = load_policy("tiny-random", quiet=True)
     given = {name: options.pop(name) for name in ("on_flag", "held_out", "keep", "hooks") if name in options}
-    values = {
-        "steps": 4,
-        "prompts_per_step": 2,
-        "group_size": 4,
-        "learning_rate": 1e-2,
-        "warmup": 0,
-        "seed": 3,
-    }
     return GRPOTrainer(
         fresh if model is None else model, own_task(rewards, rows=rows) if task is None else task,
-        Config(**values | options), tokenizer=copy.copy(own) if tokenizer is None else tokenizer, folder=folder,
+        Config(**SMALL | options), tokenizer=copy.copy(own) if tokenizer is None else tokenizer, folder=folder,
         live=live, **given,
     )  # fmt: skip

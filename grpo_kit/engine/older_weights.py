@@ -92,7 +92,16 @@ class OlderWeights:
         self._sync(model, step)
 
         def make(rows: Sequence[dict[str, Any]]) -> Batch:
-            return self._make(model, tokenizer, task, rows, config, numbers)
+            """By the sampler's weights; the policy's own come back, whatever happens (a stop: see the loop)."""
+            self._find_inner(model, task, config)
+            older = self.sync_every > 1
+            with weights_of(dict(_trained(model)), self._weights) if older else nullcontext():
+                made = self.inner(model, tokenizer, task, rows, config, numbers)
+                if made.sampler_logprobs is None and self.importance_weights and (self.buffer or older):
+                    table = PaddedUpdate(config).logprobs(model, made, numbers.temperature).tolist()
+                    lengths = map(len, made.completion_ids)
+                    made.sampler_logprobs = [line[:n] for line, n in zip(table, lengths, strict=True)]
+            return made
 
         if self.buffer is None:
             batch, made_in = make(rows), step
@@ -163,29 +172,12 @@ class OlderWeights:
 
     # ---- a batch ------------------------------------------------------------------------------------------------
 
-    def _make(
-        self,
-        model: Any,
-        tokenizer: Any,
-        task: Any,
-        rows: Sequence[dict[str, Any]],
-        config: Config,
-        numbers: StepNumbers,
-    ) -> Batch:
-        """By the sampler's weights; the policy's own come back, whatever happens (a stop: see the loop)."""
+    def _find_inner(self, model: Any, task: Any, config: Config) -> None:
         if self.inner is None:
             self.inner = fast_for(model, task, config).sample
             self._found_for = model
         if self._found_for not in (None, model):
             raise ValueError(f"{self} samples from another model already; give each trainer one of its own")
-        older = self.sync_every > 1
-        with weights_of(dict(_trained(model)), self._weights) if older else nullcontext():
-            batch = self.inner(model, tokenizer, task, rows, config, numbers)
-            if batch.sampler_logprobs is None and self.importance_weights and (self.buffer or older):
-                table = PaddedUpdate(config).logprobs(model, batch, numbers.temperature).tolist()
-                lengths = map(len, batch.completion_ids)
-                batch.sampler_logprobs = [line[:n] for line, n in zip(table, lengths, strict=True)]
-        return batch
 
     def _check(self, rows: Sequence[dict[str, Any]], config: Config) -> None:
         if config.resample:
