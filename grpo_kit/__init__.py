@@ -13,7 +13,7 @@ import logging
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from grpo_kit.version import __version__ as __version__
 
 # bitsandbytes would say at every start that its 4-bit CPU kernels are missing; the kit uses 4 bits on CUDA only.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(

@@ -18,8 +18,8 @@ import grpo_kit
 ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
-    "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts",
-    "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
+    "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
+    "prompts", "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
     "tasks", "loop", "watch", "trackers", "profiles", "memory", "engine", "evaluation", "hooks",
     "preferences", "lab", "exports", "recipe", "integrations", "doctor", "commands",
 ]  # fmt: skip
@@ -207,7 +207,8 @@ def test_a_file_is_read_in_one_sitting(path):
 
 # The core: the loop and what it stands on. It knows no engine, no chart, no episode and no tool of another kind.
 CORE = {
-    "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds", "prompts", "cuda",
+    "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
+    "prompts", "cuda",
     "models", "record", "display", "verdicts", "rewards", "optim", "tasks", "loop",
 }  # fmt: skip
 

@@ -81,7 +81,11 @@ SIZES = {
 
 def random_weights(tuning: str, dtype: str) -> tuple[Any, Any]:
     """Qwen2.5-1.5B's shapes on the CPU and a tokenizer of made-up words: nothing is downloaded."""
-    model = Qwen2ForCausalLM._from_config(qwen_config(), dtype=getattr(torch, dtype))
+    with torch.device(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    ):  # drawing 1.5B numbers on a CPU takes a minute
+        model = Qwen2ForCausalLM._from_config(qwen_config(), dtype=getattr(torch, dtype))
+    model.to("cpu")
     if tuning == "lora":
         lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, lora)

@@ -33,6 +33,7 @@ from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import write_whole
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.compare_logprobs import SHIFT, gap, limits
+from grpo_kit.version import __version__
 
 FILE = "checked_cards.json"
 _TOKENS, _PROMPTS, _GROUP = 12, (9, 14), 2
@@ -114,7 +115,7 @@ def _key(model: Any, config: Config) -> str:
     kinds = sorted({str(p.dtype) for p in model.parameters()})
     facts = [hardware(), base.config.model_type, kinds, base.config._attn_implementation, config.autocast]
     facts += [config.optimizer]
-    facts += [version(name) for name in ("torch", "transformers", "peft", "grpo-kit")]
+    facts += [version(name) for name in ("torch", "transformers", "peft")] + [__version__]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {facts[0]}, {facts[1]}"
 
 

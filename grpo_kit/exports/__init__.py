@@ -35,6 +35,7 @@ from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models import model_name
+from grpo_kit.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -245,7 +246,8 @@ def _report(
         "stored": made.stored,
         "file": made.file,
         "bytes": made.bytes,
-        "versions": {name: version(name) for name in ("grpo-kit", "torch", "transformers", "peft")},
+        "versions": {"grpo-kit": __version__}
+        | {name: version(name) for name in ("torch", "transformers", "peft")},
         "notes": made.notes,
         "prefill": prompting.prefill,
         "prompt_inside": prompting != Prompting(),

@@ -124,8 +124,8 @@ def read_sample_state(checkpoint: Path, device: torch.device) -> dict[str, Any] 
 def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Put a checkpoint's weights and moments into a model and its optimizer, bit for bit."""
     load_weights(model, checkpoint)
-    device = next(model.parameters()).device
-    optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER, map_location=device, weights_only=True))
+    # Read to the CPU: the optimizer moves what belongs on a card. AdamW's step counts on it would cost a wait each.
+    optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True))
 
 
 def load_weights(model: Any, folder: Path) -> None:

@@ -21,10 +21,15 @@ def free_bytes(device: torch.device) -> int:
     that system and container have left, with the C library's reserve for this process."""
     if device.type != "cuda":
         return int(min(psutil.virtual_memory().available, container_bytes())) + kept_by_malloc()
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    capped = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+    card = _index(device)
+    free, total = torch.cuda.mem_get_info(card)
+    capped = int(total * torch.cuda.get_per_process_memory_fraction(card)) - torch.cuda.memory_reserved(card)
     return max(0, min(free, capped)) + releasable_bytes(device)
+
+
+def _index(device: torch.device) -> int:
+    """ "cuda" is the current card: not all of torch's functions take it without a number."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def releasable_bytes(device: torch.device) -> int:
@@ -35,8 +40,7 @@ def releasable_bytes(device: torch.device) -> int:
     """
     if torch.cuda.get_allocator_backend() != "native":  # its segments cannot be read
         return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    found = 0
+    index, found = _index(device), 0
     for segment in torch.cuda.memory_snapshot():
         if segment["device"] != index or tuple(segment["segment_pool_id"]) != (0, 0):
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from grpo_kit.record.files import (
     run_settings,
     write_whole,
 )  # fmt: skip
+from grpo_kit.version import __version__
 from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
 from grpo_kit.watch.monitor import read_flags
 
@@ -55,7 +55,7 @@ def card_text(
     parts = [
         _head(config, license, library),
         f"# {path.name}",
-        f"Trained with GRPO by grpo_kit {version('grpo-kit')}{_trl(config)}.",
+        f"Trained with GRPO by grpo_kit {__version__}{_trl(config)}.",
         _table(config, metrics),
         "## Reward while training",
         _curve(metrics),

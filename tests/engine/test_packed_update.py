@@ -63,7 +63,8 @@ def step(update, model, batch, **fields):
     """(loss, gradients, PolicyLoss) of one update."""
     config = Config(mask_cut_off=True, max_completion_tokens=7, **fields)
     update.config = config
-    loss = PolicyLoss(batch, config, StepNumbers(0, 0.0, TEMPERATURE, 0.0, config.beta))
+    numbers, device = StepNumbers(0, 0.0, TEMPERATURE, 0.0, config.beta), next(model.parameters()).device
+    loss = PolicyLoss(batch, config, numbers, device=device)
     model.train()
     model.zero_grad(set_to_none=True)
     value = update.gradients(model, batch, loss, TEMPERATURE, lambda share: share.backward())
