@@ -25,8 +25,10 @@ import torch
 from transformers import set_seed
 
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
+from examples.calculator import calculator
+from examples.lookup import lookup
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile
-from grpo_kit.episodes import EpisodeTask, RecordedEnv, calculator, grid, lookup, recorded
+from grpo_kit.episodes import EpisodeTask, RecordedEnv, grid, recorded
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import wilson_interval
 from grpo_kit.lab.statistics import difference_over_seeds, over_seeds, paired_scalars

@@ -24,6 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
+from examples.calculator import calculator
+from examples.lookup import lookup
+from examples.phone import phone
+from examples.shop import shop
 from grpo_kit import episodes, load_policy, profile, tasks
 from grpo_kit.episodes import EpisodeTask
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
@@ -140,10 +144,10 @@ THINKING = {
 }
 TURNS = {
     "grid, 6 turns": lambda: episodes.grid(64, size=5, max_turns=6),
-    "lookup": lambda: episodes.lookup(),
-    "calculator": lambda: episodes.calculator(),
-    "shop": lambda: episodes.shop(),
-    "phone": lambda: episodes.phone(),
+    "lookup": lookup,
+    "calculator": calculator,
+    "shop": shop,
+    "phone": phone,
 }
 MADE = SHORT | THINKING | TURNS
 

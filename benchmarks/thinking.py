@@ -32,8 +32,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
+from examples.calculator import calculator
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile, roundtrip_drift
-from grpo_kit.episodes import Episode, EpisodeTask, calculator
+from grpo_kit.episodes import Episode, EpisodeTask
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.turn_advantages import turn_advantages
 from grpo_kit.evaluation.generate_and_score import answer

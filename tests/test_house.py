@@ -297,7 +297,7 @@ def python_files():
     root = ROOT.parent
     found = [
         p
-        for d in ("grpo_kit", "tests", "benchmarks", ".ci", "docs", "scripts")
+        for d in ("grpo_kit", "tests", "benchmarks", "examples", ".ci", "docs", "scripts")
         for p in (root / d).rglob("*.py")
     ]
     return frozenset(p.relative_to(root).as_posix() for p in [*found, *root.glob("*.py")])

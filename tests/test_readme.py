@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [
     README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "AGENTS.md", ROOT / "CHANGELOG.md",
-    ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md",
+    ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md",
 ]  # fmt: skip
 MODEL, STEPS = '"smollm2-135m-instruct"', "steps=24"
 
@@ -132,7 +132,9 @@ def test_commands_exist(page, module):
     assert importlib.util.find_spec(module), f"{page}: python -m {module}"
 
 
-@pytest.mark.parametrize(("page", "path"), found(r"`((?:grpo_kit|tests|benchmarks|training)/[\w/.]*)`"))
+@pytest.mark.parametrize(
+    ("page", "path"), found(r"`((?:grpo_kit|tests|benchmarks|examples|training)/[\w/.]*)`")
+)
 def test_files_that_are_named_exist(page, path):
     assert (ROOT / path).exists() or (ROOT / "grpo_kit" / path).exists(), f"{page}: {path}"
 

@@ -179,7 +179,6 @@ MISSING = {  # what is called: (the extra that it names, the distribution that i
     "kit.make_optimizer('flash-adamw', model, learning_rate=1e-6)": ("flash", "flashoptim"),
     "_four_bit(cuda=True)": ("cuda", "bitsandbytes"),
     "kit.from_trl": ("trl", "trl"),
-    "task_of_games()": ("textarena", "textarena"),
     "kit.tasks.from_reasoning_gym('basic_arithmetic')": ("reasoning-gym", "reasoning-gym"),
 }
 
@@ -188,10 +187,9 @@ def test_what_is_missing_is_named_with_the_pip_line_that_brings_it(core, tmp_pat
     script = """
         import json, sys, torch
         import grpo_kit as kit
-        from grpo_kit.episodes import from_textarena
         from grpo_kit.models import _four_bit
         from grpo_kit.optim.choose import choose_optimizer
-        model, task_of_games = torch.nn.Linear(2, 2), lambda: from_textarena("GuessTheNumber-v0")()
+        model = torch.nn.Linear(2, 2)
         said = {}
         for call in json.loads(sys.argv[1]):
             try:

@@ -98,6 +98,7 @@ def _files() -> list[Path]:
     found = [
         *ROOT.glob("grpo_kit/**/*.py"),
         *ROOT.glob("benchmarks/**/*.py"),
+        *ROOT.glob("examples/*.py"),
         *ROOT.glob("notebooks/*.ipynb"),
     ]
     return sorted([*found, ROOT / "README.md", *ROOT.glob("docs/*.md")])

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.oracle.cases import policy_of
 from grpo_kit.episodes import grid
-from grpo_kit.episodes.worlds.grid import MOVES, Grid
+from grpo_kit.episodes.grid_world import MOVES, Grid
 from grpo_kit.models import load_policy
 from grpo_kit.schedules import constant, linear
 from grpo_kit.tasks import code, countdown, from_rows, largest

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import reference
 
 PAGES = ["features", "results", "tasks_and_rewards", "architecture"]  # of docs/, in this order; others follow
-PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "examples/README.md"]
 _LINK = re.compile(
     r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?"
 )  # path and anchor of [text](path#anchor), no scheme

@@ -1,4 +1,4 @@
-"""Tasks of several turns: environments, what the model reads each turn, small worlds, recordings, adapters.
+"""Tasks of several turns: environments, what the model reads each turn, recordings, adapters, and a small grid.
 
 EpisodeTask keeps rows, environment and view together. kit.GRPOTrainer trains on it; kit.evaluate and kit.readiness
 play it. An environment is anything with reset(row) and step(text).
@@ -12,17 +12,16 @@ if TYPE_CHECKING:
     from grpo_kit.episodes.env_adapters import for_trl, from_tools, from_trl
     from grpo_kit.episodes.environment import Environment, EpisodeError
     from grpo_kit.episodes.episode_task import EpisodeTask, worked
-    from grpo_kit.episodes.games import from_textarena
+    from grpo_kit.episodes.grid_world import grid
     from grpo_kit.episodes.observation import View, write_turn
     from grpo_kit.episodes.recorded_env import RecordedEnv, recorded
     from grpo_kit.episodes.rollout_episodes import Episode, Turn
-    from grpo_kit.episodes.worlds import calculator, grid, lookup, phone, shop
 
 __all__ = [
     "EpisodeTask", "View", "Environment", "EpisodeError", "Episode", "Turn", "write_turn", "worked",
-    "grid", "lookup", "calculator", "shop", "phone",
+    "grid",
     "RecordedEnv", "recorded",
-    "from_tools", "from_trl", "for_trl", "from_textarena",
+    "from_tools", "from_trl", "for_trl",
 ]  # fmt: skip
 
 lazy(
@@ -31,10 +30,9 @@ lazy(
         "env_adapters": ["for_trl", "from_tools", "from_trl"],
         "environment": ["Environment", "EpisodeError"],
         "episode_task": ["EpisodeTask", "worked"],
-        "games": ["from_textarena"],
+        "grid_world": ["grid"],
         "observation": ["View", "write_turn"],
         "recorded_env": ["RecordedEnv", "recorded"],
         "rollout_episodes": ["Episode", "Turn"],
-        "worlds": ["calculator", "grid", "lookup", "phone", "shop"],
     },
 )

@@ -1,4 +1,4 @@
-"""Adapters: tools and trl's classes as environments, and environments as trl's classes. Games of textarena: games.py.
+"""Adapters: tools and trl's classes as environments, and environments as trl's classes.
 
 An action is read in any form in which models are taught to call tools: JSON in the template's own tags, a JSON object,
 or Python's call syntax, `look(x=3)`.

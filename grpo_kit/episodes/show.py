@@ -29,7 +29,7 @@ def show_turns(
     optimum. The worked examples are shown once, in the first turn.
     Raises ValueError if the task has no optimum and no responses are given.
 
-    >>> print(show_turns(tokenizer, worlds.grid()))  # doctest: +SKIP
+    >>> print(show_turns(tokenizer, episodes.grid()))  # doctest: +SKIP
     """
     row = task.train[0] if row is None else row
     if responses is None and task.optimum is None:

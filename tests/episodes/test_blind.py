@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_kit.episodes import EpisodeTask, grid, lookup
+from examples.lookup import lookup
+from grpo_kit.episodes import EpisodeTask, grid
 
 
 class Lock:

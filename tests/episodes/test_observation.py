@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import trl
 
+from examples.calculator import calculator
+from grpo_kit.episodes import grid
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer, View, write_turn
 from grpo_kit.episodes.rollout_episodes import rollout_episodes
 from grpo_kit.episodes.show import show_turns
 from grpo_kit.episodes.template_audit import audit_turns
-from grpo_kit.episodes.worlds import calculator, grid
 from grpo_kit.models import load_policy
 from grpo_kit.prompts import PromptError, build_prompt
 

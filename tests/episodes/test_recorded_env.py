@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from examples.calculator import calculator
+from grpo_kit.episodes import grid
 from grpo_kit.episodes.recorded_env import RecordedEnv, recorded
-from grpo_kit.episodes.worlds import calculator, grid
 
 
 def transcript(world, rows, texts):

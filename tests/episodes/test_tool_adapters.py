@@ -5,7 +5,7 @@ import pytest
 from grpo_kit.episodes.env_adapters import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call
 from grpo_kit.episodes.environment import VectorEnv
 from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.worlds.grid import Grid, grid
+from grpo_kit.episodes.grid_world import Grid, grid
 
 ROW = {"question": "What is 2 + 3?", "answer": "5"}
 START = {"question": "go", "size": 3, "start": [2, 0], "door": [0, 0]}

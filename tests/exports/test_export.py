@@ -328,9 +328,9 @@ def test_without_a_task_the_trainers_length_counts(tmp_path):
 
 def test_a_task_of_several_turns(tmp_path, read_here):
     """The chat template takes the first turn's message, as its trainer's prompts hold it."""
-    from grpo_kit import episodes
+    from examples.calculator import calculator
 
-    task = episodes.calculator(8, 4)
+    task = calculator(8, 4)
     model, tokenizer = adapted()
     made = export(model, tokenizer, tmp_path / "out", task=task, rows=3)
     assert made.proof.prompts_same == made.proof.questions == 3 and made.proof.comparison is None

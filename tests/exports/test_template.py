@@ -7,7 +7,7 @@ import pytest
 import trl
 from transformers import AutoTokenizer
 
-from grpo_kit import episodes
+from examples.calculator import calculator
 from grpo_kit.exports.template import ExportError, Prompting, check_questions, with_serving_template
 from grpo_kit.models.gguf_reader import embedded_folder
 from grpo_kit.prompts import PromptError, build_prompt
@@ -111,6 +111,6 @@ def test_a_question_that_the_template_changes_is_refused(smollm):
 
 
 def test_prompting_of_a_task_of_several_turns():
-    task = episodes.calculator(8, 4)
+    task = calculator(8, 4)
     p = Prompting.of(task)
     assert p.system == task.view.system and len(p.examples) == len(task.view.example_pairs())

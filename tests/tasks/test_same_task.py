@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_kit.episodes.worlds.grid import grid
+from grpo_kit.episodes import grid
 from grpo_kit.evaluation.sample_cache import _settings
 from grpo_kit.lab import settings as lab
 from grpo_kit.models import load_policy

@@ -1,4 +1,12 @@
-"""textarena's games for one player as environments, each with its own random numbers."""
+"""textarena's games for one player as environments, each with its own random numbers.
+
+    pip install "textarena>=0.7.4,<0.8"
+    python -m grpo_kit train examples/textarena_games.py:guess_the_number --profile smoke
+
+trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. Another
+game is `from_textarena("Wordle-v0")` in place of that one's environment. Games with words load them through nltk, some
+need Python 3.12.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from grpo_kit.argument_checks import check_above_zero, check_whole
-from grpo_kit.episodes.environment import Environment
+from grpo_kit.episodes import Environment, EpisodeTask, View
 
 # textarena's games seed Python's own generator and draw from it, so only one of them moves at a time.
 _MOVES = threading.Lock()
@@ -31,12 +39,27 @@ def from_textarena(name: str, *, highest: float = 1.0, **options: Any) -> Callab
     options; also the game's own errors if it needs words of nltk, a key or a newer Python.
     Source: github.com/LeonGuertler/TextArena, 0.7.4.
 
-    >>> rows = [{"question": "Guess the number.", "seed": seed} for seed in range(80)]
-    >>> task = EpisodeTask("number", rows[16:], rows[:16], from_textarena("GuessTheNumber-v0"))  # doctest: +SKIP
+    >>> guess_the_number()  # doctest: +SKIP
+    EpisodeTask('number', train=64, held_out=16)
     """
     check_above_zero("highest", highest, hint=": what the best game pays")
     _Game(name, highest, options).reset({"seed": 0})  # raises errors now
     return lambda: _Game(name, highest, options)
+
+
+def guess_the_number(n_train: int = 64, n_held_out: int = 16, *, max_turns: int = 6) -> EpisodeTask:
+    """A number from 1 to 20, with "higher" and "lower" after each guess; a game a seed."""
+    rows = [{"question": "Guess the number.", "seed": seed} for seed in range(n_held_out + n_train)]
+    return EpisodeTask(
+        "number",
+        train=rows[n_held_out:],
+        held_out=rows[:n_held_out],
+        environment=from_textarena("GuessTheNumber-v0"),
+        view=View(chat=True, repeat_goal=False, system="Answer with one number."),
+        max_turns=max_turns,
+        max_completion_tokens=8,
+        actions=tuple(map(str, range(1, 21))),
+    )
 
 
 class _Game:
@@ -104,7 +127,7 @@ def _textarena() -> Any:
         import textarena
     except ImportError as error:
         raise ImportError(
-            'from_textarena needs the package textarena: run `pip install "grpo-kit[textarena]"`'
+            'from_textarena needs the package textarena: run `pip install "textarena>=0.7.4,<0.8"`'
         ) from error
     return textarena
 

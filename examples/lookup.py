@@ -1,4 +1,10 @@
-"""Look things up: who lives where, and what grows there. Cannot be solved without reading the observations."""
+"""Look things up: who lives where, and what grows there. Cannot be solved without reading the observations.
+
+    python -m grpo_kit train examples/lookup.py:lookup --profile smoke
+
+trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+Python, in the repository's folder: `from examples.lookup import lookup`, then `lookup()` is a task.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes.episode_task import EpisodeTask, worked
-from grpo_kit.episodes.observation import View
+from grpo_kit.episodes import EpisodeTask, View, worked
 
 PEOPLE = ("Tom", "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace")
 TOWNS = ("Paris", "Rome", "Oslo", "Cairo", "Lima", "Tokyo", "Delhi", "Quebec")

@@ -1,4 +1,11 @@
-"""A small shop: search, look at an item, go back if the size is wrong, buy. WebShop's moves, mocked."""
+"""A small shop: search, look at an item, go back if the size is wrong, buy. WebShop's moves, mocked.
+
+    python -m grpo_kit train examples/shop.py:shop --profile smoke
+
+trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+Python, in the repository's folder: `from examples.shop import shop`, then `shop()` is a task.
+For models of 0.5B or more.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes.episode_task import EpisodeTask, worked
-from grpo_kit.episodes.observation import View
-from grpo_kit.episodes.worlds.rows import draw_rows
+from grpo_kit.episodes import EpisodeTask, View, worked
 
 KINDS = ("cup", "lamp", "bag", "hat", "box", "bowl", "clock", "chair")
 COLOURS = ("red", "blue", "green", "white", "black", "yellow")
@@ -81,24 +86,21 @@ def buyer(row: Mapping[str, Any], rng: random.Random) -> Any:
 def shop(n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 6, seed: int = 0) -> EpisodeTask:
     """Two items have the wanted colour, one of them also the size: the first one that looks right is so half the time.
 
-    The right one is at each of the four places equally often. No row has the goal and the shelf of another.
+    The right one is at each of the four places equally often.
     Raises ValueError for fewer than 5 turns, the length of the way over the wrong item, and for a split without rows.
     """
     if not isinstance(max_turns, int) or max_turns < 5:
         raise ValueError(f"max_turns={max_turns!r} leaves no turns to go back and buy; give at least 5")
-    rng = random.Random(seed)
-
-    def draw(place: int) -> tuple[Any, dict]:
+    rng, rows = random.Random(seed), []
+    for place in range(len(_WORKED) + n_held_out + n_train):
         right = place % SHELF
         other = rng.choice([n for n in range(SHELF) if n != right])
-        row = _row(rng, *(_WORKED[place] if place < len(_WORKED) else (right, other)))
-        return (row["question"], str(row["shelves"][row["kind"]])), row
-
-    shown, train, held_out = draw_rows(draw, len(_WORKED), n_train, n_held_out)
+        rows.append(_row(rng, *(_WORKED[place] if place < len(_WORKED) else (right, other))))
+    shown, rows = rows[: len(_WORKED)], rows[len(_WORKED) :]
     return EpisodeTask(
         "shop",
-        train=train,
-        held_out=held_out,
+        train=rows[n_held_out:],
+        held_out=rows[:n_held_out],
         environment=Shop,
         view=View(
             chat=True,

@@ -1,4 +1,10 @@
-"""A calculator that must be used: sums too long for the head, one operation at a time. No constant policy scores."""
+"""A calculator that must be used: sums too long for the head, one operation at a time. No constant policy scores.
+
+    python -m grpo_kit train examples/calculator.py:calculator --profile smoke
+
+trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+Python, in the repository's folder: `from examples.calculator import calculator`, then `calculator()` is a task.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +14,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes.episode_task import EpisodeTask, worked
-from grpo_kit.episodes.observation import View
-from grpo_kit.episodes.worlds.rows import draw_rows
+from grpo_kit.episodes import EpisodeTask, View, worked
+from grpo_kit.tasks.task import distinct_rows
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_SHOWN = 3  # worked episodes, whose rows are in no split
 _CALL = re.compile(r"(-?\d{1,9})\s*([-+*])\s*(-?\d{1,9})")
 
 
@@ -64,12 +70,9 @@ def calculator(
             f"max_turns={max_turns} leaves no turn to say the answer; give at least {operations + 1}"
         )
     rng = random.Random(seed)
-
-    def draw(place: int) -> tuple[str, dict]:
-        row = _row(rng, operations)
-        return row["question"], row
-
-    shown, train, held_out = draw_rows(draw, 3, n_train, n_held_out)
+    count = _SHOWN + n_held_out + n_train
+    rows = distinct_rows(lambda: _row(rng, operations), count, what=f"calculator of {operations} operations")
+    shown, held_out, train = rows[:_SHOWN], rows[_SHOWN : count - n_train], rows[count - n_train :]
     return EpisodeTask(
         "calculator",
         train=train,

@@ -3,10 +3,11 @@
 import random
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
-from grpo_kit.episodes import EpisodeTask, View, from_textarena
+from examples.textarena_games import from_textarena, guess_the_number
 from grpo_kit.episodes.environment import EpisodeError, VectorEnv
 
 # ---- the real package -----------------------------------------------------------------------------------------------
@@ -14,7 +15,7 @@ from grpo_kit.episodes.environment import EpisodeError, VectorEnv
 
 @pytest.fixture
 def real():
-    pytest.importorskip("textarena")  # an extra
+    pytest.importorskip("textarena")  # no extra of the kit's
 
 
 MOVES = {
@@ -184,11 +185,7 @@ def test_a_task_of_games_is_played_like_any_other(real):
 
         return respond
 
-    rows = [{"question": "Guess the number.", "seed": seed} for seed in range(40)]
-    task = EpisodeTask(
-        "number", rows[20:], rows[:20], from_textarena("GuessTheNumber-v0"), View(chat=True), max_turns=5,
-        optimum=halving, actions=tuple(map(str, range(1, 21))),
-    )  # fmt: skip
+    task = replace(guess_the_number(20, 20, max_turns=5), optimum=halving)
     assert task.score(task.optimum) == 1.0 and task.best_constant()[1] < 0.5
 
 
@@ -289,5 +286,5 @@ def test_unknown_names_and_options_are_refused(stand_in):
 
 def test_what_to_install_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ImportError, match=r"pip install \"grpo-kit\[textarena\]\""):
+    with pytest.raises(ImportError, match='pip install "textarena>=0.7.4,<0.8"'):
         from_textarena("GuessTheNumber-v0")
