@@ -24,10 +24,12 @@ from typing import Any
 import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
+from examples.arithmetic import arithmetic
 from examples.calculator import calculator
 from examples.lookup import lookup
 from examples.phone import phone
 from examples.shop import shop
+from examples.tools import tools
 from grpo_kit import episodes, load_policy, profile, tasks
 from grpo_kit.episodes import EpisodeTask
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
@@ -83,7 +85,7 @@ def arithmetic_in_thoughts() -> tasks.Task:
         "What is 21 + 34?",
         "<think>\n20 + 30 = 50, 1 + 4 = 5, 50 + 5 = 55.\n</think>\n<answer>55</answer>",
     )
-    plain = tasks.arithmetic()
+    plain = arithmetic()
     changes = {"system": system, "prefill": "<think>\n", "examples": (example,), "max_completion_tokens": 96}
     return replace(plain, rewards=[plain.rewards[0], SoftFormat()], **changes)
 
@@ -101,7 +103,7 @@ def code_in_words_first() -> tasks.Task:
 
 SHORT = {
     "largest": lambda: tasks.largest(),
-    "arithmetic": lambda: tasks.arithmetic(),
+    "arithmetic": arithmetic,
     "countdown, 2 numbers": lambda: countdown(2),
     "countdown, 3 numbers": lambda: countdown(3),
     "code, level 1": lambda: tasks.code(levels=(1,), n_held_out=24),
@@ -109,7 +111,7 @@ SHORT = {
     "code, level 3": lambda: tasks.code(levels=(3,), n_held_out=20),
     "interval_scheduling": lambda: tasks.interval_scheduling(),
     "science": lambda: tasks.science(),
-    "tools": lambda: tasks.tools(),
+    "tools": tools,
 }
 THINKING = {
     "countdown, 2 numbers": lambda: countdown(2),
@@ -137,7 +139,7 @@ THINKING = {
     "gsm8k, thoughts, no example": lambda: gsm8k(examples=()),
     "gsm8k, thoughts, step by step": lambda: gsm8k(prefill=STEP_BY_STEP),
     "gsm8k, thoughts, step by step, no example": lambda: gsm8k(prefill=STEP_BY_STEP, examples=()),
-    "arithmetic": lambda: tasks.arithmetic(),
+    "arithmetic": arithmetic,
     "arithmetic, thoughts": arithmetic_in_thoughts,
     "code, levels 1 and 2": lambda: tasks.code(levels=(1, 2), n_held_out=24),
     "code, levels 1 and 2, words first, no example": code_in_words_first,

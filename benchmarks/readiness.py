@@ -22,6 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
+from examples.arithmetic import arithmetic
 from grpo_kit import load_policy, profile, tasks
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
@@ -38,7 +39,7 @@ def zero_shot(task: tasks.Task) -> tasks.Task:
 MADE: dict[str, Callable[[argparse.Namespace], tasks.Task]] = {
     "largest": lambda o: tasks.largest(),
     "largest, zero-shot": lambda o: zero_shot(tasks.largest()),
-    "arithmetic": lambda o: tasks.arithmetic(),
+    "arithmetic": lambda o: arithmetic(),
     "countdown, 2 numbers": lambda o: tasks.countdown(numbers=(2, 2)),
     "countdown, thinking": lambda o: zero_shot(tasks.countdown(numbers=(3, 3), think=True)),
     "gsm8k, zero-shot": lambda o: zero_shot(

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, six_digits
+from examples.arithmetic import arithmetic
+from examples.tools import tools
 from grpo_kit import GRPOTrainer, compare, evaluate, load_policy, profile, readiness, tasks
 from grpo_kit.episodes import EpisodeTask, grid
 from grpo_kit.evaluation.comparison import Comparison
@@ -89,11 +91,11 @@ def several_rewards() -> Task:
 
 KINDS: dict[str, Callable[[], Task | EpisodeTask]] = {
     "exact": tasks.largest,
-    "numeric": lambda: tasks.arithmetic(digits=(1, 2)),
+    "numeric": lambda: arithmetic(digits=(1, 2)),
     "soft text": soft_text,
     "own reward, no answer": own_reward,
     "code": lambda: tasks.code(levels=(1,), n_held_out=8, max_completion_tokens=64),
-    "calls": tasks.tools,
+    "calls": tools,
     "format only": format_only,
     "several rewards": several_rewards,
     "episodes": grid,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Of a card's memory: a card of 16 GB reports 14.6 to 16, one of 24 GB 22 to 24.
 T4_NEEDS_GIB, GPU24_NEEDS_GIB = 14, 20
-_TASKS = ("largest", "arithmetic", "countdown", "gsm8k", "code", "interval_scheduling", "science", "tools")
+_TASKS = ("largest", "countdown", "gsm8k", "code", "interval_scheduling", "science")
 _RENAMED = {"events": "interval_scheduling"}  # in recipes that were saved with the old name
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 _DTYPES = ("float32", "bfloat16", "float16")

@@ -44,12 +44,12 @@ def test_every_field_has_value_unit_and_reason(name):
 
 
 def test_overrides_are_marked_in_the_table_and_leave_the_preset_alone():
-    mine = profile("cpu", steps=64, task="arithmetic")
+    mine = profile("cpu", steps=64, task="countdown")
     assert mine.steps == 64 and "set by you (was 32)" in mine.table().loc["steps", "reason"]
-    assert mine.task_options == {}  # largest's arguments are none of arithmetic's
+    assert mine.task_options == {}  # largest's arguments are none of countdown's
     replaced = dataclasses.replace(profile("cpu"), seed=7)
     assert "set by you" in replaced.table().loc["seed", "reason"]
-    mine.task_options["digits"] = (1, 1)
+    mine.task_options["highest"] = 30
     profile("cpu").task_options["n_train"] = 1
     assert profile("cpu").task_options == {"n_train": 512}
 
@@ -233,8 +233,7 @@ def test_another_task_gets_the_tokens_its_answers_take(preset, name):
     [
         ("countdown", {"think": True}, 256),
         ("countdown", {"think": False}, 24),
-        ("tools", {"calls": (1, 5)}, 72),
-        ("tools", {"calls": (2, 3)}, 48),
+        ("countdown", {"numbers": (2, 3), "think": True}, 192),
         ("code", {"max_completion_tokens": 300}, 300),
     ],
 )
@@ -252,8 +251,7 @@ def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
     """gpu24 reasons in 256 tokens; whoever asks it for another task gets that task's length, with its arguments."""
     assert _tokens(profile("gpu24")) == 256
     assert _tokens(profile("gpu24", task="largest")) == 12
-    calls = {"calls": (1, 5)}
-    assert _tokens(profile("gpu24", task="tools", task_options=calls)) == 72
+    assert _tokens(profile("gpu24", task="code", task_options={"max_completion_tokens": 72})) == 72
     assert _tokens(profile("gpu24", task_options={"numbers": (2, 2), "think": True})) == 128
 
 

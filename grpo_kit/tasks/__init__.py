@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from grpo_kit.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit.tasks.arithmetic import arithmetic
     from grpo_kit.tasks.code import code
     from grpo_kit.tasks.countdown import countdown
     from grpo_kit.tasks.from_rows import from_rows
@@ -15,11 +14,9 @@ if TYPE_CHECKING:
     from grpo_kit.tasks.reasoning_gym import from_reasoning_gym, from_reasoning_gym_tries
     from grpo_kit.tasks.science import science
     from grpo_kit.tasks.task import Task, strategy_rewards
-    from grpo_kit.tasks.tools import tools
 
 __all__ = [
     "Task",
-    "arithmetic",
     "code",
     "countdown",
     "from_reasoning_gym",
@@ -30,13 +27,11 @@ __all__ = [
     "largest",
     "science",
     "strategy_rewards",
-    "tools",
 ]
 
 lazy(
     __name__,
     {
-        "arithmetic": ["arithmetic"],
         "code": ["code"],
         "countdown": ["countdown"],
         "from_rows": ["from_rows"],
@@ -46,6 +41,5 @@ lazy(
         "reasoning_gym": ["from_reasoning_gym", "from_reasoning_gym_tries"],
         "science": ["science"],
         "task": ["Task", "strategy_rewards"],
-        "tools": ["tools"],
     },
 )

@@ -58,8 +58,8 @@ def test_its_numbers_are_the_profiles_with_its_own():
     config = recipe.make_config()
     assert (config.steps, config.learning_rate, config.temperature, config.seed) == (5, 0.5, 0.9, 3)
     assert config.optimizer is None, "adapters take what their weights need"
-    other = Recipe("arithmetic", profile=kit.profile("smoke", group_size=2))
-    assert other.cfg.group_size == 2 and other.make_task().name == "arithmetic"
+    other = Recipe("countdown", profile=kit.profile("smoke", group_size=2))
+    assert other.cfg.group_size == 2 and other.make_task().name == "countdown"
     cooling = Recipe(profile="smoke", temperature="cosine(1.2, 0.8)", optimizer="adamw-8bit-split")
     assert cooling.schedule == cooling.make_config().temperature == kit.cosine(1.2, 0.8)
     assert cooling.make_config().optimizer == "adamw-8bit-split"
@@ -71,7 +71,7 @@ def test_its_numbers_are_the_profiles_with_its_own():
 def test_a_folder_from_before_the_length_was_the_tasks_opens(tmp_path, of_the_kit):
     """Profiles held a length then, also where nobody had asked for one: `follows` in recipe.json marks it."""
     (tmp_path / "mine.py").write_text(
-        "import grpo_kit as kit\ntask = kit.tasks.arithmetic(n_train=32, n_held_out=8)\n"  # 16 tokens
+        "import grpo_kit as kit\ntask = kit.tasks.largest(n_train=32, n_held_out=8, max_completion_tokens=16)\n"
     )
     given = (
         {"profile": kit.profile("smoke", held_out=8)} if of_the_kit else {"task": str(tmp_path / "mine.py")}

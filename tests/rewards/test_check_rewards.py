@@ -5,6 +5,7 @@ import math
 import pandas as pd
 import pytest
 
+from examples.arithmetic import arithmetic
 from grpo_kit.rewards import (
     CallAccuracy,
     Case,
@@ -25,7 +26,7 @@ from grpo_kit.rewards import (
     last_number,
     on_response,
 )
-from grpo_kit.tasks import Task, arithmetic, countdown, from_reasoning_gym, from_rows, largest
+from grpo_kit.tasks import Task, countdown, from_reasoning_gym, from_rows, largest
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
 from grpo_kit.tasks.interval_scheduling import ScheduleShare
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import grpo_kit.rewards.neighbours
+from examples.arithmetic import arithmetic
+from examples.tools import tools
 from grpo_kit.rewards import (
     Audit,
     Case,
@@ -24,7 +26,7 @@ from grpo_kit.rewards import (
     on_response,
 )
 from grpo_kit.rewards.neighbours import _BY_RULE, TRIED, equal_texts, excused, near_misses, why
-from grpo_kit.tasks import arithmetic, code, countdown, from_rows, interval_scheduling, largest, tools
+from grpo_kit.tasks import code, countdown, from_rows, interval_scheduling, largest
 
 MONTHS = ["January", "May", "August", "December"]
 WORDS = [

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from examples.arithmetic import arithmetic
+from examples.tools import tools
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
@@ -30,7 +32,6 @@ from grpo_kit.rewards.tool_calls import CallAccuracy, call_reward
 from grpo_kit.rollout.complete import Completion
 from grpo_kit.sandbox import isolation
 from grpo_kit.tasks import (
-    arithmetic,
     code,
     countdown,
     from_reasoning_gym,
@@ -39,7 +40,6 @@ from grpo_kit.tasks import (
     interval_scheduling,
     largest,
     science,
-    tools,
 )
 from grpo_kit.tasks.right import giving
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 
+from examples.arithmetic import arithmetic
 from grpo_kit.rewards import ExactAnswer, NumericAnswer, check_rewards, on_response
 from grpo_kit.tasks import (
     Task,
-    arithmetic,
     countdown,
     from_reasoning_gym,
     from_rows,

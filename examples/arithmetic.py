@@ -1,4 +1,10 @@
-"""arithmetic: one addition, subtraction or multiplication of two numbers."""
+"""One addition, subtraction or multiplication of two numbers.
+
+    python -m grpo_kit train examples/arithmetic.py:arithmetic --profile smoke
+
+trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+Python, in the repository's folder: `from examples.arithmetic import arithmetic`, then `arithmetic()` is a task.
+"""
 
 from __future__ import annotations
 
