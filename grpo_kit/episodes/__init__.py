@@ -1,4 +1,4 @@
-"""Tasks of several turns: environments, what the model reads each turn, recordings, adapters, and a small grid.
+"""Tasks of several turns: environments, what the model reads each turn, recordings, and a small grid.
 
 EpisodeTask keeps rows, environment and view together. kit.GRPOTrainer trains on it; kit.evaluate and kit.readiness
 play it. An environment is anything with reset(row) and step(text).
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from grpo_kit.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit.episodes.env_adapters import for_trl, from_tools, from_trl
     from grpo_kit.episodes.environment import Environment, EpisodeError
     from grpo_kit.episodes.episode_task import EpisodeTask, worked
     from grpo_kit.episodes.grid_world import grid
@@ -21,13 +20,11 @@ __all__ = [
     "EpisodeTask", "View", "Environment", "EpisodeError", "Episode", "Turn", "write_turn", "worked",
     "grid",
     "RecordedEnv", "recorded",
-    "from_tools", "from_trl", "for_trl",
 ]  # fmt: skip
 
 lazy(
     __name__,
     {
-        "env_adapters": ["for_trl", "from_tools", "from_trl"],
         "environment": ["Environment", "EpisodeError"],
         "episode_task": ["EpisodeTask", "worked"],
         "grid_world": ["grid"],

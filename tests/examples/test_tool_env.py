@@ -2,10 +2,10 @@
 
 import pytest
 
-from grpo_kit.episodes.env_adapters import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call
+from examples.tool_env import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call, sums
+from grpo_kit.episodes import EpisodeTask, grid
 from grpo_kit.episodes.environment import VectorEnv
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.grid_world import Grid, grid
+from grpo_kit.episodes.grid_world import Grid
 
 ROW = {"question": "What is 2 + 3?", "answer": "5"}
 START = {"question": "go", "size": 3, "start": [2, 0], "door": [0, 0]}
@@ -172,3 +172,18 @@ def test_a_list_of_one_call_and_async_tools():
 
     with pytest.raises(ValueError, match="tool later is async"):
         from_tools([later], lambda row, text: 1.0)
+
+
+def test_sums_are_right_by_the_tool_and_by_no_guess():
+    task = sums()
+
+    def caller(row, rng):
+        a, b = (word.rstrip("?") for word in row["question"].split()[2::2])
+        return lambda seen: f"add({a}, {b})" if "Tools:" in seen else f"It is {seen}."
+
+    def hedger(row, rng):
+        return lambda seen: f"{row['answer']} or 7"
+
+    assert task.score(caller) == task.score(caller, task.train) == 1.0
+    assert task.score(hedger) == 0.0
+    assert not {row["question"] for row in task.train} & {row["question"] for row in task.held_out}

@@ -1,4 +1,9 @@
-"""Adapters: tools and trl's classes as environments, and environments as trl's classes.
+"""Tools in several turns: plain functions, or a class of TRL's, as an environment; and environments as classes for TRL.
+
+    python -m grpo_kit train examples/tool_env.py:sums --profile smoke
+
+trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+Python, in the repository's folder: `from examples.tool_env import from_tools, sums`, then `sums()` is a task.
 
 An action is read in any form in which models are taught to call tools: JSON in the template's own tags, a JSON object,
 or Python's call syntax, `look(x=3)`.
@@ -8,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_kit.episodes.environment import Environment
+from grpo_kit.episodes import Environment, EpisodeTask, View
 from grpo_kit.literal_calls import call_from_text
 
 _TAGGED = re.compile(r"<(tool_call|function_call|tools?)>\s*(.*?)\s*</\1>", re.DOTALL)
@@ -65,11 +71,38 @@ def from_tools(
     If the last turn ends the episode, judge receives that turn's text.
     Raises ValueError for a tool that is async.
 
-    >>> task = EpisodeTask("shop", rows, held_out, from_tools([price_of], judge), view)  # doctest: +SKIP
+    >>> sums()
+    EpisodeTask('sums', train=64, held_out=16)
     """
     for tool in tools:
         _check_not_async(tool)
     return lambda: _Tools(None, {tool.__name__: tool for tool in tools}, judge)
+
+
+def sums(n_train: int = 64, n_held_out: int = 16, *, seed: int = 0) -> EpisodeTask:
+    """Two numbers to add, and a tool that adds. Right is a last text that holds the sum and no other number."""
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    def judge(row: Mapping[str, Any], text: str) -> float:
+        return float(re.findall(r"-?\d+", text) == [row["answer"]])
+
+    pairs = random.Random(seed).sample(
+        [(a, b) for a in range(100, 1000, 7) for b in range(a, 1000, 7)], k=n_train + n_held_out
+    )
+    rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
+    view = View(chat=True, repeat_goal=True, system="Call the tool, such as add(1, 2). Then say the number.")
+    return EpisodeTask(
+        "sums",
+        train=rows[n_held_out:],
+        held_out=rows[:n_held_out],
+        environment=from_tools([add], judge),
+        view=view,
+        max_turns=3,
+        max_completion_tokens=16,
+    )
 
 
 def from_trl(
