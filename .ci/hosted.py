@@ -16,7 +16,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 
-(VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "__init__.py").read_text(), re.M)
+(VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "version.py").read_text(), re.M)
 WORDS = """\
 **Opened by itself, in a hosted notebook?** The next cell installs the kit. Where it is installed, nothing happens."""
 INSTALL = f"""\
