@@ -2,7 +2,7 @@
 
 The model's own samples, judged by the task's rewards, become data sets of texts for TRL's trainers. Those tokenize the
 texts anew and write an end behind every completion, so a sample goes into a set only if what they train on is token by
-token what was sampled (`exact`), and by default only if it ended by itself.
+token what was sampled (`exact`), and only if it ended by itself.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Samples:
     and reward/<name> of each reward.
     repeated: rows whose prompt had come before; a prompt is sampled once. settings: what the samples depend on.
 
-    Of a prompt's equal completions the first counts. All sets hold exact and judged completions only, chosen and
-    accepted ones have ended by themselves; ties go to the first sampled. All sets raise ValueError where they would be
-    empty. Give trainers a max_length of at least summary()'s longest sequence (TRL's default is 1024): they cut off
-    what is longer.
+    Of a prompt's equal completions the first counts. All sets hold exact and judged completions only, which have ended
+    by themselves: TRL would write an end behind the others. Ties go to the first sampled. All sets raise ValueError
+    where they would be empty. Give trainers a max_length of at least summary()'s longest sequence (TRL's default is
+    1024): they cut off what is longer.
     """
 
     task: str
@@ -47,13 +47,11 @@ class Samples:
     repeated: int
     settings: dict[str, Any]
 
-    def pairs(self, *, margin: float = 0.1, cut_off: bool = False) -> Dataset:
+    def pairs(self, *, margin: float = 0.1) -> Dataset:
         """Best against worst of each prompt, where their scores differ by more than the margin.
 
         For DPOTrainer, ORPOTrainer and CPOTrainer: prompt, chosen, rejected, score_chosen, score_rejected.
         margin: at least 0, in the unit of the scores (0.1 is for scores in [0, 1]); 0 takes any difference.
-        cut_off: may a completion cut off at the length limit be the rejected one? TRL writes an end behind it that was
-        not sampled, so the model is also trained not to end there.
         Raises ValueError for a margin below 0 and fewer than 2 samples a prompt.
 
         >>> table = pd.DataFrame({"prompt": "2 + 2 =", "completion": [" 5", " 4"], "score": [0.25, 1.0]})
@@ -64,25 +62,28 @@ class Samples:
         check_number("margin", margin, 0)
         if self.settings["samples"] < 2:
             raise ValueError("samples=1 a prompt leaves nothing to compare; sample at least 2, such as 4")
-        rows = self._pairs(margin, cut_off)
+        rows = self._pairs(margin)
         if not rows:
             raise self._empty(f"margin={margin!r}: no prompt has two usable completions so far apart")
         return Dataset.from_list(rows)
 
-    def unpaired(self, *, threshold: float = 0.5, cut_off: bool = False) -> Dataset:
+    def unpaired(self, *, threshold: float = 0.5) -> Dataset:
         """Every distinct completion with its label: is its score at least the threshold?
 
         For KTOTrainer: prompt, completion, label, score. Source: KTO, arXiv:2402.01306.
         threshold: in the unit of the scores; 0.5 is for scores in [0, 1], here and in accepted().
-        cut_off: as in pairs(); such a completion can only be labelled False.
         A prompt's completions are spread over the set, whose order TRL keeps: for KTO's KL term it gives each prompt
         the completion of its neighbour in the batch, which has to be another prompt's.
         """
         check_number("threshold", threshold)
         rows = [
-            {"prompt": c["prompt"], "completion": c["completion"], "label": label, "score": c["score"]}
-            for c in _spread(self._candidates(cut_off))
-            if not ((label := c["score"] >= threshold) and c["cut_off"])
+            {
+                "prompt": c["prompt"],
+                "completion": c["completion"],
+                "label": c["score"] >= threshold,
+                "score": c["score"],
+            }
+            for c in _spread(self._candidates())
         ]
         return self._data_set(rows, threshold)
 
@@ -108,7 +109,7 @@ class Samples:
         """What was sampled and what became of it: value; and where it is a part, `of` how many and the share."""
         table = self.table
         prompts, n = table["prompt"].nunique(), len(table)
-        pairs = self._pairs(margin, False)
+        pairs = self._pairs(margin)
         counts = {
             "prompts": (prompts, None),
             "rows left out, their prompt came before": (self.repeated, prompts + self.repeated),
@@ -149,13 +150,10 @@ class Samples:
             raise self._empty(f"threshold={threshold!r}: no usable completion is left")
         return Dataset.from_list(rows)
 
-    def _pairs(self, margin: float, cut_off: bool) -> list[dict[str, Any]]:
+    def _pairs(self, margin: float) -> list[dict[str, Any]]:
         rows = []
-        for group in self._candidates(cut_off):
-            ended = [c for c in group if not c["cut_off"]]
-            if not ended:
-                continue
-            best, worst = max(ended, key=_score), min(group, key=_score)  # the first of equals
+        for group in self._candidates():
+            best, worst = max(group, key=_score), min(group, key=_score)  # the first of equals
             if round(best["score"] - worst["score"], 6) > margin:  # 0.8 - 0.7 is above 0.1 by rounding alone
                 rows.append(
                     {
@@ -168,16 +166,13 @@ class Samples:
                 )
         return rows
 
-    def _candidates(self, cut_off: bool = False) -> list[list[dict[str, Any]]]:
+    def _candidates(self) -> list[list[dict[str, Any]]]:
         """By prompt, its distinct completions that a set may hold; prompts without any are left out."""
         columns = ["prompt", "completion", "score", "exact", "cut_off"]
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for row in self.table[columns].to_dict("records"):
-            if row["exact"] and not math.isnan(row["score"]) and (cut_off or not row["cut_off"]):
-                group = found.setdefault(row["prompt"], {})
-                same = group.setdefault(row["completion"], row)
-                if same["cut_off"] and not row["cut_off"]:
-                    group[row["completion"]] = row
+            if row["exact"] and not row["cut_off"] and not math.isnan(row["score"]):
+                found.setdefault(row["prompt"], {}).setdefault(row["completion"], row)
         return [list(group.values()) for group in found.values()]
 
     def __repr__(self) -> str:

@@ -68,7 +68,7 @@ PAIRS = [
     ([("a", 0.5, ""), ("b", None, "")], None, "cannot judge is not 0"),
     ([("a", 0.5, ""), ("b", None, ""), ("c", 0.3, "")], ("a", "c"), "nor does it stop the others"),
     ([("a", 0.9, "c"), ("b", 0.6, ""), ("c", 0.1, "")], ("b", "c"), "cut off: never chosen"),
-    ([("a", 0.9, ""), ("b", 0.6, ""), ("c", 0.1, "c")], ("a", "b"), "cut off: not rejected unless asked for"),
+    ([("a", 0.9, ""), ("b", 0.6, ""), ("c", 0.1, "c")], ("a", "b"), "cut off: never rejected"),
     ([("a", 0.9, "x"), ("b", 0.6, ""), ("c", 0.1, "x"), ("d", 0.2, "")], ("b", "d"), "trained as other tokens"),
     ([("a", 0.9, "x"), ("a", 0.9, ""), ("b", 0.1, "")], ("a", "b"), "spelled as trained the second time"),
     ([("a", 0.9, "")], None, "one alone"),
@@ -83,18 +83,15 @@ def test_pair_of_one_prompt(rows, expected, why):
     assert found == [("p", *pair) for pair in [expected] if pair] + [("q", "yes", "no")], why
 
 
-def test_cut_off_can_be_rejected_on_request_and_never_chosen():
+def test_what_was_cut_off_is_in_no_set():
     samples = made(
         *[("p", "a", 0.5, ""), ("p", "b", 0.3, ""), ("p", "c", 0.0, "c"), ("p", "d", 1.0, "c")],
         *[("q", "a", 0.0, "c"), ("q", "b", 1.0, "c")],
         *[("r", "a", 0.0, "c"), ("r", "a", 0.9, ""), ("r", "b", 0.5, "")],  # a has ended too
     )
     assert pairs_of(samples) == [("p", "a", "b"), ("r", "a", "b")]
-    assert pairs_of(samples, cut_off=True) == [("p", "a", "c"), ("r", "a", "b")]
-    labels = {(r["prompt"], r["completion"]): r["label"] for r in samples.unpaired(cut_off=True)}
-    assert labels == {
-        ("p", "a"): True, ("p", "b"): False, ("p", "c"): False, ("q", "a"): False, ("r", "a"): True, ("r", "b"): True,
-    }  # fmt: skip
+    labels = {(r["prompt"], r["completion"]): r["label"] for r in samples.unpaired()}
+    assert labels == {("p", "a"): True, ("p", "b"): False, ("r", "a"): True, ("r", "b"): True}
     assert {r["completion"] for r in samples.accepted(threshold=0)} == {"a", "b"}
 
 
@@ -109,29 +106,25 @@ def test_pairs_keep_scores_and_order():
     assert pairs_of(samples, margin=0.3) == [("z", "b", "a")]
 
 
-@pytest.mark.parametrize("cut_off", [False, True])
 @pytest.mark.parametrize("margin", [0, 0.1, 0.5])
-def test_pairs_are_those_of_an_enumeration(margin, cut_off):
+def test_pairs_are_those_of_an_enumeration(margin):
     rng = random.Random(0)
     rows, expected = [], []
     for prompt in map("p{}".format, range(80)):
         score = {text: rng.choice([None, 0.0, 0.25, 0.5, 1.0]) for text in "abcde"}
         own = [(text, rng.choice(["", "", "x", "c"])) for text in rng.choices("abcde", k=5)]
         rows += [(prompt, text, score[text], flag) for text, flag in own]
-        chosen = [text for text, flag in own if flag == "" and score[text] is not None]
-        rejected = [
-            text for text, flag in own if flag in ["", "c"][: 1 + cut_off] and score[text] is not None
-        ]
-        every = [(c, r) for c in chosen for r in rejected if score[c] - score[r] > margin]
+        usable = [text for text, flag in own if flag == "" and score[text] is not None]
+        every = [(c, r) for c in usable for r in usable if score[c] - score[r] > margin]
         if every:  # the widest gap; of equals the earliest chosen, then the earliest rejected
             widest = max(score[c] - score[r] for c, r in every)
             expected.append(
                 (prompt, *min(
                     (pair for pair in every if score[pair[0]] - score[pair[1]] == widest),
-                    key=lambda pair, rejected=rejected: [rejected.index(text) for text in pair],
+                    key=lambda pair, usable=usable: [usable.index(text) for text in pair],
                 ))
             )  # fmt: skip
-    assert pairs_of(made(*rows), margin=margin, cut_off=cut_off) == expected and len(expected) > 10
+    assert pairs_of(made(*rows), margin=margin) == expected and len(expected) > 10
 
 
 SEVERAL = made(
@@ -735,14 +728,16 @@ def test_sets_train_what_was_sampled_and_a_step_runs(odd, name, tmp_path):
     assert any(not torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
 
 
-@pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
-def test_trl_writes_an_end_behind_what_was_cut_off(odd, name, tmp_path):
+def test_trl_writes_an_end_behind_what_was_cut_off(odd, tmp_path):
     """Why cut-off completions are left out: the day this fails they need not be."""
+    from datasets import Dataset
+
     samples, tokenizer = odd
-    data = samples.unpaired(threshold=0.85, cut_off=True) if name == "kto" else samples.pairs(cut_off=True)
-    found = trained_tokens(trainer_of(name, data, tokenizer, tmp_path), name)
-    cut_off = samples.table[samples.table["cut_off"] & samples.table["exact"]].to_dict("records")
-    rows = [row for row in cut_off if (row["prompt"], row["completion"]) in found]
+    rows = samples.table[samples.table["cut_off"] & samples.table["exact"]].to_dict("records")
+    data = Dataset.from_list(
+        [{"prompt": r["prompt"], "completion": r["completion"], "label": i > 0} for i, r in enumerate(rows)]
+    )
+    found = trained_tokens(trainer_of("kto", data, tokenizer, tmp_path), "kto")
     false_ends = [found[row["prompt"], row["completion"]][1] == [*row["ids"], 2] for row in rows]
     assert sum(false_ends) >= 3
 

@@ -37,7 +37,6 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("benchmarks/oracle/cases.py", "max_completion_length"): (1, OF_TRL),
     ("benchmarks/oracle/textbook.py", "max_completion_length"): (1, OF_TRL),
     ("benchmarks/step/forcing.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
-    ("grpo_kit/integrations/trl_arguments.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/integrations/trl_config.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/integrations/trl_fields.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/record/files.py", "max_completion_length"): (1, OF_TRL),

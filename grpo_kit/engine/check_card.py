@@ -83,7 +83,7 @@ def check_card(model: Any, config: Config | None = None) -> list[Finding]:
             found.append(_guarded("engine", lambda: _engine(model, config, how, batch)))
         if why_not_packed(model) is None:
             found.append(_guarded("packed update", lambda: _update(model, config, batch)))
-        name = choose_optimizer(config.optimizer, model) or "adamw"
+        name = choose_optimizer(config.optimizer, model)
         if name != "adamw":
             found.append(_guarded("optimizer", lambda: _optimizer(model, name)))
     return found

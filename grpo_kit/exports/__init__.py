@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, free_name, part_folder
+from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, part_folder
 from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub, run_of
 from grpo_kit.exports.template import (
     ExportError,
@@ -35,6 +35,7 @@ from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models import model_name
+from grpo_kit.record.files import next_run_folder
 from grpo_kit.version import __version__
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def export(
         (part / CARD).write_text(card, encoding="utf-8")
         _report(part, made, base, prompting, sampling, objections)
         if objections:
-            target = free_name(target.with_name(f"{target.name}-refused"))
+            target = next_run_folder(target.parent, f"{target.name}-refused")
         finish(part, target)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)

@@ -101,14 +101,6 @@ def check_unchanged(folder: Path, report: dict[str, Any]) -> None:
         )
 
 
-def free_name(path: Path) -> Path:
-    """The path, or the path with the next free number."""
-    number, found = 1, path
-    while found.exists():
-        number, found = number + 1, path.with_name(f"{path.name}-{number + 1}")
-    return found
-
-
 def _is_worked_on(left: Path) -> bool:
     """True unless its process was on this machine and has ended."""
     machine, _, pid = left.name.rpartition(_MARK)[2].rpartition("-")

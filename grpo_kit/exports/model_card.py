@@ -10,7 +10,7 @@ from typing import Any
 from grpo_kit.exports.export_folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models import EMBEDDED
-from grpo_kit.record.files import RunFolderError, has_metrics, read_metrics, run_file, run_settings
+from grpo_kit.record.files import RunFolderError, has_metrics, read_metrics, run_settings
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
 
@@ -59,7 +59,7 @@ def export_card(
 
     made: an Exported. drawn: CURVE is in the folder.
     """
-    if run is not None and run_file(run) is not None:
+    if run is not None and run_settings(run) is not None:
         text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
     else:
         head = [f"license: {license}"] if license else []

@@ -2,8 +2,7 @@
 
 trl.py            from_trl: the pieces of a TRL GRPO script -> a trainer of the loop; to_trl: the way out of one card
 trl_fields.py     what becomes of each field of GRPOConfig
-trl_arguments.py  a GRPOConfig as the loop's Config
-trl_config.py     the loop's Config as fields of GRPOConfig
+trl_config.py     a GRPOConfig as the loop's Config, and back
 trl_task.py       TRL's data set and reward functions as a task of the loop
 vllm.py           vLLM as the loop's sampler; vllm_engines.py: in this process or as a server; vllm_heads.py: its worker
 summed_weights.py  the weights that another engine loads, adapters added up

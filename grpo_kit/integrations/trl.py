@@ -33,8 +33,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
 
 from grpo_kit.engine.fast import fast
-from grpo_kit.integrations.trl_arguments import config_of
-from grpo_kit.integrations.trl_config import fields_of
+from grpo_kit.integrations.trl_config import config_of, fields_of
 from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
 from grpo_kit.integrations.trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.loop.grpo import GRPOTrainer

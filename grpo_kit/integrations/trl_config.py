@@ -1,47 +1,27 @@
-"""The loop's Config as fields of TRL's GRPOConfig, and a sentence for each field that TRL has no word for."""
+"""A GRPOConfig of TRL as the loop's Config, and back; trl_fields.py has the table of what becomes of each field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from grpo_kit.loop.grpo_config import Config
-from grpo_kit.schedules import constant, cosine, linear
+import torch
+from transformers import get_scheduler
+from trl import GRPOConfig
 
-CARRIED = {
-    "steps": "max_steps, which counts updates",
-    "prompts_per_step": "per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation",
-    "group_size": "num_generations",
-    "max_completion_tokens": "max_completion_length",
-    "iterations": "num_iterations",
-    "minibatches": "steps_per_generation = minibatches * gradient_accumulation_steps",
-    "seed": "seed",
-    "temperature": "temperature; of a schedule where it starts",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "loss": "loss_type; gspo is grpo at importance_sampling_level='sequence'",
-    "level": "importance_sampling_level",
-    "epsilon": "epsilon",
-    "epsilon_high": "epsilon_high",
-    "loss_options": "the fields of sapo and vespo, and use_bias_correction_kl",
-    "beta": "beta; of a schedule where it starts",
-    "entropy_bonus": "entropy_coef",
-    "scale": "scale_rewards",
-    "reward_weights": "reward_weights",
-    "mask_cut_off": "mask_truncated_completions",
-    "learning_rate": "learning_rate, lr_scheduler_type, lr_scheduler_kwargs",
-    "warmup": "warmup_steps",
-    "optimizer": "optim; None is adamw_torch_fused",
-    "weight_decay": "weight_decay",
-    "max_grad_norm": "max_grad_norm",
-    "autocast": "bf16, fp16",
-    "gradient_checkpointing": "activation_checkpointing",
-    "micro_batch": "per_device_train_batch_size is at most this",
-    "save_steps": "save_strategy, save_steps",
-    "save_total_limit": "save_total_limit",
-}  # fmt: skip
+from grpo_kit.integrations.trl_fields import SAME, TRL, check_fields
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.schedules import constant, cosine, linear, stepwise
+
+_ADAMW = {"adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"}
+_ADAMW_8BIT = {"adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"}
+_OPTIONS = {
+    "sapo": ("temperature_pos", "temperature_neg"),
+    "vespo": ("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
+}
+_NO_CLIPPING = 1e12
 NOT_CARRIED = {
     "credit": ("episode", "TRL trains single turns"),
     "discount": (1.0, "TRL trains single turns"),
@@ -54,6 +34,127 @@ NOT_CARRIED = {
     ),
 }
 _OPTIM = {None: "adamw_torch_fused", "adamw": "adamw_torch_fused", "adamw-8bit": "adamw_8bit"}
+
+
+def config_of(args: GRPOConfig, rows: int, *, narrow: bool = False) -> Config:
+    """The loop's Config of a GRPOConfig. rows: of the data set. narrow: whether the trained weights are bfloat16.
+
+    Raises ValueError, naming the field and what would do, for what the loop cannot do.
+    """
+    check_fields(args)
+    prompts, minibatches = _batches(args)
+    a_step = minibatches * args.num_iterations  # updates
+    per_epoch = rows // prompts  # steps
+    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch * a_step)
+    steps = max(math.ceil(updates / a_step), 1)
+    if args.max_completion_length is None:
+        raise ValueError("max_completion_length=None has no end; give a number of tokens, such as 512")
+    options = {name: getattr(args, f"{args.loss_type}_{name}") for name in _OPTIONS.get(args.loss_type, ())}
+    options |= {} if args.use_bias_correction_kl else {"correct_kl": False}
+    return Config(
+        **{ours: getattr(args, theirs) for theirs, ours in SAME.items()},
+        steps=steps,
+        prompts_per_step=prompts,
+        max_completion_tokens=args.max_completion_length,
+        minibatches=minibatches,
+        temperature=args.temperature,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        loss=args.loss_type,
+        level=args.importance_sampling_level,
+        epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        loss_options=options,
+        beta=args.beta,
+        scale={True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards),
+        learning_rate=rates(args, updates, a_step),
+        warmup=0.0,
+        optimizer=_optimizer(args, narrow),
+        max_grad_norm=args.max_grad_norm or _NO_CLIPPING,
+        autocast="bfloat16" if args.bf16 else "float16" if args.fp16 else "none",
+        gradient_checkpointing=bool(args.gradient_checkpointing),
+        micro_batch=args.per_device_train_batch_size,
+        save_steps=_save_steps(args, updates, a_step, per_epoch),
+        save_total_limit=args.save_total_limit if (args.save_total_limit or 0) > 0 else max(steps, 1),
+    )
+
+
+def _batches(args: GRPOConfig) -> tuple[int, int]:
+    """Prompts of a rollout, and updates of one pass over it."""
+    accumulated, generated = args.gradient_accumulation_steps, args.steps_per_generation
+    if generated % accumulated:
+        raise ValueError(
+            f"steps_per_generation={generated} with gradient_accumulation_steps={accumulated}: an update would take "
+            "parts of several rollouts; make the first a multiple of the second, or leave it out"
+        )
+    minibatches = generated // accumulated
+    prompts = args.per_device_train_batch_size * generated // args.num_generations
+    if prompts % minibatches:
+        raise ValueError(
+            f"steps_per_generation={generated} makes {minibatches} updates of {prompts} prompts: the loop's updates "
+            "take whole groups; let per_device_train_batch_size * gradient_accumulation_steps be a multiple of "
+            f"num_generations={args.num_generations}"
+        )
+    if args.loss_type == "bnpo" and accumulated > 1:
+        raise ValueError(
+            f"loss_type='bnpo' with gradient_accumulation_steps={accumulated} divides by the tokens of each part; set "
+            "loss_type='dapo', which divides by those of the update, or gradient_accumulation_steps=1"
+        )
+    return prompts, minibatches
+
+
+def rates(args: GRPOConfig, updates: int, a_step: int) -> float | Callable[[float], float]:
+    """The learning rate of each step as transformers' schedule gives it; of several updates a step, their mean.
+
+    A number where it stays the same, linear(...) where it falls in a line, else stepwise(...).
+    Raises ValueError for a schedule that goes by what an evaluation finds.
+    """
+    kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    if kind in ("reduce_lr_on_plateau", "greedy"):
+        raise ValueError(
+            f"lr_scheduler_type={kind!r} goes by what is measured; use 'linear', 'cosine' or 'constant'"
+        )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+    warmup = args.get_warmup_steps(updates)
+    schedule = get_scheduler(
+        kind, optimizer, num_warmup_steps=warmup, num_training_steps=updates,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+    )  # fmt: skip
+    each = []
+    for _ in range(updates):
+        each.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return _as_schedule([fmean(each[i : i + a_step]) for i in range(0, updates, a_step)] or [0.0])
+
+
+def _as_schedule(values: Sequence[float]) -> float | Callable[[float], float]:
+    first, last, gaps = values[0], values[-1], len(values) - 1
+    close = 1e-9 * max(values)
+    if max(values) - min(values) <= close:
+        return first
+    if all(abs(first + (last - first) * i / gaps - value) <= close for i, value in enumerate(values)):
+        return linear(first, last)
+    return stepwise(values, at=[(i + 0.5) / gaps for i in range(gaps)])
+
+
+def _optimizer(args: GRPOConfig, narrow: bool) -> str | None:
+    name = getattr(args.optim, "value", args.optim)
+    if name in _ADAMW:
+        return None  # an AdamW that the weights need
+    if name in _ADAMW_8BIT:
+        return "adamw-8bit-split" if narrow else "adamw-8bit"
+    raise ValueError(f"optim={name!r} is not known; use 'adamw_torch_fused', 'adamw_8bit', or {TRL}")
+
+
+def _save_steps(args: GRPOConfig, updates: int, a_step: int, per_epoch: int) -> int:
+    """Steps between checkpoints."""
+    strategy = getattr(args.save_strategy, "value", args.save_strategy)
+    if strategy == "best":
+        raise ValueError("save_strategy='best' goes by evaluations; use 'steps', 'epoch' or 'no'")
+    if strategy == "epoch":
+        return max(per_epoch, 1)
+    every = args.save_steps if args.save_steps >= 1 else math.ceil(args.save_steps * updates)
+    return 0 if strategy == "no" else max(math.ceil(every / a_step), 1)
 
 
 def fields_of(
@@ -72,29 +173,21 @@ def fields_of(
     ]
     a_step = config.iterations * config.minibatches
     warmup = config.warmup_steps * a_step
-    made: dict[str, Any] = {
+    made: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in SAME.items()}
+    made |= {
         "max_steps": config.steps * a_step,
-        "num_generations": config.group_size,
         "max_completion_length": length,
-        "num_iterations": config.iterations,
-        "seed": config.seed,
         "temperature": _start(config, "temperature", left),
-        "top_p": config.top_p,
         "top_k": config.top_k,
         "min_p": config.min_p or None,
-        "repetition_penalty": config.repetition_penalty,
         "loss_type": "grpo" if config.loss == "gspo" else config.loss,
         "importance_sampling_level": "sequence" if config.loss == "gspo" else config.level,
-        "epsilon": config.epsilon,
         "epsilon_high": config.epsilon_high,
         "beta": _start(config, "beta", left),
-        "entropy_coef": config.entropy_bonus,
         "scale_rewards": config.scale,
         "reward_weights": weights,
-        "mask_truncated_completions": config.mask_cut_off,
         "warmup_steps": warmup,
         "optim": _OPTIM.get(config.optimizer, "adamw_torch_fused"),
-        "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "bf16": config.autocast == "bfloat16",
         "fp16": config.autocast == "float16",
@@ -105,7 +198,9 @@ def fields_of(
         "report_to": "none",
     }
     made |= {"save_steps": config.save_steps * a_step} if config.save_steps else {}
-    made |= _batches(config, processes, given) | _options(config, left) | _rate(config, warmup, left)
+    made |= (
+        _divided(config, processes, given) | _their_options(config, left) | _their_rate(config, warmup, left)
+    )
     if config.optimizer not in _OPTIM:
         left.append(
             f"optimizer={config.optimizer!r}: TRL takes {made['optim']!r}; load the model with dtype='float32', or "
@@ -125,7 +220,7 @@ def _start(config: Config, name: str, left: list[str]) -> float:
     return first
 
 
-def _batches(config: Config, processes: int, given: Mapping[str, Any]) -> dict[str, int]:
+def _divided(config: Config, processes: int, given: Mapping[str, Any]) -> dict[str, int]:
     """How TRL divides the completions of an update: at most micro_batch at a time in each process."""
     update, rest = divmod(config.prompts_per_step * config.group_size, config.minibatches * processes)
     if rest:
@@ -146,7 +241,7 @@ def _batches(config: Config, processes: int, given: Mapping[str, Any]) -> dict[s
     return made | {"steps_per_generation": update // at_once * config.minibatches}
 
 
-def _options(config: Config, left: list[str]) -> dict[str, Any]:
+def _their_options(config: Config, left: list[str]) -> dict[str, Any]:
     """The loss's own numbers."""
     made = {}
     for name, value in config.loss_options.items():
@@ -159,7 +254,7 @@ def _options(config: Config, left: list[str]) -> dict[str, Any]:
     return made
 
 
-def _rate(config: Config, warmup: int, left: list[str]) -> dict[str, Any]:
+def _their_rate(config: Config, warmup: int, left: list[str]) -> dict[str, Any]:
     """The learning rate in TRL's words. Its first update with a warmup has rate 0, the loop's has 1 / (warmup + 1)."""
     rate = config.learning_rate
     if isinstance(rate, (linear, cosine)) and rate.start > rate.end:

@@ -107,7 +107,7 @@ class GRPOTrainer:
         self.processes.from_main(lambda: RunLog.check(self.folder))
         self.starts_from = trained_before(model, self.folder)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer_name = choose_optimizer(self.config.optimizer, model) or "adamw"
+        self.optimizer_name = choose_optimizer(self.config.optimizer, model)
         rate = max(
             self.config.at(step).learning_rate for step in (0, self.config.steps // 2, self.config.steps - 1)
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,6 @@ import torch
 from grpo_kit.argument_checks import check_choice
 
 _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
-# transformers' names of plain AdamW; "galore_adamw", "stable_adamw" and the like are other algorithms.
-_ADAMW = re.compile(r"(paged_)?adamw_")
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,7 @@ def make_optimizer(
     """An AdamW over the trainable parameters of the model; weight decay on matrices only, as in transformers.
 
     name: a key of OPTIMIZERS. learning_rate: the highest of the schedule, >= 0.
-    Move the model to its device first. Give the trainer optimizers=(optimizer, None): clipping, schedule and
-    checkpoints work as with torch's AdamW.
+    Move the model to its device first.
     Raises ValueError for an unknown name, a missing package or card, no trainable parameter, and for weights on which
     this optimizer would round most of every update away.
 
@@ -129,25 +125,17 @@ def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> to
     return FlashAdamW(groups, **options, master_weight_bits=32)
 
 
-def choose_optimizer(
-    name: str | None, model: torch.nn.Module, *, given: Any = None, optim: str = "adamw_torch"
-) -> str | None:
-    """The name of the optimizer; None if transformers' is right or an optimizer object is given.
+def choose_optimizer(name: str | None, model: torch.nn.Module) -> str:
+    """The name of the optimizer. None: AdamW, for trained bfloat16 weights the one that keeps the rounded-off part.
 
-    optim: args.optim, transformers' choice. For trained bfloat16 weights an AdamW among them is replaced by one that
-    keeps the rounded-off part: the same update, kept whole. Another algorithm is kept as it is.
-    Raises ValueError for an unknown name, a name together with an optimizer object, and a missing package.
+    Raises ValueError for an unknown name and a missing package.
     """
-    if given is not None:
-        if name is not None:
-            raise ValueError(f"optimizer={name!r} and optimizers= are both given; say one of the two")
-        return None
     if name is not None:
         check_choice("optimizer", name, OPTIMIZERS)
-    elif _ADAMW.match(optim) and any(p.requires_grad and p.dtype == _BFLOAT16 for p in model.parameters()):
-        name = "adamw-8bit-split"
-    if name is not None:
-        check_bitsandbytes(name)
+    else:
+        narrow = any(p.requires_grad and p.dtype == _BFLOAT16 for p in model.parameters())
+        name = "adamw-8bit-split" if narrow else "adamw"
+    check_bitsandbytes(name)
     return name
 
 

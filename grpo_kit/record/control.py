@@ -12,8 +12,7 @@ import json
 import os
 import time
 import uuid
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from grpo_kit.record.files import RunFolderError, holds_run, write_whole
 from grpo_kit.record.lines import METRICS_LINES, lines_of
 from grpo_kit.schedules import schedule_from
 
-CONTROL, CHANGES = "control", "changes.jsonl"  # the second in older runs
+CONTROL = "control"
 ACTIONS = ("pause", "go on", "stop", "save")
 
 
@@ -163,30 +162,13 @@ def take_requests(folder: str | Path) -> list[dict[str, Any]]:
 def read_changes(folder: str | Path) -> list[dict[str, Any]]:
     """The changes of a run: {"step": the first step trained with it, "change": {name: value}, "was": {...}}.
 
-    A refused change has "refused" in place of "change", and "why". A line cut short is left out; of an older run's
-    changes.jsonl one that cannot be read gives a RuntimeWarning.
+    A refused change has "refused" in place of "change", and "why". A line cut short is left out.
     """
-    if (Path(folder) / METRICS_LINES).exists():
-        return list(_changes_in_lines(Path(folder) / METRICS_LINES))
-    path = Path(folder) / CHANGES
-    data = path.read_bytes() if path.is_file() else b""
     found = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            warnings.warn(
-                f"{path}, line {number} cannot be read ({line[:40]!r}) and is left out",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    return found
-
-
-def _changes_in_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for row in lines_of(path):
+    for row in lines_of(Path(folder) / METRICS_LINES):
         if changed := row.get("changes"):
             now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
-            yield {"step": row["step"], "change": now, "was": was}
+            found.append({"step": row["step"], "change": now, "was": was})
         if refused := row.get("refused"):
-            yield {"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]}
+            found.append({"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]})
+    return found

@@ -1,18 +1,13 @@
 """The files of a run by name: whether there is a run, which name is free, and its tables read back."""
 
-import csv
 import hashlib
-import io
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RunFolderError, lines_of
 
@@ -21,44 +16,29 @@ METRIC_COLUMNS: tuple[str, ...] = (
     "reward_std", "frac_reward_zero_std", "entropy", "kl", "clip_ratio", "completion_length",
     "completion_cut_off", "num_tokens", "step_seconds",
 )  # fmt: skip
-"""Columns of every metrics.csv; the reward parts follow `reward_std`, a JSON column `extra` comes last."""
+"""The first columns of every run's metrics; the reward parts follow `reward_std`."""
 
-TEXT_COLUMNS = ("prompt", "prefill", "completion")
-PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
+_TABLE = "metrics.csv"  # of runs recorded before there were lines: benchmarks/results, tests/fixtures
 KEPT = "kept.json"  # names the step whose weights a run with keep="best" ended with
 RUN = "run.json"  # a run's settings: no library writes a file of this name
-_ONCE = "config.json"  # its place in older runs, and the file of save_pretrained for a model
 REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
 
 
 def holds_run(path: str | Path) -> bool:
-    """Whether `path` holds files of a run: run.json, metrics.csv, completions, a checkpoint; or a config.json."""
-    names = (RUN, _ONCE, "metrics.csv", METRICS_LINES, "completions.parquet/*", "checkpoint-*")
+    """Whether `path` holds files of a run: run.json, metrics, a checkpoint; or a config.json, a model's."""
+    names = (RUN, "config.json", _TABLE, METRICS_LINES, "checkpoint-*")
     return any(next(Path(path).glob(name), None) for name in names)
 
 
 def has_metrics(folder: str | Path) -> bool:
-    """Does the folder hold a run's metrics, of either kind?"""
-    return any((Path(folder) / name).is_file() for name in ("metrics.csv", METRICS_LINES))
-
-
-def run_file(folder: str | Path) -> Path | None:
-    """The file with a run's settings: run.json, of an older run config.json unless a model's was written over it."""
-    path, old = Path(folder) / RUN, Path(folder) / _ONCE
-    if path.is_file():
-        return path
-    try:
-        settings = json.loads(old.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    of_a_model = {"transformers_version", "model_type", "architectures"}
-    return old if isinstance(settings, dict) and not of_a_model & settings.keys() else None
+    """Does the folder hold a run's metrics?"""
+    return any((Path(folder) / name).is_file() for name in (METRICS_LINES, _TABLE))
 
 
 def run_settings(folder: str | Path) -> dict[str, Any] | None:
     """The requested settings of a run, as RunLog.open keeps them; None if the folder has none."""
-    path = run_file(folder)
-    return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+    path = Path(folder) / RUN
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,67 +109,20 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:
-    """A run's metrics as numbers, one row a step in order; the last row of a step written twice.
+    """A run's metrics as numbers, one row a step in order; lines of one step joined, those done again left out.
 
-    Safe while the run writes: an incomplete row is left out. Keys in `extra` become columns.
-    Raises RunFolderError if there is no such folder, and for an unreadable row, naming its line; a folder without
-    rows gives an empty table.
+    Safe while the run writes: an incomplete line is left out.
+    Raises RunFolderError if there is no such folder, and for an unreadable line, naming it; a folder without lines
+    gives an empty table.
     """
-    if (_existing(folder) / METRICS_LINES).exists():
-        return _steps_of_lines(Path(folder) / METRICS_LINES)
-    path = _existing(folder) / "metrics.csv"
-    data = path.read_bytes() if path.exists() else b""
-    text = data[: data.rfind(b"\n") + 1].decode("utf-8")
-    if not text:
-        return pd.DataFrame(columns=list(METRIC_COLUMNS), dtype=float)
-    try:
-        header, *rows = csv.reader(io.StringIO(text))
-    except csv.Error as error:
-        raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
-    numbers, extras = [], []
-    for line, cells in enumerate(rows, 2):
-        try:
-            row = dict(zip(header, cells, strict=True))
-            extras.append(json.loads(row.pop("extra", "") or "{}"))
-            numbers.append(
-                {name: float(cell or "nan") for name, cell in row.items()} | {"step": int(row["step"])}
-            )
-        except (ValueError, KeyError) as error:
-            raise RunFolderError(
-                f"{path}, line {line} cannot be read ({len(cells)} cells where the header has {len(header)}; "
-                f"{error}). Mend the line or delete it."
-            ) from error
-    table = pd.DataFrame(numbers, columns=[name for name in header if name != "extra"])
-    extra = pd.DataFrame(extras)
-    table = table.join(extra.drop(columns=[name for name in extra if name in table]))
-    return table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
-
-
-def read_completions(folder: str | Path) -> pd.DataFrame:
-    """All completions in the order they were written; if a resumed run repeated a step, the later ones.
-
-    Raises RunFolderError if there is no such folder, and for a file among the parts that is no part; a run without
-    completions gives an empty table.
-    """
-    if (_existing(folder) / COMPLETIONS_LINES).exists():
-        table = pd.DataFrame(lines_of(Path(folder) / COMPLETIONS_LINES))
-        return _as_numbers(table, lambda name: name == "reward" or name.startswith("reward/"))
-    frames: list[pd.DataFrame] = []
-    for path in parts_of(_existing(folder)):
-        frames.append(read_part(path).to_pandas().assign(_session=int(PART_NAME.fullmatch(path.name)[1])))
-    if not frames:
-        return pd.DataFrame(columns=["step", *TEXT_COLUMNS, "reward", "advantage", "group", "temperature"])
-    table = pd.concat(frames, ignore_index=True)
-    last = table.groupby("step")["_session"].transform("max")
-    table = table[table["_session"] == last].drop(columns="_session")
-    return table.sort_values("step", kind="stable", ignore_index=True)
-
-
-def _steps_of_lines(path: Path) -> pd.DataFrame:
-    """The rows of metrics.jsonl, lines of one step joined, in the order of columns that metrics.csv has."""
+    lines, table = _existing(folder) / METRICS_LINES, Path(folder) / _TABLE
+    if table.exists() and not lines.exists():
+        return _recorded(table)
     steps: dict[int, dict[str, Any]] = {}
-    for line in lines_of(path):
+    for line in lines_of(lines):
         steps.setdefault(int(line["step"]), {}).update(line)
+    if not steps:
+        return pd.DataFrame(columns=list(METRIC_COLUMNS), dtype=float)
     rows = [
         {name: v for name, v in steps[step].items() if name not in ("changes", "refused")}
         for step in sorted(steps)
@@ -203,29 +136,34 @@ def _steps_of_lines(path: Path) -> pd.DataFrame:
     )
 
 
+def read_completions(folder: str | Path) -> pd.DataFrame:
+    """All completions in the order they were written; if a resumed run repeated a step, the later ones.
+
+    Raises RunFolderError if there is no such folder; a run without completions gives an empty table.
+    """
+    lines = list(lines_of(_existing(folder) / COMPLETIONS_LINES))
+    if not lines:
+        names = ("prompt", "prefill", "completion", "reward", "advantage", "group", "temperature")
+        return pd.DataFrame(columns=["step", *names])
+    return _as_numbers(pd.DataFrame(lines), lambda name: name == "reward" or name.startswith("reward/"))
+
+
+def _recorded(path: Path) -> pd.DataFrame:
+    """A table of numbers, whose column `extra` holds more of them as JSON."""
+    try:
+        table = pd.read_csv(path, dtype=str)
+        texts = table.pop("extra").fillna("{}") if "extra" in table else ()
+        extra = pd.DataFrame([json.loads(text) for text in texts])
+        table = _as_numbers(table, lambda name: name != "step").astype({"step": int})
+    except ValueError as error:
+        raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
+    table = table.join(extra[[name for name in extra if name not in table]])
+    return table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+
+
 def _as_numbers(table: pd.DataFrame, wanted: Callable[[str], bool]) -> pd.DataFrame:
     """The table with these columns as float, None as NaN: a column of which all are None has no type of its own."""
     return table.astype({name: float for name in table if wanted(name)})
-
-
-def parts_of(folder: Path) -> list[Path]:
-    """The part files of a run's completions, in order. Raises RunFolderError for a .parquet file that is no part."""
-    found = sorted(p for p in folder.glob("completions.parquet/*.parquet") if not p.name.startswith("."))
-    for path in found:
-        if not PART_NAME.fullmatch(path.name):
-            raise RunFolderError(f"{path} is not a part that a run wrote; move it out of that folder.")
-    return found
-
-
-def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """A part file's table. Raises RunFolderError, naming the file, for one that is no parquet or has no `step`."""
-    try:
-        table = pq.ParquetFile(path).read(columns)
-    except (pa.ArrowException, OSError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}); move it out of that folder.") from error
-    if "step" not in table.column_names:
-        raise RunFolderError(f"{path} has no column 'step': no run wrote it; move it out of that folder.")
-    return table
 
 
 def _existing(folder: str | Path) -> Path:

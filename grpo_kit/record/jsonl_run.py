@@ -68,11 +68,6 @@ class RunLog:
                 f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
                 f"{free!r}; or go on with the run that is there: train(resume=True)."
             )
-        if resume and (path / "metrics.csv").exists():
-            raise RunFolderError(
-                f"folder={str(path)!r} was trained by an earlier version of the kit; this one reads it and does not go "
-                "on with it. Begin a new run from its weights: load_policy of one of its checkpoints."
-            )
         if resume and not (path / METRICS_LINES).exists():
             what = (
                 "holds a run that ended before its first row"

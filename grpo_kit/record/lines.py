@@ -21,16 +21,16 @@ class LineFile:
         self.waiting: list[bytes] = []
         self._size: int | None = None  # length of its whole lines; None: unknown
 
-    def write(self, first: bytes = b"") -> None:
-        """Write the waiting lines, after the line `first` if the file is empty. Raises OSError, and keeps the lines."""
+    def write(self) -> None:
+        """Write the waiting lines. Raises OSError, and keeps the lines."""
         if not self.waiting:
             return
         with open(self.path, "ab", buffering=0) as file:
             if self._size is None:
-                self._size = whole_lines(self.path)
+                self._size = self.path.read_bytes().rfind(b"\n") + 1  # of whole lines
             if file.seek(0, os.SEEK_END) > self._size:
                 file.truncate(self._size)
-            data = b"".join([first] * (self._size == 0) + self.waiting)
+            data = b"".join(self.waiting)
             size = self._size + len(data)
             try:
                 while data:  # a nearly full disk accepts a part of a line, then refuses the rest
@@ -40,11 +40,6 @@ class LineFile:
                 raise
             self._size = size
         self.waiting.clear()
-
-
-def whole_lines(path: Path) -> int:
-    """Bytes of the file up to the end of its last whole line."""
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 class RunFolderError(ValueError):

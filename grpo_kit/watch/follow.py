@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LOOK = 2.0  # seconds between two checks of the files
 _SHARE = 0.1  # of the kernel's time that refreshing may take
-_FILES = ("metrics.*", "flags.jsonl", "changes.jsonl", "completions.jsonl", "completions.parquet/*.parquet")
+_FILES = ("metrics.jsonl", "flags.jsonl", "completions.jsonl")
 _TASKS: set[asyncio.Task] = set()  # asyncio itself keeps no reference
 _ALONE: dict[tuple[str, Path], Follower] = {}
 

@@ -67,10 +67,6 @@ def test_a_run_is_never_overwritten_and_the_next_name_is_said(tmp_path):
     (tmp_path / "old/checkpoint-4").mkdir(parents=True)
     with pytest.raises(RunFolderError, match="old-2"):
         RunLog.open(tmp_path / "old", {})
-    (tmp_path / "csv").mkdir()
-    (tmp_path / "csv/metrics.csv").write_text("step\n1\n")
-    with pytest.raises(RunFolderError, match="an earlier version of the kit"):
-        RunLog.open(tmp_path / "csv", {}, resume=True)
 
 
 def test_reading_nothing_yet_and_no_folder(tmp_path):

@@ -99,8 +99,8 @@ def test_plot_run_draws_what_was_measured(tmp_path):
 
 def test_plot_run_beside_others_and_while_it_is_written(tmp_path):
     one, two = run_folder(tmp_path / "one", 5), run_folder(tmp_path / "two", 30)
-    with open(two / "metrics.csv", "ab") as file:
-        file.write(b"31,0.9,1")
+    with open(two / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 31, "rew')
     figure = plot_run(one, compare=two)
     reward = figure.axes[0]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
