@@ -7,13 +7,13 @@ import operator
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
 from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import wilson_interval
-from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.neighbours import equal_texts, excused, near_misses, why
 from grpo_kit.rewards.parts import all_parts, reward_names
@@ -23,19 +23,6 @@ from grpo_kit.rewards.scoring import score_all
 _ROWS = 64  # rows of a task, by default
 _PAYS = 1e-9
 _REFUSED, _PAID = "right spellings refused", "near misses paid in full"
-
-
-class HasAnswers(Protocol):
-    """The part of a task that audit needs."""
-
-    held_out: list[dict]
-    rewards: list[Reward]
-    answer_tag: str
-    read_answer: Any
-
-    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-        """Cases of a row, among them the honest completion, which has honest=True."""
-        ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +97,7 @@ class Audit:
 
 
 def audit(
-    task: HasAnswers | Reward,
+    task: TaskWithCases | Reward,
     rows: Sequence[Mapping[str, Any]] | None = None,
     *,
     column: str = "answer",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 import pandas as pd
 
 from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import cut
-from grpo_kit.rewards.cheat_cases import Case, RewardCheckError
+from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases
 from grpo_kit.rewards.parts import check_column_names, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_scale
@@ -17,20 +16,9 @@ from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_sc
 _PAYS = 1e-9
 
 
-class HasCases(Protocol):
-    """The part of a task that check_rewards needs."""
-
-    held_out: list[dict]
-    reward_weights: list[float]
-
-    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-        """The honest completions of a row, at least one with honest=True, and the cheats to try."""
-        ...
-
-
 def check_rewards(
     rewards: Reward | Sequence[Reward],
-    cases: HasCases | Sequence[Case],
+    cases: TaskWithCases | Sequence[Case],
     *,
     weights: Sequence[float] | None = None,
     rows: int = 4,

@@ -18,7 +18,7 @@ from grpo_kit.rewards.code_values import decode, read_json, same
 if TYPE_CHECKING:
     from grpo_kit.sandbox import SandboxResult
 
-_READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
+READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 _PLACE = re.compile(r"-?[0-9]{1,6}")
 _ENTRY_POINT = re.compile(r"(?:[^\W\d]\w*(?:\(\))?\.)?([^\W\d]\w*)")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -142,7 +142,7 @@ def passes(answer: Answer, test: Test) -> bool:
     given, expected = answer.value, test.expected
     if test.read_as is not None:
         try:
-            given, expected = _READ_AS[test.read_as](given), _READ_AS[test.read_as](expected)
+            given, expected = READ_AS[test.read_as](given), READ_AS[test.read_as](expected)
         except TypeError:  # no collection, or its items cannot be sorted or hashed
             return False
     return same(given, expected, tolerance=test.tolerance)
@@ -266,8 +266,8 @@ def _read(test: Any, place: int) -> Test:
     if not isinstance(test["args"], list | tuple):
         raise ValueError(f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)")
     tolerance, read_as = _tolerance(test, place, 1e-9), test.get("as")
-    if read_as not in (None, *_READ_AS):
-        raise ValueError(f"test {place} has as={read_as!r}; use one of {sorted(_READ_AS)}")
+    if read_as not in (None, *READ_AS):
+        raise ValueError(f"test {place} has as={read_as!r}; use one of {sorted(READ_AS)}")
     try:
         args, expected = decode(list(test["args"])), decode(test["expected"])
     except (TypeError, ValueError, OverflowError) as error:
