@@ -16,7 +16,7 @@ from grpo_kit.display import wilson_interval
 from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.neighbours import equal_texts, excused, near_misses, why
-from grpo_kit.rewards.parts import all_parts, reward_names
+from grpo_kit.rewards.parts import reward_names, with_parts
 from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.rewards.scoring import score_all
 
@@ -136,8 +136,7 @@ def audit(
         rewards, honest_of = list(answer_parts(task.rewards).values()), task.cases_for
     if not rows or not rewards:
         raise ValueError(f"rows={rows!r:.100}: give rows with a gold, and a reward that judges the answer")
-    parts = [part for reward in rewards for part in [reward, *all_parts(reward)]]
-    skipped = set().union(*(excused(getattr(part, "rules", None)) for part in parts))
+    skipped = set().union(*(excused(getattr(part, "rules", None)) for part in with_parts(rewards)))
     left_out: list[tuple[str, float | None]] = []
     tried: list[dict[str, Any]] = []
     for place, row in enumerate(rows):

@@ -10,7 +10,7 @@ import pandas as pd
 from datasets import Dataset
 
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.parts import all_parts, reaches_rewards
+from grpo_kit.rewards.parts import reaches_rewards, with_parts
 from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
@@ -96,9 +96,7 @@ def from_rows(
 
 def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) -> None:
     """Raises ValueError for GSM8K's worked solutions as answers: a reward that compares answers would pay nothing."""
-    compares = any(
-        isinstance(part, AnswerReward) for reward in rewards for part in [reward, *all_parts(reward)]
-    )
+    compares = any(isinstance(part, AnswerReward) for part in with_parts(rewards))
     worked = (
         next((row["answer"] for row in rows if _WORKED.search(row["answer"])), None) if compares else None
     )
