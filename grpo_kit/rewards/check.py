@@ -113,7 +113,7 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
         raise ValueError(
             "cases holds no case with honest=True; the cheats need something to be compared with"
         )
-    blind = {name: not _needs_answer(reward) for name, reward in rewards.items()}
+    blind = {name: not getattr(reward, "columns", True) for name, reward in rewards.items()}
     blind["total"] = all(blind.values())
     judged = [n for n, reward in rewards.items() if not getattr(reward, "only_a_part", False)]
     faults = []
@@ -136,7 +136,3 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
                     f"response {cut(repr(case.prefill + case.completion), 90)}"
                 )
     return faults
-
-
-def _needs_answer(reward: Reward) -> bool:
-    return bool(getattr(reward, "columns", True))

@@ -158,7 +158,9 @@ def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
     if job.entry_point is not None:
         call = f"call_all({ascii(job.source)}, {ascii(job.entry_point)}, {ascii(job.inputs)}, {mark!r})"
         return [(f"{_child()}\n{call}\n", "")]
-    return [(f"{_child()}\nrun_script({ascii(job.source)})\n", _unix(stdin)) for stdin in job.inputs or ("",)]
+    code = f"{_child()}\nrun_script({ascii(job.source)})\n"
+    # A "\r" before the line's end would reach the program through input().
+    return [(code, stdin.replace("\r\n", "\n")) for stdin in job.inputs or ("",)]
 
 
 def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
@@ -221,10 +223,6 @@ def _why(result: SandboxResult) -> str:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _unix(text: str) -> str:
-    return text.replace("\r\n", "\n")  # else input() leaves the \r to the program
 
 
 def _near(given: str, expected: str, tolerance: float) -> bool:

@@ -72,7 +72,8 @@ class Language(ResponseReward):
         if not text.strip():
             return 0.0
         counts: Counter[str] = Counter()
-        text = _NEUTRAL.sub(_without_ascii, text)
+        # What is not ASCII stays: it is text, a comment or an evasion.
+        text = _NEUTRAL.sub(lambda neutral: _ASCII.sub(" ", neutral[0]), text)
         if "greek" not in self._expected:
             text = _GREEK_SYMBOLS.sub(" ", text)
         for letter, times in Counter(text).items():
@@ -96,7 +97,3 @@ def script_of(letter: str) -> str:
         return ""
     first = unicodedata.name(plain, "unknown").split()[0].lower()
     return _FIRST_WORD.get(first, first)
-
-
-def _without_ascii(match: re.Match[str]) -> str:
-    return _ASCII.sub(" ", match[0])  # the rest, not ASCII, is text: a comment, or an evasion

@@ -36,12 +36,19 @@ class PendingScores:
         return score(self.reward, completions, self.__name__, **columns)
 
 
-def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /, **columns: Any) -> Scores:
+def score(
+    reward: Reward,
+    completions: Sequence[Any],
+    name: str | None = None,
+    finite: bool = True,
+    /,
+    **columns: Any,
+) -> Scores:
     """The reward's scores, one a completion, checked against its contract: None ("cannot judge") or a finite number.
 
     The reward is called by keyword, as in TRL. columns: its data set columns, one entry a completion. A column may
     have any name, `name` and `reward` too. The reward gets copies of the lists. An asynchronous one is waited for.
-    name: used in messages; default the reward's own.
+    name: used in messages; default the reward's own. finite: False allows infinite scores, as before a clipping.
     Raises RewardError, naming the reward, the row and the completion, if it raises, changes the completions in place,
     returns no flat list or another number of values, or a value that is no finite number (at most 1e15 in size,
     as training computes in float32) or lies outside the range that the reward states (`reward.range = (low, high)`).
@@ -50,13 +57,7 @@ def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /
     >>> score(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
     [0.5, 2.0]
     """
-    return score_for(reward, completions, bare_name(reward) if name is None else name, columns)
-
-
-def score_for(
-    reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
-) -> Scores:
-    """score() for a named reward. finite: False allows infinite scores (of rewards that are about to be clipped)."""
+    name = bare_name(reward) if name is None else name
     check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
     given = _own(list(completions))
     try:
@@ -208,9 +209,9 @@ def score_all(
     named = dict(zip(reward_names(rewards) if names is None else names, rewards, strict=True))
     slow = [n for n, one in named.items() if any(map(inspect.iscoroutinefunction, (one, type(one).__call__)))]
     with ThreadPoolExecutor(len(slow) or 1) as threads:
-        begun = {name: threads.submit(score_for, named[name], completions, name, columns) for name in slow}
+        begun = {name: threads.submit(score, named[name], completions, name, **columns) for name in slow}
         return {
-            name: begun[name].result() if name in begun else score_for(reward, completions, name, columns)
+            name: begun[name].result() if name in begun else score(reward, completions, name, **columns)
             for name, reward in named.items()
         }
 

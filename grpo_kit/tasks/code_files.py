@@ -156,7 +156,8 @@ def _mbpp(row: dict, name: str) -> dict:
     asked = (row.get("text") or row["prompt"]).strip()
     problem = {"name": name, "level": 1, "question": asked, "entry_point": entry_point, "tests": tests}
     problem["solution"] = row["code"].replace("\r\n", "\n")
-    shown = [problem | {"question": f"{asked} Example: {_bare_assertion(text)}"} for text in assertions]
+    bare = [ast.unparse(ast.parse(text)).removeprefix("assert ") for text in assertions]
+    shown = [problem | {"question": f"{asked} Example: {example}"} for example in bare]
     hidden = [_hide(candidate) for candidate in shown]
     # The first assertion is the example, unless the rest would expect one value only.
     return next((candidate for candidate in hidden if _n_expected(candidate) > 1), hidden[0])
@@ -195,10 +196,6 @@ def _hide(problem: dict) -> dict:
     """The problem without the tests that its question shows."""
     pairs = zip(problem["tests"], _calls(problem), strict=True)
     return problem | {"tests": [test for test, call in pairs if not _is_shown(call, problem["question"])]}
-
-
-def _bare_assertion(text: str) -> str:
-    return ast.unparse(ast.parse(text)).removeprefix("assert ")
 
 
 def _calls(problem: dict) -> list[str]:
