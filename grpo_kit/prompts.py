@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from os.path import commonprefix
 from typing import Any
 
@@ -193,8 +192,8 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
     again = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else []
     if again == ids:
         return Drift(same=True, first=None, before=[], after=[])
-    head = _n_equal(ids, again)
-    tail = _n_equal(ids[head:][::-1], again[head:][::-1])
+    head = len(commonprefix([ids, again]))
+    tail = len(commonprefix([ids[head:][::-1], again[head:][::-1]]))
     before, after = ids[head : len(ids) - tail], again[head : len(again) - tail]
     return Drift(same=False, first=head, before=_pieces(tokenizer, before), after=_pieces(tokenizer, after))
 
@@ -459,7 +458,3 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     return [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
-
-
-def _n_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

@@ -86,7 +86,7 @@ class Answers:
 
     @cached_property
     def lenient(self) -> list[bool]:
-        """Right strictly, or by Task.is_leniently_right."""
+        """Right strictly, or by tasks.right.leniently_right."""
         return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
 
     @cached_property

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.argument_checks import check_choice, check_number, check_whole
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.rewards.response import ResponseReward, gold_text, own_answer, pair_prefill, shown
 from grpo_kit.rewards.response import column as get_column
-from grpo_kit.rewards.response import gold_text, own_answer, pair_prefill
 from grpo_kit.verdicts.spelling import exact as exact_text
 
 # The reader of formulas is imported with the first reward that needs it.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from grpo_kit.verdicts import Rules
 
 
-class AnswerReward:
+class AnswerReward(ResponseReward):
     """Base of the rewards that judge the text in the answer tags of prefill + completion.
 
     A subclass overrides `score`. columns: data set columns it needs, the gold first; `score` receives their values,
@@ -35,7 +35,6 @@ class AnswerReward:
     [1.0, 0.0]
     """
 
-    columns: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     soft = False  # True: a partial score is no wrong answer; results lead with the mean reward
     takes_whole = False  # True allows tag=None, which judges the whole completion, without the prefill
@@ -58,9 +57,6 @@ class AnswerReward:
             self.score(text if self.tag is None else own_answer(text, start, self.tag), *values)
             for (text, start), *values in zip(pairs, *cells, strict=True)
         ]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(column={self.column!r}, tag={self.tag!r})"
 
     def score(self, answer: str | None, *values: Any) -> float | None:
         """A score in [0, 1]; None: cannot judge. answer: None if there is none, or several, or the prefill holds it."""
@@ -102,11 +98,7 @@ class _ReadAnswer(AnswerReward):
         self.rules, self.timeout = rules, timeout
 
     def __repr__(self) -> str:
-        """The arguments that differ from the defaults."""
-        plain = type(self.rules)()
-        asked = {name: value for name, value in vars(self.rules).items() if value != getattr(plain, name)}
-        given = {"column": self.column, "tag": self.tag} | asked
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        return shown(self, vars(self) | vars(self.rules))
 
     def cheats(self, honest: Case) -> list[Case]:
         """Near misses of the gold: neighbours, hedges, a denial, an earlier draft, the question's own expression."""
@@ -150,7 +142,7 @@ class NumericAnswer(_ReadAnswer):
     >>> NumericAnswer()(["<answer>$1,200.</answer>", "<answer>4 5</answer>"], answer=["1200", "9"])
     [1.0, 0.0]
     >>> NumericAnswer(tolerance=0.01)
-    NumericAnswer(column='answer', tag='answer', tolerance=0.01)
+    NumericAnswer(tolerance=0.01)
     """
 
     numbers_only = True

@@ -7,35 +7,22 @@ import operator
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
 from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import wilson_interval
-from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases
 from grpo_kit.rewards.combine import answer_parts
 from grpo_kit.rewards.neighbours import equal_texts, excused, near_misses, why
-from grpo_kit.rewards.parts import all_parts, reward_names
+from grpo_kit.rewards.parts import reward_names, with_parts
 from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.rewards.scoring import score_all
 
 _ROWS = 64  # rows of a task, by default
 _PAYS = 1e-9
 _REFUSED, _PAID = "right spellings refused", "near misses paid in full"
-
-
-class HasAnswers(Protocol):
-    """The part of a task that audit needs."""
-
-    held_out: list[dict]
-    rewards: list[Reward]
-    answer_tag: str
-    read_answer: Any
-
-    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-        """Cases of a row, among them the honest completion, which has honest=True."""
-        ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +97,7 @@ class Audit:
 
 
 def audit(
-    task: HasAnswers | Reward,
+    task: TaskWithCases | Reward,
     rows: Sequence[Mapping[str, Any]] | None = None,
     *,
     column: str = "answer",
@@ -149,8 +136,7 @@ def audit(
         rewards, honest_of = list(answer_parts(task.rewards).values()), task.cases_for
     if not rows or not rewards:
         raise ValueError(f"rows={rows!r:.100}: give rows with a gold, and a reward that judges the answer")
-    parts = [part for reward in rewards for part in [reward, *all_parts(reward)]]
-    skipped = set().union(*(excused(getattr(part, "rules", None)) for part in parts))
+    skipped = set().union(*(excused(getattr(part, "rules", None)) for part in with_parts(rewards)))
     left_out: list[tuple[str, float | None]] = []
     tried: list[dict[str, Any]] = []
     for place, row in enumerate(rows):

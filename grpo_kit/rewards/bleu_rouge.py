@@ -97,12 +97,6 @@ class Bleu(_OverlapReward):
         check_installed("sacrebleu", self)
         self.lowercase, self.max_order, self.tokenize = bool(lowercase), int(max_order), tokenize
 
-    def __repr__(self) -> str:
-        return (
-            f"Bleu(column={self.column!r}, tag={self.tag!r}, lowercase={self.lowercase}, "
-            f"max_order={self.max_order}, tokenize={self.tokenize!r})"
-        )
-
     def _overlap(self, answer: str, golds: list[str]) -> float | None:
         if not golds:
             return None
@@ -142,9 +136,6 @@ class Rouge(_OverlapReward):
         if variant not in _VARIANTS:
             raise ValueError(f"variant={variant!r} is not one of {_VARIANTS}")
         self.variant = variant
-
-    def __repr__(self) -> str:
-        return f"Rouge({self.variant!r}, column={self.column!r}, tag={self.tag!r})"
 
     def cheats(self, honest: Case) -> list[Case]:
         """The cheats of Bleu. "rouge1" leaves out the gold's words backwards, which it cannot tell from the gold."""

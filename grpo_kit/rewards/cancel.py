@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,7 @@ def cancelled_groups(
     return pd.DataFrame(rows, columns=["step", "groups", "cancelled", "share", "example"])
 
 
-def cancelled_share(
-    parts: Sequence[Scores], totals: Scores, prompts: Sequence[Any], *, tolerance: float = 1e-6
-) -> float | None:
+def cancelled_share(parts: Sequence[Scores], totals: Scores, prompts: Sequence[Any]) -> float | None:
     """The share of groups whose parts vary while the total does not. A group: adjacent completions of equal prompts.
 
     None if no group has two judged completions. `WeightedSum` logs this number as "frac_cancelled_groups".
@@ -86,28 +85,9 @@ def cancelled_share(
     >>> cancelled_share([[1, 0, 1, 0], [0, 1, 1, 0]], [0.5, 0.5, 1, 0], ["a", "a", "b", "b"])
     0.5
     """
-    counted = cancelled = 0
-    for start, stop in _groups(prompts):
-        judged = [row for row in range(start, stop) if totals[row] is not None]
-        if len(judged) < 2:
-            continue
-        counted += 1
-        if not _varies([totals[row] for row in judged], tolerance):
-            inside = ([part[row] for row in judged if part[row] is not None] for part in parts)
-            cancelled += any(_varies(values, tolerance) for values in inside)
-    return cancelled / counted if counted else None
-
-
-def _groups(prompts: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for row in range(1, len(prompts) + 1):
-        if row == len(prompts) or prompts[row] != prompts[start]:
-            yield start, row
-            start = row
-
-
-def _varies(values: Sequence[float], tolerance: float) -> bool:
-    return bool(values) and max(values) - min(values) > tolerance * max(1, *map(abs, values))
+    groups = [number for number, (_, same) in enumerate(groupby(prompts)) for _ in same]
+    found = cancelled_groups(_table({str(place): part for place, part in enumerate(parts)}, groups, totals))
+    return float(found["share"][0]) if found["groups"].any() else None
 
 
 def _as_table(
@@ -122,9 +102,13 @@ def _as_table(
     if not group_size or group_size < 2 or rows % group_size:
         raise ValueError(f"group_size={group_size!r} for {rows} completions; give a divisor from 2 up")
     groups = [row // group_size for row in range(rows)]
-    total = pd.Series(totals(list(scores.values()), weights, groups), dtype=float)
-    parts = {f"reward/{n}": v for (n, v), weight in zip(scores.items(), weights, strict=True) if weight != 0}
-    return pd.DataFrame(parts, dtype=float).assign(step=0, group=groups, reward=total)
+    counted = {n: part for (n, part), weight in zip(scores.items(), weights, strict=True) if weight != 0}
+    return _table(counted, groups, totals(list(scores.values()), weights, groups))
+
+
+def _table(parts: Mapping[str, Scores], groups: Sequence[int], total: Scores) -> pd.DataFrame:
+    columns = {f"reward/{name}": scores for name, scores in parts.items()} | {"reward": total}
+    return pd.DataFrame(columns, dtype=float).assign(step=0, group=groups)
 
 
 def _example(rows: pd.DataFrame) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from grpo_kit.rewards.response import answer_span
+from grpo_kit.rewards.response import Reward, answer_span
 
 Tie = Literal["never", "format", "always"]
 
@@ -31,6 +31,25 @@ class Case:
     tie: Tie = "never"
     prefill: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def cheat(self, name: str, completion: str, tie: Tie = "never", *, prefill: str | None = None) -> Case:
+        """A cheat on the same row: another completion, by default behind the same prefill."""
+        given = self.prefill if prefill is None else prefill
+        return replace(self, name=name, completion=completion, honest=False, tie=tie, prefill=given)
+
+
+class TaskWithCases(Protocol):
+    """The part of a task that check_rewards and audit need."""
+
+    held_out: list[dict]
+    rewards: list[Reward]
+    reward_weights: list[float]
+    answer_tag: str
+    read_answer: Any
+
+    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
+        """The honest completions of a row, at least one with honest=True, and the cheats to try."""
+        ...
 
 
 def crafted_cases(
@@ -105,7 +124,4 @@ def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "a
         if span is None or honest.prefill[span[0] :].strip():
             return []
         before, after = honest.completion[: max(span[0] - given, 0)], honest.completion[span[1] - given :]
-    return [
-        replace(honest, name=name, completion=before + text + after, honest=False, tie="format")
-        for name, text in texts.items()
-    ]
+    return [honest.cheat(name, before + text + after, "format") for name, text in texts.items()]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 import pandas as pd
 
 from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import cut
-from grpo_kit.rewards.cheat_cases import Case, RewardCheckError
+from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases
 from grpo_kit.rewards.parts import check_column_names, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_scale
@@ -17,20 +16,9 @@ from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_sc
 _PAYS = 1e-9
 
 
-class HasCases(Protocol):
-    """The part of a task that check_rewards needs."""
-
-    held_out: list[dict]
-    reward_weights: list[float]
-
-    def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
-        """The honest completions of a row, at least one with honest=True, and the cheats to try."""
-        ...
-
-
 def check_rewards(
     rewards: Reward | Sequence[Reward],
-    cases: HasCases | Sequence[Case],
+    cases: TaskWithCases | Sequence[Case],
     *,
     weights: Sequence[float] | None = None,
     rows: int = 4,
@@ -125,7 +113,7 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
         raise ValueError(
             "cases holds no case with honest=True; the cheats need something to be compared with"
         )
-    blind = {name: not _needs_answer(reward) for name, reward in rewards.items()}
+    blind = {name: not getattr(reward, "columns", True) for name, reward in rewards.items()}
     blind["total"] = all(blind.values())
     judged = [n for n, reward in rewards.items() if not getattr(reward, "only_a_part", False)]
     faults = []
@@ -148,7 +136,3 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
                     f"response {cut(repr(case.prefill + case.completion), 90)}"
                 )
     return faults
-
-
-def _needs_answer(reward: Reward) -> bool:
-    return bool(getattr(reward, "columns", True))

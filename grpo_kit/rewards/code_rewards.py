@@ -15,7 +15,6 @@ Programs have Python's standard library and nothing else: `import numpy` fails i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from grpo_kit.rewards.cheat_cases import Case
@@ -24,13 +23,13 @@ from grpo_kit.rewards.code_blocks import read_blocks, without_end_tokens
 from grpo_kit.rewards.code_cheats import cheating_programs
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import CallTest, Job, Outcome, Test, function_name, passes, read_tests
+from grpo_kit.rewards.response import ResponseReward, is_blank, pair_prefill
 from grpo_kit.rewards.response import column as get_column
-from grpo_kit.rewards.response import is_blank, pair_prefill
 
 __all__ = ["CodeFormat", "CodeRuns", "CodeTests", "extract_code", "own_code"]
 
 
-class CodeFormat:
+class CodeFormat(ResponseReward):
     """Credit for a response of one ```python block with nothing after it, in [0, 1]; 1/4 for each piece.
 
     | piece                                                                       |     |
@@ -48,18 +47,8 @@ class CodeFormat:
     [1.0, 0.25, 0.75]
     """
 
-    columns: tuple[str, ...] = ()
-
     def __init__(self) -> None:
         self.__name__ = "code_format"
-
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        return [self._score(completion, start) for completion, start in pair_prefill(completions, prefill)]
-
-    def __repr__(self) -> str:
-        return "CodeFormat()"
 
     def cheats(self, honest: Case) -> list[Case]:
         """Completions that keep less of the format than the honest one."""
@@ -67,17 +56,17 @@ class CodeFormat:
         opening, body = ("", honest.completion) if _opens(honest.prefill) else ("```python\n", f"{code}```")
         other = "print('another answer')\n"
         return [
-            _case(honest, "empty", ""),
-            _case(honest, "no code block", "The function doubles its argument.", tie="never"),
-            _case(honest, "unclosed fence", opening + body.replace("\n```", "\n")),
-            _case(honest, "empty block", f"{opening}```"),
-            _case(honest, "two blocks, right first", f"{opening}{body}\n```python\n{other}```"),
-            _case(honest, "two blocks, right last", f"{opening}{other}```\n```python\n{code}```"),
-            _case(honest, "fence spam", f"{opening}{'```python' + chr(10)}" * 4 + "```\n" * 4),
-            _case(honest, "block in the prefill", "", prefill=f"```python\n{code}```"),
-            _case(honest, "block in thoughts alone", f"<think>\n```python\n{code}```\n</think>", prefill=""),
-            _case(honest, "text after the block", f"{opening}{body}\nI hope this helps!", tie="always"),
-            _case(honest, "prose in the block", f"{opening}Add n to itself.\n```", tie="format"),
+            honest.cheat("empty", ""),
+            honest.cheat("no code block", "The function doubles its argument.", tie="never"),
+            honest.cheat("unclosed fence", opening + body.replace("\n```", "\n")),
+            honest.cheat("empty block", f"{opening}```"),
+            honest.cheat("two blocks, right first", f"{opening}{body}\n```python\n{other}```"),
+            honest.cheat("two blocks, right last", f"{opening}{other}```\n```python\n{code}```"),
+            honest.cheat("fence spam", f"{opening}{'```python' + chr(10)}" * 4 + "```\n" * 4),
+            honest.cheat("block in the prefill", "", prefill=f"```python\n{code}```"),
+            honest.cheat("block in thoughts alone", f"<think>\n```python\n{code}```\n</think>", prefill=""),
+            honest.cheat("text after the block", f"{opening}{body}\nI hope this helps!", tie="always"),
+            honest.cheat("prose in the block", f"{opening}Add n to itself.\n```", tie="format"),
         ]
 
     def _score(self, completion: str, prefill: str) -> float:
@@ -96,10 +85,8 @@ class CodeFormat:
         return score
 
 
-class _RunsPrograms:
+class _RunsPrograms(ResponseReward):
     """The shared part of CodeRuns and CodeTests: reads the columns and runs every completion's block once."""
-
-    columns: tuple[str, ...] = ()
 
     def __init__(self, runner: CodeRunner | None, name: str) -> None:
         self.runner = CodeRunner() if runner is None else runner
@@ -133,9 +120,6 @@ class _RunsPrograms:
             for row, code in enumerate(codes)
             if code is not None and judged[row]
         }
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.runner!r})"
 
     def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
         """outcome: None where there is no block. Returns None if these tests can judge no program, so none is run."""
@@ -178,9 +162,9 @@ class CodeRuns(_RunsPrograms):
     def cheats(self, honest: Case) -> list[Case]:
         """Blocks that do not run. CodeTests tries the blocks that run and do nothing."""
         return [
-            _block(honest, "no Python", "def f(n:\n    return n\n", tie="format"),
-            _block(honest, "raises on import", "raise ValueError('no idea')\n", tie="format"),
-            _block(honest, "raises SystemExit", "raise SystemExit(1)\n", tie="format"),
+            _block(honest, "no Python", "def f(n:\n    return n\n"),
+            _block(honest, "raises on import", "raise ValueError('no idea')\n"),
+            _block(honest, "raises SystemExit", "raise SystemExit(1)\n"),
         ]
 
     def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float:
@@ -215,7 +199,7 @@ class CodeTests(_RunsPrograms):
         """Programs that try to pass without solving anything; see code_cheats."""
         tests = read_tests(honest.columns.get("tests"))
         programs = cheating_programs(tests, honest.columns.get("entry_point"))
-        return [_block(honest, name, code, tie="format") for name, code in programs.items()]
+        return [_block(honest, name, code) for name, code in programs.items()]
 
     def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
         if outcome is None or not tests:
@@ -227,12 +211,5 @@ def _opens(prefill: str) -> bool:
     return any(block.is_python for block in read_blocks(prefill))
 
 
-def _block(honest: Case, name: str, code: str, tie: str = "never") -> Case:
-    return _case(honest, name, f"{'' if _opens(honest.prefill) else '```python' + chr(10)}{code}```", tie=tie)
-
-
-def _case(
-    honest: Case, name: str, completion: str, *, tie: str = "never", prefill: str | None = None
-) -> Case:
-    given = honest.prefill if prefill is None else prefill
-    return replace(honest, name=name, completion=completion, honest=False, tie=tie, prefill=given)
+def _block(honest: Case, name: str, code: str) -> Case:
+    return honest.cheat(name, f"{'' if _opens(honest.prefill) else '```python' + chr(10)}{code}```", "format")

@@ -18,7 +18,7 @@ from grpo_kit.rewards.code_values import decode, read_json, same
 if TYPE_CHECKING:
     from grpo_kit.sandbox import SandboxResult
 
-_READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
+READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 _PLACE = re.compile(r"-?[0-9]{1,6}")
 _ENTRY_POINT = re.compile(r"(?:[^\W\d]\w*(?:\(\))?\.)?([^\W\d]\w*)")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -142,7 +142,7 @@ def passes(answer: Answer, test: Test) -> bool:
     given, expected = answer.value, test.expected
     if test.read_as is not None:
         try:
-            given, expected = _READ_AS[test.read_as](given), _READ_AS[test.read_as](expected)
+            given, expected = READ_AS[test.read_as](given), READ_AS[test.read_as](expected)
         except TypeError:  # no collection, or its items cannot be sorted or hashed
             return False
     return same(given, expected, tolerance=test.tolerance)
@@ -158,7 +158,9 @@ def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
     if job.entry_point is not None:
         call = f"call_all({ascii(job.source)}, {ascii(job.entry_point)}, {ascii(job.inputs)}, {mark!r})"
         return [(f"{_child()}\n{call}\n", "")]
-    return [(f"{_child()}\nrun_script({ascii(job.source)})\n", _unix(stdin)) for stdin in job.inputs or ("",)]
+    code = f"{_child()}\nrun_script({ascii(job.source)})\n"
+    # A "\r" before the line's end would reach the program through input().
+    return [(code, stdin.replace("\r\n", "\n")) for stdin in job.inputs or ("",)]
 
 
 def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
@@ -223,10 +225,6 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _unix(text: str) -> str:
-    return text.replace("\r\n", "\n")  # else input() leaves the \r to the program
-
-
 def _near(given: str, expected: str, tolerance: float) -> bool:
     """Whether two lines have the same words, numbers within the tolerance."""
     return all(
@@ -266,8 +264,8 @@ def _read(test: Any, place: int) -> Test:
     if not isinstance(test["args"], list | tuple):
         raise ValueError(f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)")
     tolerance, read_as = _tolerance(test, place, 1e-9), test.get("as")
-    if read_as not in (None, *_READ_AS):
-        raise ValueError(f"test {place} has as={read_as!r}; use one of {sorted(_READ_AS)}")
+    if read_as not in (None, *READ_AS):
+        raise ValueError(f"test {place} has as={read_as!r}; use one of {sorted(READ_AS)}")
     try:
         args, expected = decode(list(test["args"])), decode(test["expected"])
     except (TypeError, ValueError, OverflowError) as error:

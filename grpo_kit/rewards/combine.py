@@ -10,7 +10,7 @@ from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.parts import all_parts, range_of, required_columns, reward_names
 from grpo_kit.rewards.response import Reward
-from grpo_kit.rewards.scoring import Scores, check_scores, score, score_for, total
+from grpo_kit.rewards.scoring import Scores, check_scores, score, total
 
 Verdicts = list[bool | None]  # per completion: paid in full? None where that cannot be judged
 # (a reward that judges the answer, its scores) -> per completion, the score that is full pay
@@ -53,7 +53,7 @@ class _Composite:
             if name not in seen and isinstance(part, _Composite):
                 seen[name] = part._judge(scores_of)
             elif name not in seen:  # Clipped accepts infinite scores; elsewhere see check_scores
-                seen[name] = score_for(part, completions, name, columns, finite=False)
+                seen[name] = score(part, completions, name, False, **columns)
             check_scores(seen[name], completions, part, name, finite=finite)
             return seen[name]
 

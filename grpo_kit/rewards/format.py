@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from grpo_kit.rewards.response import is_blank, own_answer, pair_prefill
+from grpo_kit.rewards.response import ResponseReward, is_blank, own_answer
 
 
-class SoftFormat:
+class SoftFormat(ResponseReward):
     """How much of <think>...</think><answer>...</answer> the response (prefill + completion) has, in [0, 1].
 
     | piece                                                        | with think | think=None |
@@ -27,8 +24,6 @@ class SoftFormat:
     [1.0, 0.25]
     """
 
-    columns: tuple[str, ...] = ()
-
     def __init__(self, *, think: str | None = "think", answer: str = "answer") -> None:
         if not answer or think == "" or think == answer:
             raise ValueError(f"think={think!r}, answer={answer!r}: use two different names, or think=None")
@@ -36,14 +31,6 @@ class SoftFormat:
         self.__name__ = "soft_format"
         names = [answer] if think is None else [think, answer]
         self._tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
-
-    def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
-    ) -> list[float | None]:
-        return [self._score(completion, start) for completion, start in pair_prefill(completions, prefill)]
-
-    def __repr__(self) -> str:
-        return f"SoftFormat(think={self.think!r}, answer={self.answer!r})"
 
     def _score(self, completion: str, prefill: str) -> float:
         response = prefill + completion

@@ -6,11 +6,9 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from grpo_kit.rewards.response import pair_prefill
+from grpo_kit.rewards.response import ResponseReward
 
 if TYPE_CHECKING:
     from grpo_kit.rewards.cheat_cases import Case
@@ -37,7 +35,7 @@ _SAMPLES = {
 }
 
 
-class Language:
+class Language(ResponseReward):
     """Share of the completion's letters that are of the expected script (or scripts), in [0, 1].
 
     scripts: names of SCRIPTS, such as "latin"; "kana", "han" for Japanese. Only letters count: no digits,
@@ -53,7 +51,6 @@ class Language:
     """
 
     only_a_part = True  # a part of a good answer; see check_rewards
-    columns: tuple[str, ...] = ()
 
     def __init__(self, *scripts: str) -> None:
         unknown = [script for script in scripts if script not in SCRIPTS]
@@ -63,31 +60,20 @@ class Language:
         self._expected = frozenset(scripts)
         self.__name__ = "language"
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [self._score(text) for text, _ in pair_prefill(completions, None)]
-
-    def __repr__(self) -> str:
-        return f"Language({', '.join(map(repr, self.scripts))})"
-
     def cheats(self, honest: Case) -> list[Case]:
         """Another script in place of the completion, and another script before it (the answer is then still right)."""
         other = next(text for script, text in _SAMPLES.items() if script not in self._expected)
         return [
-            replace(honest, name="another script", completion=other * 3, honest=False, tie="format"),
-            replace(
-                honest,
-                name="another script before the answer",
-                completion=other + honest.completion,
-                honest=False,
-                tie="always",
-            ),
+            honest.cheat("another script", other * 3, "format"),
+            honest.cheat("another script before the answer", other + honest.completion, "always"),
         ]
 
-    def _score(self, text: str) -> float:
+    def _score(self, text: str, prefill: str) -> float:
         if not text.strip():
             return 0.0
         counts: Counter[str] = Counter()
-        text = _NEUTRAL.sub(_without_ascii, text)
+        # What is not ASCII stays: it is text, a comment or an evasion.
+        text = _NEUTRAL.sub(lambda neutral: _ASCII.sub(" ", neutral[0]), text)
         if "greek" not in self._expected:
             text = _GREEK_SYMBOLS.sub(" ", text)
         for letter, times in Counter(text).items():
@@ -111,7 +97,3 @@ def script_of(letter: str) -> str:
         return ""
     first = unicodedata.name(plain, "unknown").split()[0].lower()
     return _FIRST_WORD.get(first, first)
-
-
-def _without_ascii(match: re.Match[str]) -> str:
-    return _ASCII.sub(" ", match[0])  # the rest, not ASCII, is text: a comment, or an evasion

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.argument_checks import check_choice
 from grpo_kit.rewards.ngrams import WORD, ngrams
+from grpo_kit.rewards.response import ResponseReward, pair_prefill
 from grpo_kit.rewards.response import column as get_column
-from grpo_kit.rewards.response import pair_prefill
 
 if TYPE_CHECKING:
     from grpo_kit.rewards.cheat_cases import Case
@@ -19,7 +18,7 @@ _LONGEST_WORD = 30  # letters; anything longer is text without spaces
 _PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]|_")
 
 
-class RightSize:
+class RightSize(ResponseReward):
     """1.0 for a completion of shortest to expected length, falling in a straight line to 0.0 at the limit.
 
     score = (limit - length) / (limit - expected) between expected and limit, 0 from the limit on; below shortest,
@@ -37,7 +36,6 @@ class RightSize:
     """
 
     only_a_part = True  # a part of a good answer; see check_rewards
-    columns: tuple[str, ...] = ()
 
     def __init__(
         self, expected: int, limit: int, *, unit: Literal["tokens", "characters"], shortest: int = 0
@@ -71,26 +69,23 @@ class RightSize:
                 len(row) for row in get_column(ids, "completion_ids", reward="right_size", rows=len(texts))
             ]
         return [
-            self._score(length) if text.strip() else 0.0 for length, text in zip(lengths, texts, strict=True)
+            self._rate(length) if text.strip() else 0.0 for length, text in zip(lengths, texts, strict=True)
         ]
-
-    def __repr__(self) -> str:
-        return f"RightSize({self.expected}, {self.limit}, unit={self.unit!r}, shortest={self.shortest})"
 
     def cheats(self, honest: Case) -> list[Case]:
         """Filler of the expected length and of ten times the limit; no cases for tokens, since a case has text only."""
         if self.unit == "tokens":
             return []
         sizes = {"filler of the right length": self.expected, "filler without end": 10 * self.limit}
-        return [_filler(honest, name, ("well so " * size)[:size]) for name, size in sizes.items()]
+        return [honest.cheat(name, ("well so " * size)[:size], "format") for name, size in sizes.items()]
 
-    def _score(self, length: int) -> float:
+    def _rate(self, length: int) -> float:
         if length < self.shortest:
             return length / self.shortest
         return min(1.0, max(0.0, (self.limit - length) / (self.limit - self.expected)))
 
 
-class Repetition:
+class Repetition(ResponseReward):
     """Share of distinct n-grams among the completion's n-grams of words, in [0, 1]: 1.0 if none is repeated.
 
     1 + the usual repetition penalty (with maximum -1), on words in any case and punctuation marks. Each Chinese or
@@ -104,7 +99,6 @@ class Repetition:
     """
 
     only_a_part = True  # a part of a good answer; see check_rewards
-    columns: tuple[str, ...] = ()
 
     def __init__(self, n: int = 3) -> None:
         if n not in range(1, 21):
@@ -112,21 +106,14 @@ class Repetition:
         self.n = int(n)
         self.__name__ = "repetition"
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return [self._score(text) for text, _ in pair_prefill(completions, None)]
-
-    def __repr__(self) -> str:
-        return f"Repetition({self.n})"
-
     def cheats(self, honest: Case) -> list[Case]:
         """One endless phrase, and the honest completion five times."""
-        phrase = _filler(honest, "one phrase without end", "and so it goes on " * 50)
-        again = replace(
-            honest, name="honest five times", completion=honest.completion * 5, honest=False, tie="format"
-        )
-        return [phrase, again]
+        return [
+            honest.cheat("one phrase without end", "and so it goes on " * 50, "format"),
+            honest.cheat("honest five times", honest.completion * 5, "format"),
+        ]
 
-    def _score(self, text: str) -> float:
+    def _score(self, text: str, prefill: str) -> float:
         found = ngrams(_pieces(text), self.n)
         if not found:
             return float(bool(text.strip()))
@@ -138,7 +125,3 @@ def _pieces(text: str) -> list[str]:
     if max(map(len, found), default=0) <= _LONGEST_WORD:
         return found
     return [piece for word in found for piece in ([word] if len(word) <= _LONGEST_WORD else word)]
-
-
-def _filler(honest: Case, name: str, text: str) -> Case:
-    return replace(honest, name=name, completion=text, honest=False, tie="format")

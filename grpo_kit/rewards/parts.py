@@ -47,6 +47,11 @@ def all_parts(reward: Reward) -> list[Reward]:
     return list({id(part): part for part in inside}.values())
 
 
+def with_parts(rewards: Iterable[Reward]) -> list[Reward]:
+    """The rewards, each before its parts."""
+    return [part for reward in rewards for part in (reward, *all_parts(reward))]
+
+
 def reward_names(rewards: Sequence[Reward]) -> list[str]:
     """The names of rewards in metrics and tables, as in TRL: `__name__`, else the class's name.
 

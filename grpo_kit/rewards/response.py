@@ -72,7 +72,7 @@ def on_response(
         wanted = {k: v for k, v in columns.items() if k in names or (takes_all and k != first.name)}
         if "prefill" in names:
             wanted = {**wanted, "prefill": prefill}
-        return fn(join_prefill(completions, prefill), **wanted)
+        return fn([start + text for text, start in pair_prefill(completions, prefill)], **wanted)
 
     # Without this, inspect.signature shows fn's own signature, which is not the reward's.
     del reward.__wrapped__
@@ -82,23 +82,51 @@ def on_response(
     return reward
 
 
-def join_prefill(completions: Sequence[Any], prefill: Sequence[str | None] | str | None) -> list[str]:
-    """The responses: prefill + completion of each row.
+class ResponseReward:
+    """Base of the kit's rewards: no columns, one score a response, and a repr that shows how the reward was made."""
 
-    completions: str, or TRL's conversational [{"role": ..., "content": ...}], whose last content counts.
-    prefill: one per completion, one for all, or None.
-    Raises ValueError if the numbers of prefills and completions differ.
+    columns: tuple[str, ...] = ()
 
-    >>> join_prefill(["82</answer>"], "<answer>")
-    ['<answer>82</answer>']
-    """
-    return [start + text for text, start in pair_prefill(completions, prefill)]
+    def __call__(
+        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+    ) -> list[float | None]:
+        return [self._score(text, start) for text, start in pair_prefill(completions, prefill)]
+
+    def __repr__(self) -> str:
+        return shown(self, vars(self))
+
+    def _score(self, completion: str, prefill: str) -> float | None:
+        raise NotImplementedError
+
+
+def shown(made: Any, values: Mapping[str, Any]) -> str:
+    """The call that made an object: its class, and the arguments whose values are not the defaults."""
+    given = []
+    for name, one in inspect.signature(type(made)).parameters.items():
+        if name not in values or values[name] == one.default:
+            continue
+        if one.kind is one.VAR_POSITIONAL:
+            given += map(repr, values[name])
+        elif one.kind is one.VAR_KEYWORD:
+            given += [f"{key}={value!r}" for key, value in values[name].items()]
+        else:
+            bare = one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
+            given.append(f"{'' if bare else f'{name}='}{values[name]!r}")
+    return f"{type(made).__name__}({', '.join(given)})"
 
 
 def pair_prefill(
     completions: Sequence[Any], prefill: Sequence[str | None] | str | None
 ) -> list[tuple[str, str]]:
-    """(completion, prefill) of each row, both as text; the arguments are as in join_prefill."""
+    """(completion, prefill) of each row, both as text.
+
+    completions: str, or TRL's conversational [{"role": ..., "content": ...}], whose last content counts.
+    prefill: one per completion, one for all, or None.
+    Raises ValueError if the numbers of prefills and completions differ.
+
+    >>> pair_prefill(["82</answer>"], "<answer>")
+    [('82</answer>', '<answer>')]
+    """
     texts = [text_of(completion) for completion in completions]
     if prefill is None or isinstance(prefill, str):
         prefill = [prefill] * len(texts)

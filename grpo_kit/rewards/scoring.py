@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import math
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
@@ -36,12 +36,19 @@ class PendingScores:
         return score(self.reward, completions, self.__name__, **columns)
 
 
-def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /, **columns: Any) -> Scores:
+def score(
+    reward: Reward,
+    completions: Sequence[Any],
+    name: str | None = None,
+    finite: bool = True,
+    /,
+    **columns: Any,
+) -> Scores:
     """The reward's scores, one a completion, checked against its contract: None ("cannot judge") or a finite number.
 
     The reward is called by keyword, as in TRL. columns: its data set columns, one entry a completion. A column may
     have any name, `name` and `reward` too. The reward gets copies of the lists. An asynchronous one is waited for.
-    name: used in messages; default the reward's own.
+    name: used in messages; default the reward's own. finite: False allows infinite scores, as before a clipping.
     Raises RewardError, naming the reward, the row and the completion, if it raises, changes the completions in place,
     returns no flat list or another number of values, or a value that is no finite number (at most 1e15 in size,
     as training computes in float32) or lies outside the range that the reward states (`reward.range = (low, high)`).
@@ -50,54 +57,24 @@ def score(reward: Reward, completions: Sequence[Any], name: str | None = None, /
     >>> score(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
     [0.5, 2.0]
     """
-    return score_for(reward, completions, bare_name(reward) if name is None else name, columns)
-
-
-def score_for(
-    reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
-) -> Scores:
-    """score() for a named reward. finite: False allows infinite scores (of rewards that are about to be clipped)."""
-    made, judge = _begin(reward, completions, name, columns, finite=finite)
-    return _finished(judge(made))
-
-
-def _begin(
-    reward: Reward, completions: Sequence[Any], name: str, columns: Mapping[str, Any], *, finite: bool = True
-) -> tuple[Any, Callable[[Any], Any]]:
-    """The result of the call, and a function from it to the checked scores: a coroutine function for an awaitable."""
+    name = bare_name(reward) if name is None else name
     check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
     given = _own(list(completions))
-
-    def failed(error: Exception) -> RewardError:
-        row, completion = _culprit(reward, completions, columns)
-        return RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
-        )
-
-    def judge(result: Any) -> Scores:
-        if given != list(completions):
-            raise RewardError(
-                f"reward {name!r} changed the list of completions, whose order its scores must keep; work on a copy, "
-                "such as sorted(completions)"
-            )
-        return _checked(result, completions, reward, name, finite)
-
-    async def wait(result: Awaitable) -> Scores:
-        try:
-            scores = await result
-        except RewardError:
-            raise
-        except Exception as error:
-            raise failed(error) from error
-        return judge(scores)
-
     try:
-        result = reward(completions=given, **{key: _own(value) for key, value in columns.items()})
+        result = _finished(reward(completions=given, **{key: _own(value) for key, value in columns.items()}))
     except RewardError:  # from a part: it names its row already
         raise
     except Exception as error:
-        raise failed(error) from error
-    return result, wait if inspect.iscoroutine(result) else judge
+        row, completion = _culprit(reward, completions, columns)
+        raise RewardError(
+            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
+        ) from error
+    if given != list(completions):
+        raise RewardError(
+            f"reward {name!r} changed the list of completions, whose order its scores must keep; work on a copy, "
+            "such as sorted(completions)"
+        )
+    return _checked(result, completions, reward, name, finite)
 
 
 def _finished(result: Any) -> Any:
@@ -222,17 +199,21 @@ def score_all(
 ) -> dict[str, Scores]:
     """Every reward's scores by its name (default: reward_names), each called as in score().
 
+    Asynchronous rewards wait beside each other, each in a thread.
     columns: as in score(), of any name. Raises the errors of score().
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
     >>> score_all([ExactAnswer(), SoftFormat(think=None)], ["<answer>5</answer>"], answer=["4"])
     {'exact_answer': [0.0], 'soft_format': [1.0]}
     """
-    names = reward_names(rewards) if names is None else names
-    return {
-        name: score_for(reward, completions, name, columns)
-        for name, reward in zip(names, rewards, strict=True)
-    }
+    named = dict(zip(reward_names(rewards) if names is None else names, rewards, strict=True))
+    slow = [n for n, one in named.items() if any(map(inspect.iscoroutinefunction, (one, type(one).__call__)))]
+    with ThreadPoolExecutor(len(slow) or 1) as threads:
+        begun = {name: threads.submit(score, named[name], completions, name, **columns) for name in slow}
+        return {
+            name: begun[name].result() if name in begun else score(reward, completions, name, **columns)
+            for name, reward in named.items()
+        }
 
 
 def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:

@@ -77,9 +77,6 @@ class CallValidity(_CallReward):
             texts["one argument too many"] = f"{name}({', '.join('1' * (count + 1))})"
         return answer_cases(honest, texts, tag=self.tag)
 
-    def __repr__(self) -> str:
-        return f"CallValidity({self.operations!r}, tag={self.tag!r})"
-
     def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         return float(all(self._known(call) for call in calls))
 
@@ -135,9 +132,6 @@ class CallAccuracy(_CallReward):
         differ = {name: text for name, text in texts.items() if parse_calls(text) != wanted}
         return answer_cases(honest, differ, tag=self.tag)
 
-    def __repr__(self) -> str:
-        return f"CallAccuracy(alpha={self.alpha!r}, column={self.column!r}, tag={self.tag!r})"
-
     def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         return math.exp(-self.alpha * call_distance(calls, wanted))
 
@@ -185,9 +179,6 @@ class CallEfficiency(_CallReward):
         return answer_cases(
             honest, {"nothing, commented": "# nothing to do", "a semicolon": ";"}, tag=self.tag
         )
-
-    def __repr__(self) -> str:
-        return f"CallEfficiency(n_max={self.n_max!r}, tag={self.tag!r})"
 
     def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         return max(0.0, 1 - len(calls) / self.n_max)

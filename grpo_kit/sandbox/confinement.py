@@ -9,12 +9,12 @@ import sys
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
-SECCOMP_MODE_FILTER = 2
-CAPABILITY_VERSION_3 = 0x20080522
+_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x20080522
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class FilterProgram(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     """struct sock_fprog"""
 
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
@@ -34,14 +34,14 @@ def drop_capabilities() -> None:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
             break  # beyond the kernel's last one, or not root
-    if libc.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24)) != 0:
+    if libc.capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
 
 def install_filter(program: bytes) -> None:
     """Install the seccomp filter of syscalls.py, for this process and all its programs."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(FilterProgram(len(program) // 8, program)))
+    prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_FilterProgram(len(program) // 8, program)))
 
 
 def landlock(python: dict, home: str, work: str, package_folder: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-MAX_DEPTH = 32  # folders within folders; a deeper tree counts as over the limit
+_MAX_DEPTH = 32  # folders within folders; a deeper tree counts as over the limit
 
 
 def over_limit(top: str, max_bytes: int, max_entries: int) -> bool:
@@ -27,7 +27,7 @@ def over_limit(top: str, max_bytes: int, max_entries: int) -> bool:
                     except FileNotFoundError:
                         continue
                     total += status.st_blocks * 512
-                    if total > max_bytes or entries > max_entries or depth > MAX_DEPTH:
+                    if total > max_bytes or entries > max_entries or depth > _MAX_DEPTH:
                         return True
                     if stat.S_ISDIR(status.st_mode):
                         waiting.append((entry.path, depth + 1))

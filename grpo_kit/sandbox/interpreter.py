@@ -13,14 +13,14 @@ import sys
 import sysconfig
 
 # Folders of installed packages: not part of the interpreter, and they may hold answers.
-PACKAGES = ("site-packages", "dist-packages")
-NOT_NEEDED = ("_tkinter", "_curses", "_curses_panel", "readline")
+_PACKAGES = ("site-packages", "dist-packages")
+_NOT_NEEDED = ("_tkinter", "_curses", "_curses_panel", "readline")
 
 
 def _load_extensions(folder: str) -> None:
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         module = name.split(".")[0]
-        if name.endswith(".so") and module not in NOT_NEEDED and not module.startswith(("_test", "xx")):
+        if name.endswith(".so") and module not in _NOT_NEEDED and not module.startswith(("_test", "xx")):
             try:
                 importlib.import_module(module)
             except ImportError:
@@ -58,9 +58,9 @@ def describe() -> dict:
         "executable": os.path.realpath(sys.executable),
         "prefix": sys.base_prefix,
         "stdlib": stdlib,
-        "entries": sorted(e.path for f in folders for e in os.scandir(f) if e.name not in PACKAGES),
+        "entries": sorted(e.path for f in folders for e in os.scandir(f) if e.name not in _PACKAGES),
         "masked": sorted(
-            os.path.join(f, p) for f in folders for p in PACKAGES if os.path.isdir(os.path.join(f, p))
+            os.path.join(f, p) for f in folders for p in _PACKAGES if os.path.isdir(os.path.join(f, p))
         ),
         "libraries": sorted(libraries),
         "platlibdir": sys.platlibdir,

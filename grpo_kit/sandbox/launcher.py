@@ -27,7 +27,7 @@ from program_watch import Watch  # noqa: E402
 
 FILE_BYTES, OPEN_FILES, STACK_BYTES = 8 << 20, 40, 8 << 20
 FLAGS = ("-s", "-S", "-B", "-P", "-X", "utf8")  # no user site, no packages; the environment is the launcher's
-LINUX = sys.platform == "linux"
+_LINUX = sys.platform == "linux"
 
 
 class Launcher:
@@ -40,7 +40,7 @@ class Launcher:
         self.work = os.path.join(setup["root"], "work")
         self.box = os.path.join(self.work, "box")
         os.mkdir(self.work, 0o700)
-        if LINUX:
+        if _LINUX:
             confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
             try:
                 with open("/proc/self/oom_score_adj", "w") as score:
@@ -93,9 +93,9 @@ class Launcher:
             try:
                 resource.setrlimit(limit, (value, value))
             except (OSError, ValueError):
-                if LINUX:
+                if _LINUX:
                     raise
-        if LINUX:
+        if _LINUX:
             confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.kind == "sandlock":
             confinement.install_filter(syscalls.seccomp_filter(os.getpid()))
@@ -149,7 +149,7 @@ def end(pid: int) -> int | None:
     give_up = time.monotonic() + 5
     victims = {pid}
     while time.monotonic() < give_up:
-        for victim in victims | orphans():
+        for victim in victims | _orphans():
             for kill in (os.killpg, os.kill):
                 try:
                     kill(victim, signal.SIGKILL)
@@ -165,8 +165,8 @@ def end(pid: int) -> int | None:
     return status
 
 
-def orphans() -> set[int]:
-    """This process's children, and orphans given to it. With Landlock this is unreadable, but there are no forks."""
+def _orphans() -> set[int]:
+    """This process's children, and _orphans given to it. With Landlock this is unreadable, but there are no forks."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return {int(number) for number in file.read().split()}
@@ -174,7 +174,7 @@ def orphans() -> set[int]:
         return set()
 
 
-def read_exactly(size: int) -> bytes | None:
+def _read_exactly(size: int) -> bytes | None:
     """The next `size` bytes of stdin; None at its end."""
     parts = []
     while size:
@@ -188,12 +188,12 @@ def read_exactly(size: int) -> bytes | None:
 
 def receive() -> tuple[dict, list[bytes]] | None:
     """Read a message: the length of its JSON, the JSON, then as many bytes as each of its `sizes`."""
-    length = read_exactly(4)
-    header = length and read_exactly(struct.unpack("!I", length)[0])
+    length = _read_exactly(4)
+    header = length and _read_exactly(struct.unpack("!I", length)[0])
     if not header:
         return None
     fields = json.loads(header)
-    bodies = [read_exactly(size) for size in fields.pop("sizes")]
+    bodies = [_read_exactly(size) for size in fields.pop("sizes")]
     return None if None in bodies else (fields, bodies)
 
 
@@ -231,7 +231,7 @@ def main() -> None:
     setup = receive()[0]
     child = os.fork()
     if child == 0:
-        if LINUX:
+        if _LINUX:
             confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)
         serve(setup)
         os._exit(0)

@@ -21,7 +21,7 @@ from pathlib import Path
 from grpo_kit.sandbox.run_programs import GRACE_SECONDS, LauncherError, Running, wait_for
 
 HERE = Path(__file__).parent
-START_SECONDS = 60.0  # for a launcher to start, on a very busy machine
+_START_SECONDS = 60.0  # for a launcher to start, on a very busy machine
 
 
 def environment() -> dict[str, str]:
@@ -101,7 +101,7 @@ class Launcher:
     def start(self, code: bytes, stdin: bytes, limits: dict) -> None:
         """Send a program; `receive` its result."""
         self.deadline = (
-            time.monotonic() + limits["seconds"] + GRACE_SECONDS + START_SECONDS * (not self.ready)
+            time.monotonic() + limits["seconds"] + GRACE_SECONDS + _START_SECONDS * (not self.ready)
         )
         self.send(limits, code, stdin)
 

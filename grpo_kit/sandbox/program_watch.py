@@ -10,12 +10,12 @@ import time
 import folders
 
 DISK_BYTES, ENTRIES = 32 << 20, 1000  # of the program: all files together, files and folders
-LOOK_SECONDS = 0.02  # between two checks of the folder; writes in that time may exceed the limit
-OUT_OF_MEMORY = (  # printed if memory does not even suffice for a traceback
+_LOOK_SECONDS = 0.02  # between two checks of the folder; writes in that time may exceed the limit
+_OUT_OF_MEMORY = (  # printed if memory does not even suffice for a traceback
     b"Cannot recover from MemoryErrors",
     b"object type name: MemoryError",
 )
-DIED = tuple(
+_DIED = tuple(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL", "SIGSYS")
 )
@@ -48,7 +48,7 @@ class Watch:
         ending = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
         if ending is not None:
             poll.register(ending, select.POLLIN)
-        look = self.started + LOOK_SECONDS
+        look = self.started + _LOOK_SECONDS
         try:
             while not self.stopped:
                 now = time.monotonic()
@@ -67,7 +67,7 @@ class Watch:
                 if time.monotonic() >= look:
                     if folders.over_limit(self.folder, self.disk_bytes, ENTRIES):
                         self.stopped, self.note = "killed", b"sandbox: stopped, too much in its folder\n"
-                    look = time.monotonic() + LOOK_SECONDS
+                    look = time.monotonic() + _LOOK_SECONDS
         finally:
             self.seconds = time.monotonic() - self.started
             if ending is not None:
@@ -104,7 +104,7 @@ class Watch:
         """Fields of the result, stdout, stderr. wrapped: the exit code came through bubblewrap (128 + signal)."""
         out, err = map(bytes, self.output.values())
         code = None if status is None else os.waitstatus_to_exitcode(status)
-        if wrapped and code is not None and code - 128 in DIED:
+        if wrapped and code is not None and code - 128 in _DIED:
             code = 128 - code
         verdict = self.stopped
         if verdict:
@@ -118,7 +118,7 @@ class Watch:
         else:
             verdict = "error"
         last = err.rstrip().rsplit(b"\n", 1)[-1]
-        starved = last.startswith(b"MemoryError") or any(words in err for words in OUT_OF_MEMORY)
+        starved = last.startswith(b"MemoryError") or any(words in err for words in _OUT_OF_MEMORY)
         if verdict in ("error", "killed") and not self.stopped and starved:
             verdict = "memory"
         return {"status": verdict, "exit_code": code, "seconds": self.seconds}, out, err + self.note

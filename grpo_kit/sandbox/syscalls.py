@@ -41,29 +41,29 @@ ALLOWED = """
     restart_syscall:219:128 execve:59:221 recvfrom:45:207 shutdown:48:210 getsockname:51:204
     getpeername:52:205 getsockopt:55:209
 """
-DOES_NOTHING = """
+_DOES_NOTHING = """
     chmod:90:- fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 chown:92:- fchown:93:55 lchown:94:-
     fchownat:260:54 utime:132:- utimes:235:- futimesat:261:- utimensat:280:88
 """
-CHECKED = """
+_CHECKED = """
     kill:62:129 tgkill:234:131 prlimit64:302:261 ioctl:16:29 fcntl:72:25 socketpair:53:199 sendto:44:206
     clone3:435:435
 """
 # On a pipe or file: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Never TIOCSTI or FS_IOC_SETFLAGS.
-IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # Duplicates, flags, locks. Never F_SETOWN with F_SETSIG, which would send any signal to any process of this user.
-FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
+_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
 
 # BPF_LD|W|ABS, JEQ|K, JGE|K, ALU|AND|K, RET|K
-LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
-ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-NEWEST = 450  # calls numbered from here on are newer than the list
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NEWEST = 450  # calls numbered from here on are newer than the list
 
 
 def supported() -> bool:
     """Whether there is a filter for this machine's architecture."""
-    return platform.machine() in ARCHITECTURES
+    return platform.machine() in _ARCHITECTURES
 
 
 def _numbers(table: str, column: int) -> dict[str, int]:
@@ -72,13 +72,13 @@ def _numbers(table: str, column: int) -> dict[str, int]:
 
 
 def _argument(index: int, high: bool = False) -> tuple[int, int, int, int]:
-    return LOAD, 0, 0, 16 + 8 * index + 4 * high  # struct seccomp_data, little endian
+    return _LOAD, 0, 0, 16 + 8 * index + 4 * high  # struct seccomp_data, little endian
 
 
 def _one_of(values: tuple[int, ...], otherwise: int) -> list[tuple[int, int, int, int]]:
     """Allow if the loaded word is one of `values`, else return `otherwise`."""
-    tests = [(EQUAL, len(values) - i, 0, v) for i, v in enumerate(values)]
-    return [*tests, (RETURN, 0, 0, otherwise), (RETURN, 0, 0, ALLOW)]
+    tests = [(_EQUAL, len(values) - i, 0, v) for i, v in enumerate(values)]
+    return [*tests, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, _ALLOW)]
 
 
 def seccomp_filter(pid: int | None) -> bytes:
@@ -86,38 +86,38 @@ def seccomp_filter(pid: int | None) -> bytes:
 
     pid: the only process that may be signalled; None: any (in a PID namespace of its own).
     """
-    column, architecture = ARCHITECTURES[platform.machine()]
-    denied = ERRNO | errno.EPERM
+    column, architecture = _ARCHITECTURES[platform.machine()]
+    denied = _ERRNO | errno.EPERM
     checks = {
-        "kill": [_argument(0), *_one_of((pid,), denied)] if pid else [(RETURN, 0, 0, ALLOW)],
-        "tgkill": [_argument(0), *_one_of((pid,), denied)] if pid else [(RETURN, 0, 0, ALLOW)],
+        "kill": [_argument(0), *_one_of((pid,), denied)] if pid else [(_RETURN, 0, 0, _ALLOW)],
+        "tgkill": [_argument(0), *_one_of((pid,), denied)] if pid else [(_RETURN, 0, 0, _ALLOW)],
         "prlimit64": [_argument(0), *_one_of((0,), denied)],
-        "ioctl": [_argument(1), *_one_of(IOCTLS, ERRNO | errno.ENOTTY)],
-        "fcntl": [_argument(1), *_one_of(FCNTLS, denied)],
+        "ioctl": [_argument(1), *_one_of(_IOCTLS, _ERRNO | errno.ENOTTY)],
+        "fcntl": [_argument(1), *_one_of(_FCNTLS, denied)],
         # AF_UNIX and SOCK_STREAM: asyncio wakes its loop with these. A connected pair reaches no other process.
         "socketpair": [
             _argument(0),
-            (EQUAL, 1, 0, 1),
-            (RETURN, 0, 0, denied),
+            (_EQUAL, 1, 0, 1),
+            (_RETURN, 0, 0, denied),
             _argument(1),
-            (AND, 0, 0, 0xF),
+            (_AND, 0, 0, 0xF),
             *_one_of((1,), denied),
         ],
         "sendto": [  # without an address
             _argument(4),
-            (EQUAL, 1, 0, 0),
-            (RETURN, 0, 0, denied),
+            (_EQUAL, 1, 0, 0),
+            (_RETURN, 0, 0, denied),
             _argument(4, high=True),
             *_one_of((0,), denied),
         ],
-        "clone3": [(RETURN, 0, 0, ERRNO | errno.ENOSYS)],
+        "clone3": [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)],
     }
-    program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     for number in _numbers(ALLOWED, column).values():
-        program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
-    for number in _numbers(DOES_NOTHING, column).values():
-        program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO)]
-    for name, number in _numbers(CHECKED, column).items():
-        program += [(EQUAL, 0, len(checks[name]), number), *checks[name]]
-    program += [(AT_LEAST, 0, 1, NEWEST), (RETURN, 0, 0, ERRNO | errno.ENOSYS), (RETURN, 0, 0, denied)]
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    for number in _numbers(_DOES_NOTHING, column).values():
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO)]
+    for name, number in _numbers(_CHECKED, column).items():
+        program += [(_EQUAL, 0, len(checks[name]), number), *checks[name]]
+    program += [(_AT_LEAST, 0, 1, _NEWEST), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS), (_RETURN, 0, 0, denied)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

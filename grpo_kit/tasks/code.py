@@ -141,9 +141,7 @@ def _cheats(row: dict, honest: Case) -> list[Case]:
         "returns True": _constant(row, "True"),
         "returns an empty list": _constant(row, "[]"),
     }
-    return [
-        Case(name, f"{p}```", tie="format", prefill=_PREFILL, columns=row) for name, p in programs.items()
-    ]
+    return [honest.cheat(name, f"{program}```", "format") for name, program in programs.items()]
 
 
 def _strategies(rows: list[dict]) -> dict[str, Strategy]:

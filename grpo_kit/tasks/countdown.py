@@ -191,9 +191,6 @@ class CountdownAnswer(AnswerReward):
         }
         return answer_cases(honest, made, tag=self.tag)
 
-    def __repr__(self) -> str:
-        return f"CountdownAnswer(partial_credit={self.partial_credit!r}, tag={self.tag!r})"
-
 
 def evaluate(expression: str) -> Fraction | None:
     """The exact value of an expression of whole numbers, + - * / and brackets; None for anything else.

@@ -10,7 +10,7 @@ import pandas as pd
 from datasets import Dataset
 
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.parts import all_parts, reaches_rewards
+from grpo_kit.rewards.parts import reaches_rewards, with_parts
 from grpo_kit.rewards.response import Reward, gold_text
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
@@ -30,7 +30,6 @@ def from_rows(
     answer: str = "answer",
     answer_after: str | None = None,
     correct: Callable[[str, dict], bool] | None = None,
-    is_correct: Callable[[str, dict], bool] | None = None,
     strategies: dict[str, Strategy] | None = None,
     system: str | None = None,
     prefill: str = "",
@@ -51,7 +50,7 @@ def from_rows(
     a column of the row) pay in full: 1.0, or `high` of a reward with `range = (low, high)`, or, on a larger scale with
     no stated range, the score of the row's own answer. If no reward judges the answer, it is right if it is the text of
     the row's answer. If no row has an answer and no reward states its range, nothing is right or wrong: results are the
-    mean reward (tasks.measure). is_correct: the former name of correct.
+    mean reward (tasks.measure).
     strategies: default "always the most frequent answer". Rows without an answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.
@@ -61,10 +60,6 @@ def from_rows(
     >>> from_rows("yes", [{"question": str(i), "answer": "yes"} for i in range(10)], reward=says_yes)
     Task('yes', train=8, held_out=2)
     """
-    if correct is not None and is_correct is not None:
-        raise ValueError(
-            f"task {name!r}: correct and is_correct are one argument by two names; give correct alone"
-        )
     rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
     for one in rewards:
         if not callable(one) or hasattr(one, "state_dict"):
@@ -89,7 +84,7 @@ def from_rows(
         held_out=held,
         rewards=rewards,
         reward_weights=list(reward_weights or [1 / max(1, len(rewards))] * len(rewards)),
-        is_correct=correct or is_correct,
+        is_correct=correct,
         strategies=_most_frequent(rows) if strategies is None else dict(strategies),
         system=system,
         prefill=prefill,
@@ -101,9 +96,7 @@ def from_rows(
 
 def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) -> None:
     """Raises ValueError for GSM8K's worked solutions as answers: a reward that compares answers would pay nothing."""
-    compares = any(
-        isinstance(part, AnswerReward) for reward in rewards for part in [reward, *all_parts(reward)]
-    )
+    compares = any(isinstance(part, AnswerReward) for part in with_parts(rewards))
     worked = (
         next((row["answer"] for row in rows if _WORKED.search(row["answer"])), None) if compares else None
     )

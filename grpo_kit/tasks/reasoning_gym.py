@@ -187,9 +187,6 @@ class ReasoningGymScore(AnswerReward):
         self._complained = False
         self._dataset(0)
 
-    def __repr__(self) -> str:
-        return f"ReasoningGymScore({self.name!r}, tag={self.tag!r})"
-
     def score(self, answer: str | None, entry: str) -> float | None:
         """The clipped score of one answer text for the row named by entry ("<seed>:<index>")."""
         if answer is None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, judges_answer, score_in_full
-from grpo_kit.rewards.parts import all_parts, range_of
+from grpo_kit.rewards.parts import range_of, with_parts
 from grpo_kit.rewards.response import Reward, last_number
 from grpo_kit.rewards.scoring import RewardError, Scores, score
 
@@ -173,8 +173,7 @@ def giving(task: Judged, texts: Sequence[str]) -> list[str]:
         write = task.write_answer or (lambda text, prefill: text)
         return [write(text, task.prefill) for text in texts]
     before, after, think = f"<{task.answer_tag}>", f"</{task.answer_tag}>", think_of(task.rewards)
-    judges = [part for reward in task.rewards for part in (reward, *all_parts(reward)) if judges_answer(part)]
-    if any(getattr(part, "tag", "") is None for part in judges):
+    if any(getattr(part, "tag", "") is None for part in with_parts(task.rewards) if judges_answer(part)):
         before = after = ""  # the whole completion is the answer
     elif before in task.prefill:
         before = ""
@@ -186,8 +185,7 @@ def giving(task: Judged, texts: Sequence[str]) -> list[str]:
 
 def think_of(rewards: Sequence[Reward]) -> str | None:
     """The reasoning tag of a format reward among the rewards; None without one."""
-    parts = [part for reward in rewards for part in (reward, *all_parts(reward))]
-    return next((part.think for part in parts if getattr(part, "think", None)), None)
+    return next((part.think for part in with_parts(rewards) if getattr(part, "think", None)), None)
 
 
 def same_text(text: str, row: Mapping[str, Any]) -> bool:

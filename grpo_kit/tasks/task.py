@@ -24,7 +24,6 @@ from grpo_kit.tasks.right import (
     are_correct,
     columns_of,
     giving,
-    leniently_right,
     same_text,
     think_of,
     verdicts,
@@ -143,13 +142,6 @@ class Task:
             return verdicts(self, [row], [completion]) == [True]
         answer = self.answer_of(completion)
         return answer is not None and bool(self.is_correct(answer, row))
-
-    def is_leniently_right(self, row: dict, completion: str) -> bool:
-        """Right as the last number of the completion, or from the last opening tag to a closing tag or the line's end.
-
-        A task with its own read_answer has no lenient reading.
-        """
-        return leniently_right(self, [row], [completion], [False])[0]
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         """The cases that check_rewards tries on a row: the honest completion and the cheats, no two alike.

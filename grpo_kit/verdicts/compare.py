@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from grpo_kit.verdicts.formula import Tree
+from grpo_kit.verdicts.formula import Tree, nodes
 from grpo_kit.verdicts.kinds import (
     Bounds,
     Choice,
@@ -318,15 +318,11 @@ _SCALES = {
 }
 
 
-def _has_pi(tree: Tree) -> bool:
-    return tree == ("const", "pi") or any(_has_pi(part) for part in tree[1:] if isinstance(part, tuple))
-
-
 def _on_one_scale(gold: Quantity, answer: Quantity) -> tuple[Tree, Tree] | None:
     """Both values on one scale where they were written on two; None if they are no temperatures or angles."""
     names = [
         [name for unit in q.units for name, power in unit.dimensions if power == 1]
-        or ["radian"] * _has_pi(q.tree)
+        or ["radian"] * (("const", "pi") in nodes(q.tree))
         for q in (gold, answer)
     ]
     found = [next((name for name in several if name in _SCALES), None) for several in names]

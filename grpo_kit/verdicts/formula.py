@@ -13,6 +13,7 @@ A tree is a tuple: ("num", Fraction), ("sym", name), ("const", "pi" | "e" | "i" 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -24,6 +25,18 @@ _LONGEST = 400  # characters; no answer needs more
 _DEEPEST = 60
 _NO_FACTOR = frozenset("rfloor rceil cdot times pm mp choose circ rangle permille over".split())
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+
+
+def nodes(tree: Tree) -> Iterator[Tree]:
+    """The tree and all trees inside it, in no order.
+
+    >>> ("sym", "x") in nodes(("neg", ("sym", "x")))
+    True
+    """
+    waiting = [tree]
+    while waiting:
+        yield (one := waiting.pop())
+        waiting += [part for part in one[1:] if isinstance(part, tuple)]
 
 
 @lru_cache(4096)
@@ -416,6 +429,4 @@ def _is_whole(tree: Tree) -> bool:
 
 def _plain_number(tree: Tree) -> bool:
     """A number or what is made of numbers alone."""
-    if tree[0] in ("sym", "const"):
-        return False
-    return all(_plain_number(part) for part in tree[1:] if isinstance(part, tuple))
+    return not any(one[0] in ("sym", "const") for one in nodes(tree))

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 
-from grpo_kit.verdicts.formula import Tree, parse
+from grpo_kit.verdicts.formula import Tree, nodes, parse
 from grpo_kit.verdicts.formula_tokens import NotUnderstoodError, number_of
 from grpo_kit.verdicts.kinds import INFINITY, PLAIN, Habit, Quantity, Several
 from grpo_kit.verdicts.rational import TooLargeError, UndefinedError, exact
@@ -218,12 +218,11 @@ def _in_words(text: str, habit: Habit) -> Quantity | None:
 
 
 def _has_function(tree: Tree) -> bool:
-    trigonometric = tree[0] == "call" and tree[1] not in ("sqrt", "root", "abs")
-    return trigonometric or any(_has_function(part) for part in tree[1:] if isinstance(part, tuple))
+    return any(one[0] == "call" and one[1] not in ("sqrt", "root", "abs") for one in nodes(tree))
 
 
 def _has_two(tree: Tree) -> bool:
-    return tree[0] in ("pm", "mp") or any(_has_two(part) for part in tree[1:] if isinstance(part, tuple))
+    return any(one[0] in ("pm", "mp") for one in nodes(tree))
 
 
 def _one_of_two(tree: Tree, plus: str) -> Tree:

@@ -87,8 +87,19 @@ def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | N
     if kind in ("pm", "mp"):
         raise UndefinedError("two values")
     values = [exact(part, env) for part in tree[1:]]
-    if None in values:
+    if None in values or kind == "degree":
         return None
+    if kind == "pow":
+        return _exact_power(*values)
+    made = arithmetic(kind, values)
+    return bounded(made) if kind in ("mul", "div") else made
+
+
+def arithmetic(kind: str, values: list[Any]) -> Any:
+    """A sign, percentage, sum, difference, product or quotient of numbers of any one type.
+
+    Raises UndefinedError for a division by zero, and for another kind of tree.
+    """
     match kind, values:
         case "neg", [a]:
             return -a
@@ -99,14 +110,10 @@ def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | N
         case "sub", [a, b]:
             return a - b
         case "mul", [a, b]:
-            return bounded(a * b)
-        case "div", [a, b]:
-            if b == 0:
-                raise UndefinedError("a division by zero")
-            return bounded(a / b)
-        case "pow", [a, b]:
-            return _exact_power(a, b)
-    return None
+            return a * b
+        case "div", [a, b] if b != 0:
+            return a / b
+    raise UndefinedError("a division by zero" if kind == "div" else kind)
 
 
 def bounded(value: Fraction) -> Fraction:
@@ -158,12 +165,9 @@ def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
             return _exact_root(a, 2)
         case "root", [a, n] if n.denominator == 1 and 2 <= n <= 64:
             sign = -1 if a < 0 and n % 2 else 1
-            return None if a * sign < 0 else _times(sign, _exact_root(a * sign, int(n)))
+            root = None if a * sign < 0 else _exact_root(a * sign, int(n))
+            return None if root is None else sign * root
     return None
-
-
-def _times(sign: int, value: Fraction | None) -> Fraction | None:
-    return None if value is None else sign * value
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
@@ -187,7 +191,9 @@ def series(tree: Tree, env: Mapping[str, Any], value_of: Any) -> Any:
     kind, index, start, end, body = tree
     ends = [exact(part, {k: v for k, v in env.items() if isinstance(v, Fraction)}) for part in (start, end)]
     if None in ends:
-        return None if value_of is exact else _no_value("an end of a sum")
+        if value_of is exact:
+            return None
+        raise UndefinedError("an end of a sum")
     if any(part.denominator != 1 for part in ends):
         raise UndefinedError("a sum to what is no whole number")
     if ends[1] - ends[0] > _TERMS:
@@ -197,14 +203,7 @@ def series(tree: Tree, env: Mapping[str, Any], value_of: Any) -> Any:
         term = value_of(body, {**env, index: Fraction(i)})
         if term is None:
             return None
-        if kind == "sum":
-            total = total + term
-        else:
-            total = total * term
+        total = total + term if kind == "sum" else total * term
         if isinstance(total, Fraction):
             bounded(total)
     return total
-
-
-def _no_value(what: str) -> Any:
-    raise UndefinedError(what)

@@ -15,8 +15,17 @@ from typing import Any
 
 import mpmath
 
-from grpo_kit.verdicts.formula import Tree
-from grpo_kit.verdicts.rational import TooLargeError, UndefinedError, bounded, exact, exact_call, series, tick
+from grpo_kit.verdicts.formula import Tree, nodes
+from grpo_kit.verdicts.rational import (
+    TooLargeError,
+    UndefinedError,
+    arithmetic,
+    bounded,
+    exact,
+    exact_call,
+    series,
+    tick,
+)
 
 _DIGITS = 40  # that agreeing values share beyond what their numbers have
 _MOST_DIGITS = 1_500
@@ -30,10 +39,6 @@ def symbols(tree: Tree) -> frozenset[str]:
         return frozenset({tree[1]})
     inside = frozenset().union(*(symbols(part) for part in tree[1:] if isinstance(part, tuple)))
     return inside - {tree[1]} if tree[0] in ("sum", "prod") else inside
-
-
-def _is_complex(tree: Tree) -> bool:
-    return tree == ("const", "i") or any(_is_complex(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 class _Numbers(threading.local):
@@ -82,26 +87,9 @@ class _Evaluator:
         if kind == "call":
             return self.call(tree[1], [self.value(part, env) for part in tree[2:]])
         values = [self.value(part, env) for part in tree[1:]]
-        match kind, values:
-            case "neg", [a]:
-                return -a
-            case "percent", [a]:
-                return a / 100
-            case "degree", [a]:
-                return a * mp.pi / 180
-            case "add" | "mixed", [a, b]:
-                return a + b
-            case "sub", [a, b]:
-                return a - b
-            case "mul", [a, b]:
-                return a * b
-            case "div", [a, b]:
-                if b == 0:
-                    raise UndefinedError("a division by zero")
-                return a / b
-            case "pow", [a, b]:
-                return self.power(a, b)
-        raise UndefinedError(kind)
+        if kind == "degree":
+            return values[0] * mp.pi / 180
+        return self.power(*values) if kind == "pow" else arithmetic(kind, values)
 
     def power(self, a: Any, b: Any) -> Any:
         mp = self.mp
@@ -171,9 +159,8 @@ class _Evaluator:
 
 def _largest(tree: Tree) -> Fraction:
     """The largest number written in a tree, up to a billion."""
-    if tree[0] == "num":
-        return min(abs(tree[1]), Fraction(10**9))
-    return max((_largest(part) for part in tree[1:] if isinstance(part, tuple)), default=Fraction(0))
+    written = (abs(one[1]) for one in nodes(tree) if one[0] == "num")
+    return min(max(written, default=Fraction(0)), Fraction(10**9))
 
 
 def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
@@ -199,13 +186,13 @@ def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
     return points
 
 
-def pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int]]:
+def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int]]:
     """(value, value, digits behind the point to trust) of both trees at points where both have one.
 
     Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
     TooLargeError, UndefinedError where nothing can be worked out.
     """
-    real = bool(symbols(one) | symbols(other)) and not (_is_complex(one) or _is_complex(other))
+    real = bool(symbols(one) | symbols(other)) and ("const", "i") not in (*nodes(one), *nodes(other))
     found: list[tuple[Any, Any, int]] = []
     for k, point in enumerate(_points(one, other)):
         if k == 4 and len(found) >= 2:
@@ -253,7 +240,7 @@ def same_value(one: Tree, other: Tree) -> bool:
         return False
     if a is not None and b is not None:
         return a == b
-    pairs = pairs_of_values(one, other)
+    pairs = _pairs_of_values(one, other)
     return bool(pairs) and all(_near(*pair) for pair in pairs)
 
 
@@ -267,7 +254,7 @@ def distance(one: Tree, other: Tree) -> Any:
         return None
     if a is not None and b is not None:
         return abs(a - b)
-    pairs = pairs_of_values(one, other)
+    pairs = _pairs_of_values(one, other)
     return abs(pairs[0][0] - pairs[0][1]) if pairs else None
 
 
@@ -275,7 +262,7 @@ def ratio(one: Tree, other: Tree) -> int | None:
     """1 or -1 where the one is a positive or negative constant times the other, at all points; else None."""
     if symbols(one) != symbols(other):
         return None
-    pairs = pairs_of_values(one, other)
+    pairs = _pairs_of_values(one, other)
     quotients = [a / b for a, b, trusted in pairs if not _near(b, 0, trusted)]
     if len(quotients) < 2 or len(quotients) < len(pairs):
         return None

@@ -78,7 +78,7 @@ def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     file.write_text(text)
     assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 0
     assert "GO\nready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"
-    file.write_text(text.replace('max_completion_tokens=6', 'max_completion_tokens=6, is_correct=sometimes').replace(
+    file.write_text(text.replace('max_completion_tokens=6', 'max_completion_tokens=6, correct=sometimes').replace(
         "def is_even(text, row):\n    return bool(text)", "def sometimes(text, row):\n    return len(text) % 2 == 0"
     ) + "\nfrom dataclasses import replace\ntask = replace(task, read_answer=lambda text, prefill: text)\n"
         'recipe = kit.Recipe(task, profile="smoke")\n')  # fmt: skip

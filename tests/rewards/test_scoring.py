@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import threading
 import warnings
 
 import numpy as np
@@ -270,6 +271,20 @@ def test_asynchronous_rewards_count_everywhere(task, tiny, tmp_path):
     assert found.rows["reward"].tolist() == pytest.approx(found.rows["reward/later"].tolist())
     assert asked == {"later": [0.5], "weighted_sum": [0.5]}
     kit.readiness(*tiny, waits, samples=2, group_size=2)
+
+
+def test_asynchronous_rewards_wait_beside_each_other():
+    meeting = threading.Barrier(2, timeout=10)  # broken, hence an error, unless both are on their way
+
+    def meets(name):
+        async def reward(completions, **columns):
+            await asyncio.to_thread(meeting.wait)
+            return [1.0] * len(completions)
+
+        reward.__name__ = name
+        return reward
+
+    assert score_all([meets("one"), meets("other")], ["x"]) == {"one": [1.0], "other": [1.0]}
 
 
 def test_an_asynchronous_reward_is_held_to_its_contract(tmp_path):

@@ -10,13 +10,13 @@ import pytest
 
 from grpo_kit.rewards import check_rewards
 from grpo_kit.rewards.code_runner import CodeRunner
-from grpo_kit.rewards.code_tests import read_tests
+from grpo_kit.rewards.code_tests import Job, passes, read_tests
 from grpo_kit.rewards.code_values import decode
 from grpo_kit.sandbox import isolation
 from grpo_kit.tasks.code import code
 from grpo_kit.tasks.code_assertions import AssertionNotReadError, literal, read_assertions
-from grpo_kit.tasks.code_files import failing_solutions, load_problems
-from grpo_kit.tasks.gsm8k import DataNotFoundError
+from grpo_kit.tasks.code_files import load_problems
+from grpo_kit.tasks.data_files import DataNotFoundError
 
 RUNNER = CodeRunner(allow_unsafe=isolation() is None)
 
@@ -44,6 +44,17 @@ STDIN = {
     "solution": "a, b = map(int, input().split())\nprint(a + b)",
     "tests": [{"stdin": "3 4\n", "stdout": "7\n"}, {"stdin": "1 1\n", "stdout": "2\n"}],
 }
+
+
+def failing_solutions(problems):
+    """{name: failure} for each problem whose own solution does not pass all its tests in the sandbox."""
+    tests = [read_tests(problem["tests"]) for problem in problems]
+    jobs = [Job.of(p["solution"], p["entry_point"], asked) for p, asked in zip(problems, tests, strict=True)]
+    failing = {}
+    for problem, several, outcome in zip(problems, tests, RUNNER.run(jobs), strict=True):
+        wrong = [(t, a) for t, a in zip(several, outcome.answers, strict=True) if not passes(a, t)]
+        failing |= {problem["name"]: outcome.error or str(wrong[0])} if wrong else {}
+    return failing
 
 
 @pytest.fixture
@@ -200,7 +211,7 @@ def test_mbpp_files_load_and_what_does_not_is_named(write, name):
         with pytest.raises(AssertionError, match=reason):
             raise AssertionError(loaded.left_out[task_id])
     assert repr(loaded) == "CodeProblems(2 problems, 4 left out)"
-    assert failing_solutions(loaded.problems, RUNNER) == {}
+    assert failing_solutions(loaded.problems) == {}
 
 
 def test_human_eval_files_load_without_the_tests_that_the_prompt_shows(write):
@@ -210,15 +221,14 @@ def test_human_eval_files_load_without_the_tests_that_the_prompt_shows(write):
     assert problem["tests"][1]["tolerance"] == 1e-6
     assert problem["question"].startswith("Complete this function.\ndef dbl(n):")
     assert list(loaded.left_out) == ["HumanEval/1"]
-    assert failing_solutions(loaded.problems, RUNNER) == {}
+    assert failing_solutions(loaded.problems) == {}
 
 
-def test_a_solution_that_fails_is_named():
+def test_a_solution_that_fails_is_found():
     wrong = OWN[0] | {"name": "wrong", "solution": "def double_1(n):\n    return 7"}
     ends = OWN[0] | {"name": "ends", "solution": "raise SystemExit"}
-    failing = failing_solutions([OWN[0], wrong, ends, STDIN | {"entry_point": None}], RUNNER)
+    failing = failing_solutions([OWN[0], wrong, ends, STDIN | {"entry_point": None}])
     assert list(failing) == ["wrong", "ends"]
-    assert "got 7" in failing["wrong"]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +273,7 @@ def test_the_published_files_load_and_a_sample_of_their_solutions_passes(source,
     sample = random.Random(0).sample(
         [p for p in loaded.problems if p["name"] != "123"], 16
     )  # 123 takes seconds
-    assert failing_solutions(sample, RUNNER) == {}
+    assert failing_solutions(sample) == {}
 
 
 # --- the task --------------------------------------------------------------------------------------------
@@ -382,4 +392,4 @@ def test_the_shipped_problems_are_usable():
     assert len(rows) >= 60
     assert {row["level"] for row in task.train} == {row["level"] for row in task.held_out} == {1, 2, 3}
     problems = [row | {"name": str(i), "solution": row["answer"]} for i, row in enumerate(rows)]
-    assert failing_solutions(problems, RUNNER) == {}
+    assert failing_solutions(problems) == {}

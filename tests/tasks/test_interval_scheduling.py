@@ -115,7 +115,7 @@ def test_no_events_cannot_be_judged_and_a_missing_column_is_named():
     assert ScheduleShare()(["<answer>A</answer>"] * 2, events=[None, []]) == [None, None]
     with pytest.raises(ValueError, match="'schedule_share' needs the data set column 'events'"):
         ScheduleShare()(["a"])
-    assert repr(ScheduleShare()) == "ScheduleShare(tag='answer')"
+    assert repr(ScheduleShare()) == "ScheduleShare()"
     assert ScheduleShare(tag="plan")(["<plan>A</plan>"], events=[LUNCH]) == [0.5]
 
 

@@ -41,7 +41,7 @@ from grpo_kit.tasks import (
     largest,
     science,
 )
-from grpo_kit.tasks.right import giving
+from grpo_kit.tasks.right import giving, leniently_right
 
 SMALL = {"n_train": 24, "n_held_out": 8}
 
@@ -62,7 +62,7 @@ def answers(task, *texts):
 def readings(task, text):
     """(strict, lenient), the same asked one by one and in a batch."""
     row = task.held_out[0]
-    one = task.is_right(row, text), task.is_right(row, text) or task.is_leniently_right(row, text)
+    one = task.is_right(row, text), leniently_right(task, [row], [text], [task.is_right(row, text)])[0]
     many = answers(task, text, "</answer>")
     assert one == (many.right[0], many.lenient[0])
     return one
@@ -134,7 +134,6 @@ def test_correct_as_given_comes_first_and_stays_where_rewards_are_exchanged():
     assert task.is_correct is even and task.answer_rewards == []
     assert readings(task, "4</answer>") == (True, True) and readings(task, "5</answer>") == (False, False)
     assert readings(replace(task, rewards=[NumericAnswer()]), "4</answer>") == (True, True)
-    assert own(ExactAnswer(), is_correct=even).is_correct is even, "the former name"
 
 
 def test_without_it_accuracy_goes_with_the_rewards_of_the_task():
@@ -341,10 +340,3 @@ def test_the_laboratory_measures_anew_what_another_reward_judges():
     assert before(task) == before(
         replace(task, rewards=[NumericAnswer(), RightSize(1, 40, unit="characters")])
     ), "judges no answer"
-
-
-def test_both_names_of_one_argument_are_refused():
-    rows = [{"question": str(i), "answer": "1"} for i in range(10)]
-    both = {"correct": lambda text, row: True, "is_correct": lambda text, row: False}
-    with pytest.raises(ValueError, match="give correct alone"):
-        from_rows("both", rows, reward=NumericAnswer(), **both)

