@@ -15,6 +15,7 @@ from grpo_kit.watch.run_state import RunState
 from grpo_kit.watch.svg import WIDTH, draw_svg
 
 _TEXT = "the run's chart"
+SHOWN = {"image/png": {"width": WIDTH // 2}}  # a notebook's metadata of a chart's bundle
 
 
 def plot_run(
@@ -75,7 +76,7 @@ class RunChart:
         return draw_svg(self._runs, last_step=self._last_step)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        return svg_to_png(self._repr_svg_()), {"width": WIDTH // 2}
+        return svg_to_png(self._repr_svg_()), SHOWN["image/png"]
 
     def __repr__(self) -> str:
         return _TEXT
@@ -99,13 +100,12 @@ class FollowedChart(RunChart):
 
     def _update(self) -> None:
         self._runs = self._read()
-        self._handle.update(self.bundle(), raw=True, metadata={"image/png": {"width": WIDTH // 2}})
+        self._handle.update(self.bundle(), raw=True, metadata=SHOWN)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        metadata = {"image/png": {"width": WIDTH // 2}}
-        self._handle = display(self.bundle(), raw=True, metadata=metadata, display_id=True)
+        self._handle = display(self.bundle(), raw=True, metadata=SHOWN, display_id=True)
         if is_locked(self._folder):
             self._follower.start("chart")
 

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import duration, escape, in_notebook
+from grpo_kit.display import BADGE, duration, escape, in_notebook
 from grpo_kit.record.files import read_completions
-from grpo_kit.watch.chart import RunChart
+from grpo_kit.watch.chart import SHOWN, RunChart
+from grpo_kit.watch.conversations import picks_of
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.page import badge, completions_page, flags_page, line_page
 from grpo_kit.watch.panel import Panel
 from grpo_kit.watch.run_state import RunState, change_line, flag_line, held_out_lines
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
+
+_ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 
 
 class LiveChart:
@@ -98,12 +100,6 @@ class LiveChart:
         self._panel.say(line)
         self._refresh(at_once=True)
         self._otherwise(lambda: line)
-
-    def progress(self, text: str) -> None:
-        """Show the progress of work inside a step in the progress line; nothing elsewhere. "" removes it."""
-        if self._pictures:
-            self._status = text
-            self._refresh(at_once=True)
 
     def say(self, text: str) -> None:
         """Show a sentence in the progress line until the next step; elsewhere a line."""
@@ -187,9 +183,9 @@ class LiveChart:
         plain = [self.line(done=self._over), *([self._status] if self._status else [])]
         if flags:
             flag = flags[0].brief + f" (and {len(flags) - 1} more, below)" * (len(flags) > 1)
-            said.append(badge("red flag") + escape(flag))
+            said.append(_badge("red flag") + escape(flag))
             plain.append(f"red flag: {flag}")
-        page = line_page(self._run.step, self._total, said, self._run.measures())
+        page = _line_page(self._run.step, self._total, said, self._run.measures())
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
@@ -211,7 +207,7 @@ class LiveChart:
         """Under the chart in a box of fixed height, so that the page does not move; the newest on top."""
         flags = self._run.flags
         lines = [f"{n}. {flag_line(flag)}" for n, flag in enumerate(flags, 1)] or ["No red flag."]
-        page = flags_page(flags, scrolls=not self._over)
+        page = _flags_page(flags, scrolls=not self._over)
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
 
     def _show_completions(self) -> None:
@@ -223,9 +219,43 @@ class LiveChart:
 
         if self._shown.get(name) == bundle:
             return
-        metadata = {"image/png": {"width": WIDTH // 2}} if "image/png" in bundle else {}
+        metadata = SHOWN if "image/png" in bundle else {}
         if name in self._handles:
             self._handles[name].update(bundle, raw=True, metadata=metadata)
         else:
             self._handles[name] = display(bundle, raw=True, metadata=metadata, display_id=True)
         self._shown[name] = bundle
+
+
+def _badge(text: str) -> str:
+    """Highlighted text in front of a sentence, as HTML."""
+    return f'<span style="{BADGE}">{escape(text)}</span> '
+
+
+def _line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str]) -> str:
+    """A bar and two lines: the step and present work (HTML), and the last step's measures (text)."""
+    bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
+    lines = " · ".join(said), escape(" · ".join(measured))
+    page = "".join(f'<div style="{_ONE_LINE}">{line}</div>' for line in lines)
+    return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
+
+
+def _flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
+    """Two lines that scroll, the newest on top; or as many lines as needed, in order."""
+    told = [f"<div>{_badge(f'red flag {n}')}{escape(flag, 600)}</div>" for n, flag in enumerate(flags, 1)]
+    room = "overflow:auto;height" if scrolls else "min-height"
+    told = told[::-1] if scrolls else told
+    return f'<div style="line-height:1.4;{room}:2.9em">{"".join(told) or "No red flag."}</div>'
+
+
+def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
+    """Best, median and worst of the last step, as text and as HTML; whole episodes if there are any.
+
+    scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
+    """
+    if table is None or not len(table):
+        plain = page = "The best, the median and the worst completion of the last step come here."
+    else:
+        plain, page = picks_of(table)
+    room = "overflow:auto;height" if scrolls else "min-height"
+    return plain, f'<div style="{room}:15em">{page}</div>'

@@ -33,7 +33,7 @@ class RunState:
     @classmethod
     def read(cls, folder: str | Path) -> RunState:
         """A run folder's, also while the run writes it. Raises the RunFolderError of read_metrics."""
-        state = cls({}, read_flags(folder), changes_of(folder))
+        state = cls({}, read_flags(folder), _changes_of(folder))
         state.add(read_metrics(folder).to_dict("records"))
         return state
 
@@ -118,10 +118,10 @@ def change_line(change: Change) -> str:
     return f"From step {change[0]}: {change[1]}"
 
 
-def changes_of(folder: str | Path) -> list[Change]:
+def _changes_of(folder: str | Path) -> list[Change]:
     """The changes made while a run trained, in words; refused changes are left out.
 
-    >>> changes_of("runs/no-such-run")
+    >>> _changes_of("runs/no-such-run")
     []
     """
     made = [line for line in read_changes(folder) if "change" in line]

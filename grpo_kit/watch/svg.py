@@ -215,7 +215,7 @@ def _of(runs: Mapping[str, RunState], what: str) -> list[tuple[str, Any]]:
 
 def _marks(runs: Mapping[str, RunState]) -> list[tuple]:
     """Changes by letter and flags by number, with the look of their lines."""
-    letters = [(step, letter(n)) for n, (_, (step, _)) in enumerate(_of(runs, "changes"))][-_MARKS:]
+    letters = [(step, _letter(n)) for n, (_, (step, _)) in enumerate(_of(runs, "changes"))][-_MARKS:]
     numbers = [(flag.step, str(n)) for n, (_, flag) in enumerate(_of(runs, "flags"), 1)]
     return [(letters, "#777", "2 6", False), (numbers, RED, "8 8", True)]
 
@@ -228,7 +228,7 @@ def _told(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
         for n, (label, flag) in enumerate(_of(runs, "flags"), 1)
     ]
     changes = [
-        (f"{letter(n)}  from step {step}{run(label)}: {text}", GREY)
+        (f"{_letter(n)}  from step {step}{run(label)}: {text}", GREY)
         for n, (label, (step, text)) in enumerate(_of(runs, "changes"))
     ]
     return [
@@ -242,7 +242,7 @@ def _last_changes(runs: Mapping[str, RunState]) -> str:
     """The last changes that fit in one line, oldest first."""
     found, room = [], _LETTERS
     for n, (_, (step, text)) in reversed([*enumerate(_of(runs, "changes"))]):
-        words = f"{letter(n)} from step {step}: {text}"
+        words = f"{_letter(n)} from step {step}: {text}"
         if found and len(words) + 3 > room:
             break
         found.insert(0, cut(words, room))
@@ -250,10 +250,10 @@ def _last_changes(runs: Mapping[str, RunState]) -> str:
     return " · ".join(found)
 
 
-def letter(number: int) -> str:
+def _letter(number: int) -> str:
     """The name of a change in the chart: a, b, ..., z, a2, b2, ...
 
-    >>> letter(0), letter(27)
+    >>> _letter(0), _letter(27)
     ('a', 'b2')
     """
     return "abcdefghijklmnopqrstuvwxyz"[number % 26] + (str(number // 26 + 1) if number >= 26 else "")

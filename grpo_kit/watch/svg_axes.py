@@ -14,7 +14,7 @@ from grpo_kit.watch.held_out_words import ACCURACY
 TITLE, ROW, AXIS = 44, 30, 46
 LETTER = 12.6  # mean width of a letter, in DejaVu Sans, which is a wide one
 HELD_OUT = (ACCURACY, f"{ACCURACY}_low", f"{ACCURACY}_high")
-SCHEDULES = ("temperature", "learning_rate")
+_SCHEDULES = ("temperature", "learning_rate")
 _DASHES = ("", "14 5", "5 4", "16 5 4 5")
 Columns = dict[str, np.ndarray]  # of one run: its measures by name, NaN where there is none
 
@@ -66,7 +66,7 @@ class Axes:
         bottom, steps = self.y + self.height, sorted({step for step, _ in marks})
         lines = "".join(f"M{self.across(step)} {self.y}V{bottom}" for step in steps)
         drawn = [f'<path stroke="{colour}" stroke-width="2.4" stroke-dasharray="{dash}" d="{lines}"/>']
-        for step, name in labels(marks, letter=LETTER * self.end / self.width) if named else ():
+        for step, name in _labels(marks, letter=LETTER * self.end / self.width) if named else ():
             y = self.y - 6 if above else bottom - 8
             drawn.append(f'<text x="{self.across(step) + 4}" y="{y}" fill="{colour}">{name}</text>')
         return "".join(drawn)
@@ -80,7 +80,7 @@ class Axes:
         steps, values = table["step"][there], table[name][there]
         if not len(steps):
             return ""
-        window = 1 if name in SCHEDULES else window_of(values)
+        window = 1 if name in _SCHEDULES else window_of(values)
         middle, few = moving_mean(values, window), _even(len(steps), most)
         x, drawn = self.across(steps), []
         if name == "reward":
@@ -91,7 +91,7 @@ class Axes:
             outline = _path(np.append(x[few], x[few][::-1]), np.append(high, low[::-1]))
             drawn.append(f'<path fill="{colour}" fill-opacity=".15" d="{outline}z"/>')
         if window > 1 or len(steps) <= ROUGH:
-            some, wide, strong = (_extremes(values, most // 2), 7, ".4") if window > 1 else (few, 10, "1")
+            some, wide, strong = (_extremes(values, most), 7, ".4") if window > 1 else (few, 10, "1")
             drawn.append(
                 f'<path stroke="{colour}" stroke-opacity="{strong}" stroke-width="{wide}" stroke-linecap="round" '
                 f'd="{_path(x[some], self.up(values)[some], dots=True)}"/>'
@@ -144,14 +144,14 @@ def _extremes(values: np.ndarray, most: int) -> np.ndarray:
     return np.unique(found)
 
 
-def labels(marks: Sequence[tuple[int, str]], *, letter: float) -> list[tuple[int, str]]:
+def _labels(marks: Sequence[tuple[int, str]], *, letter: float) -> list[tuple[int, str]]:
     """(step, name) as labels that do not overlap, by step: those too near to an earlier one share its place.
 
     letter: the width of a letter, in steps. If more than two share a place, the first and the last are named.
 
-    >>> labels([(3, "1"), (9, "3"), (3, "2")], letter=1)
+    >>> _labels([(3, "1"), (9, "3"), (3, "2")], letter=1)
     [(3, '1,2'), (9, '3')]
-    >>> labels([(1, "a"), (2, "b"), (3, "c")], letter=1)
+    >>> _labels([(1, "a"), (2, "b"), (3, "c")], letter=1)
     [(1, 'a–c')]
     """
     places: list[tuple[int, list[str]]] = []

@@ -10,6 +10,7 @@ from typing import Any
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import has_metrics, run_settings
 from grpo_kit.record.run_lock import is_locked
+from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.run_state import RunState, change_line, flag_line
 
@@ -22,14 +23,18 @@ class Lines:
         self._steps: set[int] | None = None  # printed; None: none so far
         self._evaluated: set[int] = set()
         self._flags = self._changes = 0
+        self._seen: tuple = ()
 
     def new(self) -> list[str]:
         """The lines, oldest first; [] while a file is being written."""
+        if (now := signature(self._folder)) == self._seen:
+            return []
         try:
             run = RunState.read(self._folder)
-            total = steps_asked_for(self._folder, run.rows)
+            total = _steps_asked_for(self._folder, run.rows)
         except (ValueError, OSError):
             return []
+        self._seen = now
         lines = [*self._of_steps(run, total)]
         lines += map(change_line, run.changes[self._changes :])
         lines += map(flag_line, run.flags[self._flags :])
@@ -53,7 +58,7 @@ class Lines:
                 yield line
 
 
-def steps_asked_for(folder: Path, rows: Mapping[int, Mapping[str, Any]]) -> int:
+def _steps_asked_for(folder: Path, rows: Mapping[int, Mapping[str, Any]]) -> int:
     """How many steps a run is to have, with later changes of that. rows: its metrics, by which an older run says it."""
     config = (run_settings(folder) or {}).get("config", {})
     if "steps" not in config:
@@ -70,7 +75,7 @@ def steps_asked_for(folder: Path, rows: Mapping[int, Mapping[str, Any]]) -> int:
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
     run = RunState.read(folder) if has_metrics(folder) else RunState()
-    step, total = run.step, steps_asked_for(folder, run.rows) if run.rows else 0
+    step, total = run.step, _steps_asked_for(folder, run.rows) if run.rows else 0
     of, done = f" of {total}" if total else "", 0 < total <= step
     going = is_locked(folder)
     if going:
