@@ -52,7 +52,7 @@ publish = publisher.publish
 def noted(data, *args, **options):
     publish(data, *args, **options)
     if "image/png" in data or "<svg" in data.get("text/html", ""):
-        pictures.append((clock(), max(chart._rows, default=0)))
+        pictures.append((clock(), max(chart._run.rows if hasattr(chart, "_run") else chart._rows, default=0)))
 
 publisher.publish = noted
 rng = random.Random(0)

@@ -116,7 +116,7 @@ def curve(run: Path, folder: Path) -> bool:
         return False
     if not done:
         return False
-    plot_run(run).savefig(folder / CURVE, dpi=80)
+    plot_run(run).save(folder / CURVE)
     return True
 
 

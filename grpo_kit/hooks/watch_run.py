@@ -15,6 +15,7 @@ from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
 from grpo_kit.watch.run_card import model_card
+from grpo_kit.watch.run_state import change_text
 
 
 class StoppedByFlag(Stopped):
@@ -48,8 +49,9 @@ class WatchRun(Hook):
         trainer.log.write(trainer.step, measured)
         row |= {"step": trainer.step} | measured
         if self._chart is not None:
-            for name, (was, now) in (row.get("changes") or {}).items():
-                self._chart.change(trainer.step, f"{name} {was} -> {now}")
+            if changes := row.get("changes"):
+                was, now = ({name: pair[n] for name, pair in changes.items()} for n in (0, 1))
+                self._chart.change(trainer.step, change_text(now, was))
             self._chart.update([row], table)
         for flag in (flags := self._monitor.step(row)):
             self._show(flag)

@@ -77,7 +77,7 @@ def said(table: pd.DataFrame) -> pd.Series:
     return pd.Series(texts, index=table.index, dtype=object)
 
 
-def pick_episodes(table: pd.DataFrame) -> pd.DataFrame:
+def _pick_episodes(table: pd.DataFrame) -> pd.DataFrame:
     """Like pick_three, for episodes: the turns of the best, the median and the worst of the last step."""
     return whole(table, pick_three(table.drop_duplicates(_EPISODE)))
 
@@ -85,7 +85,7 @@ def pick_episodes(table: pd.DataFrame) -> pd.DataFrame:
 def picks_of(table: pd.DataFrame) -> tuple[str, str]:
     """The best, the median and the worst of the last step, completions or episodes, as text and as HTML."""
     if has_episodes(table):
-        three = pick_episodes(table)
+        three = _pick_episodes(table)
         texts = [conversation(turns) for turns in _episodes(three.to_dict("records"))]
         return "\n\n".join(texts), conversations_html(three)
     three = pick_three(table)

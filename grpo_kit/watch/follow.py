@@ -7,13 +7,8 @@ import contextvars
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from grpo_kit.display import to_png
 from grpo_kit.record.run_lock import is_locked
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LOOK = 2.0  # seconds between two checks of the files
 _SHARE = 0.1  # of the kernel's time that refreshing may take
@@ -103,33 +98,3 @@ class Follower:
                 self._run = None
                 self._ended()
                 return
-
-
-class FollowedChart:
-    """The chart of a running training, redrawn as it grows; made by plot_run(folder, follow=True).
-
-    It shows itself in a notebook, and updates there until the run has ended, the cell is run again, or
-    stop(). A saved notebook keeps the last picture.
-    """
-
-    def __init__(self, folder: str | Path, draw: Callable[[], Figure]) -> None:
-        self._folder, self._draw, self._handle = Path(folder), draw, None
-        self._follower = Follower(folder, self._update)
-
-    def stop(self) -> None:
-        """Stop updating; the picture stays."""
-        self._follower.stop()
-
-    def _bundle(self) -> dict[str, Any]:
-        return {"text/plain": "the run's chart", "image/png": to_png(self._draw())}
-
-    def _update(self) -> None:
-        self._handle.update(self._bundle(), raw=True, metadata={"image/png": {"width": 960}})
-
-    def _ipython_display_(self) -> None:
-        from IPython.display import display
-
-        metadata = {"image/png": {"width": 960}}
-        self._handle = display(self._bundle(), raw=True, metadata=metadata, display_id=True)
-        if is_locked(self._folder):
-            self._follower.start("chart")

@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.watch.curves import ACCURACY, CONSTANT
-
-REWARD = "eval/reward"
+ACCURACY, REWARD = "eval/accuracy", "eval/reward"
+CONSTANT = "eval/constant"  # accuracy of the best constant strategy on the same rows
 HOW_TO_KEEP = "keep='best' (--keep best) ends a run with the weights of its best evaluation."
 _WORTH_SAYING = 0.05  # of the accuracy, or of the reward's range: smaller falls occur in every run
 

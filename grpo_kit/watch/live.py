@@ -9,32 +9,23 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import duration, escape, in_notebook, to_png
-from grpo_kit.record.files import read_completions, read_metrics
-from grpo_kit.watch.chart import draw
-from grpo_kit.watch.curves import Change, changes_of
+from grpo_kit.display import BADGE, duration, escape, in_notebook
+from grpo_kit.record.files import read_completions
+from grpo_kit.watch.chart import SHOWN, RunChart
+from grpo_kit.watch.conversations import picks_of
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.held_out_words import held_out_words
-from grpo_kit.watch.monitor import read_flags
-from grpo_kit.watch.page import (
-    badge,
-    completions_page,
-    flags_page,
-    line_page,
-    measures,
-    seconds_left,
-    step_line,
-    trained,
-)
 from grpo_kit.watch.panel import Panel
+from grpo_kit.watch.run_state import RunState, change_line, flag_line, held_out_lines
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
+
+_ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 
 
 class LiveChart:
     """Chart, progress line and three completions of the last step, updated in place while training runs.
 
-    In a notebook (Lab, VS Code, nbclient, papermill) the two main panels are drawn at every step, as SVG; finish() puts
-    the whole chart in their place as one PNG, which stays in the saved file. All outputs have their height from the
+    In a notebook (Lab, VS Code, nbclient, papermill) the chart is drawn at every step, as SVG; finish() adds a line
+    below for each red flag and change, and a PNG for pages that show no SVG. All outputs have their height from the
     start, so that a page does not jump. Elsewhere it prints one line a step and never imports matplotlib.
     From the third step on drawing takes at most 2 % of the time: if steps are so short that a drawing each would cost
     more, some are left out, and none is older than 5 s when the next step ends. Errors in here never stop training.
@@ -55,10 +46,8 @@ class LiveChart:
 
     def _reset(self, total_steps: int) -> None:
         self._total = total_steps
-        self._rows: dict[int, Mapping] = {}
+        self._run = RunState()
         self._completions: pd.DataFrame | None = None
-        self._flags: list[Flag] = []
-        self._changes: list[Change] = []
         self._status, self._over = "", False
         self._panel = Panel(None)
         self._handles: dict[str, object] = {}
@@ -75,49 +64,42 @@ class LiveChart:
             if folder is not None:
                 self._read(Path(folder))
         except (ValueError, OSError):  # a chart of this session only is better than no training
-            self._rows = {}
+            self._run = RunState()
         self._draw(
             self._show_line, self._show_chart, self._show_panel, self._show_flags, self._show_completions
         )
-        if not max(self._rows, default=0):
-            self._say_held_out(self._rows.values())  # before the first step
+        if not self._run.step:
+            self._say_held_out(self._run.rows.values())  # before the first step
 
     def _read(self, folder: Path) -> None:
-        rows = read_metrics(folder).to_dict("records")
-        self._flags, self._changes = read_flags(folder), changes_of(folder)
-        self._rows = {int(row["step"]): row for row in rows}
+        self._run = RunState.read(folder)
         table = read_completions(folder)
         self._completions = table[table["step"] == table["step"].max()] if len(table) else None
 
     def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
         """Add the rows of new steps (all rows so far are allowed too) and the last step's completions."""
-        self._rows |= {int(row["step"]): row for row in rows}
+        self._run.add(rows)
         self._completions = completions if completions is not None else self._completions
         self._updates += 1
         self._status = ""
         self._refresh(at_once=self._updates <= 2)
-        self._otherwise(lambda: step_line(self._rows, max(self._rows, default=0), self._total))
+        self._otherwise(lambda: self._run.step_line(self._run.step, self._total))
         self._say_held_out(rows)
 
     def flag(self, flag: Flag) -> None:
         """Show a red flag: marked in the chart, the first in the progress line, all below; elsewhere a line."""
-        self._flags.append(flag)
+        self._run.flags.append(flag)
         self._refresh(at_once=True)
-        self._otherwise(lambda: f"Red flag: {flag}")
+        self._otherwise(lambda: flag_line(flag))
 
     def change(self, step: int, text: str) -> None:
         """Mark a user's change: a dotted line at its first step, and the text below; elsewhere a line."""
-        if (step, text) not in self._changes:
-            self._changes.append((step, text))
-        self._panel.say(f"From step {step}: {text}")
+        if (step, text) not in self._run.changes:
+            self._run.changes.append((step, text))
+        line = change_line((step, text))
+        self._panel.say(line)
         self._refresh(at_once=True)
-        self._otherwise(lambda: f"From step {step}: {text}")
-
-    def progress(self, text: str) -> None:
-        """Show the progress of work inside a step in the progress line; nothing elsewhere. "" removes it."""
-        if self._pictures:
-            self._status = text
-            self._refresh(at_once=True)
+        self._otherwise(lambda: line)
 
     def say(self, text: str) -> None:
         """Show a sentence in the progress line until the next step; elsewhere a line."""
@@ -127,10 +109,10 @@ class LiveChart:
         self._otherwise(lambda: text)
 
     def finish(self) -> None:
-        """Show the last state, at any cost: the whole chart in place of the two panels."""
+        """Show the last state, at any cost, as a saved notebook keeps it."""
         self._status, self._over = "", True
         self._panel.end()
-        self._draw(self._show_line, self._show_flags, self._show_completions, self._show_whole_chart)
+        self._draw(self._show_line, self._show_flags, self._show_completions, self._show_chart)
 
     def line(self, *, done: bool = False) -> str:
         """The last step in one line.
@@ -138,23 +120,23 @@ class LiveChart:
         >>> chart.line()
         'step 12/60  reward 0.41 ± 0.12  exact 0.30  length 11  cut off 2 %  entropy 0.80  4 min 10 s left'
         """
-        return "  ".join([self._step(), *measures(self._rows), self._time(done)])
+        return "  ".join([self._step(), *self._run.measures(), self._time(done)])
 
     def _step(self) -> str:
-        return f"step {max(self._rows, default=0)}/{self._total}"
+        return f"step {self._run.step}/{self._total}"
 
     def _time(self, done: bool) -> str:
         if done:
-            ended = "done in" if max(self._rows, default=0) >= self._total else "stopped after"
-            return f"{ended} {duration(trained(self._rows))}"
+            ended = "done in" if self._run.step >= self._total else "stopped after"
+            return f"{ended} {duration(self._run.trained)}"
         if not self._updates:
-            return "waiting for the first step" if not self._rows else "waiting for the next step"
-        return f"{duration(seconds_left(self._rows, self._total))} left"
+            return "waiting for the first step" if not self._run.rows else "waiting for the next step"
+        return f"{duration(self._run.seconds_left(self._total))} left"
 
     def _say_held_out(self, rows: Iterable[Mapping]) -> None:
         """A line for each evaluation among these rows, where no pictures are shown."""
-        for said in filter(None, map(held_out_words, rows)):
-            self._otherwise(lambda said=said: said)
+        for line in held_out_lines(rows):
+            self._otherwise(lambda line=line: line)
 
     def _refresh(self, *, at_once: bool = False) -> None:
         """Draw the changes of a step, unless the last drawing was so recent that this costs too much."""
@@ -196,22 +178,25 @@ class LiveChart:
 
     def _show_line(self) -> None:
         """Two lines under a bar: the step, with present work or errors, and the last step's measures."""
-        step, time_word = max(self._rows, default=0), self._time(self._over)
+        flags, time_word = self._run.flags, self._time(self._over)
         said = [escape(word) for word in (self._step(), time_word, self._status) if word]
         plain = [self.line(done=self._over), *([self._status] if self._status else [])]
-        if self._flags:
-            first, others = self._flags[0], len(self._flags) - 1
-            flag = first.brief
-            flag += f" (and {others} more, below)" if others else ""
-            said.append(badge("red flag") + escape(flag))
+        if flags:
+            flag = flags[0].brief + f" (and {len(flags) - 1} more, below)" * (len(flags) > 1)
+            said.append(_badge("red flag") + escape(flag))
             plain.append(f"red flag: {flag}")
-        page = line_page(step, self._total, said, measures(self._rows))
+        page = _line_page(self._run.step, self._total, said, self._run.measures())
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
-        rows = [self._rows[step] for step in sorted(self._rows)]
-        drawing = draw_svg(rows, last_step=self._total, flags=self._flags, changes=self._changes)
-        page = f'<div style="max-width:{WIDTH // 2}px;aspect-ratio:{WIDTH}/{HEIGHT}">{drawing}</div>'
+        if self._over:
+            self._show("chart", RunChart({"": self._run}, last_step=self._total).bundle())
+            return
+        drawing = draw_svg({"": self._run}, last_step=self._total, told=False)
+        size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"  # a narrow page scrolls it: words stay legible
+        page = (
+            f'<div style="max-width:{WIDTH // 2}px;overflow-x:auto"><div style="{size}">{drawing}</div></div>'
+        )
         self._show("chart", {"text/plain": "the run's chart so far", "text/html": page})
 
     def _show_panel(self) -> None:
@@ -220,35 +205,57 @@ class LiveChart:
 
     def _show_flags(self) -> None:
         """Under the chart in a box of fixed height, so that the page does not move; the newest on top."""
-        lines = [f"{n}. Red flag: {flag}" for n, flag in enumerate(self._flags, 1)] or ["No red flag."]
-        page = flags_page(self._flags, scrolls=not self._over)
+        flags = self._run.flags
+        lines = [f"{n}. {flag_line(flag)}" for n, flag in enumerate(flags, 1)] or ["No red flag."]
+        page = _flags_page(flags, scrolls=not self._over)
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
 
     def _show_completions(self) -> None:
         plain, page = completions_page(self._completions, scrolls=not self._over)
         self._show("completions", {"text/plain": plain, "text/html": page})
 
-    def _show_whole_chart(self) -> None:
-        table = pd.DataFrame(
-            [self._rows[step] for step in sorted(self._rows)], columns=None if self._rows else ["step"]
-        )
-        figure = draw(
-            {"": table},
-            last_step=self._total,
-            flags={"": self._flags},
-            changes={"": self._changes},
-            words=False,
-        )
-        self._show("chart", {"text/plain": "the run's chart", "image/png": to_png(figure)})
-
     def _show(self, name: str, bundle: dict) -> None:
         from IPython.display import display
 
         if self._shown.get(name) == bundle:
             return
-        metadata = {"image/png": {"width": WIDTH // 2}} if "image/png" in bundle else {}
+        metadata = SHOWN if "image/png" in bundle else {}
         if name in self._handles:
             self._handles[name].update(bundle, raw=True, metadata=metadata)
         else:
             self._handles[name] = display(bundle, raw=True, metadata=metadata, display_id=True)
         self._shown[name] = bundle
+
+
+def _badge(text: str) -> str:
+    """Highlighted text in front of a sentence, as HTML."""
+    return f'<span style="{BADGE}">{escape(text)}</span> '
+
+
+def _line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str]) -> str:
+    """A bar and two lines: the step and present work (HTML), and the last step's measures (text)."""
+    bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
+    lines = " · ".join(said), escape(" · ".join(measured))
+    page = "".join(f'<div style="{_ONE_LINE}">{line}</div>' for line in lines)
+    return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
+
+
+def _flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
+    """Two lines that scroll, the newest on top; or as many lines as needed, in order."""
+    told = [f"<div>{_badge(f'red flag {n}')}{escape(flag, 600)}</div>" for n, flag in enumerate(flags, 1)]
+    room = "overflow:auto;height" if scrolls else "min-height"
+    told = told[::-1] if scrolls else told
+    return f'<div style="line-height:1.4;{room}:2.9em">{"".join(told) or "No red flag."}</div>'
+
+
+def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
+    """Best, median and worst of the last step, as text and as HTML; whole episodes if there are any.
+
+    scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
+    """
+    if table is None or not len(table):
+        plain = page = "The best, the median and the worst completion of the last step come here."
+    else:
+        plain, page = picks_of(table)
+    room = "overflow:auto;height" if scrolls else "min-height"
+    return plain, f'<div style="{room}:15em">{page}</div>'

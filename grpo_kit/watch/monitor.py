@@ -196,10 +196,6 @@ class Monitor:
         self._raised = {*waiting, *(flag.name for flag in self._guard(lambda: read_flags(folder)) or [])}
         self._weights = Setup.of(config).weights
 
-    def take_up(self, config: Mapping[str, Any]) -> None:
-        """Use the run's settings after a change during training."""
-        self._config, self._weights = config, Setup.of(config).weights
-
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
         """The measures of a step's completions, for its row."""
         if completions is None or not len(completions):

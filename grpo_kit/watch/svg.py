@@ -1,221 +1,202 @@
-"""Reward and its parts as SVG text, which the live chart shows at every step, without matplotlib.
+"""The drawing of a run as SVG text: reward and its parts, six or eight small panels, red flags and changes.
 
-A pure function of the rows, at most about 10 KB for a run of any length. Lengths are half pixels: whole numbers, hence
-short, and fine enough for a smooth line. It has its own white ground, like the PNG at the end, and so
-looks the same on light and dark pages.
+A pure function of what the runs have shown, without matplotlib, quick enough to be drawn at every step, and at most
+about 25 KB for a run of any length. Lengths are half pixels: whole numbers, hence short, and fine enough for a smooth
+line. It has its own white ground, and so looks the same on light and dark pages and as a PNG.
 """
 
 from __future__ import annotations
 
 import html
-import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from grpo_kit.display import COLOURS, GREY, RED, cut
-from grpo_kit.watch.curves import (
-    ACCURACY,
-    ACCURACY_HIGH,
-    ACCURACY_LOW,
-    CONSTANT,
-    Change,
-    accuracy_word,
-    labels,
-    letter,
-    moving_mean,
-    part_names,
-    part_word,
-    parts_title,
-    range_of_rows,
-    reward_title,
-    scale_columns,
-    window_of,
-)
-from grpo_kit.watch.flags import Flag
+from grpo_kit.watch.curves import EPISODES, part_names, range_of_rows, scale_columns, window_of
+from grpo_kit.watch.held_out_words import ACCURACY, no_better, value_of
+from grpo_kit.watch.run_state import RunState
+from grpo_kit.watch.svg_axes import AXIS, HELD_OUT, LETTER, ROW, TITLE, Axes, Columns, dashes
 
-WIDTH, HEIGHT = 1920, 600  # half pixels
-_POINTS = 460  # in all lines together
-_MARKS = 20  # most changes shown, the last ones
-_LEFT, _GAP, _RIGHT = 70, 90, 24
-_TITLE, _ROW, _BOTTOM = 44, 30, 92  # heights: of the title, of a legend's row, of the text below the panels
-_LETTER = 11.6  # mean width of a letter
-_ACCURACY = (ACCURACY, ACCURACY_LOW, ACCURACY_HIGH)
-_DASHES = ("", "14 5", "5 4", "16 5 4 5")
+WIDTH, HEIGHT = 1920, 1048  # half pixels: of one run without a name and with one line of words below
+_LEFT, _GAP, _RIGHT = 76, 96, 24
+# Heights: of the runs' names, of the row of main panels, of a row of small ones, of a line below.
+_NAMES, _MAIN, _SMALL, _LINE = 40, 500, 240, 34
+_LETTERS = int((WIDTH - _LEFT - _RIGHT) / LETTER)  # of a line
+_POINTS, _FEW = 600, 60  # in all lines of the main panels together; in a line of a small one
+_MARKS = 20  # most changes of a run that are marked, the last ones
+_SHARES = ("completion_cut_off", "frac_reward_zero_std")
+_WORDS = {
+    "completion_length": "completion length, tokens",
+    "completion_cut_off": "share cut off",
+    "frac_reward_zero_std": "groups without a signal",
+    "entropy": "entropy, nats a token",
+    "kl": "KL to the reference",
+    "grad_norm": "gradient norm",
+    "temperature": "temperature",
+    "learning_rate": "learning rate",
+}
 
 
-def draw_svg(
-    rows: Sequence[Mapping], *, last_step: int = 1, flags: Sequence[Flag] = (), changes: Sequence[Change] = ()
-) -> str:
-    """The two main panels of a run at present, 960 x 300 pixels.
+def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = True) -> str:
+    """The drawing of runs by their names, 960 pixels wide; a single run may have the name "".
 
-    rows: the run's, by step; x reaches last_step. Lines, moving means and markers are those of chart.draw: flags
-    by number, changes by letter, with the last changes in words below.
+    x reaches `last_step`, or further if a run does. Up to 20 steps a line goes through the values. From 21 steps on
+    pale dots are values, the highest and lowest among them, and the line is their moving mean. Black points with bars
+    are held-out accuracy with its 95 % interval. Red flags are numbered lines at their first step, changes dotted
+    lines with a letter.
+    told: every flag and change has a line below. Otherwise one line of fixed height has the last changes.
 
-    >>> draw_svg([{"step": 1, "reward": 0.5}], last_step=2).startswith("<svg")
+    >>> draw_svg({"": RunState({1: {"step": 1, "reward": 0.5}})}, last_step=2).startswith("<svg")
     True
     """
-    names = part_names(chain.from_iterable(rows))
-    ends = chain.from_iterable(map(scale_columns, ("reward", *names)))
-    wanted = ("step", "reward", "reward_std", *_ACCURACY, CONSTANT, *names, *ends)
-    measured = {n: _numbers(rows, n) for n in wanted}
-    steps, reward, spread = (measured[name] for name in ("step", "reward", "reward_std"))
-    accuracy = [measured[name] for name in _ACCURACY]
-    parts = {name: measured[name] for name in names if np.isfinite(measured[name]).any()}
-    keys = [(_key(COLOURS[n % 7], _dash(n)), part_word(name)) for n, name in enumerate(parts)]
-    wide = (WIDTH - _LEFT - _GAP - _RIGHT) // 2
-    scales = [range_of_rows(some, measured) for some in (["reward"], names)]
-    held_out = [(_DOT, accuracy_word(*scales[0], measured))] * bool(np.isfinite(accuracy[0]).any())
-    legends = [_legend(held_out, wide), _legend(keys, wide)]
-    top = _TITLE + _ROW * max(height for _, height in legends) + 22
-    end = max([last_step, 1, *steps.astype(int).tolist()[-1:]])
-    left, right = (
-        _Panel(x, top, wide, HEIGHT - top - _BOTTOM, end, scale)
-        for x, scale in zip((_LEFT, WIDTH - _RIGHT - wide), scales, strict=True)
-    )
-    most = max(20, _POINTS // (4 + 2 * len(parts)))
-    drawn = [left.frame(reward_title([reward]), legends[0][0], flags, changes, named=True)]
-    drawn += [left.line(steps, reward, COLOURS[0], "", most, spread), left.accuracy(steps, *accuracy)]
-    title = parts_title(names)
-    drawn += [right.frame(title, legends[1][0], flags, changes, named=False)]
-    for n, values in enumerate(parts.values()):
-        drawn += [right.line(steps, values, COLOURS[n % 7], _dash(n), most)]
-    drawn += [_words(changes)]
+    names = part_names(chain.from_iterable(row for run in runs.values() for row in run.rows.values()))
+    tables = {label: _columns(run, names) for label, run in runs.items()}
+    alone = len(runs) == 1
+    parts = [name for name in names if any(np.isfinite(table[name]).any() for table in tables.values())]
+    page = _Page(tables, max([last_step, 1, *(run.step for run in runs.values())]), _marks(runs))
+    top = _NAMES * any(runs)
+    drawn = [_run_names(runs)] if top else []
+
+    wide = _width(2)
+    legends = [_legend(keys, wide) for keys in (_held_out_keys(runs, tables), _part_keys(parts, alone))]
+    above = TITLE + ROW * max(rows for _, rows in legends) + 20
+    most = max(20, _POINTS // (len(runs) * (4 + 2 * len(parts))))
+    titles = _reward_title(tables), "episodes" if EPISODES.keys() & set(names) else "reward parts"
+    for place, some in enumerate((["reward"], parts)):
+        axes = page.axes(some, _LEFT + place * (wide + _GAP), top, wide, _MAIN, above)
+        frame = axes.frame(titles[place], legends[place][0])
+        drawn.append(f"<g>{frame}{page.lines(axes, some, most, names_marks=place == 0)}</g>")
+
+    small = _small_panels(tables)
+    columns = len(small) // 2
+    for place, some in enumerate(small):
+        x = _LEFT + (place % columns) * (_width(columns) + _GAP)
+        y = top + _MAIN + _SMALL * (place // columns)
+        axes = page.axes(some, x, y, _width(columns), _SMALL, TITLE)
+        several = len(some) > 1  # then the legend is the title
+        legend = _legend(_part_keys(some, alone), WIDTH)[0] if several else ""
+        frame = axes.frame("" if several else _WORDS[some[0]], legend)
+        drawn.append(f"<g>{frame}{page.lines(axes, some, _FEW)}</g>")
+
+    at = top + _MAIN + 2 * _SMALL
+    below = _told(runs) if told else [(_last_changes(runs), GREY)]
+    for n, (line, colour) in enumerate(below, 1):
+        drawn.append(f'<text x="{_LEFT}" y="{at + _LINE * n}" fill="{colour}">{html.escape(line)}</text>')
+    height = at + _LINE * max(1, len(below)) + 34
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH // 2}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH // 2}" '
         f'style="display:block;max-width:100%;height:auto" font-family="sans-serif" font-size="22" fill="{GREY}">'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#fff"/>{"".join(drawn)}</svg>'
+        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fff"/>{"".join(drawn)}</svg>'
     )
 
 
-class _Panel:
-    """A place on the page and its scales."""
+def _columns(run: RunState, parts: Sequence[str]) -> Columns:
+    rows = [run.rows[step] for step in sorted(run.rows)]
+    ends = chain.from_iterable(map(scale_columns, ("reward", *parts)))
+    names = ("step", "reward", "reward_std", *HELD_OUT, *parts, *ends, *_WORDS)
+    return {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}  # None: NaN
 
-    def __init__(self, x: int, y: int, width: int, height: int, end: int, scale: tuple[float, float]) -> None:
-        self.x, self.y, self.width, self.height, self.end = x, y, width, height, end
-        self.scale, room = scale, 0.03 * (scale[1] - scale[0])
-        self.low, self.high = scale[0] - room, scale[1] + room
 
-    def across(self, steps: np.ndarray) -> np.ndarray:
-        return np.rint(self.x + self.width * np.asarray(steps) / (1.01 * self.end)).astype(int)
+def _width(columns: int) -> int:
+    return (WIDTH - _LEFT - _RIGHT - _GAP * (columns - 1)) // columns
 
-    def up(self, values: np.ndarray) -> np.ndarray:
-        share = (np.asarray(values) - self.low) / (self.high - self.low)
-        return np.rint(self.y + self.height * (1 - share)).astype(int)
 
-    def frame(
-        self, title: str, legend: str, flags: Sequence[Flag], changes: Sequence[Change], *, named: bool
-    ) -> str:
-        """Title, legend, scales, and a line at the first step of each flag or change; in one panel with their names."""
-        bottom, end = self.y + self.height, self.x + self.width
-        drawn = [f'<text x="{self.x}" y="30" font-size="25" fill="#111">{title}</text>']
-        drawn += [f'<g transform="translate({self.x} {_TITLE})">{legend}</g>']
-        grid = [(float(self.up(v)), _short(v)) for v in _ticks(self.low, self.high, 6)]
-        drawn += [f'<path stroke="#e6e6e6" d="{"".join(f"M{self.x} {y:.0f}H{end}" for y, _ in grid)}"/>']
-        words = [f'<text x="{self.x - 10}" y="{y + 8:.0f}">{word}</text>' for y, word in grid]
-        words += [f'<text x="{self.x - 14}" y="{bottom + 30}" font-size="20">step</text>']
-        below = [
-            f'<text x="{self.across(step)}" y="{bottom + 30}">{step:.0f}</text>'
-            for step in _ticks(0, self.end, 9, whole=True)
-        ]
-        drawn.append(
-            f'<g text-anchor="end">{"".join(words)}</g><g text-anchor="middle">{"".join(below)}</g>'
-            f'<path fill="none" stroke="#999" stroke-width="2" d="M{self.x} {self.y}V{bottom}H{end}"/>'
-        )
-        numbers = [(flag.step, str(n)) for n, flag in enumerate(flags, 1)]
-        letters = [(step, letter(n)) for n, (step, _) in [*enumerate(changes)][-_MARKS:]]
-        for marks, colour, dash, y in (
-            (letters, "#777", "2 6", bottom - 8),
-            (numbers, RED, "8 8", self.y - 4),
-        ):
-            lines = "".join(f"M{self.across(step)} {self.y}V{bottom}" for step in {step for step, _ in marks})
-            drawn += [
-                f'<path stroke="{colour}" stroke-width="2.4" stroke-dasharray="{dash}" d="{lines}"/>'
-            ] * bool(marks)
-            for step, name in labels(marks, letter=_LETTER * self.end / self.width) if named else ():
-                drawn.append(f'<text x="{self.across(step) + 4}" y="{y}" fill="{colour}">{name}</text>')
+def _small_panels(tables: Mapping[str, Columns]) -> list[list[str]]:
+    """The measures of each small panel: six panels, or eight if a run has a KL."""
+    kl = any(np.isfinite(table["kl"]).any() for table in tables.values())
+    shares = [[name] for name in _SHARES] if kl else [[*_SHARES]]
+    others = [["entropy"], *[["kl"]] * kl, ["grad_norm"], ["temperature"], ["learning_rate"]]
+    return [["completion_length"], *shares, *others]
+
+
+class _Page:
+    """The runs on their common scale of steps, and what is marked on it: (marks, colour, dash, above the panel?)."""
+
+    def __init__(self, tables: Mapping[str, Columns], end: int, marks: Sequence[tuple]) -> None:
+        self.tables, self.end, self.marks = tables, end, marks
+
+    def axes(self, names: Sequence[str], x: int, y: int, width: int, height: int, above: int) -> Axes:
+        """A panel for these measures. height: with its words, of which so much is above the lines."""
+        return Axes(x, y, above, width, height - above - AXIS, self.end, self._scale(names))
+
+    def lines(self, axes: Axes, names: Sequence[str], most: int, *, names_marks: bool = False) -> str:
+        """The runs' lines of these measures, of at most so many points each, and the marks."""
+        alone = len(self.tables) == 1
+        drawn = [axes.marks(*marks, named=names_marks) for marks in self.marks if marks[0]]
+        for r, table in enumerate(self.tables.values()):
+            for n, name in enumerate(names):
+                colour = COLOURS[(n if alone else r) % len(COLOURS)]
+                drawn.append(axes.line(table, name, colour, n, most))
+            if names == ["reward"]:
+                drawn.append(axes.accuracy(table, "#000" if alone else COLOURS[r % len(COLOURS)]))
         return "".join(drawn)
 
-    def line(
-        self,
-        steps: np.ndarray,
-        values: np.ndarray,
-        colour: str,
-        dash: str,
-        most: int,
-        spread: np.ndarray | None = None,
-    ) -> str:
-        """A measure over the steps: up to 20 the values, from 21 on pale points under their moving mean."""
-        there = np.isfinite(values)
-        steps, values = steps[there], values[there]
-        if not len(steps):
-            return ""
-        window = window_of(values)
-        middle = moving_mean(values, window)
-        few = np.unique(np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int))
-        x, drawn = self.across(steps[few]), []
-        if spread is not None:
-            spread = moving_mean(np.nan_to_num(spread[there]), window)
-            low, high = (
-                self.up(np.clip(end, *self.scale))[few] for end in (middle - spread, middle + spread)
-            )
-            outline = _path(np.append(x, x[::-1]), np.append(high, low[::-1]))
-            drawn.append(f'<path fill="{colour}" fill-opacity=".15" d="{outline}z"/>')
-        points, wide, strong = (values, 7, ".4") if window > 1 else (middle, 10, "1")
-        if window > 1 or len(steps) <= 20:
-            some = slice(None, None, 2 if len(few) < len(steps) else 1)  # of a long run
-            dots = _path(x[some], self.up(points)[few][some], dots=True)
-            drawn.append(
-                f'<path stroke="{colour}" stroke-opacity="{strong}" stroke-width="{wide}" stroke-linecap="round" '
-                f'd="{dots}"/>'
-            )
-        drawn.append(
-            f'<path fill="none" stroke="{colour}" stroke-width="4" stroke-linejoin="round"{_dashes(dash)} '
-            f'd="{_path(x, self.up(middle)[few])}"/>'
-        )
-        return "".join(drawn)
-
-    def accuracy(self, steps: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-        """Points from end to end of the scale, with their intervals if they have any; a selection of very many."""
-        least, most = self.scale
-        values, low, high = (least + (most - least) * share for share in (values, low, high))
-        there = np.flatnonzero(np.isfinite(values))
-        there = there[:: max(1, len(there) // 30)]
-        x, y = self.across(steps[there]), self.up(values[there])
-        bars = [
-            f"M{at} {a}V{b}"
-            for at, a, b in zip(x, low[there], high[there], strict=True)
-            if np.isfinite([a, b]).all()
-            for a, b in [self.up([a, b])]
-        ]
-        if not len(there):
-            return ""
-        dots = _path(x, y, dots=True)
-        return (
-            f'<path stroke="#000" stroke-width="2.4" d="{"".join(bars)}"/>'
-            f'<path stroke="#000" stroke-width="12" stroke-linecap="round" d="{dots}"/>'
-        )
+    def _scale(self, names: Sequence[str]) -> tuple[float, float]:
+        """Lowest and highest value: of rewards and shares their range, of other measures from 0 to the highest."""
+        if not names or names[0].startswith(("reward", "episodes/")) or names[0] in _SHARES:
+            return range_of_rows(names, *self.tables.values())
+        values = np.concatenate([[0.0], *(table[name] for table in self.tables.values() for name in names)])
+        values = values[np.isfinite(values)]
+        return float(values.min()), float(values.max()) or 1.0
 
 
-_DOT = '<circle cx="18" cy="-7" r="6" fill="#000"/>'
+def _reward_title(tables: Mapping[str, Columns]) -> str:
+    """Explains the band, and the lines if they are moving means."""
+    rewards = [table["reward"][np.isfinite(table["reward"])] for table in tables.values()]
+    window = max(map(window_of, rewards), default=1)
+    return f"reward (band: ± reward_std{f'; lines: means of {window} steps' * (window > 1)})"
 
 
-def _key(colour: str, dash: str) -> str:
-    return f'<path stroke="{colour}" stroke-width="4"{_dashes(dash)} d="M0-7h36"/>'
+def _held_out_keys(runs: Mapping[str, RunState], tables: Mapping[str, Columns]) -> list[tuple[str, str]]:
+    """The legend of held-out accuracy, if it was measured: on which scale, and whether a single run's last one is no
+    better than the best constant strategy.
+    """
+    if not any(np.isfinite(table[ACCURACY]).any() for table in tables.values()):
+        return []
+    low, high = range_of_rows(["reward"], *tables.values())
+    word = "held-out accuracy" if (low, high) == (0, 1) else f"accuracy, 0–100 %: {low:g} to {high:g}"
+    if len(runs) == 1:
+        (rows,) = (run.rows for run in runs.values())
+        last = max(step for step, row in rows.items() if value_of(row, ACCURACY) is not None)
+        word = "no better than a constant" if no_better(rows[last]) else word
+    return [(f'<circle cx="18" cy="-7" r="6" fill="{"#000" if len(runs) == 1 else GREY}"/>', word)]
 
 
-def _legend(entries: Sequence[tuple[str, str]], width: int) -> tuple[str, int]:
-    """Keys with their names, in as many rows as needed, at most 3; and the number of rows."""
+def _part_keys(names: Sequence[str], alone: bool) -> list[tuple[str, str]]:
+    """Line and name of several measures in one panel; among several runs a colour is a run's."""
+    words = EPISODES | _WORDS
+    colours = [COLOURS[n % len(COLOURS)] if alone else GREY for n in range(len(names))]
+    named = [words.get(name, name.removeprefix("reward/")) for name in names]
+    return [(_key(colour, n), name) for n, (colour, name) in enumerate(zip(colours, named, strict=True))]
+
+
+def _key(colour: str, dash: int = 0) -> str:
+    return f'<path stroke="{colour}" stroke-width="4"{dashes(dash)} d="M0-7h36"/>'
+
+
+def _run_names(runs: Mapping[str, RunState]) -> str:
+    """In one line above the panels; of several runs with their colours."""
+    ends = [label if len(label) <= 60 else f"…{label[-59:]}" for label in runs]  # a path differs at its end
+    keys = [(_key(COLOURS[r % len(COLOURS)]) if len(runs) > 1 else "", label) for r, label in enumerate(ends)]
+    back = 0 if len(runs) > 1 else 46  # no key, no room for it
+    return f'<g transform="translate({_LEFT - back} 14)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
+
+
+def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> tuple[str, int]:
+    """Keys with their names of at most so many letters, in as many rows as needed, at most 3; the number of rows."""
     drawn, x, row = [], 0.0, 1
     for n, (key, name) in enumerate(entries):
-        name = cut(name, 30)
-        needs = 46 + _LETTER * len(name) + 26
+        name = cut(name, most)
+        needs = 46 + LETTER * len(name) + 20
         more = 150 * (n < len(entries) - 1)  # room for the number of those left out
         if row == 3 and x and x + needs + more > width:
             drawn.append(_entry("", f"and {len(entries) - n} more", x - 46, row))
             break
-        if x and x + needs > width + 26:
+        if x and x + needs > width + 20:
             x, row = 0.0, row + 1
         drawn.append(_entry(key, name, x, row))
         x += needs
@@ -223,58 +204,56 @@ def _legend(entries: Sequence[tuple[str, str]], width: int) -> tuple[str, int]:
 
 
 def _entry(key: str, name: str, x: float, row: int) -> str:
-    place = f"translate({x:.0f} {_ROW * row - 8})"
+    place = f"translate({x:.0f} {ROW * row - 8})"
     return f'<g transform="{place}">{key}<text x="46">{html.escape(name)}</text></g>'
 
 
-def _words(changes: Sequence[Change]) -> str:
+def _of(runs: Mapping[str, RunState], what: str) -> list[tuple[str, Any]]:
+    """(run, flag or change) of all runs."""
+    return [(label, found) for label, run in runs.items() for found in getattr(run, what)]
+
+
+def _marks(runs: Mapping[str, RunState]) -> list[tuple]:
+    """Changes by letter and flags by number, with the look of their lines."""
+    letters = [(step, _letter(n)) for n, (_, (step, _)) in enumerate(_of(runs, "changes"))][-_MARKS:]
+    numbers = [(flag.step, str(n)) for n, (_, flag) in enumerate(_of(runs, "flags"), 1)]
+    return [(letters, "#777", "2 6", False), (numbers, RED, "8 8", True)]
+
+
+def _told(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
+    """Lines with their colours: at most two for each flag and each change."""
+    run = lambda label: f" ({label})" if len(runs) > 1 else ""  # noqa: E731
+    flags = [
+        (f"{n}  {flag.name}{run(label)} since step {flag.step}: {flag.saw}", RED)
+        for n, (label, flag) in enumerate(_of(runs, "flags"), 1)
+    ]
+    changes = [
+        (f"{_letter(n)}  from step {step}{run(label)}: {text}", GREY)
+        for n, (label, (step, text)) in enumerate(_of(runs, "changes"))
+    ]
+    return [
+        (line, colour)
+        for text, colour in flags + changes
+        for line in textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …")
+    ]
+
+
+def _last_changes(runs: Mapping[str, RunState]) -> str:
     """The last changes that fit in one line, oldest first."""
-    told, room = [], int((WIDTH - _LEFT - _RIGHT) / _LETTER)
-    for number in reversed(range(len(changes))):
-        step, text = changes[number]
-        words = f"{letter(number)} from step {step}: {text}"
-        if told and len(words) + 3 > room:
+    found, room = [], _LETTERS
+    for n, (_, (step, text)) in reversed([*enumerate(_of(runs, "changes"))]):
+        words = f"{_letter(n)} from step {step}: {text}"
+        if found and len(words) + 3 > room:
             break
-        told.insert(0, cut(words, room))
-        room -= len(told[0]) + 3
-    return (
-        f'<text x="{_LEFT}" y="{HEIGHT - 16}" fill="#555">{html.escape(" · ".join(told))}</text>'
-        if told
-        else ""
-    )
+        found.insert(0, cut(words, room))
+        room -= len(found[0]) + 3
+    return " · ".join(found)
 
 
-def _path(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:
-    """Relative to the previous point, which is shortest."""
-    moves = [f"{a}{b}" if b < 0 else f"{a} {b}" for a, b in zip(np.diff(x), np.diff(y), strict=True)]
-    if dots:
-        return f"M{x[0]} {y[0]}h0" + "".join(f"m{move}h0" for move in moves)
-    return f"M{x[0]} {y[0]}l{' '.join(moves)}" if moves else f"M{x[0]} {y[0]}"
+def _letter(number: int) -> str:
+    """The name of a change in the chart: a, b, ..., z, a2, b2, ...
 
-
-def _numbers(rows: Sequence[Mapping], name: str) -> np.ndarray:
-    return np.array([row.get(name) for row in rows], dtype=float)  # None becomes NaN
-
-
-def _dash(number: int) -> str:
-    return _DASHES[number % len(_DASHES)]
-
-
-def _dashes(dash: str) -> str:
-    return f' stroke-dasharray="{dash}"' if dash else ""
-
-
-def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Round numbers from low to high, at most so many."""
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
-    sizes = [size * power for size in (1, 2, 2.5, 5, 10, 20, 25, 50)]
-    fitting = [s for s in sizes if (s >= 1 and s % 1 == 0) or not whole]
-    for size in fitting or [1.0]:
-        first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
-        if last - first < most:
-            break
-    return [size * n for n in range(first, last + 1)]
-
-
-def _short(value: float) -> str:
-    return f"{round(value, 6):g}"
+    >>> _letter(0), _letter(27)
+    ('a', 'b2')
+    """
+    return "abcdefghijklmnopqrstuvwxyz"[number % 26] + (str(number // 26 + 1) if number >= 26 else "")

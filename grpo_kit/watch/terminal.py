@@ -7,15 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import has_metrics, read_metrics, run_settings
+from grpo_kit.record.files import has_metrics, run_settings
 from grpo_kit.record.run_lock import is_locked
-from grpo_kit.watch.curves import changes_of
+from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
-from grpo_kit.watch.monitor import read_flags
-from grpo_kit.watch.page import step_line
+from grpo_kit.watch.run_state import RunState, change_line, flag_line
 
 
 class Lines:
@@ -26,52 +23,59 @@ class Lines:
         self._steps: set[int] | None = None  # printed; None: none so far
         self._evaluated: set[int] = set()
         self._flags = self._changes = 0
+        self._seen: tuple = ()
 
     def new(self) -> list[str]:
         """The lines, oldest first; [] while a file is being written."""
+        if (now := signature(self._folder)) == self._seen:
+            return []
         try:
-            table = read_metrics(self._folder)
-            rows = {int(row["step"]): row for row in table.to_dict("records")}
-            flags, changes = read_flags(self._folder), changes_of(self._folder)
+            run = RunState.read(self._folder)
+            total = _steps_asked_for(self._folder, run.rows)
         except (ValueError, OSError):
             return []
-        lines = [*self._of_steps(rows, steps_asked_for(self._folder, table))]
-        lines += [f"From step {step}: {text}" for step, text in changes[self._changes :]]
-        lines += [f"Red flag: {flag}" for flag in flags[self._flags :]]
-        self._flags, self._changes = len(flags), len(changes)
+        self._seen = now
+        lines = [*self._of_steps(run, total)]
+        lines += map(change_line, run.changes[self._changes :])
+        lines += map(flag_line, run.flags[self._flags :])
+        self._flags, self._changes = len(run.flags), len(run.changes)
         return lines
 
-    def _of_steps(self, rows: Mapping[int, Mapping[str, Any]], total: int) -> Iterator[str]:
-        trained = [step for step in sorted(rows) if step > 0]
+    def _of_steps(self, run: RunState, total: int) -> Iterator[str]:
+        trained = [step for step in sorted(run.rows) if step > 0]
         if self._steps is not None:  # a resumed run's repeated steps are printed again
-            self._steps &= set(rows)
+            self._steps &= set(run.rows)
         if self._steps is None:
             shown = trained[len(trained) - min(self._last, len(trained)) :]
             self._steps = {step for step in trained if step not in shown}
-            self._evaluated = {step for step in self._steps if _was_evaluated(rows[step])}
-        for step in sorted(rows):
+            self._evaluated = {step for step in self._steps if held_out_words(run.rows[step])}
+        for step, row in sorted(run.rows.items()):
             if step > 0 and step not in self._steps:
                 self._steps.add(step)
-                yield step_line(rows, step, max(step, total))
-            if _was_evaluated(rows[step]) and step not in self._evaluated:
+                yield run.step_line(step, max(step, total))
+            if step not in self._evaluated and (line := held_out_words(row)):
                 self._evaluated.add(step)
-                yield held_out_words(rows[step])
+                yield line
 
 
-def steps_asked_for(folder: Path, rows: pd.DataFrame) -> int:
+def _steps_asked_for(folder: Path, rows: Mapping[int, Mapping[str, Any]]) -> int:
     """How many steps a run is to have, with later changes of that. rows: its metrics, by which an older run says it."""
     config = (run_settings(folder) or {}).get("config", {})
     if "steps" not in config:
-        done = rows[rows["progress"] > 0].tail(1)
-        return sum(round(step / share) for step, share in zip(done["step"], done["progress"], strict=True))
+        done = [
+            round(step / row["progress"])
+            for step, row in sorted(rows.items())
+            if (row.get("progress") or 0) > 0
+        ]
+        return done[-1] if done else 0
     changes = [change["change"] for change in read_changes(folder) if "change" in change]
     return [config["steps"], *(change["steps"] for change in changes if "steps" in change)][-1]
 
 
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
-    rows = read_metrics(folder) if has_metrics(folder) else ()
-    step, total = (int(rows["step"].iloc[-1]), steps_asked_for(folder, rows)) if len(rows) else (0, 0)
+    run = RunState.read(folder) if has_metrics(folder) else RunState()
+    step, total = run.step, _steps_asked_for(folder, run.rows) if run.rows else 0
     of, done = f" of {total}" if total else "", 0 < total <= step
     going = is_locked(folder)
     if going:
@@ -111,7 +115,3 @@ def _came_to(folder: Path) -> str:
     best = found.get("best_constant")
     what = "strategy has" if measure == "accuracy" else "completion earns"
     return said + (f"; the best constant {what} {words(best[measure])}{unit}." if best else ".")
-
-
-def _was_evaluated(row: Mapping[str, Any]) -> bool:
-    return held_out_words(row) is not None

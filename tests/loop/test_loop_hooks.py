@@ -20,6 +20,7 @@ from grpo_kit.record.control import control, read_changes
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.monitor import read_flags
 from grpo_kit.watch.panel import Panel
+from grpo_kit.watch.run_state import RunState, change_line
 
 
 class Measured:
@@ -174,6 +175,7 @@ def test_answers_reach_the_buttons_under_the_chart(tmp_path, monkeypatch):
     trainer.train()
     begun = [" ".join(text.split()[:2]) for text in said]
     assert begun == ["Paused after", "Going on", "From step", "Refused: group_size=2"], said
+    assert [said[2]] == [*map(change_line, RunState.read(trainer.folder).changes)], "as its folder is read"
 
 
 def test_a_stop_by_the_folder_is_a_stop(tmp_path):

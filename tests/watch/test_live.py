@@ -16,8 +16,10 @@ import nbformat
 import pytest
 
 from grpo_kit.watch import live
+from grpo_kit.watch.chart import RunChart
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch.run_state import RunState
 from tests.made_metrics import completions, rows, run_folder
 from tests.test_display import contrast
 
@@ -33,7 +35,7 @@ from grpo_kit.watch.live import LiveChart
 past = [0.0]  # ten seconds a step go by on this clock
 chart = LiveChart(clock=lambda: time.perf_counter() + past[0])
 drawn, show = [], chart._show_chart
-chart._show_chart = lambda: (drawn.append(max(chart._rows, default=0)), show())
+chart._show_chart = lambda: (drawn.append(chart._run.step), show())
 chart.start(40, None)
 """
 STEPS = """
@@ -92,8 +94,9 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
     assert flags["text/plain"].startswith("1. Red flag: cut off since step 3: 90 %"), "under the chart"
 
     picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(chart["image/png"])))
-    assert picture.shape[1] == 1430 and picture[..., :3].std() > 0.05
-    assert "text/html" not in chart and "<svg" not in str(chart), "the drawing does not stay beside it"
+    assert picture.shape[1] == 1440 and picture[..., :3].std() > 0.05
+    assert "text/html" not in chart and chart["image/svg+xml"].count("<svg") == 1, "one drawing stays"
+    assert "1  cut off since step 3" in chart["image/svg+xml"]
     assert "stopped after 5 min" in progress["text/plain"] and 'value="30" max="40"' in progress["text/html"]
     assert "red flag: cut off since step 3: 90 %" in progress["text/plain"], "the first one is in the line"
     assert "<script>" not in three["text/html"] and "&lt;script&gt;" in three["text/html"]
@@ -103,7 +106,8 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
     assert every_step == "True" and matplotlib_during == "False"
     assert float(share) <= 0.02
 
-    assert [output.output_type for output in plot] == ["execute_result"] and "image/png" in plot[0].data
+    assert [output.output_type for output in plot] == ["execute_result"]
+    assert {"image/svg+xml", "image/png"} < set(plot[0].data)
     assert "application/vnd.jupyter.widget-view+json" in table[0].data and "text/html" in table[0].data
     assert pyplot[0].text == "False\n"
     if killed:
@@ -302,10 +306,10 @@ def test_trouble_in_drawing_warns_once_and_training_goes_on(notebook, chart, clo
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
-def test_the_last_drawing_stays_where_the_whole_chart_fails(notebook, chart, monkeypatch):
+def test_the_last_drawing_stays_where_it_cannot_be_made_a_png(notebook, chart, monkeypatch):
     chart.start(5, None)
     chart.update(rows(1))
-    monkeypatch.setattr(live, "draw", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("grpo_kit.watch.chart.svg_to_png", lambda *_: 1 / 0)
     with pytest.warns(RuntimeWarning, match="division"):
         chart.finish()
     assert "<svg" in notebook.now[1]["text/html"] and "stopped after" in notebook.now[0]["text/plain"]
@@ -334,21 +338,17 @@ def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, 
         clock[0] += 30
         chart.update([{"step": step, "reward": 0.5, "seconds": 30.0 * step - 80}])
     assert chart.line() == "step 6/10  reward 0.50  1 min 7 s left"
-    assert sorted(chart._rows) == [1, 2, 3, 4, 5, 6]
+    assert sorted(chart._run.rows) == [1, 2, 3, 4, 5, 6]
     chart.finish()
     assert notebook.now[0]["text/plain"].endswith("stopped after 1 min 40 s")
 
 
-def test_a_run_that_is_done_is_shown_again_in_full(tmp_path, notebook, chart, clock, monkeypatch):
-    tables = []
-    monkeypatch.setattr(live, "draw", lambda runs, **k: tables.append((runs[""], k)))
-    monkeypatch.setattr(live, "to_png", lambda figure: b"png")
-    chart.start(25, run_folder(tmp_path / "run", 25))
+def test_a_run_that_is_done_is_shown_again_as_plot_run_shows_it(tmp_path, notebook, chart, clock):
+    folder = run_folder(tmp_path / "run", 25)
+    chart.start(25, folder)
     clock[0] += 3
     chart.finish()
-    ((table, options),) = tables
-    assert table["step"].tolist() == list(range(1, 26)) and options["last_step"] == 25
-    assert notebook.now[1]["image/png"] == b"png"
+    assert notebook.now[1]["image/svg+xml"] == RunChart({"": RunState.read(folder)})._repr_svg_()
     assert notebook.now[0]["text/plain"].endswith("done in 4 min 10 s"), (
         "looking at it takes no time of its own"
     )
