@@ -17,7 +17,7 @@ from typing import Any
 import papermill
 
 from benchmarks.main_job_parts import seconds_of_run
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin
+from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import next_run_folder, profile
 
 NOTEBOOKS = {"full": "05_train_full.ipynb", "lora": "06_train_lora.ipynb"}
@@ -68,7 +68,7 @@ def main() -> None:
     cfg = profile(options.profile)
     lora = options.tuning == "lora"
     path = RESULTS / f"main_job_{'lora_' * lora}{cfg.name}.json"
-    saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    saved = read_result(path, runs=[])
     command = (
         f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
         + " --tuning lora" * lora
@@ -81,7 +81,7 @@ def main() -> None:
         row, seconds = run(cfg.name, seed, options.tuning)
         saved["runs"].append(row)
         saved.setdefault("seconds", []).append({"seed": seed} | seconds)
-        path.write_text(json.dumps(saved, indent=2) + "\n")
+        write_result(path, saved)
         print(json.dumps(row), json.dumps(saved["seconds"][-1]), sep="\n", flush=True)
 
 

@@ -10,7 +10,6 @@ Saves benchmarks/results/sandbox_cost.json.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import platform
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.result import RESULTS, command_line, origin
+from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit.sandbox.pool import LauncherError, Pool, interpreter
 
 LIMITS = {"seconds": 20.0, "memory_mb": 256, "output_kb": 64}
@@ -143,7 +142,7 @@ def main() -> None:
         "load average before": round(load, 2),
         "tables": tables,
     }
-    (RESULTS / "sandbox_cost.json").write_text(json.dumps(saved, indent=1) + "\n")
+    save(RESULTS, "sandbox_cost", saved)
     for pool in kinds.values():
         pool.close()
 

@@ -34,7 +34,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from benchmarks.result import RESULTS, command_line, origin
+from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit.record.files import read_completions, read_metrics
 
 INTERVALS = (1, 5, 10, 20)
@@ -193,7 +193,7 @@ def main() -> None:
         "sync": "given" if options.sync_seconds is not None else "one copy of the weights in memory",
         "load average before": load,
     }
-    (RESULTS / "utilisation.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(RESULTS, "utilisation", result)
     show(result)
 
 
