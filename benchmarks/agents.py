@@ -13,7 +13,6 @@ steps (16 of 4 rows x 8 episodes), rate and length are the same.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
+from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from examples.calculator import calculator
 from examples.lookup import lookup
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile
@@ -63,11 +62,8 @@ ARMS = {
     "grid, all actions": Arm("grid", {"actions": None}),
     "grid, whole chat": Arm("grid", {"chat": True}),
     "lookup, goal in every turn": Arm("lookup", {"repeat_goal": True}),
-    "calculator, goal in every turn": Arm("calculator", {"repeat_goal": True}),
-    "lookup, goal and last 2 actions": Arm("lookup", {"chat": False, "repeat_goal": True, "actions": 2}),
     "grid, credit by turn": Arm("grid", {}, {"credit": "return"}),
     "grid, credit by state": Arm("grid", {}, {"credit": "state"}),
-    "calculator, credit by turn": Arm("calculator", {}, {"credit": "return"}),
     "grid, slow": Arm("grid", {}, {}, "slow"),
     "grid, mocked": Arm("grid", {}, {}, "mocked"),
 }
@@ -226,7 +222,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--table", action="store_true", help="print what is saved")
     options = parser.parse_args()
-    saved = json.loads(PATH.read_text()) if PATH.exists() else {"runs": []}
+    saved = read_result(PATH, runs=[])
     if not options.table:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
         for seed in options.seeds:
@@ -243,9 +239,9 @@ def main() -> None:
                 saved = facts | {
                     "weights": WEIGHTS[MODEL],
                     "blind": blind,
-                    "runs": [*saved["runs"], six_digits(made)],
+                    "runs": [*saved["runs"], made],
                 }
-                PATH.write_text(as_text(saved))
+                write_result(PATH, saved)
                 print(
                     name,
                     seed,

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, write_result
 from examples.arithmetic import arithmetic
 from examples.calculator import calculator
 from examples.lookup import lookup
@@ -214,7 +214,7 @@ def main() -> None:
     chosen = list(dict.fromkeys(task for name in options.tasks for task in kinds.get(name, [name])))
     several = "_turns" if set(chosen) <= set(TURNS) else ""
     path = RESULTS / f"base_rates_{name}{several}.json"
-    saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
+    saved = read_result(path, tasks={})
     if options.show:
         print(shown(saved))
         return
@@ -242,7 +242,7 @@ def main() -> None:
         saved["tasks"][task] = found
         print(task, json.dumps(found), flush=True)
         if not smoke:
-            path.write_text(json.dumps(saved, indent=2) + "\n")
+            write_result(path, saved)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,34 @@
 """What a decode step costs on a CPU by the number of rows, beside the floor, and where the time of a step goes.
 
     python -m benchmarks.decode
-    python -m benchmarks.decode --rows 1 32 --before ../an_older_checkout
+    python -m benchmarks.decode --rows 1 32
 
 Rows are completions of up to four prompts of 160 to 350 tokens, sampled at temperature 1. A step is the time between
-two calls of the sampler; --before measures another checkout of the kit in turn, in processes of its own. The floor is
-the larger of weight bytes / bandwidth and 2 x parameters x rows / peak FLOP/s, both measured in the same run;
-attention is not in it. The profile is torch's own time by operator at the largest number of rows up to 32. The least
-and the median of all steps are given: on a busy machine the least says more. "rollouts" are whole ones, prompts
-included, of what has little or nothing to share: few rows, prompts of their own, LoRA, a tiny model. Writes
-results/decode.json.
+two calls of the sampler. The floor is the larger of weight bytes / bandwidth and 2 x parameters x rows / peak FLOP/s,
+both measured in the same run; attention is not in it. The profile is torch's own time by operator at the largest
+number of rows up to 32. The least and the median of all steps are given: on a busy machine the least says more.
+"rollouts" are whole ones, prompts included, of what has little or nothing to share: few rows, prompts of their own,
+LoRA, a tiny model. Writes results/decode.json.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, save
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from benchmarks.step.floor import device_peaks
+from grpo_kit.models import load_policy
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.sampling import Sampler
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 LENGTHS = (160, 350, 220, 280)
@@ -36,63 +41,68 @@ ROLLOUTS = {
     "4 prompts, 8 completions each, LoRA": (4, 8, None, "lora"),
     "4 prompts, 8 completions each, a tiny model": (4, 8, "tiny-random", "full"),
 }
-# Runs in another process, on whatever checkout lies in its folder.
-MEASURE = """
-import json, os, sys, time, torch
-from transformers import GenerationConfig
-from grpo_kit.models import load_policy
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.sampling import Sampler
-asked = json.loads(sys.argv[1])
-torch.set_num_threads(asked["threads"])
-model, _ = load_policy(asked["model"], quiet=True)
-model.eval()
-clock, inner = [], Sampler.__call__
-def timed(self, *args, **kwargs):
-    clock.append(time.perf_counter())
-    return inner(self, *args, **kwargs)
-Sampler.__call__ = timed
-draw = torch.Generator().manual_seed(0)
-vocabulary = model.config.vocab_size
-config = GenerationConfig(
-    max_new_tokens=asked["tokens"], do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0
-)
-def prompts(rows):
-    lengths = asked["lengths"][:rows]
-    some = [torch.randint(20, vocabulary - 20, (n,), generator=draw).tolist() for n in lengths]
-    return [some[row * len(some) // rows] for row in range(rows)]
-found = {}
-for rows in asked["rows"]:
-    clock.clear()
-    RolloutEngine(model).generate(prompts(rows), config, seed=0)
-    found[rows] = [b - a for a, b in zip(clock[1:], clock[2:])]
-whole = {}
-for name, (prompts_, completions, other, tuning) in asked["rollouts"].items():
-    policy, _ = load_policy(other or asked["model"], tuning=tuning, quiet=True)
-    engine, seconds = RolloutEngine(policy.eval()), []
-    for _ in range(4):
-        lengths = [asked["lengths"][i % len(asked["lengths"])] for i in range(prompts_)]
-        own = [torch.randint(20, vocabulary - 20, (n,), generator=draw).tolist() for n in lengths]
-        start = time.perf_counter()
-        engine.generate([ids for ids in own for _ in range(completions)], config, seed=0)
-        seconds.append(time.perf_counter() - start)
-    whole[name] = seconds[1:]
-profile = {}
-if asked["profile"]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        RolloutEngine(model).generate(prompts(asked["profile"]), config, seed=0)
-    for event in profiler.key_averages():
-        profile[event.key] = [event.self_cpu_time_total / 1e3, event.count]
-print(json.dumps({"steps": found, "rollouts": whole, "profile": profile, "parameters": model.num_parameters()}))
-"""
 
 
-def measure(kit: Path, **asked: object) -> dict:
-    """Seconds of each step by rows, and milliseconds and calls by operator, of the kit in this checkout."""
-    environment = os.environ | {"PYTHONPATH": str(kit)}
-    how = {"cwd": kit, "env": environment, "capture_output": True, "text": True, "check": True}
-    done = subprocess.run([sys.executable, "-c", MEASURE, json.dumps(asked)], **how)
-    return json.loads(done.stdout.splitlines()[-1])
+@contextmanager
+def sampler_clock() -> Iterator[list[float]]:
+    """A list that gets the time of each call of the sampler, inside."""
+    clock, inner = [], Sampler.__call__
+
+    def timed(self: Sampler, *args: Any, **kwargs: Any) -> Any:
+        clock.append(time.perf_counter())
+        return inner(self, *args, **kwargs)
+
+    Sampler.__call__ = timed
+    try:
+        yield clock
+    finally:
+        Sampler.__call__ = inner
+
+
+class Measure:
+    """The engine's steps and rollouts on random tokens; every call samples other prompts of the same lengths."""
+
+    def __init__(self, model: str, tokens: int) -> None:
+        self.name, self.model = model, load_policy(model, quiet=True)[0].eval()
+        self._draw, self._vocabulary = torch.Generator().manual_seed(0), self.model.config.vocab_size
+        self._config = GenerationConfig(
+            max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0
+        )
+
+    def _prompts(self, n: int) -> list[list[int]]:
+        lengths = [LENGTHS[i % len(LENGTHS)] for i in range(n)]
+        return [
+            torch.randint(20, self._vocabulary - 20, (n,), generator=self._draw).tolist() for n in lengths
+        ]
+
+    def sample(self, rows: int) -> None:
+        """One rollout of `rows` completions of up to four prompts."""
+        some = self._prompts(min(rows, len(LENGTHS)))
+        prompts = [some[row * len(some) // rows] for row in range(rows)]
+        RolloutEngine(self.model).generate(prompts, self._config, seed=0)
+
+    def steps(self, rows: int) -> list[float]:
+        """Seconds of each decode step but the first."""
+        with sampler_clock() as clock:
+            self.sample(rows)
+        return [later - earlier for earlier, later in pairwise(clock[1:])]
+
+    def rollouts(self, prompts: int, completions: int, other: str | None, tuning: str) -> list[float]:
+        """Seconds of three whole rollouts, after one that warms up."""
+        policy, _ = load_policy(other or self.name, tuning=tuning, quiet=True)
+        engine, seconds = RolloutEngine(policy.eval()), []
+        for _ in range(4):
+            rows = [ids for ids in self._prompts(prompts) for _ in range(completions)]
+            start = time.perf_counter()
+            engine.generate(rows, self._config, seed=0)
+            seconds.append(time.perf_counter() - start)
+        return seconds[1:]
+
+    def profile(self, rows: int) -> dict[str, list[float]]:
+        """Operator -> [milliseconds, calls] of one rollout, by torch's profiler."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            self.sample(rows)
+        return {e.key: [e.self_cpu_time_total / 1e3, e.count] for e in profiler.key_averages()}
 
 
 def shares(profile: dict[str, list[float]], least: float = 0.01) -> dict[str, dict[str, float]]:
@@ -115,52 +125,39 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--before", type=Path, help="another checkout of the kit, measured in turn")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     load = os.getloadavg()[0]
-    kits = {"before": options.before.resolve()} if options.before else {}
-    kits["now"] = ROOT
-    steps: dict[str, dict[str, list[float]]] = {who: {} for who in kits}
-    rollouts: dict[str, dict[str, list[float]]] = {who: {} for who in kits}
-    profiles = {}
-    asked = {name: getattr(options, name) for name in ("rows", "tokens", "threads", "model")}
-    asked |= {"lengths": LENGTHS, "rollouts": ROLLOUTS}
-    for number in range(options.rounds):
-        for who, kit in kits.items():
-            wanted = max((n for n in options.rows if n <= 32), default=0) if not number else 0
-            said = measure(kit, **asked, profile=wanted)
-            for all_of, some in ((steps, said["steps"]), (rollouts, said["rollouts"])):
-                for name, seconds in some.items():
-                    all_of[who].setdefault(name, []).extend(seconds)
-            profiles |= {who: shares(said["profile"])} if wanted else {}
-    peaks = device_peaks(False, torch.float32)
+    measure = Measure(options.model, options.tokens)
+    steps: dict[int, list[float]] = {rows: [] for rows in options.rows}
+    rollouts: dict[str, list[float]] = {name: [] for name in ROLLOUTS}
+    for _ in range(options.rounds):
+        for rows, seconds in steps.items():
+            seconds += measure.steps(rows)
+        for name, seconds in rollouts.items():
+            seconds += measure.rollouts(*ROLLOUTS[name])
+    profiled = max((n for n in options.rows if n <= 32), default=None)
+    peaks, parameters = device_peaks(False, torch.float32), measure.model.num_parameters()
     floors = {
-        rows: 1e3 * said["parameters"] * max(4 / peaks["bytes/s"], 2 * rows / peaks["FLOP/s"])
+        rows: 1e3 * parameters * max(4 / peaks["bytes/s"], 2 * rows / peaks["FLOP/s"])
         for rows in options.rows
     }
-    command = "python -m benchmarks.decode" + " --before <a checkout>" * bool(options.before)
-    result = origin(command, "torch", "transformers", "peft")
+    result = origin("python -m benchmarks.decode", "torch", "transformers", "peft")
     result |= {"weights": WEIGHTS.get(options.model, options.model), "threads": options.threads, "seed": 0}
-    result |= {"n": {who: len(steps[who][str(options.rows[0])]) for who in steps}, "unit": "ms a step"}
+    result |= {"n": len(steps[options.rows[0]]), "unit": "ms a step"}
     result |= {"load average before": load, "peaks": peaks, "floor": floors}
-    for who, by_rows in steps.items():
-        result[who] = {rows: _least_and_median(s, 1e3) for rows, s in by_rows.items()}
-    result["seconds of a rollout"] = {
-        who: {name: _least_and_median(s) for name, s in by_name.items()} for who, by_name in rollouts.items()
-    }
-    result["profile"] = profiles
+    result["now"] = {rows: _least_and_median(seconds, 1e3) for rows, seconds in steps.items()}
+    result["seconds of a rollout"] = {name: _least_and_median(s) for name, s in rollouts.items()}
+    result["profile"] = shares(measure.profile(profiled)) if profiled else {}
     print(save(options.out, "decode", result))
     for rows in options.rows:
-        cells = [
-            f"{who} {result[who][str(rows)]['least']:6.1f} (median {result[who][str(rows)]['median']:6.1f})"
-            for who in kits
-        ]
-        print(f"{rows:3} rows  floor {floors[rows]:5.1f}  " + "  ".join(cells))
-    for name in ROLLOUTS:
-        cells = [f"{who} {result['seconds of a rollout'][who][name]['median']:.3f} s" for who in kits]
-        print(f"{name}: " + "  ".join(cells))
+        found = result["now"][rows]
+        print(
+            f"{rows:3} rows  floor {floors[rows]:5.1f}  {found['least']:6.1f} (median {found['median']:6.1f})"
+        )
+    for name, found in result["seconds of a rollout"].items():
+        print(f"{name}: {found['median']:.3f} s")
 
 
 def _least_and_median(values: list[float], times: float = 1) -> dict[str, float]:

@@ -14,7 +14,6 @@ temperature 1; and how far the sampled tokens' log-probabilities with and withou
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from dataclasses import replace
@@ -26,7 +25,7 @@ import torch
 from transformers import set_seed
 
 from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent, share
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
+from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, profile
 from grpo_kit.engine.episode_sample import fast_episodes
 from grpo_kit.episodes import EpisodeTask
@@ -170,7 +169,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="print what is saved")
     options = parser.parse_args()
-    saved = json.loads(PATH.read_text()) if PATH.exists() else {"runs": []}
+    saved = read_result(PATH, runs=[])
     if not options.table:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
         for seed, arm in ((seed, arm) for seed in options.seeds for arm in options.arms):
@@ -179,8 +178,8 @@ def main() -> None:
             made = run(arm, seed, next((r["before"] for r in saved["runs"]), None))
             facts = origin("python -m benchmarks.hinted", "torch", "transformers")
             made["date"] = facts["date"]
-            saved = facts | {"weights": WEIGHTS[MODEL], "runs": [*saved["runs"], six_digits(made)]}
-            PATH.write_text(as_text(saved))
+            saved = facts | {"weights": WEIGHTS[MODEL], "runs": [*saved["runs"], made]}
+            write_result(PATH, saved)
             print(arm, seed, fmean(share(made["after"]["without"])), flush=True)
     print(table(saved))
 

@@ -1,11 +1,10 @@
 """How fresh the live chart is, and what it costs: in a real Jupyter kernel, over runs of three lengths.
 
-    python -m benchmarks.live_chart --before 92c9213
+    python -m benchmarks.live_chart
 
 Steps take no time: a clock is put forward by what a step would take, and adds the processor time that the display
 really spends, so that 100 steps of a minute are measured in seconds. Each run is told the same rows (7 measures, 3
-parts) and 32 completions a step, and is repeated, each time in a new kernel. --before: a commit whose display is
-measured the same way, beside that of the working tree.
+parts) and 32 completions a step, and is repeated, each time in a new kernel.
 
 Writes benchmarks/results/live_chart.json; for each run and repeat
     first picture        seconds from the end of step 1 to the first picture that shows it; null: none before the end
@@ -18,14 +17,9 @@ Writes benchmarks/results/live_chart.json; for each run and repeat
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import statistics
-import subprocess
-import tarfile
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import nbclient
@@ -85,9 +79,9 @@ print("RESULT", json.dumps({"ends": ends, "pictures": early, "spent": spent, "ov
 """
 
 
-def measure(steps: int, seconds: float, folder: Path = ROOT) -> dict[str, Any]:
-    """One run in a new kernel, with the display of the grpo_kit in `folder`; see the module for what it gives."""
-    code = f"FOLDER, STEPS, SECONDS = {str(folder)!r}, {steps}, {seconds}\n{KERNEL}"
+def measure(steps: int, seconds: float) -> dict[str, Any]:
+    """One run in a new kernel; see the module for what it gives."""
+    code = f"FOLDER, STEPS, SECONDS = {str(ROOT)!r}, {steps}, {seconds}\n{KERNEL}"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     cells = nbclient.NotebookClient(notebook, timeout=300).execute().cells
     said = "".join(output["text"] for output in cells[0].outputs if output.output_type == "stream")
@@ -130,28 +124,16 @@ def meets(found: dict[str, Any]) -> bool:
 def main() -> None:
     """Measure, print and save."""
     parser = command_line(__doc__)
-    parser.add_argument("--before", help="a commit to compare with")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    command = f"python -m benchmarks.live_chart --before {options.before} --repeats {options.repeats}"
+    command = f"python -m benchmarks.live_chart --repeats {options.repeats}"
     result = origin(command, "ipykernel", "matplotlib", "nbclient") | {"n": options.repeats, "runs": []}
-    with tempfile.TemporaryDirectory() as old:
-        if options.before:
-            files = subprocess.run(
-                ["git", "archive", options.before, "grpo_kit"], cwd=ROOT, check=True, capture_output=True
-            )
-            tarfile.open(fileobj=io.BytesIO(files.stdout)).extractall(old, filter="data")
-        for which, folder in [("before", Path(old))] * bool(options.before) + [("after", ROOT)]:
-            for steps, seconds in RUNS:
-                repeats = [measure(steps, seconds, folder) for _ in range(options.repeats)]
-                run = {
-                    "display": which,
-                    "run": f"{steps} x {seconds} s",
-                    "meets all three": all(map(meets, repeats)),
-                }
-                result["runs"].append(run | {"repeats": repeats})
-                share = statistics.median(r["share"] for r in repeats)
-                print(run, f"share {share:.2%}", repeats[0], flush=True)
+    for steps, seconds in RUNS:
+        repeats = [measure(steps, seconds) for _ in range(options.repeats)]
+        run = {"run": f"{steps} x {seconds} s", "meets all three": all(map(meets, repeats))}
+        result["runs"].append(run | {"repeats": repeats})
+        share = statistics.median(r["share"] for r in repeats)
+        print(run, f"share {share:.2%}", repeats[0], flush=True)
     print(save(RESULTS, "live_chart", result))
 
 

@@ -2,25 +2,22 @@
 
     python -m benchmarks.main_job --seeds 0 1 2
     python -m benchmarks.main_job --seeds 0 1 2 --tuning lora        # notebook 06, into main_job_lora_<profile>.json
-    python -m benchmarks.main_job --seeds 0 1 2 --before ../an_older_checkout
 
 Writes benchmarks/results/main_job_<profile>.json: hardware, weights, versions, date, and one row a run with the
 held-out accuracy before and after (Wilson 95 %), the best constant strategy, steps, minutes and peak memory; under
-"seconds" the same runs' seconds by part (main_job_parts.py). With --before another checkout's notebook and code are run
-in turn with these, every seed anew, into results/main_job_before_<profile>.json, each row with its "code".
+"seconds" the same runs' seconds by part (main_job_parts.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import papermill
 
 from benchmarks.main_job_parts import seconds_of_run
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin
+from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import next_run_folder, profile
 
 NOTEBOOKS = {"full": "05_train_full.ipynb", "lora": "06_train_lora.ipynb"}
@@ -31,20 +28,18 @@ def interval(result: dict) -> str:
     return f"{result['accuracy']:.1%} [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
 
 
-def run(
-    kit: Path, profile_name: str, seed: int, tuning: str = "full"
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """One seed of this checkout's notebook, with its code: the row of the table, and the seconds by part."""
+def run(profile_name: str, seed: int, tuning: str = "full") -> tuple[dict[str, Any], dict[str, float]]:
+    """One seed of the notebook: the row of the table, and the seconds by part."""
     name = f"main_job_{'lora_' * (tuning == 'lora')}{profile_name}_seed{seed}"
     folder = next_run_folder(ROOT / "runs", name).resolve()
     folder.mkdir(parents=True)
-    os.environ |= {"KIT_RUN_FOLDER": str(folder), "PYTHONPATH": str(kit)}  # the kernel inherits them
+    os.environ |= {"KIT_RUN_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}  # the kernel inherits them
     executed = folder / NOTEBOOKS[tuning]
     papermill.execute_notebook(
-        kit / "notebooks" / NOTEBOOKS[tuning],
+        ROOT / "notebooks" / NOTEBOOKS[tuning],
         executed,
         parameters={"PROFILE": profile_name, "SEED": seed},
-        cwd=kit / "notebooks",
+        cwd=ROOT / "notebooks",
         kernel_name="python3",
         progress_bar=False,
     )
@@ -64,35 +59,30 @@ def run(
 
 
 def main() -> None:
-    """Run and save; a table that exists is extended, seeds it already has are not run again (but with --before)."""
+    """Run and save; a table that exists is extended, seeds it already has are not run again."""
     parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--profile", default="cpu")
     parser.add_argument("--tuning", choices=NOTEBOOKS, default="full")
-    parser.add_argument("--before", type=Path, help="another checkout of the kit, run in turn")
     options = parser.parse_args()
     cfg = profile(options.profile)
     lora = options.tuning == "lora"
-    path = RESULTS / f"main_job_{'lora_' * lora}{'before_' if options.before else ''}{cfg.name}.json"
-    saved = json.loads(path.read_text()) if path.exists() and not options.before else {"runs": []}
+    path = RESULTS / f"main_job_{'lora_' * lora}{cfg.name}.json"
+    saved = read_result(path, runs=[])
     command = (
         f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
         + " --tuning lora" * lora
     )
-    saved |= origin(command + " --before <a checkout>" * bool(options.before), "torch", "transformers")
+    saved |= origin(command, "torch", "transformers")
     saved |= {"weights": WEIGHTS.get(cfg.model, cfg.model)}
-    kits = {"before": options.before.resolve(), "now": ROOT} if options.before else {"now": ROOT}
     for seed in options.seeds:
         if any(run["seed"] == seed for run in saved["runs"]):
             continue
-        for code, kit in kits.items():
-            who = {"code": code} if options.before else {}
-            row, seconds = run(kit, cfg.name, seed, options.tuning)
-            saved["runs"].append(who | row)
-            saved.setdefault("seconds", []).append({"seed": seed} | who | seconds)
-            path.write_text(json.dumps(saved, indent=2) + "\n")
-            print(json.dumps(saved["runs"][-1]), flush=True)
-            print(json.dumps(saved["seconds"][-1]), flush=True)
+        row, seconds = run(cfg.name, seed, options.tuning)
+        saved["runs"].append(row)
+        saved.setdefault("seconds", []).append({"seed": seed} | seconds)
+        write_result(path, saved)
+        print(json.dumps(row), json.dumps(saved["seconds"][-1]), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Unverified: what CUDA adds (kernels' workspaces, the allocator's fragmentation, 
 from __future__ import annotations
 
 import gc
-import json
 import threading
 import time
 import weakref
@@ -33,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM
 
-from benchmarks.result import RESULTS, command_line, origin
+from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit import load_policy, profile
 from grpo_kit.memory.activations import chunk_bytes
 from grpo_kit.memory.plan import plan_memory
@@ -272,7 +271,7 @@ def main() -> None:
         "real tensors on the CPU": real,
         "fake tensors": fake,
     }
-    (RESULTS / "memory_cpu.json").write_text(json.dumps(result, indent=2) + "\n")
+    save(RESULTS, "memory_cpu", result)
 
 
 if __name__ == "__main__":

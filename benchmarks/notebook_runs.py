@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import RESULTS, WEIGHTS, as_text, command_line, origin, six_digits
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, write_result
 from grpo_kit import lab
 
 MODEL = "smollm2-135m-instruct"
@@ -78,7 +78,7 @@ def main() -> None:
     command = f"python -m benchmarks.notebook_runs runs/{folder.name}"
     said = origin(command, "torch", "transformers", "trl") | {"weights": WEIGHTS[MODEL]}
     path = RESULTS / f"{kind_of(folder)}_{MODEL}.json"
-    path.write_text(as_text(six_digits(said | {"runs": runs_of(folder)})), encoding="utf-8")
+    write_result(path, said | {"runs": runs_of(folder)})
     print(path)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import papermill
 
-from benchmarks.result import RESULTS, ROOT, command_line, origin
+from benchmarks.result import RESULTS, ROOT, command_line, origin, read_result, write_result
 from grpo_kit import profile
 
 NOTEBOOK = "16_on_your_card.ipynb"
@@ -127,7 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     name = options.name or options.model or profile(options.profile).model.partition("/")[2].lower()
     path = RESULTS / f"on_your_card_{options.task}_{name}.json"
-    saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    saved = read_result(path, runs=[])
     for tuning in options.tunings:
         how = settings(options, tuning)
         for seed in options.seeds:
@@ -138,7 +138,7 @@ def main() -> None:
             facts = origin(f"{command} --model {name}, and a row's settings", "torch", "transformers")
             made = row(run(options, tuning, seed), how) | {"date": facts["date"]}
             saved = facts | {"weights": options.weights or name, "runs": [*saved["runs"], made]}
-            path.write_text(json.dumps(saved, indent=2) + "\n")
+            write_result(path, saved)
             print(json.dumps(saved["runs"][-1]), flush=True)
 
 

@@ -19,7 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which othe
 
 import torch
 
-from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from grpo_kit.optim.rounding import ARMS, update_survival
 
 MODEL = "smollm2-135m-instruct"
@@ -95,7 +95,7 @@ def main() -> None:
         "flashoptim": "its kernels under Triton's interpreter on a CPU" if flash else "not run",
         "tables": {title: json.loads(table.to_json(orient="records")) for title, table in tables.items()},
     }
-    (RESULTS / "precision.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(RESULTS, "precision", result)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ the file stay; each names its own command and date, the file those of the last r
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.result import RESULTS, WEIGHTS, command_line, origin
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, write_result
 from examples.arithmetic import arithmetic
 from grpo_kit import load_policy, profile, tasks
 from grpo_kit.evaluation.lengths import length_probe
@@ -94,7 +93,7 @@ def main() -> None:
     model, tokenizer = load_policy(profile("smoke").model if smoke else options.model, quiet=True)
     name = options.name or Path(options.model).name.lower()
     path = RESULTS / f"readiness_{name}.json"
-    saved = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
+    saved = read_result(path, tasks={})
     saved |= origin(command_of(name, options.task, options), "torch", "transformers")
     saved |= {"weights": options.weights or WEIGHTS.get(options.model, name), "seed": options.seed}
     for task in options.task:
@@ -102,7 +101,7 @@ def main() -> None:
         saved["tasks"][task] = found | {"command": command_of(name, [task], options), "date": saved["date"]}
         print(task, *found["readiness"]["right"], flush=True)
         if not smoke:
-            path.write_text(json.dumps(saved, ensure_ascii=False) + "\n")
+            write_result(path, saved)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def laboratory() -> pd.DataFrame:
     table = pd.DataFrame(_runs())
     rows = []
     for family in FAMILIES.values():
-        first = _FIRST.get(next(iter(family)), next(iter(family)))
+        first = _FIRST.get(family[0], family[0])
         control = table.loc[table["arm"] == first, "accuracy"].mean()
         for arm in family:
             runs = table[table["arm"] == arm]

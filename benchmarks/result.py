@@ -66,11 +66,21 @@ def as_text(result: dict) -> str:
     return flat + "\n"
 
 
+def read_result(path: Path, **nothing: Any) -> dict[str, Any]:
+    """What an earlier call wrote there, to go on with; `nothing` where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else nothing
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """The result, its numbers to six digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_text(six_digits(result)), encoding="utf-8")
+
+
 def save(folder: Path, name: str, result: dict[str, Any]) -> Path:
-    """Write the result, its numbers to six digits, to `result_path`, and return that."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """`write_result` to `result_path`, and return that."""
     path = result_path(folder, name, result["hardware"])
-    path.write_text(as_text(six_digits(result)))
+    write_result(path, result)
     return path
 
 

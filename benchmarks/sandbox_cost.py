@@ -10,18 +10,16 @@ Saves benchmarks/results/sandbox_cost.json.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import platform
-import statistics
 import subprocess
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.result import RESULTS, command_line, origin
+from benchmarks.result import RESULTS, command_line, origin, save, spread
 from grpo_kit.sandbox.pool import LauncherError, Pool, interpreter
 
 LIMITS = {"seconds": 20.0, "memory_mb": 256, "output_kb": 64}
@@ -39,10 +37,10 @@ def in_turn(arms: dict[str, Callable[[], object]], rounds: int) -> dict[str, dic
                 seconds[name].append(time.perf_counter() - started)
     table = {}
     for name, values in seconds.items():
-        low, middle, high = (1000 * value for value in statistics.quantiles(values, n=4))
+        found = {part: round(1000 * value, 2) for part, value in spread(values).items()}
         table[name] = {
-            "median_ms": round(middle, 2),
-            "quartiles_ms": [round(low, 2), round(high, 2)],
+            "median_ms": found["median"],
+            "quartiles_ms": [found["q1"], found["q3"]],
             "n": len(values),
         }
     return table
@@ -126,7 +124,7 @@ def main() -> None:
                 for start in range(0, size, mmap.PAGESIZE):
                     memory[start] = 1  # each page is there
             title = f"beside a parent of {resident_gib():.2f} GiB, {half} time"
-            tables[title] = in_turn(arms_beside(), options.rounds // 2)
+            tables[title] = in_turn(arms_beside(), max(1, options.rounds // 2))
             show(title[0].upper() + title[1:], tables[title])
             if large:
                 memory.close()
@@ -143,7 +141,7 @@ def main() -> None:
         "load average before": round(load, 2),
         "tables": tables,
     }
-    (RESULTS / "sandbox_cost.json").write_text(json.dumps(saved, indent=1) + "\n")
+    save(RESULTS, "sandbox_cost", saved)
     for pool in kinds.values():
         pool.close()
 

@@ -17,7 +17,6 @@ train: held-out success, served as it is served, of models trained on what is se
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -31,7 +30,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, share
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, as_text, command_line, origin, six_digits
+from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from examples.calculator import calculator
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile, roundtrip_drift
 from grpo_kit.episodes import Episode, EpisodeTask
@@ -318,12 +317,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what is saved")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
-    saved = json.loads(PATH.read_text()) if PATH.exists() else {}
+    saved = read_result(PATH)
 
     def keep(**new: Any) -> None:
         facts = origin("python -m benchmarks.thinking gap, drift, train", "torch", "trl")
-        saved.update(facts | {"weights": f"{WEIGHTS[MODEL]}, taught to think by SFT"} | six_digits(new))
-        PATH.write_text(as_text(saved))
+        saved.update(facts | {"weights": f"{WEIGHTS[MODEL]}, taught to think by SFT"} | new)
+        write_result(PATH, saved)
 
     if options.what == "gap":
         model, tokenizer = taught()

@@ -287,7 +287,7 @@ def measure(arm: str, options: argparse.Namespace) -> dict[str, Any]:
     tokenizer.chat_template = TEMPLATE.read_text()
     with tempfile.TemporaryDirectory() as folder:
         trainer = (make_trl if arm == "trl" else make_kit)(model, tokenizer, folder, options)
-        watch = Watch(TokenCount(model, split_prefill=True))
+        watch = Watch(TokenCount(model))
         heads = trl_arms.heads if arm == "trl" else arms.heads
         load = OtherLoad()
         load.start()

@@ -28,14 +28,13 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from datetime import date
 from itertools import accumulate, product
 from pathlib import Path
 
 import pandas as pd
 import torch
 
-from benchmarks.result import RESULTS, command_line
+from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit.record.files import read_completions, read_metrics
 
 INTERVALS = (1, 5, 10, 20)
@@ -185,7 +184,7 @@ def main() -> None:
     step = json.loads(options.phases.read_text())
     sync = options.sync_seconds if options.sync_seconds is not None else copy_seconds()
     result = measure(step, options.arm, options.run, sync)
-    result |= {
+    result |= origin("python -m benchmarks.utilisation", "torch") | {
         "published": PUBLISHED,
         "nearest to published": nearest_to_published(),
         "phases from": options.phases.name,
@@ -193,9 +192,8 @@ def main() -> None:
         "hardware": step["hardware"],
         "sync": "given" if options.sync_seconds is not None else "one copy of the weights in memory",
         "load average before": load,
-        "date": date.today().isoformat(),
     }
-    (RESULTS / "utilisation.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(RESULTS, "utilisation", result)
     show(result)
 
 

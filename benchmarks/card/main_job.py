@@ -6,7 +6,6 @@ python -m benchmarks.card.main_job OUT.json
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 import grpo_kit as kit
+from benchmarks.result import command_line
 
 KINDS = (
     ("float32", "none", "full", "adamw"),
@@ -21,8 +21,12 @@ KINDS = (
     ("bfloat16", "bfloat16", "full", "adamw-8bit-split"),
 )
 
-if __name__ == "__main__":
-    rows = []
+
+def main() -> None:
+    """Train and evaluate what KINDS has, seeds 0 to 2 each; saved after each run."""
+    parser = command_line(__doc__)
+    parser.add_argument("out", type=Path)
+    out, rows = parser.parse_args().out, []
     for (dtype, autocast, tuning, optimizer), seed in ((kind, seed) for kind in KINDS for seed in range(3)):
         cfg = kit.profile("cpu", seed=seed)
         task = cfg.make_task()
@@ -48,4 +52,8 @@ if __name__ == "__main__":
         row |= {"after": kit.evaluate(model, tokenizer, task, batch_size=256).strict.value}
         rows.append(row)
         print(row, flush=True)
-        Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n")
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,35 +8,46 @@ Arms and work are those of benchmarks.step, weights random in Qwen2.5-1.5B's sha
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from benchmarks.card.decode import CAP_GIB
+from benchmarks.card.decode import capped_card
+from benchmarks.result import command_line
 from benchmarks.step import arms
 from benchmarks.step.setup import Setup
-from benchmarks.step.sizes import SIZES, random_weights
+from benchmarks.step.sizes import SIZES, WORKLOADS, random_weights
 from benchmarks.step.workload import make_workload
 
-if __name__ == "__main__":
-    arm, kind, tuning, optimizer, out = sys.argv[1:]
-    card = torch.cuda.get_device_properties(0)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_GIB * 2**30 / card.total_memory))
+
+def main() -> None:
+    """Measure, save, print."""
+    parser = command_line(__doc__)
+    parser.add_argument("arm", choices=arms.ARMS)
+    parser.add_argument("kind", choices=[kind for kind in WORKLOADS if kind not in ("main-job", "think")])
+    parser.add_argument("tuning", choices=("full", "lora"))
+    parser.add_argument("optimizer", help="of the kit's Config, such as adamw or adamw-8bit-split")
+    parser.add_argument("out", type=Path)
+    asked = parser.parse_args()
+    name = capped_card()
     torch.manual_seed(0)
     Config = arms.Config
-    arms.Config = lambda **fields: Config(**fields | {"optimizer": optimizer})
-    model, tokenizer = random_weights(tuning, "bfloat16")
-    work = make_workload(tokenizer, SIZES["gpu"].shape(kind), 0)
+    arms.Config = lambda **fields: Config(**fields | {"optimizer": asked.optimizer})
+    model, tokenizer = random_weights(asked.tuning, "bfloat16")
+    work = make_workload(tokenizer, SIZES["gpu"].shape(asked.kind), 0)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     setup = Setup(model, tokenizer, work, cuda=True, bf16=True, warmup=2, tuned=(4, False))
-    found = asdict(arms.measure(arm, setup, say=print))
+    found = asdict(arms.measure(asked.arm, setup, say=print))
     found["work done"] = found.pop("completion_ids") == work.completion_ids
     for name in ("rewards", "timeline"):
         found.pop(name)
-    found |= {"arm": arm, "kind": kind, "tuning": tuning, "optimizer": optimizer, "device": card.name}
+    found |= {key: value for key, value in vars(asked).items() if key != "out"} | {"device": name}
     found["reserved ever"] = torch.cuda.max_memory_reserved() / 2**30
-    Path(out).write_text(json.dumps(found, indent=1) + "\n")
+    asked.out.write_text(json.dumps(found, indent=1) + "\n")
     print(found)
+
+
+if __name__ == "__main__":
+    main()

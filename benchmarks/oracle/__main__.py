@@ -1,7 +1,6 @@
 """The oracle: compare the loop with what is on record of TRL's losses and of the trainer before it, or record anew.
 
     python -m benchmarks.oracle --compare                # losses, steps, accuracy; exit code 1 if anything differs
-    python -m benchmarks.oracle --compare --part seconds --before ../an_older_checkout
     python -m benchmarks.oracle --record --part losses   # TRL's, of the version that is installed
 
 Another implementation is compared by its own callable: see benchmarks/oracle/README.md. The record is in
@@ -24,7 +23,6 @@ from benchmarks.oracle.cases import BATCH, FOLDER, all_cases, make_batch
 from benchmarks.oracle.compare import Difference, table
 from benchmarks.oracle.loop import Packed, loop_loss, loop_steps
 from benchmarks.oracle.losses import compare_losses, record_case, recorded, save_losses
-from benchmarks.oracle.seconds import WORKLOADS, check_seconds, record_seconds
 from benchmarks.oracle.steps import compare_steps
 from benchmarks.oracle.textbook import textbook_loss
 from benchmarks.result import command_line, origin
@@ -66,9 +64,7 @@ PARTS = {
     "losses": (record_losses, check_losses),
     "steps": (None, check_steps),  # the trainer that was recorded is gone
     "accuracy": (record_accuracy, check_accuracy),
-    "seconds": (record_seconds, check_seconds),
 }
-QUICK = ("losses", "steps", "accuracy")  # the parts that are taken where none is named
 
 
 def main() -> int:
@@ -78,29 +74,21 @@ def main() -> int:
     what.add_argument("--record", action="store_true", help="write the record anew")
     what.add_argument("--compare", action="store_true", help="compare the loop with the record")
     parser.add_argument("--part", choices=sorted(PARTS), action="append", help="this part alone")
-    parser.add_argument("--before", help="seconds: another checkout, measured in turn with this one")
-    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="seconds: this workload alone")
-    parser.add_argument("--rounds", type=int, default=1, help="seconds: measurements of each workload")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    if options.record and (fixed := [part for part in options.part or QUICK if PARTS[part][0] is None]):
+    if options.record and (fixed := [part for part in options.part or PARTS if PARTS[part][0] is None]):
         parser.error(
             f"--record --part {fixed[0]}: the trainer that it was recorded of is gone; name other parts"
         )
+    torch.set_num_threads(1)
     failed = False
-    for part in options.part or QUICK:
+    for part in options.part or PARTS:
         record, check = PARTS[part]
-        how: dict[str, Any] = {}
-        if part == "seconds":  # on all threads
-            how = {"workloads": options.workload or WORKLOADS, "rounds": options.rounds}
-            how |= {"before": options.before} if options.compare else {}
-        else:
-            torch.set_num_threads(1)
         if options.record:
-            record(**how)
+            record()
         else:
-            differences = check(**how)
+            differences = check()
             failed |= not all(difference.passes for difference in differences)
             print(f"{part}: {table(differences)}", flush=True)
     return int(failed)

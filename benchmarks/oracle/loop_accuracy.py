@@ -18,7 +18,7 @@ from benchmarks import agents
 from benchmarks.oracle.accuracy import WEIGHTS, compare_accuracy
 from benchmarks.oracle.cases import FOLDER
 from benchmarks.oracle.compare import table
-from benchmarks.result import ROOT, command_line, origin
+from benchmarks.result import ROOT, command_line, origin, read_result, write_result
 from grpo_kit import evaluate, next_run_folder, profile
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     path = FOLDER / "loop_accuracy.json"
-    saved = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    saved = read_result(path, runs=[])
     saved |= origin("python -m benchmarks.oracle.loop_accuracy", "torch", "transformers") | {
         "weights": WEIGHTS
     }
@@ -77,7 +77,7 @@ def main() -> None:
         for seed in options.seeds:
             if not any((row["job"], row["seed"]) == (job, seed) for row in saved["runs"]):
                 saved["runs"].append(run(job, seed))
-                path.write_text(json.dumps(saved, indent=1) + "\n")
+                write_result(path, saved)
                 print(json.dumps(saved["runs"][-1]), flush=True)
         rows = [row for row in saved["runs"] if row["job"] == job]
         if len(rows) == 3:

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> Path:
     if options.tuned_micro_batch:
         tuned = options.tuned_micro_batch, False
     if tuned is None:
-        tuned = _fastest(runner) if {*arms} & {"trl-hf-tuned", "trl-cb", "vllm", "kit-rollout"} else (1, True)
+        tuned = _fastest(runner) if {*arms} & {"trl-hf-tuned", "kit-rollout"} else (1, True)
     rounds: list[dict[str, Measured]] = []
     for number in range(options.rounds):
         rounds.append({})
@@ -75,6 +75,9 @@ def main(arguments: list[str] | None = None) -> Path:
                 flush=True,
             )
     result = make_result(options, runner.prepared, tuned, rounds, absent)
+    if not result["arms"]:
+        runner.kept.done()  # else the same command would read again what could not be measured
+        raise SystemExit(tables(result))
     print(tables(result))
     path = save(Path(options.out), result_name(options), result)
     runner.kept.done()
@@ -123,7 +126,9 @@ def parse_common(parser: argparse.ArgumentParser, arguments: list[str] | None) -
     parser.add_argument("--busy", action="store_true", help="go on beside other load, and note it")
     parser.add_argument("--tuning", choices=("full", "lora"), default="full")
     parser.add_argument("--model", help="name or folder, in place of the size's own")
-    parser.add_argument("--random-weights", action="store_true", help="Qwen2.5-1.5B's shapes, no download")
+    parser.add_argument(
+        "--random-weights", action="store_true", help="Qwen2.5-1.5B's shapes (smoke: tiny ones), no download"
+    )
     parser.add_argument("--memory-cap-gib", type=float, help="CUDA: as if the card had no more, e.g. 22.5")
     parser.add_argument("--tuned-micro-batch", type=int, help="for trl-hf-tuned, without checkpointing")
     parser.add_argument("--seed", type=int, default=0)
@@ -149,7 +154,7 @@ def parse_common(parser: argparse.ArgumentParser, arguments: list[str] | None) -
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.prog = "benchmarks.step"
-    parser.add_argument("--arms", default="trl-hf,trl-hf-tuned,kit", help=f"of {', '.join(ARMS)}, unsloth")
+    parser.add_argument("--arms", default="trl-hf,trl-hf-tuned,kit", help=f"of {', '.join(ARMS)}")
     parser.add_argument("--workload", choices=WORKLOADS, default="realistic")
     parser.add_argument("--rounds", type=int, help="measurements of each arm (cpu 1, gpu 5)")
     options = parse_common(parser, arguments)
@@ -166,8 +171,8 @@ def _arms(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     kit = [BEFORE, "kit"] if options.before else ["kit"]
     wanted = options.arms.split(",")
     names = dict.fromkeys(n for arm in wanted for n in (kit if arm == "kit" else [arm]))
-    if unknown := sorted(set(names) - {*ARMS, "unsloth"}):
-        raise SystemExit(f"--arms: {', '.join(unknown)} not known; use {', '.join(ARMS)}, unsloth")
+    if unknown := sorted(set(names) - set(ARMS)):
+        raise SystemExit(f"--arms: {', '.join(unknown)} not known; use {', '.join(ARMS)}")
     absent = {arm: why for arm in names if (why := cannot_run(arm))}
     if BEFORE in names and not options.before:
         absent[BEFORE] = "give the checkout with --before"

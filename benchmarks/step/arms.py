@@ -1,6 +1,6 @@
 """The trainers that are compared. All train the same weights on the same work; what differs is said at each arm.
 
-Unverified, for want of a card: every arm on CUDA.
+On CUDA `kit` has been run, TRL's arms have not.
 """
 
 from __future__ import annotations
@@ -30,15 +30,8 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 
 
 def cannot_run(arm: str) -> str | None:
-    """Why the arm cannot run here, or None.
-
-    Unsloth replaces TRL's and transformers' classes when it is imported and needs older versions of both, so it has
-    no place in one process with the others.
-    """
-    needs = {"vllm": "vllm", "unsloth": "unsloth", "trl-hf": "trl", "trl-hf-tuned": "trl", "trl-cb": "trl"}
-    if arm in needs and importlib.util.find_spec(needs[arm]) is None:
-        return "not installed"
-    return "not run: it cannot share a process with the other arms" if arm == "unsloth" else None
+    """Why the arm cannot run here, or None."""
+    return "trl is not installed" if arm in OF_TRL and importlib.util.find_spec("trl") is None else None
 
 
 def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: None) -> Step:
@@ -55,7 +48,7 @@ def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: No
         else:
             from benchmarks.step.trl_arms import measure_trl
 
-            step = measure_trl(trainer, setup, arm, say)
+            step = measure_trl(trainer, setup, say)
     del trainer, model
     release(setup.cuda)
     return step
@@ -118,7 +111,7 @@ class LoopWatch(Watch, Hook):
     """Measures the last step of a loop."""
 
     def __init__(self, trainer: GRPOTrainer, **options: Any) -> None:
-        super().__init__(trainer.model, cuda=trainer.device.type == "cuda", split_prefill=True, **options)
+        super().__init__(trainer.model, cuda=trainer.device.type == "cuda", **options)
         (reward,) = trainer.task.rewards
         trainer.task.rewards = [self.timed(reward, "reward")]
         trainer.sample = self.sampling(trainer.sample)
@@ -174,13 +167,11 @@ def _of_trl(name: str) -> Callable[..., Any]:
 ARMS = {
     "trl-hf": _of_trl("trl_hf"),
     "trl-hf-tuned": _of_trl("trl_hf_tuned"),
-    "trl-cb": _of_trl("trl_cb"),
     "kit": kit,
     "kit-before": kit,  # with the kit of another checkout
     "kit-rollout": partial(
         kit, packed=False
     ),  # what the engine alone brings; the update's micro-batch is trl's
     "kit-update": partial(kit, engine=False),  # what packing alone brings
-    "vllm": _of_trl("vllm"),
 }
-OF_TRL = {"trl-hf", "trl-hf-tuned", "trl-cb", "vllm"}
+OF_TRL = {"trl-hf", "trl-hf-tuned"}

@@ -19,7 +19,7 @@ from benchmarks.step import task_prompts
 from benchmarks.step.arms import measure
 from benchmarks.step.floor import device_peaks, floor, needed
 from benchmarks.step.setup import Setup
-from benchmarks.step.sizes import SIZES, random_weights
+from benchmarks.step.sizes import SIZES, qwen_config, random_weights, tiny_config
 from benchmarks.step.workload import Shape, Workload, make_workload
 from grpo_kit import load_policy
 
@@ -84,21 +84,22 @@ def measure_once(
 
 
 def _policy(
-    name: str | None, dtype: str, tuning: str, seed: int, cuda: bool, memory_cap: float | None
+    name: str | None, tiny: bool, dtype: str, tuning: str, seed: int, cuda: bool, memory_cap: float | None
 ) -> tuple[Any, Any]:
-    """name None: random weights of Qwen2.5-1.5B's shapes. memory_cap: GiB of the card."""
+    """name None: random weights, of Qwen2.5-1.5B's shapes unless `tiny`. memory_cap: GiB of the card."""
     if memory_cap:
         total = torch.cuda.get_device_properties(0).total_memory / 2**30
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory_cap / total))
     torch.manual_seed(seed)
     if name is None:
-        return random_weights(tuning, dtype)
+        return random_weights(tuning, dtype, tiny_config() if tiny else qwen_config())
     return load_policy(name, tuning=tuning, dtype=dtype, quiet=True)
 
 
-def _weights(name: str | None, **rest: Any) -> str:
+def _weights(name: str | None, tiny: bool, **rest: Any) -> str:
     if name is None:
-        return "Qwen2.5-1.5B's shapes, random weights; made-up words as tokens"
+        shapes = "tiny" if tiny else "Qwen2.5-1.5B's"
+        return f"{shapes} shapes, random weights; made-up words as tokens"
     return WEIGHTS.get(name, name)
 
 

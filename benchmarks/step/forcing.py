@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -110,62 +109,3 @@ def _engine_forced(forced: ForcedCompletions, watch: Watch) -> Iterator[None]:
         yield
     finally:
         RolloutEngine.generate = inner
-
-
-@contextmanager
-def forced_lengths(arm: str, trainer: Any, work: Workload, watch: Watch) -> Iterator[None]:
-    """Continuous batching and vLLM take no such processor: they write as many tokens in each row, of their own choice.
-
-    The update is then given the work's tokens in their place.
-    """
-    watch.step.engine = "vLLM" if arm == "vllm" else "continuous batching"
-    lengths = [len(ids) for ids in work.completion_ids]
-    inner = trainer._generate_single_turn
-
-    @wraps(inner)
-    def swapped(*args: Any, **kwargs: Any) -> Any:
-        written, _ = inner(*args, **kwargs)
-        if [len(ids) for ids in written] != lengths:
-            raise RuntimeError(f"{arm} wrote rows of {[len(i) for i in written]} tokens, not of {lengths}")
-        return [list(ids) for ids in work.completion_ids], None
-
-    trainer._generate_single_turn = swapped
-    with _request_lengths(lengths) if arm == "trl-cb" else _sampling_lengths(trainer, lengths):
-        yield
-
-
-@contextmanager
-def _request_lengths(lengths: list[int]) -> Iterator[None]:
-    """Continuous batching takes a length and an end token a request; TRL passes one for all."""
-    from transformers.generation.continuous_batching import ContinuousBatchingManager
-
-    inner = ContinuousBatchingManager.add_request
-
-    @wraps(inner)
-    def add_request(self: Any, *args: Any, request_id: str, **kwargs: Any) -> Any:
-        row = int(request_id.removeprefix("req_"))  # a fresh manager counts its requests from 0
-        kwargs |= {"max_new_tokens": lengths[row], "eos_token_id": -1}
-        return inner(self, *args, request_id=request_id, **kwargs)
-
-    ContinuousBatchingManager.add_request = add_request
-    try:
-        yield
-    finally:
-        ContinuousBatchingManager.add_request = inner
-
-
-@contextmanager
-def _sampling_lengths(trainer: Any, lengths: list[int]) -> Iterator[None]:
-    """vLLM takes sampling parameters a request; TRL passes one for all."""
-    engine = trainer.vllm_generation.llm
-    inner = engine.generate
-
-    def generate(prompts: list, *, sampling_params: Any, **kwargs: Any) -> Any:
-        each = [copy.copy(sampling_params) for _ in lengths]
-        for parameters, n in zip(each, lengths, strict=True):
-            parameters.max_tokens = parameters.min_tokens = n
-            parameters.ignore_eos = True
-        return inner(prompts, sampling_params=each, **kwargs)
-
-    engine.generate = generate
-    yield

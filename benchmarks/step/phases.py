@@ -1,8 +1,7 @@
 """Where the seconds of one training step go, and its peak of memory.
 
 The clock is exclusive: at any moment one phase runs, so the phases add up to the step. Time that no phase claims is
-"other" (tokenizing, padding, shuffling, logging). A step lasts from its first hook to the end of its logging. With an
-engine that mixes prompts and new tokens in one batch, prefill is counted in decode.
+"other" (tokenizing, padding, shuffling, logging). A step lasts from its first hook to the end of its logging.
 """
 
 from __future__ import annotations
@@ -154,20 +153,17 @@ class Step:
 class Watch:
     """One measured step of a trainer: its clock, memory, load and tokens. `step` is filled in once it has run.
 
-    split_prefill: a forward pass over more than one new token, inside the rollout, is prefill.
+    A forward pass over more than one new token, inside the rollout, is prefill.
     say: told of each part of the measured step as it ends.
     """
 
-    def __init__(
-        self, model: Any, *, cuda: bool, split_prefill: bool, say: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, model: Any, *, cuda: bool, say: Callable[[str], None] = lambda text: None) -> None:
         self.clock, self._memory, self.step = PhaseClock(cuda=cuda), PeakMemory(cuda=cuda), Step()
-        self.count, self._others = TokenCount(model, split_prefill=split_prefill), OtherLoad()
+        self.count, self._others = TokenCount(model), OtherLoad()
         self._say, self._measuring, self._prefill = say, False, False
-        if split_prefill:
-            base = base_model(model)
-            base.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-            base.register_forward_hook(self._after_forward, always_call=True)
+        base = base_model(model)
+        base.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        base.register_forward_hook(self._after_forward, always_call=True)
 
     def measure(self) -> None:
         """The step to be measured begins."""

@@ -126,6 +126,7 @@ def model_of(options: Namespace) -> dict[str, Any]:
     """Which weights, for child.py."""
     return {
         "name": None if options.random_weights else options.model,
+        "tiny": options.size == "smoke",
         "dtype": options.dtype,
         "tuning": options.tuning,
         "seed": options.seed,

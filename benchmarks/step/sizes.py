@@ -79,12 +79,12 @@ SIZES = {
 }
 
 
-def random_weights(tuning: str, dtype: str) -> tuple[Any, Any]:
-    """Qwen2.5-1.5B's shapes on the CPU and a tokenizer of made-up words: nothing is downloaded."""
+def random_weights(tuning: str, dtype: str, config: Qwen2Config | None = None) -> tuple[Any, Any]:
+    """Random weights on the CPU and a tokenizer of made-up words: nothing is downloaded. config: `qwen_config()`."""
     with torch.device(
         "cuda" if torch.cuda.is_available() else "cpu"
     ):  # drawing 1.5B numbers on a CPU takes a minute
-        model = Qwen2ForCausalLM._from_config(qwen_config(), dtype=getattr(torch, dtype))
+        model = Qwen2ForCausalLM._from_config(config or qwen_config(), dtype=getattr(torch, dtype))
     model.to("cpu")
     if tuning == "lora":
         lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -109,3 +109,13 @@ def qwen_config() -> Qwen2Config:
         bos_token_id=1,
         eos_token_id=1,
     )
+
+
+def tiny_config() -> Qwen2Config:
+    """The same architecture so small that `smoke` takes seconds; 512 words, of which `plain_words` wants 256."""
+    config = qwen_config()
+    config.update(
+        {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+        | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    )
+    return config

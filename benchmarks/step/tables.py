@@ -17,7 +17,10 @@ _SHORT = {"trl-hf": "x trl-hf", "trl-hf-tuned": "x tuned", "kit-before": "x befo
 
 
 def tables(result: dict[str, Any]) -> str:
-    """All of them, a title before each but the first."""
+    """All of them, a title before each but the first; of a result without arms, why there are none."""
+    if not result["arms"]:
+        why = "; ".join(f"{arm}: {why}" for arm, why in result["not run"].items())
+        return f"no arm was measured ({why})"
     parts = [
         seconds_table(result),
         "rates, memory, and times as fast\n" + rate_table(result),

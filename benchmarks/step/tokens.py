@@ -25,16 +25,15 @@ class TokenCount:
 
     prefill, decode: forward passes inside a rollout, over several new tokens a row and over one. update: forward
     passes outside of it, with those that gradient checkpointing repeats. head: positions that the update projects
-    onto the vocabulary. split_prefill False: the whole rollout counts as decode.
+    onto the vocabulary.
 
     Seen in the forward functions of the decoder and of its first MLP (inside what is checkpointed), of which a code
     path may call one only or none. What the engine says of itself and what its sampler is asked for count where they
     are more (see `report`, `sampled`); one that says it is not watched meanwhile, which would slow it down.
     """
 
-    def __init__(self, model: Any, *, split_prefill: bool) -> None:
+    def __init__(self, model: Any) -> None:
         self.in_rollout = False
-        self._split = split_prefill
         self._decoder = base_model(model).get_decoder()
         self._put_back = ExitStack()
         self.start()
@@ -102,7 +101,7 @@ class TokenCount:
         if self.in_rollout:
             if new.is_floating_point() and new.dim() == 2:
                 return  # hidden states without rows: the others tell whose they are
-            kind = "prefill" if self._split and new.size(1) > 1 else "decode"
+            kind = "prefill" if new.size(1) > 1 else "decode"
         self._counts[place][kind] += positions
 
 

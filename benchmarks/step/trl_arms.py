@@ -1,15 +1,13 @@
 """The arms that are TRL's trainer, and how a step of it is measured. The one file of this benchmark that imports trl.
 
-Unverified, for want of a card: `vllm`, and every arm on CUDA.
+On CUDA none of them has been run yet.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,25 +16,19 @@ import trl.trainer.utils as trl_utils
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from trl import GRPOConfig
 
-from benchmarks.step.forcing import forced_lengths, forced_tokens
+from benchmarks.step.forcing import forced_tokens
 from benchmarks.step.phases import Step, Watch
 from benchmarks.step.setup import TINY_RATE, Setup
-from grpo_kit.models import base_model
 
 
-def measure_trl(trainer: Any, setup: Setup, arm: str, say: Callable[[str], None]) -> Step:
+def measure_trl(trainer: Any, setup: Setup, say: Callable[[str], None]) -> Step:
     """The step of a fresh trainer that follows setup.warmup steps."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    mixes = arm in ("trl-cb", "vllm")  # prompts and new tokens in one pass
-    watch = TRLWatch(trainer, setup.warmup, split_prefill=not mixes, say=say)
-    forced = (
-        forced_lengths(arm, trainer, setup.workload, watch)
-        if mixes
-        else forced_tokens(trainer.accelerator.unwrap_model(trainer.model), setup.workload, watch)
-    )
+    watch = TRLWatch(trainer, setup.warmup, say=say)
+    model = trainer.accelerator.unwrap_model(trainer.model)
     try:
-        with heads(watch), forced:
+        with heads(watch), forced_tokens(model, setup.workload, watch):
             trainer.train()
     finally:
         watch.count.close()
@@ -126,7 +118,7 @@ def heads(watch: Watch) -> Iterator[None]:
         del function.apply  # the inherited one is there again
 
 
-def _config(setup: Setup, folder: str, micro_batch: int, checkpointing: bool, **overrides: Any) -> GRPOConfig:
+def _config(setup: Setup, folder: str, micro_batch: int, checkpointing: bool) -> GRPOConfig:
     """One optimizer step over all rows: gradient accumulation makes up for the micro-batch."""
     if setup.rows % micro_batch:
         raise ValueError(f"micro_batch={micro_batch} must divide the {setup.rows} completions of a step")
@@ -150,7 +142,6 @@ def _config(setup: Setup, folder: str, micro_batch: int, checkpointing: bool, **
         report_to=[],
         disable_tqdm=True,
         seed=work.seed,
-        **overrides,
     )
 
 
@@ -181,24 +172,3 @@ def trl_hf_tuned(setup: Setup, model: Any, folder: str) -> Any:
 
     trainer._generate_single_turn = under_one_autocast
     return trainer
-
-
-def trl_cb(setup: Setup, model: Any, folder: str) -> Any:
-    """TRL with transformers' continuous batching, otherwise as tuned."""
-    args = _config(setup, folder, *setup.tuned, use_transformers_continuous_batching=True)
-    return _trainer(setup, model, args)
-
-
-def vllm(setup: Setup, model: Any, folder: str) -> Any:
-    """TRL with vLLM in the same process and its weights put to sleep for the update, otherwise as tuned.
-
-    Without importance-sampling correction, since the tokens of the update are not the ones vLLM sampled.
-    """
-    path = str(Path(folder, "model"))  # vLLM reads the weights from a folder
-    base = base_model(model)
-    copy.deepcopy(base if base is model else model.merge_and_unload()).save_pretrained(path)
-    setup.tokenizer.save_pretrained(path)
-    base.config._name_or_path = base.name_or_path = path
-    colocated = dict(use_vllm=True, vllm_mode="colocate", vllm_enable_sleep_mode=True)
-    args = _config(setup, folder, *setup.tuned, vllm_importance_sampling_correction=False, **colocated)
-    return _trainer(setup, model, args)

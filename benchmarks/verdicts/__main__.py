@@ -1,11 +1,11 @@
 """Verdicts beside a teacher's: python -m benchmarks.verdicts
 
-Asks the kit, its MathAnswer before and public math rewards every pair of pairs.jsonl, which a maths teacher's common
+Asks the kit and public math rewards every pair of pairs.jsonl, which a maths teacher's common
 sense decided beforehand, and prints how many wrong answers each pays and how many right ones it refuses, with 95 %
 Wilson intervals. Each judge starts with empty caches; a verdict is timed once, the median is over the pairs.
 
 --golds   GSM8K's test set and MATH-500: each reference solution's own answer is paid, another problem's is not
---holes   a tiny policy trained with GRPO's advantages on questions where a hole pays, MathAnswer before and now
+--holes   a tiny policy trained with GRPO's advantages on questions where a hole pays, math-verify beside MathAnswer
 
 Writes results/verdicts.json, verdicts_golds.json or verdicts_holes.json.
 """

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.verdicts.old_math_answer import old_score
+from benchmarks.verdicts.judges import math_verify_latex
+from benchmarks.verdicts.pairs import Pair
 from grpo_kit.objectives import group_advantages
 from grpo_kit.rewards import MathAnswer
 
@@ -111,6 +112,10 @@ def train(
     return ends | {"reward": reward}
 
 
+def math_verify_score(answer: str, gold: str) -> float | None:
+    return math_verify_latex(Pair(0, "MathAnswer", gold, answer, 0, ""))
+
+
 def kit_score(answer: str, gold: str) -> float | None:
     return MathAnswer()([f"<answer>{answer}</answer>"], answer=[gold])[0]
 
@@ -126,10 +131,10 @@ def misjudged(table: list[list[float | None]]) -> dict[str, list[str]]:
 
 
 def compare(seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
-    """MathAnswer before and now, and a teacher who pays what is right; prints a table."""
+    """math-verify, MathAnswer, and a teacher who pays what is right; prints a table."""
     right = {(text, q.gold) for q in QUESTIONS for text in q.right}
     arms: dict[str, Score] = {
-        "MathAnswer before": old_score,
+        "math-verify, LaTeX": math_verify_score,
         "MathAnswer": kit_score,
         "a teacher": lambda answer, gold: float((answer, gold) in right),
     }

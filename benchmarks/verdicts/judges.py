@@ -15,7 +15,6 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 import grpo_kit.rewards
-from benchmarks.verdicts.old_math_answer import old_score
 from benchmarks.verdicts.pairs import Pair
 
 Ask = Callable[[Pair], float | None]
@@ -35,11 +34,6 @@ def _reward(name: str) -> Any:
 def kit(pair: Pair) -> float | None:
     """The reward of the kit that the pair is meant for, with its defaults."""
     return _reward(pair.reward)([f"<answer>{pair.answer}</answer>"], answer=[pair.gold])[0]
-
-
-def math_answer_before(pair: Pair) -> float | None:
-    """MathAnswer as it was, for every pair."""
-    return old_score(pair.answer.strip() or None, pair.gold)
 
 
 def math_verify_bare(pair: Pair) -> float | None:
@@ -83,7 +77,6 @@ def verifiers(pair: Pair) -> float | None:
 
 JUDGES = [
     Judge("grpo_kit", kit, "MathAnswer, NumericAnswer or ExactAnswer, as the pair says"),
-    Judge("MathAnswer before", math_answer_before, "MathAnswer until 2026-11-26, whatever the pair says"),
     Judge("math-verify, bare text", math_verify_bare, "verify(parse(gold), parse(answer))"),
     Judge("math-verify, LaTeX", math_verify_latex, r"verify(parse($gold$), parse(\boxed{answer}))"),
     Judge("TRL accuracy_reward", trl, r"\boxed{answer} as the completion, $gold$ as the solution"),

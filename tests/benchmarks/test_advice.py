@@ -12,10 +12,9 @@ import pytest
 
 import grpo_kit as kit
 from benchmarks import notebook_runs
-from benchmarks.advice import __main__ as command
 from benchmarks.advice import elsewhere
-from benchmarks.advice.__main__ import PAGES, RESULTS, groups, say_counts
-from benchmarks.advice.arms import BASE, FAMILIES, cold_start, negative, old
+from benchmarks.advice.__main__ import PAGES, RESULTS, say_counts
+from benchmarks.advice.arms import FAMILIES, cold_start, negative, old
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
 from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
 from benchmarks.advice.plan import campaign
@@ -24,7 +23,6 @@ from benchmarks.advice.row import labs_of, of_elsewhere
 from benchmarks.advice.table import anchor, counts_text, effect_text, markdown, not_asked_text, write
 from benchmarks.advice.table import table as whole_table
 from grpo_kit import display, lab
-from grpo_kit.lab.settings import resolve
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "notebooks" / "15_the_advice_measured.ipynb"
@@ -52,15 +50,6 @@ def test_every_claim_has_arms_that_exist_and_a_source():
         assert claim.by[0] in SOURCES and claim.says in ("more", "less", "no less")
     names = [c.text for c in CLAIMS] + [e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)]
     assert len({anchor(name) for name in names}) == len(names)
-
-
-@pytest.mark.parametrize("arm", [(f, a) for f, arms in FAMILIES.items() for a in arms], ids="/".join)
-def test_every_arm_is_one_that_the_trainer_takes(arm):
-    family, name = arm
-    s = resolve({**BASE, **FAMILIES[family][name]})
-    s.of_seed(0)
-    if family == "main" and "4 x 16" not in name:
-        assert s.profile.completions_per_step == 32  # equal completions, or it says so
 
 
 def test_rewards_between_minus_one_and_one(tmp_path):
@@ -99,34 +88,6 @@ def test_cold_start_teaches_the_format():
     for _ in range(10):  # its rate is for a real model
         cold_start(model, tokenizer, task, 0, rows=8)
     assert loss() < before - 0.01
-
-
-def test_groups_by_hand():
-    made = pd.DataFrame(
-        {
-            "step": [1] * 4 + [2] * 4,
-            "group": [0, 0, 1, 1] * 2,
-            "prompt": ["p", "p", "q", "q", "p", "p", "q", "q"],
-            "completion": ["a", "b", "c", "c", "a", "a", "a", "a"],
-            "reward": [1, 0, 0.5, 0.5, 1, 1, 0, 0],
-        }
-    )
-    assert groups(made).values.tolist() == [[1, 0.75, 0.5], [2, 0.5, 0.0]]
-    twice = made[made["step"] == 2].assign(group=0)  # two batches of one group each
-    assert groups(twice).values.tolist() == [[2, 0.5, 0.0]]
-
-
-def test_what_the_table_needs_is_copied(tmp_path, monkeypatch):
-    made = lab_runs.compare(tmp_path / "runs", ["control"], [0])
-    monkeypatch.setattr(command, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
-    command.collect()
-    (folder,) = tmp_path.glob("results/*/*")
-    assert {path.name for path in folder.iterdir()} == {"result.json", "metrics.jsonl", "groups.csv"}
-    found = lab.load(tmp_path / "results")
-    pd.testing.assert_frame_equal(found.runs, made.runs)
-    pd.testing.assert_frame_equal(found.curves, made.curves)
-    assert pd.read_csv(folder / "groups.csv")["step"].tolist() == [1, 2, 3]
 
 
 def test_table_from_run_folders(tmp_path):

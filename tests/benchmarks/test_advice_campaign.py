@@ -103,7 +103,7 @@ def test_the_best_of_a_sweep_is_chosen_on_seeds_of_its_own(small):
         (["--claim", "nobody"], "not in the plan; use one of cold"),
         (["--claim", "mock-as-good"], "python -m benchmarks.agents"),
         (["--claim", "no-kl"], "answered from benchmarks/results/advice"),
-        (["--claim", "cold", "--seeds", "0", "1"], "give one number"),
+        (["--claim", "cold", "--seeds", "0"], "give how many seeds"),
     ],
 )
 def test_what_cannot_be_run_is_refused(small, monkeypatch, options, message):

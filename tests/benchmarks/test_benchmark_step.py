@@ -52,7 +52,7 @@ def before(tmp_path_factory):
 def result(before, tmp_path_factory):
     """trl-hf and the other checkout's kit in processes of their own; the rest here, as starting one takes seconds."""
     out = tmp_path_factory.mktemp("results")
-    arms = ["--arms", "trl-hf,trl-hf-tuned,kit,unsloth", "--before", str(before)]
+    arms = ["--arms", "trl-hf,trl-hf-tuned,kit", "--before", str(before)]
 
     def here_or_there(request, kit=ROOT):
         own = request.get("arm") == "trl-hf" or kit != ROOT
@@ -68,7 +68,7 @@ def result(before, tmp_path_factory):
 
 def test_result_is_complete(result):
     assert list(result["arms"]) == ["trl-hf", "trl-hf-tuned", "kit-before", "kit"]
-    assert list(result["not run"]) == ["unsloth"]
+    assert not result["not run"]
     expected = {"command", "hardware", "weights", "n", "seed", "date", "versions", "work", "floor", "rounds"}
     assert expected <= result.keys()
     assert "--size smoke" in result["command"] and "--before <a checkout>" in result["command"]
@@ -271,8 +271,7 @@ def test_results_of_other_hardware_are_kept(tmp_path):
     "arguments, message",
     [
         (["--arms", "kit,nonsense"], "nonsense not known; use trl-hf"),
-        (["--arms", "unsloth"], "none of these can run here"),
-        (["--arms", "kit-before"], "give the checkout with --before"),
+        (["--arms", "kit-before"], "none of these can run here: .*give the checkout with --before"),
     ],
 )
 def test_arms_that_cannot_run(arguments, message):

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from answered_here import answered_here
 
 from benchmarks.step.__main__ import _parse, main, prepare
 from benchmarks.step.run import Runner
-from benchmarks.step.sizes import SIZES
+from benchmarks.step.sizes import SIZES, qwen_config, tiny_config
 from benchmarks.step.unfinished import Unfinished
 
 
@@ -71,3 +72,26 @@ def test_a_busy_machine_is_refused_or_noted(children, tmp_path, monkeypatch):
     options.busy = True
     measured = runner.measure("kit", (8, False), 1)
     assert waited == [60.0, 0.0] and measured.before == 0.4 and measured.busy
+
+
+def test_where_no_arm_could_be_measured_the_command_says_so_and_begins_anew(children, tmp_path, monkeypatch):
+    arguments = ["--size", "smoke", "--arms", "kit", "--out", str(tmp_path)]
+    killed = {"error": "killed"}
+    answered = lambda request, kit: killed if "arm" in request else answered_here(request)  # noqa: E731
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(SystemExit, match=r"no arm was measured \(kit: killed\)"),
+    ):
+        patch.setattr("benchmarks.step.run.in_a_child", answered)
+        main(arguments)
+    assert not list(tmp_path.iterdir()), "no result, and nothing that is read again"
+    main(arguments)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_random_weights_of_the_smallest_size_are_tiny(tuning, children, tmp_path):
+    arguments = ["--size", "smoke", "--random-weights", "--tuning", tuning, "--arms", "kit"]
+    result = json.loads(main([*arguments, "--out", str(tmp_path)]).read_text())
+    assert result["weights"] == "tiny shapes, random weights; made-up words as tokens"
+    assert result["arms"]["kit"]["tokens"]["prefill"] == 12 + 20
+    assert tiny_config().hidden_size < qwen_config().hidden_size

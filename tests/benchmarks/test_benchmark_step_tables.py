@@ -50,3 +50,8 @@ def test_ratios_are_to_the_references_that_were_run(path):
         mine = arms[line.split()[0]]["seconds"]["median"]
         shown = list(map(float, line.split()[4:]))  # behind the arm, two rates and the memory
         assert shown == pytest.approx([arms[name]["seconds"]["median"] / mine for name in run], abs=0.005)
+
+
+def test_a_result_without_arms_says_so():
+    none = _read(COMMITTED[0]) | {"arms": {}, "not run": {"kit": "killed, most likely for want of memory"}}
+    assert tables(none) == "no arm was measured (kit: killed, most likely for want of memory)"

@@ -1,4 +1,4 @@
-"""The oracle's accuracy and seconds: what passes, what fails, and that the records are whole."""
+"""The oracle's accuracy: what passes, what fails, and that the record is whole."""
 
 import json
 import math
@@ -8,10 +8,9 @@ from statistics import fmean, stdev
 
 import pytest
 
-from benchmarks.oracle import accuracy, seconds
+from benchmarks.oracle import accuracy
 from benchmarks.oracle.accuracy import check_accuracy, compare_accuracy
-from benchmarks.oracle.seconds import compare_seconds
-from benchmarks.result import RESULTS, ROOT
+from benchmarks.result import ROOT
 from grpo_kit.evaluation.intervals import wilson_interval
 
 
@@ -56,50 +55,8 @@ def test_the_recorded_accuracies_are_those_of_their_sources(monkeypatch):
     assert not all(passes(check_accuracy()))
 
 
-def result(**arms):
-    """A result of benchmarks.step: an arm's seconds of decode and of the optimizer."""
-    made = {}
-    for arm, phases in arms.items():
-        named = dict(zip(("decode", "optimizer"), phases, strict=True))
-        medians = {phase: {"median": value} for phase, value in named.items()}
-        made[arm.replace("_", "-")] = {"seconds": {"median": sum(phases)}, "phases": medians}
-        made[arm.replace("_", "-")] |= {"measured on a busy machine": 0, "code": {"commit": "c"}}
-    facts = {
-        "load average before": 0.1,
-        "hardware": "h",
-        "threads": 2,
-        "date": "d",
-        "versions": {},
-        "n": 1,
-        "command": "c",
-    }
-    return facts | {"arms": made, "work": {"kind": "long"}}
-
-
-def test_seconds_side_by_side_fail_above_five_percent():
-    # decode 9.7 of 10.0 s is compared by itself; the optimizer's 0.3 s are less than 5 % of the step
-    slower = compare_seconds(result(kit_before=(9.7, 0.3), kit=(10.3, 0.6)))
-    assert [(d.what, round(d.error, 3), d.passes) for d in slower] == [
-        ("ratio of the step", 1.09, False),
-        ("ratio of decode", 1.062, False),
-    ]
-    assert passes(compare_seconds(result(kit_before=(9.7, 0.3), kit=(10.1, 0.3)))) == [True, True]
-    real = json.loads((RESULTS / "step_cpu_main-job.json").read_text())
-    assert compare_seconds(real)[0].error == pytest.approx(3.08048 / 6.22293, rel=1e-5)
-
-
-def test_seconds_beside_the_record_are_reported_and_never_fail(tmp_path, monkeypatch):
-    monkeypatch.setattr(seconds, "PATH", tmp_path / "seconds.json")
-    kept = {"workloads": {"long": seconds.short(result(kit=(5.0, 0.5)))}}
-    seconds.PATH.write_text(json.dumps(kept))
-    found = compare_seconds(result(kit=(10.0, 1.0)))
-    assert [(round(d.error, 6), d.passes) for d in found] == [(2.0, True)] * 3
-    with pytest.raises(ValueError, match="new='loop'.*kit"):
-        compare_seconds(result(kit=(1.0, 1.0)), new="loop")
-
-
 def test_what_compares_imports_no_trl():
-    code = "import sys; from benchmarks.oracle import accuracy, loop, losses, seconds, steps; print(*sys.modules)"
+    code = "import sys; from benchmarks.oracle import accuracy, loop, losses, steps; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "benchmarks.oracle.steps" in loaded

@@ -8,7 +8,6 @@ from benchmarks.result import as_text
 from benchmarks.verdicts import golds, holes
 from benchmarks.verdicts.count import ask, count, lists, percent, rate
 from benchmarks.verdicts.judges import JUDGES
-from benchmarks.verdicts.old_math_answer import old_score
 from benchmarks.verdicts.pairs import Pair, load
 
 SCORES = {"paid": 1.0, "half": 0.5, "zero": 0.0, "none": None}
@@ -76,14 +75,6 @@ def test_every_judge_tells_the_plainest_right_from_the_plainest_wrong(judged):
     assert (judged.ask(right), judged.ask(wrong)) == (1.0, 0.0)
 
 
-def test_the_old_rule_is_kept_with_its_holes():
-    paid = [("4 5", "9"), ("≠ 5", "5"), ("on", "no"), ("5 m", "5 km")]
-    refused = [("**73**", "73"), ("√2", r"\sqrt{2}"), ("3, 4", "4"), ("18", "17")]
-    assert [old_score(*pair) for pair in paid] == [1.0] * 4
-    assert [old_score(*pair) for pair in refused] == [0.0] * 4
-    assert old_score("5", "") is None and old_score(None, "5") == 0.0
-
-
 def test_a_result_is_read_back_as_it_was_saved():
     listed = {"wrong ones paid": {str(row.line): str(row) for row in load()}}
     assert json.loads(as_text(listed)) == listed
@@ -146,15 +137,10 @@ def test_a_reward_that_cannot_judge_teaches_nothing():
     assert {kind: end[kind] for kind in holes.KINDS} == pytest.approx(holes.STARTS["able"], abs=1e-5)
 
 
-def test_the_old_reward_pays_every_hole_and_no_honest_mistake():
-    rows = [
-        (kind, score)
-        for q, row in zip(holes.QUESTIONS, holes.rewards_of(old_score), strict=True)
-        for (kind, _), score in zip(holes.texts(q), row, strict=True)
-    ]
-    assert {kind: {score for k, score in rows if k == kind} for kind in holes.KINDS} == {
-        "right": {1.0}, "wrong": {0.0}, "hole": {1.0},
-    }  # fmt: skip
+def test_math_verify_pays_every_hole_and_no_honest_mistake_and_the_kit_no_hole():
+    paid = holes.misjudged(holes.rewards_of(holes.math_verify_score))["paid"]
+    assert paid == [f"{text} for {q.gold}" for q in holes.QUESTIONS for text in q.hole]
+    assert holes.misjudged(holes.rewards_of(holes.kit_score)) == {"paid": [], "refused": []}
 
 
 def test_a_habit_that_pays_on_one_question_is_taken_up_on_another():
