@@ -67,7 +67,7 @@ lab: $(VENV)/.installed ## JupyterLab on the notebooks
 	$(PY) -m jupyterlab notebooks/00_start_here.ipynb --ServerApp.root_dir="$(CURDIR)" $(LAB_ARGS)
 
 docs: $(DOCS)/.installed ## docs, notebooks and a reference as a site, to open at site/index.html; a broken link is an error
-	@$(DOCS)/bin/python docs/site/build.py
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 lint: $(VENV)/.installed ## ruff: rules and formatting
 	@$(PY) -m ruff check .

@@ -1,4 +1,4 @@
-"""The site's sources: every public name and every page is in it, docstrings keep their lines, links lead somewhere."""
+"""The site: every page, notebook and public name is in it, and a broken link ends the build."""
 
 import ast
 import importlib
@@ -14,67 +14,90 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from test_house import ROOMS
 from test_readme import slug
 
 import grpo_kit as kit
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "docs" / "site"))
-docstrings, pages, reference = map(importlib.import_module, ("docstrings", "pages", "reference"))
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+docstrings, reference = map(importlib.import_module, ("docstrings", "reference"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
-ENTRY = re.compile(r"^:+\{py:\w+\} ([\w.]+)(?:\((.*)\))?", re.M)
+ENTRY = re.compile(r"^::: (\S+)\n    options: \{heading: (\S+),", re.M)
+
+
+class Settings(yaml.SafeLoader):
+    """Reads mkdocs.yml without making the objects that it names."""
+
+
+Settings.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, tag, node: tag)
+SITE = yaml.load((ROOT / "mkdocs.yml").read_text(), Settings)
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    into = tmp_path_factory.mktemp("site") / "sources"
-    pages.lay(ROOT, into)
-    return into
+def read():
+    return reference.read(ROOT)
 
 
 @pytest.fixture(scope="module")
-def entries(tree):
-    """name -> parameters, of every page of the reference."""
-    text = "\n".join(path.read_text() for path in sorted((tree / "reference").glob("*.md")))
-    return dict(ENTRY.findall(text))
+def entries(read):
+    """What users write -> (room, where it is defined)."""
+    found = [(room, *entry) for room, text in read[0].items() for entry in ENTRY.findall(text)]
+    return {name: (room, path) for room, path, name in found if name.startswith(("kit.", "grpo_kit."))}
 
 
-def listed(tree):
-    """The pages that the front page lists, in order."""
-    blocks = re.findall(r"```\{toctree\}\n(.*?)```", (tree / "index.md").read_text(), re.S)
-    return [line for block in blocks for line in block.splitlines() if line and not line.startswith(":")]
+def listed(part=SITE["nav"]):
+    """The pages of the navigation, in order."""
+    if isinstance(part, str):
+        return [part]
+    return [page for one in (part.values() if isinstance(part, dict) else part) for page in listed(one)]
 
 
-def test_every_notebook_and_page_is_listed_in_order(tree):
-    found = listed(tree)
+def test_every_notebook_and_page_is_listed_in_order():
+    found = listed()
+    assert found[0] == "README.md"
     assert [name for name in found if name.startswith("notebooks/")] == [
-        f"notebooks/{p.stem}" for p in NOTEBOOKS
+        f"notebooks/{p.name}" for p in NOTEBOOKS
     ]
     documents = [name for name in found if name.startswith("docs/")]
-    assert sorted(documents) == sorted(f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md"))
-    assert documents[:2] == ["docs/features", "docs/results"]
-    assert {"CHANGELOG", "CONTRIBUTING", "benchmarks/README", "reference/index"} <= set(found)
-    for name in found:
-        assert (tree / f"{name}.md").exists() or (tree / f"{name}.ipynb").exists()
+    assert sorted(documents) == sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+    assert documents[:2] == ["docs/features.md", "docs/results.md"]
+    assert {"CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"} <= set(found)
 
 
-def test_rooms_are_listed_with_the_three_first(tree):
-    block = (tree / "reference" / "index.md").read_text().split("```{toctree}")[1]
-    rooms = re.findall(r"^\w+$", block, re.M)
+def test_the_build_is_strict_and_asks_no_network():
+    assert "mkdocs build --strict" in (ROOT / "Makefile").read_text()
+    kinds = {"nav": ["omitted_files", "not_found"], "links": ["not_found", "anchors", "unrecognized_links"]}
+    for part, names in kinds.items():
+        assert [SITE["validation"][part][name] for name in names] == ["warn"] * len(names)
+    assert SITE["theme"]["font"] is False
+    (notebooks,) = [one["mkdocs-jupyter"] for one in SITE["plugins"] if "mkdocs-jupyter" in one]
+    assert notebooks["execute"] is False  # what is shown is what is committed
+
+
+def test_rooms_are_listed_with_the_three_first(read):
+    pages, _ = read
+    rooms = list(pages)[1:]
+    assert rooms == list(reference.rooms(ROOT))
     assert rooms[:3] == ["prompts", "rewards", "schedules"]
     assert rooms[3:] == [room for room in ROOMS if room not in rooms[:3]]
 
 
-def test_every_name_of_the_front_door_has_an_entry(tree, entries):
-    door = (tree / "reference" / "index.md").read_text()
+def test_every_name_of_the_front_door_has_an_entry_and_comes_first(read, entries):
+    pages, names = read
     for name in kit.__all__:
-        assert f"`kit.{name}`" in door, name
-        if inspect.ismodule(getattr(kit, name)):
-            assert (tree / "reference" / f"{name}.md").exists()
+        value = getattr(kit, name)
+        assert f"`kit.{name}`" in pages["index"], name
+        if inspect.ismodule(value):
+            assert name in pages
         else:
-            assert f"kit.{name}" in entries
+            room, path = entries[f"kit.{name}"]
+            assert names[f"kit.{name}"] == path == f"{value.__module__}.{value.__name__}"
+            of_page = [written for _, written in ENTRY.findall(pages[room])]
+            before = of_page[: of_page.index(f"kit.{name}")]
+            assert all(one.removeprefix("kit.") in kit.__all__ for one in before), name
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -84,9 +107,9 @@ def test_every_name_that_a_room_exports_has_an_entry(room, entries):
         assert {f"kit.{room}.{name}", f"grpo_kit.{room}.{name}", f"kit.{name}"} & set(entries), name
 
 
-def test_every_public_function_and_class_has_an_entry_and_no_private_one(tree):
-    text = "\n".join(path.read_text() for path in (tree / "reference").glob("*.md"))
-    found = set(re.findall(r"^:canonical: (\S+)$", text, re.M))
+def test_every_public_function_and_class_has_an_entry_and_no_private_one(read):
+    found = [path for text in read[0].values() for path, _ in ENTRY.findall(text)]
+    assert len(found) == len(set(found)), "an entry stands twice"
     expected = set()
     for path in (ROOT / "grpo_kit").rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -100,20 +123,8 @@ def test_every_public_function_and_class_has_an_entry_and_no_private_one(tree):
             ):
                 expected.add(f"{module}.{node.name}")
     assert len(expected) > 500
-    assert expected <= found, f"without an entry: {sorted(expected - found)}"
+    assert expected <= set(found), f"without an entry: {sorted(expected - set(found))}"
     assert not [name for name in found if "._" in name]
-
-
-def test_parameters_are_those_of_the_signature(entries):
-    for name in kit.__all__:
-        value = getattr(kit, name)
-        if inspect.ismodule(value):
-            continue
-        shown = ast.parse(f"def f({entries[f'kit.{name}']}): ...").body[0].args
-        read = [*shown.posonlyargs, *shown.args, *([shown.vararg] if shown.vararg else []), *shown.kwonlyargs]
-        names = [one.arg for one in [*read, *([shown.kwarg] if shown.kwarg else [])]]
-        if not (inspect.isclass(value) and issubclass(value, BaseException)):
-            assert names == list(inspect.signature(value).parameters), name
 
 
 def test_a_docstring_keeps_its_lines():
@@ -121,7 +132,6 @@ def test_a_docstring_keeps_its_lines():
 
     rewards: float (B*G,), those of one prompt adjacent; `None` is left out,
     as everywhere. eps: above 0. group_size: G.
-    dtype of the result; None means float32.
     Unanimous groups give zeros, hence no gradient at all, whichever way they are read, so this goes on and on and
     on: it was wrapped.
     Raises ValueError for a size below 1.
@@ -133,71 +143,25 @@ def test_a_docstring_keeps_its_lines():
     >>> f([1, 0], 2)  # doctest: +SKIP
     [1.0, -1.0]
     """
-    assert docstrings.to_markdown(text, ["rewards", "eps", "group_size", "dtype"]).split("\n\n") == [
+    assert docstrings.to_markdown(text, ["rewards", "eps", "group_size"]).split("\n\n") == [
         r"How much better each completion did, in \[0, 1\].",
         r"**`rewards`**: float (B\*G,), those of one prompt adjacent; `None` is left out, as everywhere.",
         "**`eps`**: above 0.",
         "**`group_size`**: G.",
-        "**`dtype`** of the result; None means float32.",
         "Unanimous groups give zeros, hence no gradient at all, whichever way they are read, so this goes on and on"
         " and on: it was wrapped.",
         "Raises ValueError for a size below 1.",
         "Source: DeepSeekMath, [arXiv:2402.03300](https://arxiv.org/abs/2402.03300), eq. 3.",
-        "```text\n     value     as loss\nk1   KL        nothing\n```",
-        "```pycon\n>>> f([1, 0], 2)  # doctest: +SKIP\n[1.0, -1.0]\n```",
+        "````text\n     value     as loss\nk1   KL        nothing\n````",
+        "````pycon\n>>> f([1, 0], 2)  # doctest: +SKIP\n[1.0, -1.0]\n````",
     ]
 
 
 def test_tables_and_tags_in_a_docstring_are_left_as_they_are():
     text = "Of <think>.\n\n| piece | pays |\n|---|---|\n| a line ``` | 1/4 |\nNever None."
     assert docstrings.to_markdown(text) == (
-        "Of \\<think\\>.\n\n| piece | pays |\n|---|---|\n| a line \\`\\`\\` | 1/4 |\n\nNever None."
+        "Of \\<think>.\n\n| piece | pays |\n|---|---|\n| a line \\`\\`\\` | 1/4 |\n\nNever None."
     )
-
-
-def test_a_notebook_keeps_its_outputs_and_has_one_title(tree):
-    for path in NOTEBOOKS:
-        before, after = (json.loads(file.read_text()) for file in (path, tree / "notebooks" / path.name))
-        assert len(before["cells"]) == len(after["cells"])
-        for one, other in zip(before["cells"], after["cells"], strict=True):
-            shown = [out for out in one.get("outputs", []) if out.get("data", True)]
-            assert len(shown) == len(other.get("outputs", []))
-            for out, copy in zip(shown, other.get("outputs", []), strict=True):
-                for kind, value in out.get("data", out).items():
-                    ends = {"text/html": "[#\"']", "text/markdown": "[#)]"}.get(kind)
-                    value = re.sub(rf"\.ipynb(?={ends})", ".html", "".join(value)) if ends else value
-                    assert copy.get("data", copy)[kind] == value
-        text = "\n".join(c["source"] for c in after["cells"] if c["cell_type"] == "markdown")
-        assert len(re.findall(r"^# ", text, re.M)) == 1, path.name
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [("[x](nowhere.md)", "nowhere.md"), ("[x](../../etc/passwd)", "etc/passwd"), ("![x](no.png)", "no.png")],
-)
-def test_a_link_to_nowhere_is_refused(text, error, tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text(f"# A\n\n{text}")
-    with pytest.raises(ValueError, match=f"docs/a.md: the link .*{error}"):
-        pages.Tree(tmp_path, tmp_path / "out").add("docs/a.md")
-
-
-def test_links_lead_to_pages(tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "x.json").write_text("{}")
-    (tmp_path / "README.md").write_text(
-        "# Home\n\n[d](data) [a](docs/a.md#b) ![badge](https://example.org/b.svg)"
-    )
-    text = "# A\n\n## B\n\n[home](../README.md) [x](../data/x.json)\n\n```\n[code](stays.md)\n```\n"
-    (tmp_path / "docs" / "a.md").write_text(text)
-    tree = pages.Tree(tmp_path, tmp_path / "out")
-    tree.known = {"README.md", "docs/a.md"}
-    tree.add("README.md")
-    assert (tree.into / "index.md").read_text() == "# Home\n\n[d](data/index.md) [a](docs/a.md#b) badge"
-    assert (tree.into / "docs" / "a.md").read_text() == text.replace("../README.md", "../index.md")
-    assert "[x.json](<x.json>)" in (tree.into / "data" / "index.md").read_text()
-    assert (tree.into / "data" / "x.json").read_text() == "{}"
 
 
 def markdown_of(path):
@@ -227,19 +191,6 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 
 
-def test_links_in_what_a_cell_shows_lead_to_pages(tree):
-    shown = (tree / "notebooks" / "10_preferences_then_grpo.ipynb").read_text()
-    outputs = [str(cell.get("outputs")) for cell in json.loads(shown)["cells"]]
-    assert any("](07_warm_start.html)" in output for output in outputs)
-    assert not any(re.search(r"href=[^>]*\.ipynb|\]\([\w./-]+\.ipynb", output) for output in outputs)
-
-
-def test_links_of_the_reference_lead_to_pages(tree):
-    for path in (tree / "reference").glob("*.md"):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name}: {target}"
-
-
 def test_every_pin_is_exact_and_griffe_is_the_tests():
     lines = [line for line in (ROOT / "docs" / "requirements.txt").read_text().splitlines() if line[0] != "#"]
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in lines)
@@ -264,20 +215,34 @@ class Links(HTMLParser):
             self.loaded.append(attrs["href"])
 
 
-@pytest.mark.skipif(
+needs_a_build = pytest.mark.skipif(
     not os.environ.get("KIT_SLOW_TESTS"),
-    reason="installs Sphinx, builds for a minute; KIT_SLOW_TESTS=1 runs it",
+    reason="installs MkDocs, builds for a minute; KIT_SLOW_TESTS=1 runs it",
 )
-def test_make_docs_builds_a_site_that_asks_no_network(tmp_path):
-    """As on a fresh machine: a copy of the repository, and Python. Every link and picture of the HTML is followed."""
-    left_out = shutil.ignore_patterns(".venv*", ".git", "runs", "build", "*cache*")
-    shutil.copytree(ROOT, tmp_path / "kit", ignore=left_out)
+
+
+def make_docs(repository):
     env = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run(["make", "docs"], cwd=tmp_path / "kit", env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    site = tmp_path / "kit" / "site"
-    read = {path.resolve(): Links(path) for path in site.rglob("*.html")}
-    assert len(read) > len(NOTEBOOKS) + 2 * len(ROOMS)
+    return subprocess.run(["make", "docs"], cwd=repository, env=env, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """As on a fresh machine: a copy of the repository, and Python."""
+    repository = tmp_path_factory.mktemp("site") / "kit"
+    left_out = shutil.ignore_patterns(".venv*", ".git", "runs", "build", "site", "*cache*")
+    shutil.copytree(ROOT, repository, ignore=left_out)
+    done = make_docs(repository)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return repository
+
+
+@needs_a_build
+def test_make_docs_builds_a_site_that_asks_no_network(built, entries):
+    """Every link and picture of the HTML is followed."""
+    site = built / "site"
+    read = {path.resolve(): Links(path) for path in site.rglob("*.html") if path.name != "404.html"}
+    assert len(read) > len(NOTEBOOKS) + len(ROOMS)
     for path, links in read.items():
         outside = [one for one in links.loaded if not one.startswith("data:") and urlsplit(one).netloc]
         assert not outside, f"{path.name} loads {outside}"
@@ -286,7 +251,47 @@ def test_make_docs_builds_a_site_that_asks_no_network(tmp_path):
             if parts.scheme or parts.netloc:
                 continue
             file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            assert file.exists(), f"{path.name}: {target}"
+            assert file.is_file(), f"{path.name}: {target}"
             if parts.fragment and file.suffix == ".html":
                 assert unquote(parts.fragment) in read[file].ids, f"{path.name}: {target}"
-    assert '"GRPOTrainer"' in (site / "searchindex.js").read_text()
+    for name, (room, path) in entries.items():
+        assert path in read[(site / "reference" / f"{room}.html").resolve()].ids, name
+
+
+@needs_a_build
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_is_shown_with_its_outputs(built, notebook):
+    page = (built / "site" / "notebooks" / notebook.name).with_suffix(".html").read_text()
+    cells = json.loads(notebook.read_text())["cells"]
+    shown = [out.get("data", {}) for cell in cells for out in cell.get("outputs", [])]
+    pictures = ["".join(data["image/png"]) for data in shown if "image/png" in data]
+    assert all(one.split("\n")[0] in page for one in pictures)
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert page.count('<div class="highlight"><pre><code>') >= len(code)
+    assert len(page) < notebook.stat().st_size + 400_000, "JupyterLab's styles are in it"
+    assert "clipboard-copy" not in page and "$$" not in page
+    assert "<math" in page or not any("$$" in "".join(cell["source"]) for cell in cells)
+
+
+@needs_a_build
+def test_what_is_broken_ends_the_build(built, tmp_path):
+    repository = tmp_path / "kit"
+    shutil.copytree(built, repository, symlinks=True, ignore=shutil.ignore_patterns("site"))
+    links = "[page](nowhere.md) [heading](results.md#nowhere) [file](../benchmarks/nowhere.json)"
+    badge = "![a badge](https://example.org/badge.svg)"
+    for page, planted in {"docs/loop.md": links, "README.md": badge, "docs/stray.md": "# Stray"}.items():
+        with (repository / page).open("a") as file:
+            file.write(f"\n\n{planted}\n")
+    path = repository / "notebooks" / "00_start_here.ipynb"
+    notebook = json.loads(path.read_text())
+    notebook["cells"][0]["source"] += ["\n\n[x](99.ipynb) [y](05_train_full.ipynb#nowhere)"]
+    path.write_text(json.dumps(notebook))
+    done = make_docs(repository)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "strict mode" in said
+    warned = "\n".join(line for line in said.splitlines() if not line.startswith("INFO"))
+    for broken in (
+        "'nowhere.md'", "'results.md#nowhere'", "'../benchmarks/nowhere.json'", "https://example.org/badge.svg",
+        "- docs/stray.md", "nowhere: 99.ipynb", "nowhere: 05_train_full.html#nowhere",
+    ):  # fmt: skip
+        assert broken in warned

@@ -155,3 +155,23 @@ def test_rooms_are_listed_in_order():
     assert re.findall(r"^\| `(\w+)/?` \|", architecture, re.M) == ROOMS
     agents = (ROOT / "AGENTS.md").read_text().split("## Rooms, in order")[1].split("## Rules")[0]
     assert [room for room in re.findall(r"`(\w+)`", agents)] == ROOMS
+
+
+def missing_parts(code, source):
+    """What the code shows between its `...` and the source, from there on, has not, line for line."""
+    missing, lines = [], [line.strip() for line in source.splitlines()]
+    for part in re.split(r"^\.\.\.\n", code, flags=re.M):
+        shown = [line.strip() for line in part.splitlines()]
+        places = [n for n in range(len(lines)) if lines[n : n + len(shown)] == shown]
+        missing += [] if places else [part]
+        lines = lines[places[0] + len(shown) :] if places else lines
+    return missing
+
+
+def test_the_step_in_the_readme_is_the_loops():
+    (code,) = re.findall(r"^```py\n(.*?)^```", README.read_text(), re.M | re.S)
+    source = (ROOT / "grpo_kit" / "loop" / "grpo.py").read_text()
+    assert 14 <= len(code.splitlines()) <= 22
+    assert not missing_parts(code, source)
+    assert missing_parts(code.replace("sample(", "draw("), source), "a changed line is not found"
+    assert missing_parts("give_advantages(batch, config, everyone)\n...\n" + code, source), "another order"

@@ -1,0 +1,45 @@
+"""A notebook as mkdocs-jupyter renders it, in the look of the site: links lead to pages, formulas are MathML.
+
+Left out is what JupyterLab would bring into every page: 0.6 MB of styles, and scripts that ask other servers.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import warnings
+from collections.abc import Callable
+
+from latex2mathml.converter import convert
+
+warnings.filterwarnings("ignore", "Your element with mimetype")  # a display that was emptied in the end
+
+WORDS = re.compile(r'(<div class="jp-RenderedHTMLCommon jp-RenderedMarkdown.*?</div>)', re.S)
+CODE = re.compile(r"(<(code|pre)\b.*?</\2>)", re.S)
+MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.S)
+CELL = re.compile(
+    r'<div class="zeroclipboard-container">.*?<pre>(.*?)</pre></div>\s*<div class="clipboard-copy-txt".*?</div>',
+    re.S,
+)
+LINK = re.compile(r'(<a [^>]*?href=")(?!\w+:|#)([^"#]+)')
+
+
+def in_the_look_of_the_site(content: str, to_page: Callable[[str], str]) -> str:
+    """content: HTML of mkdocs-jupyter; to_page: a link of the repository -> one of the site."""
+    content = content[content.index('<div class="jupyter-wrapper">') : content.rindex("<style>")]
+    content = CELL.sub(r'<div class="highlight"><pre><code>\1</code></pre></div>', content)
+    content = content.replace('class="anchor-link"', 'class="headerlink"').replace(
+        ' border="1" class="dataframe"', ""
+    )
+    content = LINK.sub(lambda link: link[1] + to_page(html.unescape(link[2])), content)
+    return WORDS.sub(lambda words: with_formulas(words[0]), content)
+
+
+def with_formulas(words: str) -> str:
+    parts = CODE.split(words)  # text, code, its tag, text, ...
+    parts[::3] = [MATH.sub(to_mathml, part) for part in parts[::3]]
+    return "".join(part for n, part in enumerate(parts) if n % 3 != 2)
+
+
+def to_mathml(formula: re.Match[str]) -> str:
+    return convert(html.unescape(formula[1] or formula[2]), display="block" if formula[1] else "inline")

@@ -1,0 +1,91 @@
+"""The reference: the front door, and a page for each room. griffe reads the names, mkdocstrings shows them.
+
+Nothing is imported. A room's page has its names at the front door first, then what the room exports, then what else
+is public, by file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import griffe
+from docstrings import prose
+
+FIRST = ["prompts", "rewards", "schedules"]  # as in every list that people read
+Member = griffe.Function | griffe.Class | griffe.Attribute
+
+
+def rooms(root: Path) -> dict[str, str]:
+    """Name -> what it is, by the table of docs/architecture.md; the first three first."""
+    table = (root / "docs" / "architecture.md").read_text(encoding="utf-8").replace("](", "](../docs/")
+    about = dict(re.findall(r"^\| `(\w+)/?` \| (.*) \|$", table, re.M))
+    return {name: about[name] for name in [*FIRST, *(name for name in about if name not in FIRST)]}
+
+
+def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Name of a page -> its Markdown; what users write (kit.evaluate) -> where it is defined."""
+    kit = griffe.load("grpo_kit", search_paths=[str(root)], allow_inspection=False)
+    door = {f"kit.{name}": found(kit, name) for name in kit.exports}
+    names = {name: member.path for name, member in door.items()}
+    pages = {"index": door_page(door, rooms(root))}
+    for room in rooms(root):
+        prefix = "kit" if kit[room].path in names.values() else "grpo_kit"
+        exported = sorted(
+            kit[room].exports or [], key=list(kit[room].members).index
+        )  # in the order of its imports
+        called = {name: path for name, path in names.items() if path.startswith(f"{kit[room].path}.")}
+        called |= {
+            f"{prefix}.{room}.{one}": path
+            for one in exported
+            if (path := found(kit[room], one).path) not in called.values()
+        }
+        pages[room] = room_page(kit[room], called)
+        names |= called
+    return pages, names
+
+
+def door_page(door: dict[str, Member | griffe.Module], about: dict[str, str]) -> str:
+    names, listed = ["| name | what it is |", "|---|---|"], ["| room | what it is |", "|---|---|"]
+    for name, member in door.items():
+        page = f"({member.name}.md)" if member.is_module else f"[{member.path}]"
+        text = " ".join(member.docstring.value.split("\n\n")[0].split()) if member.docstring else ""
+        names.append(f"| [`{name}`]{page} | {prose(text)} |".replace(" | None", " \\| None"))
+    listed += [f"| [{room}]({room}.md) | {what} |" for room, what in about.items()]
+    opening = (
+        "`import grpo_kit as kit`: the names that a notebook calls. Everything else lives in the rooms below."
+    )
+    return "\n\n".join(["# Reference", opening, "\n".join(names), "## The rooms", "\n".join(listed)])
+
+
+def room_page(room: griffe.Module, called: dict[str, str]) -> str:
+    text = [f"# {room.name}", f"::: {room.path}\n    options: {{show_root_heading: false, members: false}}"]
+    text += [entry(path, name, 2) for name, path in called.items()]
+    for file in [room, *below(room)]:
+        rest = [one for one in file.members.values() if public(one) and one.path not in called.values()]
+        if rest:
+            text += [
+                f"## {file.path.removeprefix(f'{room.path}.')}",
+                *(entry(one.path, one.name, 3) for one in rest),
+            ]
+    return "\n\n".join(text)
+
+
+def entry(path: str, name: str, level: int) -> str:
+    return f"::: {path}\n    options: {{heading: {name}, toc_label: {name}, heading_level: {level}}}"
+
+
+def found(module: griffe.Module, name: str) -> Member | griffe.Module:
+    """What stands behind a name; of a function that is named as its file (tasks.largest) the function."""
+    member = module.members[name]
+    member = member.final_target if member.is_alias else member
+    return found(member, name) if member.is_module and name in member.members else member
+
+
+def below(module: griffe.Module) -> list[griffe.Module]:
+    files = [one for _, one in sorted(module.members.items()) if not one.is_alias and one.is_module]
+    return [file for one in files for file in [one, *below(one)]]
+
+
+def public(member: griffe.Object | griffe.Alias) -> bool:
+    return not member.is_alias and (member.is_function or member.is_class) and member.name[0] != "_"
