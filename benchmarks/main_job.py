@@ -21,7 +21,7 @@ import papermill
 
 from benchmarks.main_job_parts import seconds_of_run
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin
-from grpo_kit import next_run_folder, profile
+from grpo_kit import next_run_folder, preset
 
 NOTEBOOKS = {"full": "05_train_full.ipynb", "lora": "06_train_lora.ipynb"}
 
@@ -71,12 +71,12 @@ def main() -> None:
     parser.add_argument("--tuning", choices=NOTEBOOKS, default="full")
     parser.add_argument("--before", type=Path, help="another checkout of the kit, run in turn")
     options = parser.parse_args()
-    cfg = profile(options.profile)
+    cfg = preset(options.profile)
     lora = options.tuning == "lora"
-    path = RESULTS / f"main_job_{'lora_' * lora}{'before_' if options.before else ''}{cfg.name}.json"
+    path = RESULTS / f"main_job_{'lora_' * lora}{'before_' if options.before else ''}{cfg.preset}.json"
     saved = json.loads(path.read_text()) if path.exists() and not options.before else {"runs": []}
     command = (
-        f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
+        f"python -m benchmarks.main_job --profile {cfg.preset} --seeds {' '.join(map(str, options.seeds))}"
         + " --tuning lora" * lora
     )
     saved |= origin(command + " --before <a checkout>" * bool(options.before), "torch", "transformers")
@@ -87,7 +87,7 @@ def main() -> None:
             continue
         for code, kit in kits.items():
             who = {"code": code} if options.before else {}
-            row, seconds = run(kit, cfg.name, seed, options.tuning)
+            row, seconds = run(kit, cfg.preset, seed, options.tuning)
             saved["runs"].append(who | row)
             saved.setdefault("seconds", []).append({"seed": seed} | who | seconds)
             path.write_text(json.dumps(saved, indent=2) + "\n")

@@ -22,20 +22,20 @@ from typing import Any
 import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
-from grpo_kit import GRPOTrainer, load_policy, profile, tasks
+from grpo_kit import GRPOTrainer, load_policy, preset, tasks
 from grpo_kit.record.files import read_completions, read_metrics
 
 
 def child(arm: str, folder: Path, model: str, steps: int, seed: int, threads: int) -> None:
     """Train, and keep the weights and how far they have moved."""
     torch.set_num_threads(threads)
-    cfg = profile("cpu", steps=steps, seed=seed)
+    cfg = preset("cpu", steps=steps, seed=seed)
     policy, tokenizer = load_policy(model, quiet=True)
     before = [p.detach().clone() for p in policy.parameters()]
     trainer = GRPOTrainer(
         policy,
         tasks.largest(seed=seed),
-        cfg.config(save_steps=0),
+        preset(cfg, save_steps=0),
         tokenizer=tokenizer,
         folder=folder / arm,
         live=None,
@@ -67,7 +67,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", default=profile("cpu").model)
+    parser.add_argument("--model", default=preset("cpu").model)
     parser.add_argument(
         "--child", nargs=6, help="arm, folder, model, steps, seed, threads: for the benchmark itself"
     )

@@ -145,7 +145,7 @@ def main() -> None:
     if not options.table:
         for seed in options.seeds or [0, 1, 2, 3, 4]:  # seed by seed, so that a table half done is fair
             for family in options.only:
-                lab.compare(FAMILIES[family], [seed], BASE, folder=RUNS)
+                lab.compare(FAMILIES[family], [seed], "cpu", folder=RUNS, **BASE)
     collect()
     write_table()
 

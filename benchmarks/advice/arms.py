@@ -2,7 +2,7 @@
 
 All on SmolLM2-135M-Instruct, full fine-tuning, `largest` (which of three to five two-digit numbers is the largest?),
 10 steps of 4 prompts x 8 completions: small enough that the whole table reruns in a night on 2 cores. The learning
-rate is twice the main job's, because there are a third of its steps; LoRA has the profile's own (adapters start at 0).
+rate is twice the main job's, because there are a third of its steps; LoRA has the preset's own (adapters start at 0).
 
 The recorded runs were made before the kit had a loop of its own, by a trainer on trl's: their result.json says settings
 in its words. A step was one update there, so that 10 steps were 5 rollouts used twice, or two used 4 times and half of
@@ -26,7 +26,7 @@ from grpo_kit.prompts import build_prompt
 from grpo_kit.rewards import ExactAnswer
 from grpo_kit.tasks import Task
 
-BASE: dict[str, Any] = {"profile": "cpu", "steps": 10, "learning_rate": 2e-5, "held_out": 128}
+BASE: dict[str, Any] = {"steps": 10, "learning_rate": 2e-5, "held_out": 128}
 _TASK = tasks.largest()
 # Without the prefill a model of this size keeps the format in one completion of four and is right in one of thirty.
 NO_PREFILL = replace(_TASK, prefill="", max_completion_tokens=16)
@@ -97,7 +97,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "no warmup": {"warmup": 0.0},
         "8-bit AdamW": {"optimizer": "adamw-8bit"},
         "rewards -1 to 1": negative(_TASK),
-        "LoRA": {"tuning": "lora"},
+        "LoRA": {"tuning": "lora", "learning_rate": 2e-4},
         "GSPO, 2 iterations": {"level": "sequence", "loss": "grpo", "iterations": 2, "steps": 5},
         "cosine": {"temperature": cosine(1.3, 0.7)},
         "exponential": {"temperature": exponential(1.3, 0.7)},

@@ -30,7 +30,7 @@ from benchmarks.bf16_gradient.likeness import Gradient, Likeness, kind_of, layer
 from benchmarks.bf16_gradient.precisions import MAIN, PARTS, Arm, autocast, exact
 from benchmarks.bf16_gradient.rows import Group, random_words, sampled
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save, spread
-from grpo_kit import GRPOTrainer, load_policy, profile
+from grpo_kit import GRPOTrainer, load_policy, preset
 from grpo_kit.engine.packing import PackedBatch, pack_rows
 
 SINK = 10  # times the median position's norm
@@ -169,7 +169,7 @@ def row(name: str, found: dict[str, Any]) -> str:
 def train(model: Any, tokenizer: Any, task: Any, cfg: Any, steps: int) -> None:
     """The profile's GRPO for some steps, quietly, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory() as folder:
-        config = cfg.config(steps=steps)
+        config = preset(cfg, steps=steps)
         GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=Path(folder) / "run", live=None).train()
     model.train()
 
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    cfg = profile(options.profile, seed=options.seed)
+    cfg = preset(options.profile, seed=options.seed)
     task = cfg.make_task()
     model, tokenizer = load_policy(options.model, dtype="float32", quiet=True)
     model.train()
@@ -252,7 +252,7 @@ def main() -> None:
             skip = 256 if kind == "trained" else 0
             groups = sampled(model, tokenizer, task, skip=skip, **how)
         print(f"\n{kind}: {len(groups)} groups\n{'':44} {'overall':>8} {'norm':>7} embeddings layer0  others")
-        result["sets"][kind] = measure(model, groups, cfg.config().max_grad_norm, parts=not options.no_parts)
+        result["sets"][kind] = measure(model, groups, cfg.max_grad_norm, parts=not options.no_parts)
         print(save(RESULTS, f"bf16_gradient_{name}", result))  # after each set
 
 

@@ -24,7 +24,7 @@ from benchmarks.advice.row import labs_of, of_elsewhere
 from benchmarks.advice.table import anchor, counts_text, effect_text, markdown, not_asked_text, write
 from benchmarks.advice.table import table as whole_table
 from grpo_kit import display, lab
-from grpo_kit.lab.settings import resolve
+from grpo_kit.lab.arm import arm_of
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "notebooks" / "15_the_advice_measured.ipynb"
@@ -57,17 +57,16 @@ def test_every_claim_has_arms_that_exist_and_a_source():
 @pytest.mark.parametrize("arm", [(f, a) for f, arms in FAMILIES.items() for a in arms], ids="/".join)
 def test_every_arm_is_one_that_the_trainer_takes(arm):
     family, name = arm
-    s = resolve({**BASE, **FAMILIES[family][name]})
-    s.of_seed(0)
+    s = arm_of("cpu", {**BASE, **FAMILIES[family][name]})
     if family == "main" and "4 x 16" not in name:
-        assert s.profile.completions_per_step == 32  # equal completions, or it says so
+        assert s.config.completions_per_step == 32  # equal completions, or it says so
 
 
 def test_rewards_between_minus_one_and_one(tmp_path):
     """What is trained on is 2 r - 1 of the same questions' r, and a reward read beside it stays in [0, 1]."""
     plain = lab_runs.base() | {"steps": 1}
     two = {"plain": {}, "negative": negative(plain["task"])}
-    found = lab.compare(two, [0], plain, folder=tmp_path, quiet=True)
+    found = lab.compare(two, [0], **plain, folder=tmp_path, quiet=True)
     curves = found.curves.set_index("arm")
     assert curves.loc["negative", "reward"] == pytest.approx(2 * curves.loc["plain", "reward"] - 1)
     names = [name for name in curves if name.startswith("reward/") and name != "reward/one"]
@@ -78,7 +77,7 @@ def test_rewards_between_minus_one_and_one(tmp_path):
 
 def test_an_arm_of_old_rollouts_has_them(tmp_path):
     arms = {"sync 2": old(sync_every=2), "newest": old(buffer="newest", lead=2)}
-    curves = lab.compare(arms, [0], lab_runs.base(), folder=tmp_path, quiet=True).curves
+    curves = lab.compare(arms, [0], **lab_runs.base(), folder=tmp_path, quiet=True).curves
     ages = {arm: curve["rollout/age"].tolist() for arm, curve in curves.groupby("arm")}
     assert ages["sync 2"] == [0, 1, 0] and ages["newest"][0] == 0
 

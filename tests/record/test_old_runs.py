@@ -65,7 +65,7 @@ def test_its_weights_train_on_in_a_new_folder(old, tmp_path):
 
 def test_a_task_under_its_old_name_is_todays():
     task = kit.tasks.events(n_train=8, n_held_out=8)  # a task file of before says so
-    assert task.name == "interval_scheduling" and kit.profile("smoke", task="events").task == task.name
+    assert task.name == "interval_scheduling" and kit.preset("smoke", task="events").task == task.name
 
 
 def test_its_export_is_loaded_and_talked_to(old):
