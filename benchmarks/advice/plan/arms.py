@@ -25,6 +25,7 @@ from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.tasks import Task
 
 REVISION = 1  # raise it when the code behind an arm changes: what ran before then counts no more
+PRESET = "cpu"
 FAST: dict[str, Any] = {"steps": 20, "learning_rate": 1e-5, "held_out": 64}
 SETTLED = FAST | {"steps": 30, "held_out": 256}
 SAMPLED = {"eval_temperatures": (1.0,)}
@@ -167,4 +168,4 @@ def updates(arm: Arm) -> int:
 @cache
 def resolved(arm: str) -> Arm:
     """The arm in full."""
-    return arm_of("cpu", ARMS[arm])
+    return arm_of(PRESET, ARMS[arm])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.advice.plan.arms import ARMS, REVISION, resolved
+from benchmarks.advice.plan.arms import ARMS, PRESET, REVISION, resolved
 from benchmarks.result import RESULTS, ROOT, as_text, six_digits
 from grpo_kit import lab
 from grpo_kit.lab.arm import digest, fingerprint
@@ -126,7 +126,7 @@ def run(arm: str, seed: int) -> bool:
         return True
     name = f"{arm} {settings_key(arm)}"  # its own folder: an unfinished run of other settings is not gone on with
     try:
-        found = lab.compare({name: ARMS[arm]}, [seed], "cpu", folder=RUNS, quiet=True)
+        found = lab.compare({name: ARMS[arm]}, [seed], PRESET, folder=RUNS, quiet=True)
     except RunFolderError:
         return False
     if seed not in found.seeds(name):
