@@ -26,7 +26,7 @@ from transformers import set_seed
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from examples.calculator import calculator
 from examples.lookup import lookup
-from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile
+from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.episodes import EpisodeTask, RecordedEnv, grid, recorded
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import wilson_interval
@@ -123,7 +123,7 @@ def succeeded(model: Any, tokenizer: Any, task: EpisodeTask) -> dict[str, Any]:
 
 def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict[str, Any]:
     """Train one arm; its row."""
-    arm, cfg = ARMS[name], profile("cpu", seed=seed, steps=steps)
+    arm, cfg = ARMS[name], preset("cpu", seed=seed, steps=steps)
     task = task_of(arm)
     set_seed(seed)
     model, tokenizer = load_policy(MODEL, quiet=True)
@@ -133,7 +133,7 @@ def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict
     )
     folder.mkdir(parents=True)
     seen, cost = trained_on(arm, task, model, tokenizer, folder)
-    config = cfg.config(**arm.options)
+    config = preset(cfg, **arm.options)
     set_seed(seed)
     begun = time.perf_counter()
     GRPOTrainer(model, seen, config, tokenizer=tokenizer, folder=folder, live=None).train()

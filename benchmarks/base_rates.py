@@ -30,7 +30,7 @@ from examples.lookup import lookup
 from examples.phone import phone
 from examples.shop import shop
 from examples.tools import tools
-from grpo_kit import episodes, load_policy, profile, tasks
+from grpo_kit import episodes, load_policy, preset, tasks
 from grpo_kit.episodes import EpisodeTask
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
 from grpo_kit.evaluation.readiness import Readiness, readiness
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print what the file has, measure nothing")
     options = parser.parse_args()
     smoke = options.model == "smoke"
-    asked = profile("smoke").model if smoke else options.model
+    asked = preset("smoke").model if smoke else options.model
     name = options.name or Path(asked).name.lower()
     chosen = list(dict.fromkeys(task for name in options.tasks for task in kinds.get(name, [name])))
     several = "_turns" if set(chosen) <= set(TURNS) else ""

@@ -28,10 +28,9 @@ FORMATS = ["merged:f32", "merged:f16", "merged:bf16", "adapter:f32", "gguf:f16",
 def train(base: str, folder: Path, task: Any, steps: int) -> Path:
     """A short LoRA run; the folder of its adapter."""
     if not (folder / "adapter").is_dir():
-        cfg = kit.profile("cpu", steps=steps, model=base, prompts_per_step=2)
-        model, tokenizer = kit.load_policy(base, tuning="lora", seed=cfg.seed)
-        config = cfg.config(tuning="lora")
-        trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None)
+        cfg = kit.preset("cpu", tuning="lora", steps=steps, model=base, prompts_per_step=2)
+        model, tokenizer = kit.load_policy(base, tuning="lora", dtype=cfg.dtype, seed=cfg.seed)
+        trainer = kit.GRPOTrainer(model, task, cfg, tokenizer=tokenizer, folder=folder, live=None)
         trainer.train()
         trainer.save_model(folder / "adapter")
     return folder / "adapter"

@@ -133,11 +133,9 @@ def hour(name: str) -> dict:
         ready = kit.readiness(model, tokenizer, task, rows=task.train[:16], samples=8, group_size=8)
         minutes["readiness"] = _minutes()
         before = kit.evaluate(model, tokenizer, task, rows=task.held_out[:HELD_OUT])
-        cfg = kit.profile("cpu", steps=STEPS, prompts_per_step=2, group_size=8)
+        cfg = kit.preset("cpu", steps=STEPS, prompts_per_step=2, group_size=8)
         began = time.perf_counter()
-        trainer = kit.GRPOTrainer(
-            model, task, cfg.config(), tokenizer=tokenizer, folder=f"{folder}/run", live=False
-        )
+        trainer = kit.GRPOTrainer(model, task, cfg, tokenizer=tokenizer, folder=f"{folder}/run", live=False)
         trainer.train()
         seconds = float(kit.read_metrics(trainer.folder)["step_seconds"].iloc[0])
         minutes["first reward"] = round((began - STARTED + seconds) / 60, 1)

@@ -26,7 +26,7 @@ from transformers import set_seed
 
 from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
-from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, profile
+from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.engine.episode_sample import fast_episodes
 from grpo_kit.episodes import EpisodeTask
 from grpo_kit.episodes.observation import Renderer, View
@@ -109,7 +109,7 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
     before = before or {way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()}
     folder = next_run_folder(ROOT / "runs", f"hinted_{arm.replace(' ', '_')}_seed{seed}")
     task = task_of(hint=arm != "never hinted")
-    config = profile("cpu", seed=seed, steps=STEPS).config()
+    config = preset("cpu", seed=seed, steps=STEPS)
     kept = _kept(seed)
     set_seed(seed)
     sample = None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.result import ROOT, command_line
-from grpo_kit import GRPOTrainer, HeldOut, load_policy, profile, tasks
+from grpo_kit import GRPOTrainer, HeldOut, load_policy, preset, tasks
 from grpo_kit.engine.fast import fast
 from grpo_kit.rewards import ExactAnswer, Language, extract_answer
 from grpo_kit.tasks import Task
@@ -199,7 +199,7 @@ class InOrder:
 def run(name: str, folder: Path) -> None:
     """Train one failure, with what it leaves open as in the cpu profile."""
     failure = FAILURES[name]
-    cfg = profile("cpu", prompts_per_step=failure.prompts, steps=failure.steps, seed=0)
+    cfg = preset("cpu", prompts_per_step=failure.prompts, steps=failure.steps, seed=0)
     torch.manual_seed(0)
     model, tokenizer = load_policy(cfg.model, tuning=failure.tuning, dtype="float32", quiet=True)
     task, changes = failure.task(), dict(failure.changes)
@@ -207,7 +207,7 @@ def run(name: str, folder: Path) -> None:
     weights = failure.weights or task.reward_weights
     longest = changes.pop("max_completion_tokens", task.max_completion_tokens)
     task = replace(task, rewards=rewards, reward_weights=list(weights), max_completion_tokens=longest)
-    config = cfg.config(tuning=failure.tuning, warmup=0, **changes)
+    config = preset(cfg, tuning=failure.tuning, warmup=0, **changes)
     held_out = HeldOut(task, rows=16, every=3) if failure.evaluated else None
     sample = InOrder(fast(model, config).sample) if failure.in_order else None
     GRPOTrainer(

@@ -18,7 +18,7 @@ import papermill
 
 from benchmarks.main_job_parts import seconds_of_run
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
-from grpo_kit import next_run_folder, profile
+from grpo_kit import next_run_folder, preset
 
 NOTEBOOKS = {"full": "05_train_full.ipynb", "lora": "06_train_lora.ipynb"}
 
@@ -65,12 +65,12 @@ def main() -> None:
     parser.add_argument("--profile", default="cpu")
     parser.add_argument("--tuning", choices=NOTEBOOKS, default="full")
     options = parser.parse_args()
-    cfg = profile(options.profile)
+    cfg = preset(options.profile)
     lora = options.tuning == "lora"
-    path = RESULTS / f"main_job_{'lora_' * lora}{cfg.name}.json"
+    path = RESULTS / f"main_job_{'lora_' * lora}{cfg.preset}.json"
     saved = read_result(path, runs=[])
     command = (
-        f"python -m benchmarks.main_job --profile {cfg.name} --seeds {' '.join(map(str, options.seeds))}"
+        f"python -m benchmarks.main_job --profile {cfg.preset} --seeds {' '.join(map(str, options.seeds))}"
         + " --tuning lora" * lora
     )
     saved |= origin(command, "torch", "transformers")
@@ -78,7 +78,7 @@ def main() -> None:
     for seed in options.seeds:
         if any(run["seed"] == seed for run in saved["runs"]):
             continue
-        row, seconds = run(cfg.name, seed, options.tuning)
+        row, seconds = run(cfg.preset, seed, options.tuning)
         saved["runs"].append(row)
         saved.setdefault("seconds", []).append({"seed": seed} | seconds)
         write_result(path, saved)

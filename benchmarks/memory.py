@@ -20,7 +20,6 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -33,7 +32,7 @@ from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM
 
 from benchmarks.result import RESULTS, command_line, origin, save
-from grpo_kit import load_policy, profile
+from grpo_kit import load_policy, preset
 from grpo_kit.memory.activations import chunk_bytes
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.memory.shapes import config_of
@@ -220,16 +219,17 @@ def real_case(tuning: str, checkpointed: int, *, tokens: int = 1024, scored: int
 
 def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> list[dict]:
     """Qwen2.5-1.5B's shapes: plan_memory's moments, one group (256 + 8 x 512) a chunk, not its first."""
-    cfg = replace(profile("gpu24"), dtype=dtype, optimizer=optimizer)
+    cfg = preset(
+        "gpu24", tuning=tuning, **({"dtype": dtype, "optimizer": optimizer} if tuning == "full" else {})
+    )
     group = 255 + 8 * 512
     options = {
-        "tuning": tuning,
         "attention": "sdpa",
         "chunk_tokens": group,
         "checkpointed_layers": checkpointed,
     }
     plan = plan_memory(cfg, **options)
-    full, weights = tuning == "full", getattr(torch, dtype if tuning == "full" else cfg.lora_dtype)
+    full, weights = tuning == "full", getattr(torch, cfg.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True), triton_stand_ins():
         model = fake_model(config_of(cfg.model), weights, lora=not full)
         state = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -22,7 +22,7 @@ from typing import Any
 import papermill
 
 from benchmarks.result import RESULTS, ROOT, command_line, origin, read_result, write_result
-from grpo_kit import profile
+from grpo_kit import preset
 
 NOTEBOOK = "16_on_your_card.ipynb"
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--lora-learning-rate", type=float)
     parser.add_argument("--temperatures", type=float, nargs=2, help="first and last; default: the notebook's")
     options = parser.parse_args()
-    name = options.name or options.model or profile(options.profile).model.partition("/")[2].lower()
+    name = options.name or options.model or preset(options.profile).model.partition("/")[2].lower()
     path = RESULTS / f"on_your_card_{options.task}_{name}.json"
     saved = read_result(path, runs=[])
     for tuning in options.tunings:

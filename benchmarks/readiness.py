@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, write_result
 from examples.arithmetic import arithmetic
-from grpo_kit import load_policy, profile, tasks
+from grpo_kit import load_policy, preset, tasks
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
 
@@ -90,7 +90,7 @@ def main() -> None:
     smoke = options.model == "smoke"
     if smoke:
         options.samples, options.prompts = 4, 2
-    model, tokenizer = load_policy(profile("smoke").model if smoke else options.model, quiet=True)
+    model, tokenizer = load_policy(preset("smoke").model if smoke else options.model, quiet=True)
     name = options.name or Path(options.model).name.lower()
     path = RESULTS / f"readiness_{name}.json"
     saved = read_result(path, tasks={})

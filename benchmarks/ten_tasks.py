@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, six_digits
 from examples.arithmetic import arithmetic
 from examples.tools import tools
-from grpo_kit import GRPOTrainer, compare, evaluate, load_policy, profile, readiness, tasks
+from grpo_kit import GRPOTrainer, compare, evaluate, load_policy, preset, readiness, tasks
 from grpo_kit.episodes import EpisodeTask, grid
 from grpo_kit.evaluation.comparison import Comparison
 from grpo_kit.rewards import Bleu, ExactAnswer, SoftFormat
@@ -120,10 +120,10 @@ def measure(kind: str, seed: int) -> dict:
     )
     rows = task.held_out[:HELD_OUT]
     before = evaluate(model, tokenizer, task, rows=rows)
-    numbers = profile("cpu", prompts_per_step=PROMPTS, steps=STEPS, group_size=GROUP, seed=seed)
+    numbers = preset("cpu", prompts_per_step=PROMPTS, steps=STEPS, group_size=GROUP, seed=seed)
     with tempfile.TemporaryDirectory() as made_in:
         folder = Path(made_in) / "run"
-        GRPOTrainer(model, task, numbers.config(), tokenizer=tokenizer, folder=folder, live=None).train()
+        GRPOTrainer(model, task, numbers, tokenizer=tokenizer, folder=folder, live=None).train()
         flags = [one["name"] for one in _lines(folder / "flags.jsonl")]
     found = compare(before, evaluate(model, tokenizer, task, rows=rows))
     made = {"kind": kind, "task": task.name, "seed": seed, "steps": STEPS, "n": found.base.n}

@@ -32,7 +32,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from examples.calculator import calculator
-from grpo_kit import GRPOTrainer, load_policy, next_run_folder, profile, roundtrip_drift
+from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset, roundtrip_drift
 from grpo_kit.episodes import Episode, EpisodeTask
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.turn_advantages import turn_advantages
@@ -259,7 +259,7 @@ def train(thoughts: str, seed: int, before: list[int] | None) -> dict[str, Any]:
     before = before or succeeded(model, tokenizer)
     folder = next_run_folder(ROOT / "runs", f"thinking_{thoughts.replace(' ', '_')}_seed{seed}")
     task = task_of(thoughts)
-    config = profile("cpu", seed=seed, steps=STEPS).config()
+    config = preset("cpu", seed=seed, steps=STEPS)
     set_seed(seed)
     GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None).train()
     metrics = read_metrics(folder)

@@ -31,7 +31,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, six_digits, write_result
-from grpo_kit import GRPOTrainer, load_policy, profile, tasks
+from grpo_kit import GRPOTrainer, load_policy, preset, tasks
 from grpo_kit.integrations import vllm_engines
 from grpo_kit.integrations.vllm import SamplerNotInStep, VllmSample
 from grpo_kit.integrations.vllm_engines import EXTENSION
@@ -82,7 +82,7 @@ def measure(name: str, tuning: str, sampler: str, steps: int) -> dict[str, Any]:
         if a < b
     ]
     task = tasks.from_rows("stories", rows, reward=spread_of_letters, max_completion_tokens=48)
-    config = profile("cpu", steps=steps).config(tuning=tuning)
+    config = preset("cpu", steps=steps, tuning=tuning)
     config.prompts_per_step, config.group_size, config.max_completion_tokens = 4, 8, 48
     config.learning_rate, config.warmup, config.beta = RATE[tuning], 0, 0.0
     server = None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     # A task, its model and its machine, before training.
     from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
-    from grpo_kit.profiles import profile  # the numbers of a run that fit this machine
+    from grpo_kit.presets import preset  # a Config that fits this machine
     from grpo_kit.memory.plan import plan_memory  # does it fit the card?
     from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
@@ -87,7 +87,7 @@ __all__ = [
     "build_prompt", "build_dataset", "audit_tags", "roundtrip_drift",
     "rewards",
     "constant", "cosine", "exponential", "linear", "stepwise",
-    "tasks", "profile", "plan_memory", "describe", "load_policy",
+    "tasks", "preset", "plan_memory", "describe", "load_policy",
     "readiness", "length_probe",
     "Recipe",
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
@@ -101,7 +101,7 @@ __all__ = [
 _MODULES = {
     "prompts": ["build_prompt", "build_dataset", "audit_tags", "roundtrip_drift"],
     "schedules": ["constant", "cosine", "exponential", "linear", "stepwise"],
-    "profiles": ["profile"],
+    "presets": ["preset"],
     "memory.plan": ["plan_memory"],
     "loop.interrupts": ["Stopped"],
     "models": ["describe", "load_policy"],

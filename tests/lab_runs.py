@@ -53,11 +53,11 @@ def replace_rows(made):
 
 
 def base():
-    return {"profile": "smoke", "task": task(), "steps": 3, "learning_rate": 1e-2, "save_steps": 2}
+    return {"config": "smoke", "task": task(), "steps": 3, "learning_rate": 1e-2, "save_steps": 2}
 
 
 def compare(folder, arms=tuple(ARMS), seeds=SEEDS):
-    return lab.compare({arm: ARMS[arm] for arm in arms}, seeds, base(), folder=folder, quiet=True)
+    return lab.compare({arm: ARMS[arm] for arm in arms}, seeds, **base(), folder=folder, quiet=True)
 
 
 def kill_at(where, count):

@@ -19,7 +19,7 @@ task = kit.tasks.from_rows(
 """
 RECIPE = """
 recipe = kit.Recipe(
-    task, profile=kit.profile("smoke", steps=4, learning_rate=1e-2), temperature=kit.linear(1.2, 0.8), held_out_every=2
+    task, profile=kit.preset("smoke", steps=4, learning_rate=1e-2), temperature=kit.linear(1.2, 0.8), held_out_every=2
 )
 """
 

@@ -15,9 +15,9 @@ from grpo_kit.argument_checks import (
     is_number,
 )
 from grpo_kit.exports.chat import chat
-from grpo_kit.lab.settings import resolve
+from grpo_kit.lab.arm import arm_of
 from grpo_kit.objectives import token_logprobs
-from grpo_kit.profiles import profile
+from grpo_kit.presets import preset
 from grpo_kit.rollout.complete import complete
 
 NO_NUMBERS = [math.nan, math.inf, -math.inf, True, False, "1", None, [1.0]]
@@ -92,8 +92,8 @@ def test_the_losses_which_know_torch_alone_use_the_same_words(value):
 
 @pytest.mark.parametrize("value", [math.nan, True, "1", -1.0], ids=repr)
 def test_callers_refuse_the_same(value):
-    assert refusal(lambda: profile("smoke", temperature=value)) == f"temperature={value!r}{SAMPLED}"
-    lab = refusal(lambda: resolve({"profile": "smoke", "eval_temperatures": [0.5, value]}))
+    assert refusal(lambda: preset("smoke", temperature=value)) == f"temperature={value!r}{SAMPLED}"
+    lab = refusal(lambda: arm_of("smoke", {"eval_temperatures": [0.5, value]}))
     assert lab == f"eval_temperatures[1]={value!r}{SAMPLED}"
     decoded = refusal(lambda: complete(None, None, ["a"], max_completion_tokens=1, temperature=value))
     assert decoded == f"temperature={value!r}{GREEDY}"

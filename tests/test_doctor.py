@@ -323,14 +323,14 @@ def test_a_card_with_everything_asks_for_nothing(monkeypatch):
     assert not section.to_do and {row.name: row.value for row in section.rows}["tf32"] is True
 
 
-def test_a_profile_that_does_not_fit_is_said_with_what_helps(monkeypatch):
+def test_a_preset_that_does_not_fit_is_said_with_what_helps(monkeypatch):
     monkeypatch.setenv("KIT_PROFILE", "gpu24")
     monkeypatch.setattr("grpo_kit.memory.free.free_bytes", lambda device: 6 * 2**30)
-    values, notes, to_do = look("Profile")
-    assert values["profile"] == "gpu24" and "KIT_PROFILE" in notes["profile"] and values["free (GiB)"] == 6.0
+    values, notes, to_do = look("Preset")
+    assert values["preset"] == "gpu24" and "KIT_PROFILE" in notes["preset"] and values["free (GiB)"] == 6.0
     assert values["needs, full (GiB)"] > 6 and "saves" in to_do[0] and "full" in to_do[0]
     monkeypatch.setattr("grpo_kit.memory.free.free_bytes", lambda device: 40 * 2**30)
-    assert not look("Profile")[2]
+    assert not look("Preset")[2]
 
 
 def test_a_disk_without_room_and_a_folder_that_cannot_be_written_are_said(monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
     "prompts", "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
-    "tasks", "loop", "watch", "trackers", "profiles", "memory", "engine", "evaluation", "hooks",
+    "tasks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks",
     "preferences", "lab", "exports", "recipe", "integrations", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
@@ -225,7 +225,7 @@ def test_the_loop_stands_on_the_core_alone():
     lines = {r: 0 for r in CORE}
     for name in found:
         lines[room(name)] += len(MODULES[name].read_text().splitlines())
-    assert lines["loop"] <= 2_350 and sum(lines.values()) <= 12_100, lines
+    assert lines["loop"] <= 2_500 and sum(lines.values()) <= 12_300, lines
 
 
 def test_a_plain_run_loads_no_engine():

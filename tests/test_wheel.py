@@ -148,7 +148,7 @@ def test_every_module_is_imported_outside_the_repository(core, tmp_path):
 
 def test_the_readmes_example_trains(core, weights, tmp_path):
     code = README
-    for old, new in (('"smollm2-135m-instruct"', '"tiny-random"'), ("steps=24", "steps=2")):
+    for old, new in (('"cpu"', '"smoke"'), ("steps=24", "steps=2")):
         assert code.count(old) == 1
         code = code.replace(old, new)
     (tmp_path / "example.py").write_text(code)
@@ -278,7 +278,7 @@ def test_what_pip_cannot_install_is_said_and_nothing_is(hosted, published, tmp_p
 @pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="installs GBs; KIT_SLOW_TESTS=1 runs it")
 @pytest.mark.timeout(3600)
 def test_a_clean_environment_by_plain_pip(published, tmp_path):
-    """As a new user would: wheel, weights, fifteen lines, the doctor, an extra; then notebooks that are alone."""
+    """As a new user would: wheel, weights, fourteen lines, the doctor, an extra; then notebooks that are alone."""
     python = tmp_path / "venv" / "bin" / "python"
 
     def ran(*arguments, **environment):

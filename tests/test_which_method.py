@@ -180,6 +180,6 @@ def test_the_memory_of_a_model_is_what_the_plan_adds_up():
     trained, frozen = re.search(
         r"takes ([\d.]+) GiB in the `gpu24` profile.*?, ([\d.]+) GiB\.", PAGE, re.S
     ).groups()
-    parts = kit.plan_memory(kit.profile("gpu24", beta=0.1)).parts["update"]
+    parts = kit.plan_memory(kit.preset("gpu24", beta=0.1)).parts["update"]
     whole = sum(parts[part] for part in ("weights", "gradients", "optimizer")) / 2**30
     assert f"{whole:.1f}" == trained and f"{parts['reference model'] / 2**30:.1f}" == frozen

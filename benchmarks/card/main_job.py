@@ -28,16 +28,16 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out, rows = parser.parse_args().out, []
     for (dtype, autocast, tuning, optimizer), seed in ((kind, seed) for kind in KINDS for seed in range(3)):
-        cfg = kit.profile("cpu", seed=seed)
+        cfg = kit.preset("cpu", tuning=tuning, seed=seed)
         task = cfg.make_task()
         torch.manual_seed(seed)
-        rate = cfg.learning_rate if tuning == "full" else cfg.lora_learning_rate
         model, tokenizer = kit.load_policy(cfg.model, tuning=tuning, dtype=dtype, seed=seed, quiet=True)
         model = model.cuda()
         before = kit.evaluate(model, tokenizer, task, batch_size=256).strict.value if seed == 0 else None
         config = kit.Config(
-            steps=cfg.steps, prompts_per_step=cfg.prompts_per_step, group_size=cfg.group_size, learning_rate=rate,
-            temperature=cfg.temperature, beta=cfg.beta, seed=seed, autocast=autocast, optimizer=optimizer,
+            steps=cfg.steps, prompts_per_step=cfg.prompts_per_step, group_size=cfg.group_size,
+            learning_rate=cfg.learning_rate, temperature=cfg.temperature, beta=cfg.beta, seed=seed, autocast=autocast,
+            optimizer=optimizer,
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             begin = time.perf_counter()

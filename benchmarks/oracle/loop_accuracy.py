@@ -19,7 +19,7 @@ from benchmarks.oracle.accuracy import WEIGHTS, compare_accuracy
 from benchmarks.oracle.cases import FOLDER
 from benchmarks.oracle.compare import table
 from benchmarks.result import ROOT, command_line, origin, read_result, write_result
-from grpo_kit import evaluate, next_run_folder, profile
+from grpo_kit import evaluate, next_run_folder, preset
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
@@ -35,16 +35,14 @@ def run(job: str, seed: int) -> dict[str, Any]:
         right, n = sum(made["after"]["sampled"]), agents.ROWS * agents.SAMPLES
         row = {"job": job, "seed": seed, "right": right, "n": n}
         return row | {"training seconds": round(made["seconds"], 1)}
-    tuning, cfg = JOBS[job], profile("cpu", seed=seed)
+    tuning = JOBS[job]
+    cfg = preset("cpu", tuning=tuning, seed=seed)
     task = cfg.make_task()
     torch.manual_seed(seed)
-    dtype, rate = (
-        (cfg.dtype, cfg.learning_rate) if tuning == "full" else (cfg.lora_dtype, cfg.lora_learning_rate)
-    )
-    model, tokenizer = load_policy(cfg.model, tuning=tuning, dtype=dtype, seed=seed, quiet=True)
+    model, tokenizer = load_policy(cfg.model, tuning=tuning, dtype=cfg.dtype, seed=seed, quiet=True)
     config = Config(
-        steps=cfg.steps, prompts_per_step=cfg.prompts_per_step, group_size=cfg.group_size, learning_rate=rate,
-        temperature=cfg.temperature, beta=cfg.beta, seed=seed,
+        steps=cfg.steps, prompts_per_step=cfg.prompts_per_step, group_size=cfg.group_size,
+        learning_rate=cfg.learning_rate, temperature=cfg.temperature, beta=cfg.beta, seed=seed,
     )  # fmt: skip
     folder = next_run_folder(ROOT / "runs", f"oracle_loop_{tuning}_seed{seed}")
     trainer = GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=Path(folder), live=None)

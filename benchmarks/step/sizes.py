@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.step.workload import Shape, word_tokenizer
-from grpo_kit import profile
+from grpo_kit import preset
 
 WORKLOADS = ("main-job", "realistic", "long", "longest", "think")
 
@@ -37,7 +37,7 @@ class Size:
             raise ValueError(f"workload={workload!r} is not known; use one of {', '.join(WORKLOADS)}")
         if workload != "main-job":
             return getattr(self, workload)
-        cfg = profile(self.profile)
+        cfg = preset(self.profile)
         return Shape(cfg.prompts_per_step, cfg.group_size, None, None, cfg.make_task().max_completion_tokens)
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from benchmarks.step.workload import Shape, Workload, finished, plain_words, word_completions
-from grpo_kit import profile
+from grpo_kit import preset
 from grpo_kit.models import base_model
 from grpo_kit.tasks import countdown
 
@@ -20,7 +20,7 @@ def main_job(model: Any, tokenizer: PreTrainedTokenizerBase, name: str, shape: S
     The prompts are drawn from the task's training rows. The completions are what `model`, where it is, samples at the
     profile's temperature: with transformers' own generate, so that no change of the kit changes the work.
     """
-    cfg = profile(name)
+    cfg = preset(name)
     draw = random.Random(seed)
     task = cfg.make_task()
     prompts = task.render(tokenizer, draw.sample(task.train, shape.prompts))

@@ -115,7 +115,8 @@ def with_numbers(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
     Raises ValueError for an unknown field, and for a field with its own option.
     """
     from grpo_kit.loop.grpo_config import FIELDS
-    from grpo_kit.profiles import UNITS
+    from grpo_kit.presets import preset
+    from grpo_kit.recipe.remembered import NUMBERS
 
     numbers, config = {}, dict(recipe.config)
     for text in arguments.set:
@@ -124,16 +125,15 @@ def with_numbers(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
             raise ValueError(f"--set {text}: write it as NAME=VALUE, such as group_size=16")
         if name in _OWN:
             raise ValueError(f"--set {text}: use {_OWN[name]}")
-        if name not in UNITS and name not in FIELDS:
+        if name not in FIELDS:
             raise ValueError(
-                f"--set {text}: {name} is no number of a profile ({', '.join(n for n in UNITS if n not in _OWN)}) and "
-                f"no other field of kit.Config ({', '.join(n for n in FIELDS if n not in UNITS)})"
+                f"--set {text}: {name} is no field of kit.Config ({', '.join(n for n in FIELDS if n not in _OWN)})"
             )
-        (numbers if name in UNITS else config)[name] = _value(value)
+        (numbers if name in NUMBERS else config)[name] = _value(value)
     if (every := getattr(arguments, "save_every", None)) is not None:
         numbers["save_steps"] = every
     if numbers:
-        recipe = replace(recipe, profile=replace(recipe.cfg, **numbers))
+        recipe = replace(recipe, profile=preset(recipe.cfg, **numbers))
     return replace(recipe, config=config) if config != dict(recipe.config) else recipe
 
 

@@ -22,11 +22,12 @@ class Trained:
     def load(self) -> tuple[Any, Any]:
         """The trained model and its tokenizer; for LoRA with its adapter on the base."""
         from grpo_kit.models import is_adapter, load_policy
+        from grpo_kit.presets import preset
 
         cfg = self.recipe.cfg
         if is_adapter(str(self.model)):
             tuning = self.recipe.tuning if self.recipe.tuning != "full" else "lora"
-            return load_policy(self.model, tuning=tuning, dtype=cfg.lora_dtype, quiet=True)
+            return load_policy(self.model, tuning=tuning, dtype=preset(cfg, tuning=tuning).dtype, quiet=True)
         return load_policy(self.model, dtype=cfg.dtype, quiet=True)
 
     def comparison(self) -> Any:

@@ -97,7 +97,6 @@ def _cards(section: Section) -> None:
     import torch
 
     from grpo_kit.cuda import has_bf16
-    from grpo_kit.profiles import PROFILES
 
     add, to_do = section.rows.append, section.to_do.append
     count = torch.cuda.device_count()
@@ -114,10 +113,7 @@ def _cards(section: Section) -> None:
     compiler = next(filter(shutil.which, ("gcc", "clang", "cc")), None)
     add(Row("triton", metadata.version("triton") if triton else None, f"C compiler: {compiler or 'none'}"))
     if not bf16:
-        other = (
-            "take kit.profile('t4')" if "t4" in PROFILES else "load with dtype='float32', or tuning='lora'"
-        )
-        to_do(f"card: {torch.cuda.get_device_name(0)} has no bfloat16: {other}")
+        to_do(f"card: {torch.cuda.get_device_name(0)} has no bfloat16: take kit.preset('t4')")
     if importlib.util.find_spec("bitsandbytes") is None:
         to_do(
             "bitsandbytes is missing: QLoRA and the optimizers with 8-bit moments, which bfloat16 weights are trained "

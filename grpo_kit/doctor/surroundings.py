@@ -46,16 +46,16 @@ def sections() -> Iterator[Section]:
         yield section
 
 
-def profile(section: Section) -> None:
-    """The profile of "auto", and whether a step of it fits in the free memory."""
+def preset_here(section: Section) -> None:
+    """The preset of "auto", and whether a step of it fits in the free memory."""
     import torch
 
     from grpo_kit.memory.free import free_bytes
     from grpo_kit.memory.plan import USABLE, plan_memory
-    from grpo_kit.profiles import profile as profile_named
+    from grpo_kit.presets import preset
 
-    cfg = profile_named()
-    section.rows.append(Row("profile", cfg.name, cfg.picked))
+    cfg = preset()
+    section.rows.append(Row("preset", cfg.preset, cfg.reasons["preset"][1]))
     section.rows.append(Row("model", cfg.model))
     cuda = torch.cuda.is_available()
     free = free_bytes(torch.device("cuda" if cuda else "cpu")) / GIB
@@ -67,17 +67,17 @@ def profile(section: Section) -> None:
         if not plan.fits:
             helps = "; ".join(plan.advice[:2]) or "end what else holds memory"
             section.to_do.append(
-                f"profile {cfg.name}, {tuning}: needs {plan.peak_gib:.1f} GiB of {free:.1f}: {helps}"
+                f"preset {cfg.preset}, {tuning}: needs {plan.peak_gib:.1f} GiB of {free:.1f}: {helps}"
             )
 
 
 def disk(section: Section) -> None:
-    """Free space for runs, the kit's cache and the hub's, and the size of a checkpoint of the profile."""
+    """Free space for runs, the kit's cache and the hub's, and the size of a checkpoint of the preset."""
     from grpo_kit.memory.plan import plan_memory
     from grpo_kit.models.gguf_reader import embedded_cache
-    from grpo_kit.profiles import profile as profile_named
+    from grpo_kit.presets import preset
 
-    cfg = profile_named()
+    cfg = preset()
     parts = plan_memory(cfg).parts["optimizer step"]
     checkpoint = (parts["weights"] + parts["optimizer"]) / GIB
     cache, converted = embedded_cache()
@@ -100,7 +100,7 @@ def disk(section: Section) -> None:
             )
         elif free < needed:
             section.to_do.append(f"disk: {path} has {free:.1f} GiB, and {needed:.1f} are needed")
-    note = f"profile {cfg.name}, full; two of them while the second is written"
+    note = f"preset {cfg.preset}, full; two of them while the second is written"
     section.rows.append(Row("a checkpoint takes (GiB)", checkpoint, note))
 
 
@@ -205,7 +205,7 @@ def notebooks(section: Section) -> None:
 SECTIONS: dict[str, Callable[[Section], None]] = {
     "Versions": versions,
     "Machine": machine,
-    "Profile": profile,
+    "Preset": preset_here,
     "Disk": disk,
     "Sandbox": sandbox,
     "Hub": hub,

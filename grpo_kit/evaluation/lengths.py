@@ -20,7 +20,7 @@ from grpo_kit.rollout.complete import Completion
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from grpo_kit.profiles import Profile
+    from grpo_kit.loop.grpo_config import Config
     from grpo_kit.tasks import Task
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -122,13 +122,13 @@ def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:
 def cost_of_maximum(
     lengths: Lengths,
     maxima: Sequence[int],
-    profile: Profile,
+    cfg: Config,
     *,
     config: PretrainedConfig | None = None,
     prompt_tokens: int = 256,
     seconds_a_step: float | None = None,
 ) -> pd.DataFrame:
-    """The cost of a rollout of the profile's batch at each maximum; one row a maximum.
+    """The cost of a rollout of the config's batch at each maximum; one row a maximum.
 
     cut off: share of completions (nothing for a maximum beyond the probe). batches with a runaway: chance that at least
     one row of the batch is still writing at the maximum. steps: decode_steps. padded: tokens computed if ended rows
@@ -136,11 +136,11 @@ def cost_of_maximum(
     rollout reserves on a card, from plan_memory (16 bit). seconds: steps x seconds_a_step, if that is given.
     config: of the model, if plan_memory does not know its name.
     """
-    count = profile.completions_per_step
+    count = cfg.completions_per_step
     rows = {}
     for maximum in maxima:
         steps = decode_steps(lengths, maximum, count)
-        plan = plan_memory(profile, completion_tokens=maximum, config=config, prompt_tokens=prompt_tokens)
+        plan = plan_memory(cfg, completion_tokens=maximum, config=config, prompt_tokens=prompt_tokens)
         written = math.fsum(1 - lengths.within(t - 1) for t in range(1, maximum + 1))
         rows[maximum] = {
             "cut off": lengths.share_cut_off(maximum).value if maximum <= lengths.limit else math.nan,

@@ -15,7 +15,7 @@ from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
 
 CURVE = "curve.png"
-# Licenses of the bases that the kit ships or its profiles name, from their own cards.
+# Licenses of the bases that the kit ships or its presets name, from their own cards.
 LICENSES = {
     EMBEDDED: "apache-2.0",
     "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0",

@@ -22,16 +22,18 @@ from filelock import FileLock, Timeout
 
 from grpo_kit.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
+from grpo_kit.lab.arm import Arm, arm_of, fingerprint
 from grpo_kit.lab.confounders import unlike
 from grpo_kit.lab.figure import draw_lab
 from grpo_kit.lab.outcomes import outcomes
-from grpo_kit.lab.run import RESULT, SETTINGS, before_training, run, set_aside, tell_flags, tell_steps
-from grpo_kit.lab.settings import as_json, fingerprint, resolve
+from grpo_kit.lab.run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from grpo_kit.loop.grpo_config import Config
 
 _BY_NAME = "functions and classes are known by name: name the arm otherwise when you change the code of one"
 
@@ -157,15 +159,17 @@ class Lab:
 def compare(
     arms: Mapping[str, Mapping[str, Any]],
     seeds: Sequence[int],
-    base: Mapping[str, Any] | None = None,
+    config: Config | str = "auto",
     *,
     folder: str | Path,
     quiet: bool = False,
+    **shared: Any,
 ) -> Lab:
     """Train every arm with every seed and compare their held-out accuracy.
 
-    arms: {name: changed settings} (flat settings, see lab.settings.resolve); the others are compared with the first.
-    base: settings that all arms share. folder: place of the runs. Finished runs there are not repeated, and all their
+    arms: {name: changes of the config, and its own task, sample, prepare, ... (see lab.arm.arm_of)}; the others are
+    compared with the first. config: of all arms, or the name of a preset. shared: further changes of them all, such as
+    task=task. folder: place of the runs. Finished runs there are not repeated, and all their
     seeds for these arms are in the result. A function or class is identified by its name alone: after
     changing its code, rename the arm.
     Seeds go first to last, each through all arms, so that an unfinished table is fair. Runs of another process are
@@ -173,26 +177,26 @@ def compare(
     prints a line, with its remedy once.
     At the end it prints which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
     The stop button saves and raises Stopped; the next call continues there.
-    Raises ValueError for unknown settings and for no seeds; RunFolderError if the folder holds an arm of that name with
+    Raises ValueError for unknown names and for no seeds; RunFolderError if the folder holds an arm of that name with
     other settings, or if another process has all remaining runs and none is finished.
 
-    >>> compare({"as it is": {}, "cold": {"temperature": 0.5}}, [0, 1, 2], folder="runs/cold")  # doctest: +SKIP
+    >>> arms = {"as it is": {}, "cold": {"temperature": 0.5}}
+    >>> compare(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
     """
-    base, folder = dict(base or {}), Path(folder)
+    folder = Path(folder)
     seeds = [_seed(seed) for seed in seeds]
     if not arms or not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
-    settings = {arm: {**base, **changes} for arm, changes in arms.items()}
     # All checks come before the first run.
-    for arm, changes in settings.items():
+    for arm in arms:
         if not re.fullmatch(r"\w[\w .,+=-]*", arm):
             raise ValueError(
                 f"arm {arm!r} becomes a folder's name; use letters, digits, blanks and .,+=-_, a letter or digit first"
             )
-        resolve(changes).of_seed(0)
-    for arm, changes in settings.items():
+    each = {arm: arm_of(config, {**shared, **changes}) for arm, changes in arms.items()}
+    for arm in arms:
         for path in _finished(folder, arm):
-            _check_settings(path, changes)
+            _check_settings(path, each[arm])
     (folder / ".locks").mkdir(parents=True, exist_ok=True)
     todo = [(seed, arm) for seed in seeds for arm in arms]
     waiting = [(seed, arm) for seed, arm in todo if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
@@ -202,7 +206,7 @@ def compare(
     told: set[tuple[str, str]] = set()  # red flags already printed
     with progress_line(f"laboratory {folder.name}") as progress:
         for number, (seed, arm) in enumerate(todo, 1):
-            path, changes = folder / arm / f"seed-{seed}", settings[arm]
+            path = folder / arm / f"seed-{seed}"
             which = f"{number}/{len(todo)} {arm}, seed {seed}"
             lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
             try:
@@ -212,16 +216,16 @@ def compare(
                 continue
             with mine:  # releases it in every case
                 if (path / RESULT).exists():
-                    _check_settings(path, changes)
+                    _check_settings(path, each[arm])
                     continue
-                if (kept := set_aside(path, changes)) is not None:
+                if (kept := set_aside(path, each[arm])) is not None:
                     progress.print(f"{which}: an unfinished run is now {kept.name}")
                 run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
                 result = run(
-                    changes,
+                    each[arm],
                     seed,
                     path,
-                    before=before_training(changes, folder),
+                    before=before_training(each[arm], folder),
                     on_step=tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
                     on_flag=tell_flags(progress, which, told),
                 )
@@ -268,12 +272,9 @@ def _finished(folder: Path, arm: str) -> list[Path]:
     return [folder / arm / f"seed-{seed}" for seed in sorted((s for s in seeds if s.isdecimal()), key=int)]
 
 
-def _check_settings(path: Path, changes: Mapping[str, Any]) -> None:
+def _check_settings(path: Path, arm: Arm) -> None:
     """Raises RunFolderError if the finished run in `path` was made with other settings."""
-    if (path / SETTINGS).exists():
-        was, now = json.loads((path / SETTINGS).read_text(encoding="utf-8")), fingerprint(resolve(changes))
-    else:  # only a result.json: the settings as given
-        was, now = json.loads((path / RESULT).read_text(encoding="utf-8"))["settings"], as_json(changes)
+    was, now = json.loads((path / RESULT).read_text(encoding="utf-8"))["settings"], fingerprint(arm)
     if was != now:
         differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
         raise RunFolderError(

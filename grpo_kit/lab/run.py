@@ -1,4 +1,4 @@
-"""One run of the laboratory: flat settings -> a trained and evaluated model -> a run folder with result.json."""
+"""One run of the laboratory: an arm and a seed -> a trained and evaluated model -> a run folder with result.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.hooks.standard import GRPOTrainer
-from grpo_kit.lab.settings import as_json, digest, fingerprint, prompt_fingerprint, resolve
+from grpo_kit.lab.arm import Arm, digest, fingerprint, prompt_fingerprint
 from grpo_kit.loop.checkpoint import last_whole
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
@@ -52,7 +52,7 @@ class _Steps(Hook):
 
 
 def run(
-    changes: Mapping[str, Any],
+    arm: Arm,
     seed: int,
     folder: Path,
     *,
@@ -62,45 +62,44 @@ def run(
 ) -> dict[str, Any]:
     """Train and evaluate; returns the contents of result.json. A run that is in folder continues from its checkpoint.
 
-    on_step: called with (steps done, steps in all) after each. on_flag: called with a red flag, unless the settings
-    set another.
+    on_step: called with (steps done, steps in all) after each. on_flag: called with a red flag, unless the arm
+    has another.
     Raises Stopped after the stop button, once the trainer has saved.
     """
-    settings = resolve(changes)
-    cfg, task = settings.profile, settings.task
+    config, task = replace(arm.config, seed=seed), arm.task
     set_seed(seed)
     model, tokenizer = load_policy(
-        cfg.model, tuning=settings.tuning, dtype=settings.dtype, seed=seed, quiet=True
+        config.model, tuning=config.tuning, dtype=config.dtype, seed=seed, quiet=True
     )
     start = time.perf_counter()
-    if settings.prepare is not None:  # also before loading a checkpoint: a reference model comes from it
-        settings.prepare(model, tokenizer, task, seed)
+    if arm.prepare is not None:  # also before loading a checkpoint: a reference model comes from it
+        arm.prepare(model, tokenizer, task, seed)
     prepared = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SETTINGS, fingerprint(settings))
-    config, steps, seams = settings.of_seed(seed), _Steps(on_step), {}
-    if settings.sample is not None:
+    write_json(folder / SETTINGS, fingerprint(arm))
+    steps, seams = _Steps(on_step), {}
+    if arm.sample is not None:
         own = fast(model, config)
-        seams = {"sample": settings.sample(own.sample), "update": own.update}
+        seams = {"sample": arm.sample(own.sample), "update": own.update}
     trainer = GRPOTrainer(
-        model, task, config, tokenizer=tokenizer, folder=folder, live=None, on_flag=settings.on_flag or on_flag,
+        model, task, config, tokenizer=tokenizer, folder=folder, live=None, on_flag=arm.on_flag or on_flag,
         hooks=[steps], **seams,
     )  # fmt: skip
     try:
         trainer.train(resume=holds_run(folder))
     except Stopped:
-        if not (settings.on_flag == "stop" and read_flags(folder)):
+        if not (arm.on_flag == "stop" and read_flags(folder)):
             raise
     del trainer
     trained = time.perf_counter()
-    after = evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
-    samples = settings.eval_samples
-    counts = {str(t): _sampled(model, tokenizer, task, t, samples, seed) for t in settings.eval_temperatures}
+    after = evaluate(model, tokenizer, task, batch_size=config.eval_batch)
+    samples = arm.eval_samples
+    counts = {str(t): _sampled(model, tokenizer, task, t, samples, seed) for t in arm.eval_temperatures}
     metrics, completions = read_metrics(folder), read_completions(folder)
     further = metrics.get("rollout/extra_completions", pd.Series())
     wrong = after.rows[~after.rows["strict"].astype(bool)]
     result = {
-        "settings": as_json(changes),
+        "settings": fingerprint(arm),
         "seed": seed,
         "accuracy": asdict(after.strict),
         "right": "".join("1" if right else "0" for right in after.rows["strict"]),
@@ -121,7 +120,7 @@ def run(
         "prepare_seconds": round(prepared - start, 1),
         "train_seconds": round(trained - prepared + steps.earlier, 1),
         "evaluate_seconds": round(time.perf_counter() - trained, 1),
-        "model": cfg.model,
+        "model": config.model,
         "hardware": hardware(),
         "date": date.today().isoformat(),
         "versions": {name: version(name) for name in ("torch", "transformers")},
@@ -154,20 +153,19 @@ def tell_flags(progress: ProgressLine, which: str, told: set[tuple[str, str]]) -
     return on_flag
 
 
-def before_training(changes: Mapping[str, Any], folder: Path) -> Evaluation:
+def before_training(arm: Arm, folder: Path) -> Evaluation:
     """The untrained model on the task's held-out rows; `folder` has one file for each model, prompt and rows."""
-    settings = resolve(changes)
-    path = folder / f"before-{prompt_fingerprint(settings)}.json"
+    path = folder / f"before-{prompt_fingerprint(arm)}.json"
     if path.exists():
         return Evaluation.load(path)
-    cfg, tuning = settings.profile, "qlora" if settings.tuning == "qlora" else "full"
-    model, tokenizer = load_policy(cfg.model, tuning=tuning, dtype=settings.dtype, quiet=True)
-    found = evaluate(model, tokenizer, settings.task, batch_size=cfg.eval_batch)
+    config, tuning = arm.config, "qlora" if arm.config.tuning == "qlora" else "full"
+    model, tokenizer = load_policy(config.model, tuning=tuning, dtype=config.dtype, quiet=True)
+    found = evaluate(model, tokenizer, arm.task, batch_size=config.eval_batch)
     found.save(path)
     return found
 
 
-def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
+def set_aside(folder: Path, arm: Arm) -> Path | None:
     """Renames an unfinished run that cannot be continued, and returns the new name.
 
     A run can be continued from a complete checkpoint with the same settings, unless a red flag ended it
@@ -175,9 +173,9 @@ def set_aside(folder: Path, changes: Mapping[str, Any]) -> Path | None:
     """
     if not holds_run(folder):
         return None
-    settings, file = resolve(changes), folder / SETTINGS
-    same = file.exists() and json.loads(file.read_text(encoding="utf-8")) == fingerprint(settings)
-    flagged = settings.on_flag == "stop" and read_flags(folder)
+    file = folder / SETTINGS
+    same = file.exists() and json.loads(file.read_text(encoding="utf-8")) == fingerprint(arm)
+    flagged = arm.on_flag == "stop" and read_flags(folder)
     if same and not flagged and _has_whole_checkpoint(folder):
         return None
     number = 1

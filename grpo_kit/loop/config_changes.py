@@ -7,6 +7,10 @@ from typing import Any
 
 from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, from_json
 
+# What the loop does not read: where the model and the task came from. A run that goes on may say them otherwise.
+_AROUND = ("preset", "task", "task_options", "held_out", "eval_batch")
+_LOADED = ("model", "tuning", "dtype")  # None says nothing of them
+
 
 def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
     """Raises ValueError for a field that cannot change, or not to that value in this run. Nothing is set here."""
@@ -35,10 +39,15 @@ def take_up(config: Config, saved: Mapping[str, Any], begun: Mapping[str, Any]) 
     difference is a change.
     Raises ValueError for a field that cannot change and has another value.
     """
-    given = config.values()
+    given, kept = config.values(), {}
     for name, value in given.items():
-        if value == begun.get(name, value):
+        was = begun.get(name, value)
+        if name in _AROUND or name in _LOADED and None in (value, was):
+            continue
+        if value == was:
             setattr(config, name, from_json(name, saved.get(name, value), getattr(config, name)))
         elif not FIELDS[name].metadata["changes"]:
-            raise ValueError(f"{name}={value!r} {CANNOT_CHANGE}; this one was begun with {begun[name]!r}")
-    return config.values() | {name: saved[name] for name in saved.keys() & given.keys()}
+            raise ValueError(f"{name}={value!r} {CANNOT_CHANGE}; this one was begun with {was!r}")
+        if name in saved:
+            kept[name] = saved[name]
+    return config.values() | kept

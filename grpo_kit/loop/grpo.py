@@ -43,7 +43,14 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.reference import start_weights, weights_of
-from grpo_kit.loop.run_checks import check_precision, check_task, lacks_room, mark_trained, trained_before
+from grpo_kit.loop.run_checks import (
+    check_model,
+    check_precision,
+    check_task,
+    lacks_room,
+    mark_trained,
+    trained_before,
+)
 from grpo_kit.loop.run_settings import settings_of
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
 from grpo_kit.loop.seeds import random_state_comes_back, rows_of_step, seed_everything
@@ -90,15 +97,14 @@ class GRPOTrainer:
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.model, self.task, self.tokenizer = model, task, tokenizer
-        self.config = Config() if config is None else config
-        if self.config.max_completion_tokens is None:
-            self.config.max_completion_tokens = task.max_completion_tokens
+        self.config = (Config() if config is None else config).with_task(task)
         if len(task.train) < (needed := self.config.prompts_per_step):
             raise ValueError(
                 f"task {task.name!r} has {len(task.train)} train rows, and prompts_per_step={needed} needs as many "
                 "different ones; add rows or lower it"
             )
         self.folder, self.hooks = Path(folder), list(hooks)
+        check_model(self.config, model)
         check_precision(self.config, model)
         check_task(model, tokenizer, task, self.config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)

@@ -1,11 +1,16 @@
-"""Config: every number of a run, each with its unit and what it is for; StepNumbers: the numbers of one step."""
+"""Config: every number of a run, each with its unit and what it is for; StepNumbers: the numbers of one step.
+
+Longer than 300 lines because the fields of a run and the checks of their values are read together.
+"""
 
 from __future__ import annotations
 
+import difflib
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.argument_checks import (
     check_above_zero,
@@ -16,6 +21,12 @@ from grpo_kit.argument_checks import (
 )
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.schedules import schedule_from
+from grpo_kit.tasks import by_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from grpo_kit.tasks.task import Task
 
 Schedule = Callable[[float], float]
 """f(progress in [0, 1]) -> value, such as those of grpo_kit.schedules."""
@@ -24,16 +35,20 @@ LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo", "sapo", "luspo", "
 
 def _number(default: Any, unit: str, *, changes: bool = False) -> Any:
     """A field. unit: what it counts. changes: whether it may change while the run trains."""
-    return field(default=default, metadata={"unit": unit, "changes": changes})
+    how = {"default_factory": default} if default is dict else {"default": default}
+    return field(**how, metadata={"unit": unit, "changes": changes})
 
 
 @dataclass
 class Config:
-    """What a run does, apart from its model and its task.
+    """Every number of a run. kit.preset gives one that fits a machine; Config() has each field's default.
 
+    A model and a task are made from it, load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype) and cfg.make_task(),
+    or are the user's own. A trainer that is given another task says so here (task=None) and takes its length.
     learning_rate, temperature and beta may each be a number or a schedule, a function of progress.
     A field that says changes=True may be assigned while the run trains: from the next step on the run obeys, and
     metrics.jsonl says so in that step's line. Assigning to any other field of a running config raises ValueError.
+    reasons: field -> (the preset's value, why it has it). Printed, a config is a table: value, unit, reason.
     Raises ValueError, naming the field and what would do, for a value that cannot be.
 
     >>> Config(steps=2).group_size
@@ -43,6 +58,17 @@ class Config:
     ValueError: group_size=1 must be a whole number of at least 2
     """
 
+    # What is trained, on what
+    preset: str | None = _number(None, "name; None: of none")
+    model: str | None = _number(None, "name or path; None: the one that the trainer is given")
+    tuning: Literal["full", "lora", "qlora"] | None = _number(
+        None, "weights that train; None: as the model was loaded"
+    )
+    dtype: str | None = _number(None, "of the weights, frozen ones with LoRA; None: as the model was loaded")
+    task: str | None = _number(None, "name; None: the task that the trainer is given")
+    task_options: dict[str, Any] = _number(dict, "arguments of the task")
+    held_out: int = _number(256, "prompts that are never trained on")
+    eval_batch: int = _number(64, "prompts at a time in an evaluation")
     # How much
     steps: int = _number(100, "steps, each one rollout and its updates", changes=True)
     prompts_per_step: int = _number(8, "prompts")
@@ -68,7 +94,7 @@ class Config:
         0.28, "how far a ratio may rise above 1; cispo: the largest ratio", changes=True
     )
     loss_options: dict[str, Any] = _number(
-        None, "more arguments of the loss, as grpo_kit.objectives names them"
+        dict, "more arguments of the loss, as grpo_kit.objectives names them"
     )
     beta: float | Schedule = _number(0.0, "weight of the KL to the reference; 0: there is none", changes=True)
     entropy_bonus: float = _number(
@@ -103,16 +129,18 @@ class Config:
     save_steps: int = _number(0, "steps between checkpoints; 0: at a stop alone", changes=True)
     save_total_limit: int = _number(1, "checkpoints that stay, besides the best", changes=True)
 
+    reasons: dict[str, tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         self._running = False
-        if self.loss_options is None:
-            self.loss_options = {}
+        if self.task and self.task_options:
+            by_name.check_options(self.task, self.task_options)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
+        if name.startswith("_") or name == "reasons":
             return super().__setattr__(name, value)
         if name not in FIELDS:
-            raise ValueError(f"{name}={value!r}: Config has no such field; it has {', '.join(FIELDS)}")
+            check_fields({name: value})
         value = _checked(name, value)
         if (
             getattr(self, "_running", False)
@@ -133,6 +161,59 @@ class Config:
         """Every field as JSON can hold it: a schedule as its text."""
         return {name: as_json(getattr(self, name)) for name in FIELDS}
 
+    def table(self) -> pd.DataFrame:
+        """One row a field that the preset sets or that is not at its default: value, unit, reason, as it is printed."""
+        from grpo_kit.loop.config_table import table_of
+
+        return table_of(self)
+
+    def why(self, name: str) -> str:
+        """The reason of a field in the table: why the preset has its value, or that you have set it."""
+        return self.table().loc[name, "reason"]
+
+    def __str__(self) -> str:
+        from grpo_kit.loop.config_table import text_of
+
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return self.table().astype(str).to_html()
+
+    def make_task(self) -> Task:
+        """The named task with `held_out` held-out rows, or fewer if it has no more, and this max_completion_tokens.
+
+        Raises ValueError where task=None, and for arguments that the task does not take.
+        """
+        return self.cut(by_name.make(self.task, self.task_options, self.held_out))
+
+    def cut(self, task: Task) -> Task:
+        """A task with this many held-out rows, or fewer if it has no more, and with this length, if there is one."""
+        length = self.max_completion_tokens or task.max_completion_tokens
+        return replace(task, held_out=task.held_out[: self.held_out], max_completion_tokens=length)
+
+    def with_task(self, task: Any) -> Config:
+        """This config, which now says what the run's task is: by its name or, of another task, not at all; its length.
+
+        A copy where another run goes by it with another task.
+        """
+        given = "the one that the trainer was given"
+        told = {} if task.name == self.task else {"task_options": ({}, given), "task": (None, given)}
+        length = (self.max_completion_tokens, "the task's")
+        if self.max_completion_tokens is None or self.reasons.get("max_completion_tokens") == length:
+            told["max_completion_tokens"] = (task.max_completion_tokens, "the task's")
+        values, reasons = {name: value for name, (value, _) in told.items()}, self.reasons | told
+        if self._running and any(getattr(self, name) != value for name, value in values.items()):
+            return replace(self, **values, reasons=reasons)
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.reasons = reasons
+        return self
+
+    @property
+    def completions_per_step(self) -> int:
+        """prompts_per_step * group_size."""
+        return self.prompts_per_step * self.group_size
+
     @property
     def warmup_steps(self) -> int:
         """Steps over which the learning rate rises."""
@@ -150,8 +231,22 @@ class Config:
         return StepNumbers(step, progress, temperature, rate, _at(self.beta, progress))
 
 
-FIELDS = {each.name: each for each in fields(Config)}
+FIELDS = {each.name: each for each in fields(Config) if each.metadata}
 CANNOT_CHANGE = "cannot be changed while a run goes on"
+
+
+def check_fields(values: Mapping[str, Any], besides: Sequence[str] = ()) -> None:
+    """Raises ValueError, with the nearest name, for one that is no field. besides: other names that are known there.
+
+    >>> check_fields({"lerning_rate": 1e-5})
+    Traceback (most recent call last):
+    ValueError: lerning_rate=1e-05: Config has no such field; did you mean 'learning_rate'?
+    """
+    for name, value in values.items():
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, [*FIELDS, *besides], 1)
+            mend = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(FIELDS)}"
+            raise ValueError(f"{name}={value!r}: Config has no such field; {mend}")
 
 
 @dataclass(frozen=True)
@@ -178,7 +273,7 @@ def as_json(value: Any) -> Any:
     ('linear(1.2, 0.8)', 'function max')
     """
     if not callable(value):
-        return value
+        return json.loads(json.dumps(value)) if isinstance(value, dict) else value
     try:
         schedule_from(repr(value))
     except ValueError:
@@ -203,12 +298,16 @@ def _at(value: float | Schedule, progress: float) -> float:
 
 _WHOLE = {
     "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,
+    "held_out": 1, "eval_batch": 1,
     "seed": 0, "top_k": 0, "resample": 0, "save_steps": 0, "save_total_limit": 1,
 }  # fmt: skip
 _AT_LEAST_0 = (
     "epsilon", "epsilon_high", "entropy_bonus", "positive_weight", "negative_weight", "warmup", "weight_decay",
 )  # fmt: skip
 _CHOICES = {
+    "tuning": (None, "full", "lora", "qlora"),
+    "dtype": (None, "float32", "bfloat16", "float16"),
+    "task": (None, *by_name.NAMES),
     "loss": LOSSES,
     "level": ("token", "sequence"),
     "scale": ("group", "batch", "none"),
@@ -248,6 +347,8 @@ def _checked(name: str, value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or not value:
             raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
         return [check_number("reward_weights", weight) for weight in value]
+    elif name in ("task_options", "loss_options") and not isinstance(value, dict):
+        raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")
     elif name in ("mask_cut_off", "gradient_checkpointing") and not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be True or False")
     return value

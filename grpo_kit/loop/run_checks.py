@@ -55,6 +55,19 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
         )
 
 
+def check_model(config: Config, model: torch.nn.Module) -> None:
+    """Raises ValueError for a model that was loaded otherwise than the config says: another tuning or dtype."""
+    load = "load it with load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype), or change the config"
+    if config.tuning is not None and (config.tuning == "full") == isinstance(model, PeftModel):
+        has = "has adapters" if isinstance(model, PeftModel) else "has no adapters"
+        raise ValueError(f"tuning={config.tuning!r}: this model {has}; {load}")
+    if config.dtype is not None and config.tuning != "qlora":
+        frozen = isinstance(model, PeftModel)  # adapters are float32 over weights of any dtype
+        largest = max((p for p in model.parameters() if p.requires_grad != frozen), key=torch.numel)
+        if (found := str(largest.dtype).removeprefix("torch.")) != config.dtype:
+            raise ValueError(f"dtype={config.dtype!r}: this model's weights are {found}; {load}")
+
+
 def check_precision(config: Config, model: torch.nn.Module) -> None:
     """Raises ValueError for a scaled loss over trained weights of 16 bits: their gradients cannot be scaled back."""
     narrow = {p.dtype for p in model.parameters() if p.requires_grad} - {torch.float32}

@@ -5,24 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpo_kit.memory.plan_table import MemoryPlan
-from grpo_kit.memory.request import WITHOUT_BFLOAT16, Request
+from grpo_kit.memory.request import WITHOUT_BFLOAT16, Request, has_reference, optimizer_of
 from grpo_kit.memory.shapes import config_of, count
+from grpo_kit.presets import preset
 
 
 def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
     """Helpful changes, by how much each saves; each change alone, with the update cut as in the plan."""
-    cfg, full = request.cfg, request.tuning == "full"
+    cfg, full = request.cfg, request.full
     ideas: list[tuple[str, Request]] = []
     split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg
-    narrow = cfg.name not in WITHOUT_BFLOAT16
-    if narrow and split != cfg and (cfg.optimizer, cfg.dtype) != ("flash-adamw", "bfloat16"):
+    narrow = cfg.preset not in WITHOUT_BFLOAT16
+    if narrow and split != cfg and (optimizer_of(cfg), cfg.dtype) != ("flash-adamw", "bfloat16"):
         ideas.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
-    if full and cfg.dtype == "float32" and cfg.optimizer == "adamw":
+    if full and optimizer_of(cfg) == "adamw" and cfg.dtype != "bfloat16":
         ideas.append(("optimizer='adamw-8bit'", replace(request, cfg=replace(cfg, optimizer="adamw-8bit"))))
-    if full and cfg.beta > 0:
+    if full and has_reference(cfg):
         ideas.append(("beta=0 (no reference model)", replace(request, cfg=replace(cfg, beta=0.0))))
-    for smaller in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(request.tuning, ()):
-        ideas.append((f"tuning={smaller!r}", replace(request, tuning=smaller)))
+    for smaller in {"lora": ("qlora",), "qlora": ()}.get(cfg.tuning, ("lora", "qlora")):
+        own = {} if cfg.preset is None else {"dtype": preset(cfg.preset, tuning=smaller).dtype}
+        ideas.append((f"tuning={smaller!r}", replace(request, cfg=replace(cfg, tuning=smaller, **own))))
     if half := cfg.prompts_per_step // 2:
         ideas.append((f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half))))
     if half := request.completion_tokens // 2:

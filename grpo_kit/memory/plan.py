@@ -14,23 +14,23 @@ from dataclasses import replace
 from transformers import PretrainedConfig
 
 from grpo_kit.argument_checks import check_above_zero, check_choice, check_whole
+from grpo_kit.loop.grpo_config import Config
 from grpo_kit.memory.activations import checkpoint_bytes, chunk_bytes, head_bytes, layer_bytes, update_budget
 from grpo_kit.memory.advice import advice
 from grpo_kit.memory.plan_table import GIB, MemoryPlan
 from grpo_kit.memory.request import USABLE, WITHOUT_BFLOAT16, Request
 from grpo_kit.memory.shapes import config_of, count, counted
-from grpo_kit.profiles import Profile
-from grpo_kit.profiles import profile as profile_named
+from grpo_kit.presets import preset
 
 __all__ = ["MemoryPlan", "plan_memory"]
 __all__ += ["checkpoint_bytes", "chunk_bytes", "head_bytes", "layer_bytes", "update_budget"]
 
 
 def plan_memory(
-    profile: Profile | str,
+    cfg: Config | str,
     gpu_gb: float | None = None,
     *,
-    tuning: str = "full",
+    tuning: str | None = None,
     prompt_tokens: int = 256,
     completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
@@ -39,13 +39,13 @@ def plan_memory(
     checkpointed_layers: int | None = None,
     rank: int = 16,
 ) -> MemoryPlan:
-    """The memory of one GRPO step of the profile on a CUDA card, computed before anything is loaded.
+    """The memory of one GRPO step of a config on a CUDA card, computed before anything is loaded.
 
-    gpu_gb: the card's nominal size; 0.92 of it, in GiB, is usable (24 -> 22.1); None: 16 for t4, else 24. tuning:
-    "full", "lora" or "qlora".
+    cfg: a Config that names a model, or a preset's name. tuning: "full", "lora" or "qlora"; None: the config's.
+    gpu_gb: the card's nominal size; 0.92 of it, in GiB, is usable (24 -> 22.1); None: 16 for t4, else 24.
     prompt_tokens: of the longest prompt, prefill included; completions count at their maximum. Qwen's are 142 to
     256 on gsm8k, up to 700 on countdown with thoughts; from 256 to 1,024 gpu24's peaks move by less than 0.1 GiB.
-    completion_tokens: such as task.max_completion_tokens. None: the profile's max_completion_tokens, else its task's;
+    completion_tokens: such as task.max_completion_tokens. None: the config's max_completion_tokens, else its task's;
     the task is built for that if none of its arguments names them.
     config: if a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer.
     chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer cuts it by free memory.
@@ -59,7 +59,7 @@ def plan_memory(
     """
     cut = (chunk_tokens, checkpointed_layers)
     request = request_for(
-        profile,
+        cfg,
         gpu_gb,
         tuning=tuning,
         prompt_tokens=prompt_tokens,
@@ -74,10 +74,10 @@ def plan_memory(
 
 
 def request_for(
-    profile: Profile | str,
+    cfg: Config | str,
     gpu_gb: float | None = None,
     *,
-    tuning: str = "full",
+    tuning: str | None = None,
     prompt_tokens: int = 256,
     completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
@@ -86,12 +86,13 @@ def request_for(
     cut: tuple[int | None, int | None] = (None, None),
 ) -> Request:
     """The arguments of plan_memory, checked. cut: its chunk_tokens and checkpointed_layers."""
-    cfg = profile_named(profile) if isinstance(profile, str) else profile
-    if not isinstance(cfg, Profile):
-        raise ValueError(f"profile={profile!r} must be a profile or its name, such as 'gpu24'")
-    check_choice("tuning", tuning, ("full", "lora", "qlora"))
+    if not isinstance(cfg, Config | str):
+        raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
+    cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
+    if config is None and cfg.model is None:
+        raise ValueError("model=None: the config names no model, so nothing can be counted; give it one")
     check_choice("attention", attention, ("flex_attention", "sdpa"))
-    gpu_gb = WITHOUT_BFLOAT16.get(cfg.name, 24.0) if gpu_gb is None else gpu_gb
+    gpu_gb = WITHOUT_BFLOAT16.get(cfg.preset, 24.0) if gpu_gb is None else gpu_gb
     check_above_zero("gpu_gb", gpu_gb, hint=", such as 24")
     sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1)}
     chosen = (("completion_tokens", completion_tokens, 1), ("chunk_tokens", cut[0], 1))
@@ -104,4 +105,4 @@ def request_for(
     if completion_tokens is None:
         named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
         completion_tokens = named or cfg.make_task().max_completion_tokens
-    return Request(cfg, config, tuning, prompt_tokens, completion_tokens, attention, rank, usable, counts)
+    return Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from grpo_kit.loop.grpo_config import Config
 from grpo_kit.memory.activations import chunk_bytes, update_budget
 from grpo_kit.memory.decoding import decode_bytes
 from grpo_kit.memory.plan_table import GIB, MemoryPlan
 from grpo_kit.memory.shapes import Counts
 from grpo_kit.optim.choose import OPTIMIZERS
-from grpo_kit.profiles import Profile
 
 USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
@@ -46,9 +46,8 @@ class States:
 class Request:
     """A plan's arguments, in bytes and parameters. rank: of adapters."""
 
-    cfg: Profile
+    cfg: Config
     config: PretrainedConfig
-    tuning: str
     prompt_tokens: int
     completion_tokens: int
     attention: str
@@ -58,17 +57,21 @@ class Request:
 
     @property
     def full(self) -> bool:
-        return self.tuning == "full"
+        return self.cfg.tuning in (None, "full")
+
+    @property
+    def four_bit(self) -> bool:
+        return self.cfg.tuning == "qlora"
 
     @property
     def itemsize(self) -> int:
         """Bytes of a loaded weight that is not in 4 bits."""
-        return getattr(torch, self.cfg.dtype if self.full else self.cfg.lora_dtype).itemsize
+        return getattr(torch, self.cfg.dtype or "float32").itemsize
 
     @property
     def compute(self) -> int:
         """Bytes of a number in the card's computations."""
-        return self.itemsize if self.cfg.name in WITHOUT_BFLOAT16 else COMPUTE
+        return self.itemsize if self.cfg.preset in WITHOUT_BFLOAT16 else COMPUTE
 
     @property
     def layers(self) -> int:
@@ -87,7 +90,7 @@ class Request:
     def plan(self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None) -> MemoryPlan:
         """The plan without advice; None: cut as the trainer would cut the update."""
         states = self._states()
-        residual = 4 if self.tuning == "qlora" else self.itemsize
+        residual = 4 if self.four_bit else self.itemsize
         cast = self.counts.linear * self.compute if self.full and residual != self.compute else 0.0
         tokens, checkpointed = self._cut(states, residual, chunk_tokens, checkpointed_layers)
         static, gradients = states.always, {"gradients": states.gradients}
@@ -106,22 +109,22 @@ class Request:
         cfg, counts = self.cfg, self.counts
         weights, adapters = self._weights(), counts.adapters
         if self.full:
-            state, stepping = _optimizer(cfg.optimizer, counts.all, self.itemsize)
+            state, stepping = _optimizer(optimizer_of(cfg), counts.all, self.itemsize)
             gradients = float(counts.all * self.itemsize)
         else:  # adapters in float32, torch's AdamW
             state, stepping, gradients = 8.0 * adapters, 4.0 * adapters, 4.0 * adapters
         always = {
             "weights": weights + (0 if self.full else 4 * adapters),
-            "reference model": weights if self.full and cfg.beta > 0 else 0.0,
+            "reference model": weights if self.full and has_reference(cfg) else 0.0,
             "optimizer": state,
         }
         return States(always, gradients, stepping)
 
     def _weights(self) -> float:
         """Bytes of the loaded model without adapters."""
-        four_bit = self.tuning == "qlora"  # peft converts the rest to float32
-        rest = (self.counts.ends + self.counts.norms) * (4 if four_bit else self.itemsize)
-        return self.counts.linear * (_FOUR_BIT if four_bit else self.itemsize) + rest
+        rest = 4 if self.four_bit else self.itemsize  # peft converts it to float32
+        rest *= self.counts.ends + self.counts.norms
+        return self.counts.linear * (_FOUR_BIT if self.four_bit else self.itemsize) + rest
 
     def _cut(
         self, states: States, residual: int, chunk_tokens: int | None, checkpointed_layers: int | None
@@ -157,7 +160,7 @@ class Request:
             "compute_itemsize": self.compute,
             "mask_keys": group if self.attention == "sdpa" else 0,
             "rank": self.rank,
-            "four_bit": self.tuning == "qlora",
+            "four_bit": self.four_bit,
         }
 
     def _update(
@@ -188,12 +191,23 @@ class Request:
 
     def _title(self) -> str:
         cfg = self.cfg
-        adapters = f"{self.tuning} r{self.rank}, {cfg.lora_dtype}"
-        how = f"full, {cfg.dtype}, {cfg.optimizer}" if self.full else adapters
+        dtype = cfg.dtype or "float32"
+        adapters = f"{cfg.tuning} r{self.rank}, {dtype}"
+        how = f"full, {dtype}, {optimizer_of(cfg)}" if self.full else adapters
         size = (
             f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {self.completion_tokens})"
         )
         return f"{cfg.model}, {how}, {size} tokens"
+
+
+def has_reference(cfg: Config) -> bool:
+    """Whether a KL term needs the weights as they were at first."""
+    return callable(cfg.beta) or cfg.beta > 0
+
+
+def optimizer_of(cfg: Config) -> str:
+    """The optimizer of full tuning; where the config names none, what its weights need."""
+    return cfg.optimizer or ("adamw-8bit-split" if cfg.dtype == "bfloat16" else "adamw")
 
 
 def _optimizer(name: str, parameters: int, itemsize: int) -> tuple[float, float]:

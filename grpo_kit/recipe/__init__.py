@@ -21,7 +21,7 @@ from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import Tuning
-from grpo_kit.profiles import UNITS, Profile, profile
+from grpo_kit.presets import preset
 from grpo_kit.recipe import remembered
 from grpo_kit.recipe.run_recipe import Outcome, run
 from grpo_kit.recipe.sources import Source, as_task, check_not_reading, home_of
@@ -42,13 +42,13 @@ class Recipe:
 
     task: a name of the kit's tasks ("largest"), a Task or a function that makes one, or a Python file that defines
     `task` ("my_task.py", or "my_task.py:NAME"). None: the profile's.
-    profile: its name, or one with numbers of your own: kit.profile("cpu", group_size=16). It is chosen when the recipe
+    profile: its name, or one with numbers of your own: kit.preset("cpu", group_size=16). It is chosen when the recipe
     is made. model, steps, learning_rate (of whatever is tuned), seed: None means the profile's.
     tuning, lora: as load_policy takes them. temperature: a number, or a schedule of the kit's.
     held_out_every: steps between two looks at `held_out_rows` held-out rows while it trains; None: none.
     optimizer: as Config takes it. keep, on_flag: as GRPOTrainer takes them. report_to: a tracker's name, or several.
-    config: the fields of Config that a profile does not have, such as {"iterations": 2}.
-    cfg: the profile with all of this in it.
+    config: the fields of Config that no preset sets, such as {"iterations": 2}.
+    cfg: the Config with all of this in it.
     Raises ValueError naming what does not fit.
 
     >>> Recipe("largest", profile="cpu", temperature=kit.linear(1.2, 0.8)).run("runs/mine")  # doctest: +SKIP
@@ -56,7 +56,7 @@ class Recipe:
 
     task: Any = None
     _: KW_ONLY
-    profile: str | Profile = "auto"
+    profile: str | Config = "auto"
     model: str | None = None
     tuning: Tuning = "full"
     lora: Mapping[str, Any] | None = None
@@ -88,9 +88,9 @@ class Recipe:
             value = getattr(self, name)
             if value is not None:
                 check_whole(name, value)
-        for name in UNITS.keys() & self.config.keys():
+        for name in remembered.NUMBERS & self.config.keys():
             raise ValueError(
-                f"config has {name}={self.config[name]!r}, which the profile has: profile=kit.profile(name, {name}=...)"
+                f"config has {name}={self.config[name]!r}, which the profile has: profile=kit.preset(name, {name}=...)"
             )
         in_a_file(self.schedule)
         self.make_config()  # says what is wrong with a number
@@ -100,17 +100,12 @@ class Recipe:
     # ---- what it is -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def cfg(self) -> Profile:
-        """The profile, with the recipe's own numbers in it."""
-        rate = "learning_rate" if self.tuning == "full" else "lora_learning_rate"
-        number = self.temperature if isinstance(self.temperature, int | float) else None
-        own = {"model": self.model, "steps": self.steps, rate: self.learning_rate, "seed": self.seed}
-        own |= {"temperature": number, "task": self.task_name}
-        own = {name: value for name, value in own.items() if value is not None}
-        if isinstance(self.profile, Profile):
-            same_task = self.task_name in (None, self.profile.task)
-            return replace(self.profile, **own, **({} if same_task else {"task_options": {}}))
-        return profile(self.profile, **own)
+    def cfg(self) -> Config:
+        """The preset, with the recipe's own numbers in it."""
+        names = ("model", "tuning", "steps", "learning_rate", "seed", "optimizer")
+        own = {name: getattr(self, name) for name in names} | {"task": self.task_name}
+        own |= {"temperature": self.schedule or self.temperature}
+        return preset(self.profile, **{n: v for n, v in own.items() if v is not None} | dict(self.config))
 
     @property
     def schedule(self) -> Schedule | None:
@@ -193,10 +188,7 @@ class Recipe:
 
     def make_config(self) -> Config:
         """The numbers of the run, for a trainer; a new Config each time."""
-        own = {"temperature": self.schedule or self.cfg.temperature} | dict(self.config)
-        if self.optimizer is not None:
-            own["optimizer"] = self.optimizer
-        return self.cfg.config(tuning=self.tuning, **own)
+        return preset(self.cfg)
 
     def trackers(self) -> list[Hook]:
         """The trackers that report_to names, as hooks. Raises ValueError for one that is not installed."""
@@ -209,9 +201,13 @@ class Recipe:
 
     def policy(self, *, quiet: bool = False) -> tuple[Any, Any]:
         """The model to train, and its tokenizer."""
-        dtype = self.cfg.dtype if self.tuning == "full" else self.cfg.lora_dtype
         return load_policy(
-            self.cfg.model, tuning=self.tuning, dtype=dtype, lora=self.lora, seed=self.cfg.seed, quiet=quiet
+            self.cfg.model,
+            tuning=self.tuning,
+            dtype=self.cfg.dtype,
+            lora=self.lora,
+            seed=self.cfg.seed,
+            quiet=quiet,
         )
 
     def trainer(
@@ -265,6 +261,6 @@ class Recipe:
         heat = repr(self.schedule) if self.schedule else f"{self.cfg.temperature:g}"
         return (
             f"{self.cfg.model} on {task}, {self.tuning}, {self.cfg.steps} steps of {self.cfg.prompts_per_step} x "
-            f"{self.cfg.group_size} completions, temperature {heat}, seed {self.cfg.seed}; profile {self.cfg.name} "
-            f"({self.cfg.picked})"
+            f"{self.cfg.group_size} completions, temperature {heat}, seed {self.cfg.seed}; profile {self.cfg.preset} "
+            f"({self.cfg.reasons['preset'][1]})"
         )

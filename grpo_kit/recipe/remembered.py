@@ -12,13 +12,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.loop.grpo_config import FIELDS
-from grpo_kit.profiles import UNITS, Profile
+from grpo_kit.loop.grpo_config import FIELDS, as_json
+from grpo_kit.presets import TABLE, preset
 from grpo_kit.recipe.sources import Source
 from grpo_kit.record.control import in_a_file
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
 from grpo_kit.tasks.same_task import task_digest
 
+NUMBERS = {field for field, *_ in TABLE}  # what a preset sets
 FILE, COPY = "recipe.json", "recipe.py"
 # What a recipe says besides its task and its numbers.
 PLAIN = (
@@ -28,12 +29,12 @@ PLAIN = (
 
 def write(recipe: Any, folder: Path) -> None:
     """Keep a recipe in a run folder. Raises ValueError for a setting that no file can hold."""
-    numbers = {name: getattr(recipe.cfg, name) for name in UNITS}
+    numbers = {name: as_json(getattr(recipe.cfg, name)) for name in sorted(NUMBERS)}
     task = recipe.make_task()
     source = recipe.home()
     data = {
         "task": {"name": task.name, "digest": task_digest(task)},
-        "profile": recipe.cfg.name,
+        "profile": recipe.cfg.preset,
         "numbers": numbers,
         "temperature": None if recipe.schedule is None else in_a_file(recipe.schedule),
         **{name: getattr(recipe, name) for name in PLAIN},
@@ -66,7 +67,13 @@ def read(folder: Path) -> dict[str, Any]:
     if (follows := data.get("follows")) and numbers["max_completion_tokens"] == follows[2]:
         if not data["task"].get("kit"):
             numbers["max_completion_tokens"] = None
-    cfg = Profile(name=data["profile"], picked="as the run was begun", **numbers)
+    for name in ("learning_rate", "dtype"):  # a profile held both kinds
+        of_adapters = numbers.pop(f"lora_{name}", None)
+        if of_adapters is not None and data["tuning"] != "full":
+            numbers |= {name: of_adapters, "optimizer": None}
+    if data["temperature"] is not None:
+        del numbers["temperature"]
+    cfg = preset(data["profile"], tuning=data["tuning"], **numbers)
     given = {"profile": cfg, "temperature": data["temperature"], **{name: data[name] for name in PLAIN}}
     given["config"] = _of_the_loop(folder, data)
     task = data["task"]
@@ -106,7 +113,7 @@ def _of_the_loop(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
     config = data["config"]
     if "options" not in data:
         return config
-    kept = {name: value for name, value in config.items() if name in FIELDS and name not in UNITS}
+    kept = {name: value for name, value in config.items() if name in FIELDS and name not in NUMBERS}
     if left := {name: value for name, value in (config | data["options"]).items() if name not in kept}:
         warnings.warn(
             f"{folder} was trained by TRL's trainer, with {left!r}, which the recipe is read without; give the fields "

@@ -149,7 +149,7 @@ class _Run:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         if torch.cuda.is_available():
             peak = torch.cuda.max_memory_reserved() / 2**30
-        results: dict[str, Any] = {"profile": cfg.name, "model": cfg.model, "task": self.task.name}
+        results: dict[str, Any] = {"profile": cfg.preset, "model": cfg.model, "task": self.task.name}
         results |= {"tuning": recipe.tuning, "seed": cfg.seed, "n": before.n}
         steps = int(rows["step"].max())
         results |= {"steps": steps, "of_steps": max(steps, cfg.steps), "interrupted": False}
@@ -225,7 +225,7 @@ def _begin(recipe: Any, folder: Path, task: Any, *, resume: bool) -> None:
             raise RunFolderError(
                 f"{name}={mine!r}, but {folder} was begun with {kept[name]!r}, which a run cannot change"
             )
-    for name in ("model", "group_size", "prompts_per_step", "seed", "dtype", "lora_dtype"):
+    for name in ("model", "group_size", "prompts_per_step", "seed", "dtype"):
         if (mine := getattr(recipe.cfg, name)) != kept["numbers"][name]:
             raise RunFolderError(
                 f"{name}={mine!r}, but {folder} was begun with {kept['numbers'][name]!r}, which a run cannot change"

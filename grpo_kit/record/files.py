@@ -97,7 +97,7 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
     """The folder root/name_<digest of the settings>, made if missing: the same settings find it again.
 
     For results that are made once and kept, with cached_json for each file. A setting counts by its str():
-    use numbers, texts, lists and profiles, whose str() shows all their contents. Code is not in the digest.
+    use numbers, texts, lists and configs, whose str() shows all their contents. Code is not in the digest.
 
     >>> settings_folder("runs", "sweep_cpu", [1e-5, 2e-5], 4)  # doctest: +SKIP
     PosixPath('runs/sweep_cpu_bf4593')

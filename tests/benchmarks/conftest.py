@@ -33,6 +33,7 @@ def children(monkeypatch):
 def small(tmp_path, monkeypatch):
     """A plan of one claim on the tiny model, in folders of its own."""
     base = lab_runs.base() | {"steps": 2}
+    preset = base.pop("config")
     entry = Asked("cold", "A4", "h", "cold", "control", "reward_mean", first=1, most=2, priority=1)
     monkeypatch.setattr(runs, "FOLDER", tmp_path / "results")
     monkeypatch.setattr(runs, "RUNS", tmp_path / "runs")
@@ -40,6 +41,7 @@ def small(tmp_path, monkeypatch):
     small_arms = {"control": base, "cold": base | {"temperature": 0.5}}
     for module in (arms, runs):
         monkeypatch.setattr(module, "ARMS", small_arms)
+        monkeypatch.setattr(module, "PRESET", preset)
     plan_runs.forget()
     yield small_arms
     plan_runs.forget()

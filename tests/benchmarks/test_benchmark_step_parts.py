@@ -26,7 +26,7 @@ from benchmarks.step.workload import (
     plain_words,
     word_tokenizer,
 )
-from grpo_kit import profile
+from grpo_kit import preset
 from grpo_kit.models import load_policy
 
 PUBLISHED = 2930789034  # CRC-32 of its completions
@@ -174,7 +174,7 @@ def test_the_main_jobs_work_is_what_its_profile_trains_with(setup):
     shape = SIZES["smoke"].shape("main-job")
     make = partial(task_prompts.main_job, setup.model, setup.tokenizer, "smoke", shape)
     work, again, other = make(seed=0), make(seed=0), make(seed=1)
-    cfg = profile("smoke")
+    cfg = preset("smoke")
     task = cfg.make_task()
     rendered = set(task.dataset(setup.tokenizer)["prompt"])
     assert len(work.prompts) == cfg.prompts_per_step and set(work.prompts) <= rendered

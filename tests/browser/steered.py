@@ -4,23 +4,23 @@ from grpo_kit.record.files import has_metrics, read_metrics
 
 MAKE = """
 import grpo_kit as kit
-cfg = kit.profile("smoke", steps={steps}, seed=1)
+cfg = kit.preset("smoke", steps={steps}, seed=1)
 folder = "../runs/{name}"
 task = cfg.make_task()
 model, tokenizer = kit.load_policy(cfg.model, quiet=True)
 trainer = kit.GRPOTrainer(
-    model, task, cfg.config(warmup=0), tokenizer=tokenizer, folder=folder, on_flag=lambda flag: None
+    model, task, kit.preset(cfg, warmup=0), tokenizer=tokenizer, folder=folder, on_flag=lambda flag: None
 )
 """
 
 MAKE_EPISODES = """
 import grpo_kit as kit
-cfg = kit.profile("smoke", steps={steps}, seed=1)
+cfg = kit.preset("smoke", steps={steps}, seed=1)
 folder = "../runs/{name}"
 task = kit.episodes.grid(16, 8)
 model, tokenizer = kit.load_policy(cfg.model, quiet=True)
 trainer = kit.GRPOTrainer(
-    model, task, cfg.config(warmup=0), tokenizer=tokenizer, folder=folder, on_flag=lambda flag: None
+    model, task, kit.preset(cfg, warmup=0), tokenizer=tokenizer, folder=folder, on_flag=lambda flag: None
 )
 """
 TRAINERS = {"completions": MAKE, "episodes": MAKE_EPISODES}

@@ -116,12 +116,10 @@ def test_chat_asks_line_by_line(here, capsys, monkeypatch):
 
 
 def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
-    cfg = kit.profile("smoke", steps=1)
+    cfg = kit.preset("smoke", steps=1)
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    short = kit.profile("smoke").make_task()
-    trainer = kit.GRPOTrainer(
-        model, short, cfg.config(), tokenizer=tokenizer, folder=tmp_path / "notebook", live=None
-    )
+    short = kit.preset("smoke").make_task()
+    trainer = kit.GRPOTrainer(model, short, cfg, tokenizer=tokenizer, folder=tmp_path / "notebook", live=None)
     trainer.train()
     run = str(tmp_path / "notebook")
     assert main(["evaluate", run]) == 2
@@ -134,7 +132,7 @@ def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
 
 
 def test_a_half_trained_run_is_its_checkpoint(here, tmp_path, capsys):
-    recipe = Recipe(profile=kit.profile("smoke", save_steps=1))
+    recipe = Recipe(profile=kit.preset("smoke", save_steps=1))
     recipe.run(tmp_path / "run", live=None)
     for name in ("model", "after.json", "results.json"):
         os.rename(tmp_path / "run" / name, tmp_path / name)

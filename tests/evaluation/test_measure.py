@@ -12,7 +12,7 @@ from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.intervals import Estimate, mean_reward
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness
-from grpo_kit.lab.settings import resolve
+from grpo_kit.lab.arm import arm_of
 from grpo_kit.recipe.run_recipe import told_of
 from grpo_kit.rewards import Bleu, ExactAnswer, NumericAnswer, SoftFormat
 from grpo_kit.rollout.complete import Completion
@@ -341,5 +341,5 @@ def test_held_out_measures_what_the_task_has(tiny, monkeypatch):
 def test_the_laboratory_refuses_a_task_without_right_and_wrong():
     task = own(lively, None, None)
     with pytest.raises(ValueError, match="'own' has no right and wrong, .*give the task correct="):
-        resolve({"profile": "smoke", "task": task})
-    assert resolve({"profile": "smoke", "task": largest(n_train=4, n_held_out=4)})
+        arm_of("smoke", {"task": task})
+    assert arm_of("smoke", {"task": largest(n_train=4, n_held_out=4)})

@@ -20,7 +20,7 @@ from grpo_kit.evaluation.pass_curves import plot_pass_at_k
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
 from grpo_kit.evaluation.reflection_words import COMMON, WORDS, count_words, word_table
 from grpo_kit.memory.plan import plan_memory
-from grpo_kit.profiles import profile
+from grpo_kit.presets import preset
 from grpo_kit.rewards import SoftFormat, audit, last_number, on_response
 from grpo_kit.rollout.complete import Completion, complete
 from grpo_kit.tasks import from_rows, largest
@@ -215,7 +215,7 @@ def test_decode_steps_by_enumeration(maximum):
 
 
 def test_cost_of_a_maximum():
-    cpu = profile("cpu")
+    cpu = preset("cpu")
     costs = cost_of_maximum(PROBE, [5, 32, 512], cpu, prompt_tokens=100, seconds_a_step=0.5)
     rows = cpu.completions_per_step
     assert costs["cut off"].tolist()[:2] == [0.55, 0.05] and np.isnan(costs["cut off"][512])

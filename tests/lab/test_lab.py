@@ -25,9 +25,9 @@ from grpo_kit import lab
 from grpo_kit.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.lab import compare_arms
+from grpo_kit.lab.arm import arm_of, fingerprint, prompt_fingerprint
 from grpo_kit.lab.outcomes import _of_curve
 from grpo_kit.lab.run import RESULT, SETTINGS, set_aside, write_json
-from grpo_kit.lab.settings import as_json, fingerprint, prompt_fingerprint, resolve
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.schedules import linear
@@ -188,24 +188,25 @@ def test_shapes_that_do_not_fit_are_refused(call):
 # ---- settings
 
 
-def test_settings_go_where_they_belong():
-    s = resolve(
-        {
-            "profile": "smoke",
-            "group_size": 2,
-            "temperature": linear(1.2, 0.6),
-            "loss": "grpo",
-            "on_flag": "stop",
-        }
+def arm(**changes):
+    given = {**base(), **changes}
+    return arm_of(given.pop("config"), given)
+
+
+def test_an_arm_is_the_config_changed_and_what_it_does_besides():
+    made = arm_of(
+        "smoke", {"group_size": 2, "temperature": linear(1.2, 0.6), "loss": "grpo", "on_flag": "stop"}
     )
-    assert s.profile.group_size == 2 and s.profile.temperature == 1.0 and s.on_flag == "stop"
-    assert s.config == {"temperature": linear(1.2, 0.6), "loss": "grpo", "optimizer": "adamw"}
-    config = s.of_seed(7)
-    assert (config.seed, config.group_size, config.loss, config.steps) == (7, 2, "grpo", 2)
+    config = made.config
+    assert (made.on_flag, config.group_size, config.loss, config.steps) == ("stop", 2, "grpo", 2)
     assert config.temperature == linear(1.2, 0.6) and config.max_completion_tokens == 8
-    lora = {"profile": "smoke", "tuning": "lora"}
-    assert resolve(lora).of_seed(0).optimizer is None and resolve(lora).of_seed(0).learning_rate == 1e-2
-    assert resolve(lora | {"optimizer": "adamw-8bit"}).of_seed(0).optimizer == "adamw-8bit"
+    lora = {"tuning": "lora"}
+    assert (
+        arm_of("smoke", lora).config.optimizer is None and arm_of("smoke", lora).config.learning_rate == 1e-2
+    )
+    assert arm_of("smoke", lora | {"optimizer": "adamw-8bit"}).config.optimizer == "adamw-8bit"
+    mine = kit.preset("smoke", steps=5)
+    assert arm_of(mine, {"group_size": 2}).config.steps == 5 and mine.group_size == 4, "a copy is changed"
 
 
 @pytest.mark.parametrize(
@@ -227,9 +228,7 @@ def test_settings_go_where_they_belong():
 )
 def test_unknown_settings_are_refused_before_anything_runs(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        lab.compare(
-            {"a": {"profile": "smoke"}, "b": {"profile": "smoke", **changes}}, [0], folder=tmp_path / "x"
-        )
+        lab.compare({"a": {}, "b": changes}, [0], "smoke", folder=tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -241,11 +240,11 @@ def test_unknown_settings_are_refused_before_anything_runs(changes, message, tmp
 def test_no_arms_no_seeds_or_bad_names_are_refused(names, seeds, tmp_path):
     arms = {name: {} for name in names}
     with pytest.raises(ValueError):
-        lab.compare(arms, seeds, {"profile": "smoke"}, folder=tmp_path / "x")
+        lab.compare(arms, seeds, "smoke", folder=tmp_path / "x")
 
 
 def test_settings_are_named_alike_in_every_process():
-    text = json.dumps(as_json({**base(), "prepare": lab_runs.compare, "temperature": linear(1, 0.5)}))
+    text = json.dumps(fingerprint(arm(prepare=lab_runs.compare, temperature=linear(1, 0.5))))
     assert " at 0x" not in text and "linear(start=1, end=0.5)" in text and '"letters"' in text
 
 
@@ -302,7 +301,7 @@ def rewarded(reward):
         ),
         ({"prepare": Bare().pay}, {"prepare": Other().pay}, "a method of another object"),
         ({}, {"beta": 0.1}, "a number"),
-        ({}, {"profile": "cpu", "model": "tiny-random"}, "another profile, whatever else it stands for"),
+        ({}, {"config": "cpu", "model": "tiny-random"}, "another preset, whatever else it stands for"),
         ({}, {"eval_temperatures": [1.0]}, "another measure"),
         ({}, {"on_flag": "stop"}, "it may end early"),
         ({}, {"sample": functools.partial(lab_runs.Colder, by=1)}, "another sample"),
@@ -314,7 +313,7 @@ def rewarded(reward):
     ],
 )
 def test_other_settings_have_another_fingerprint(one, two, why):
-    prints = [fingerprint(resolve({**base(), **changes})) for changes in (one, two)]
+    prints = [fingerprint(arm(**changes)) for changes in (one, two)]
     assert prints[0] != prints[1], why
     assert json.loads(json.dumps(prints)) == prints
 
@@ -330,11 +329,11 @@ def test_other_settings_have_another_fingerprint(one, two, why):
     ],
 )
 def test_the_same_settings_have_the_same_fingerprint(one, two, why):
-    assert fingerprint(resolve({**base(), **one})) == fingerprint(resolve({**base(), **two})), why
+    assert fingerprint(arm(**one)) == fingerprint(arm(**two)), why
 
 
 def test_before_is_shared_by_arms_with_the_same_prompts_only():
-    key = lambda **changes: prompt_fingerprint(resolve({**base(), **changes}))  # noqa: E731
+    key = lambda **changes: prompt_fingerprint(arm(**changes))  # noqa: E731
     paid = replace(task(), rewards=[weighted(0.5)])
     for same in (
         {"task": paid},
@@ -357,23 +356,23 @@ def test_before_is_shared_by_arms_with_the_same_prompts_only():
 def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, tmp_path):
     run = copied(done[0], tmp_path, "control/seed-0") / "control" / "seed-0"
     (run / "checkpoint-9").mkdir()  # half of one
-    assert set_aside(run, base()) is None
-    stopping = {**base(), "on_flag": "stop"}
-    assert set_aside(run, {**base(), "learning_rate": 0.1}).name == "seed-0.unfinished-1"
+    assert set_aside(run, arm()) is None
+    stopping = arm(on_flag="stop")
+    assert set_aside(run, arm(learning_rate=0.1)).name == "seed-0.unfinished-1"
     again = functools.partial(shutil.copytree, tmp_path / "control" / "seed-0.unfinished-1", run)
     again()
     (run / SETTINGS).unlink()
-    assert set_aside(run, base()).name == "seed-0.unfinished-2", "nobody knows with which settings"
+    assert set_aside(run, arm()).name == "seed-0.unfinished-2", "nobody knows with which settings"
     again()
     with (run / "checkpoint-2" / "optimizer.pt").open("ab") as file:
         file.write(b"x")
-    assert set_aside(run, base()).name == "seed-0.unfinished-3", "a damaged checkpoint is none"
+    assert set_aside(run, arm()).name == "seed-0.unfinished-3", "a damaged checkpoint is none"
     again()
-    write_json(run / SETTINGS, fingerprint(resolve(stopping)))
+    write_json(run / SETTINGS, fingerprint(stopping))
     assert len(kit.read_flags(run))
     assert set_aside(run, stopping).name == "seed-0.unfinished-4", "it would not stop there again"
     again()
-    write_json(run / SETTINGS, fingerprint(resolve(stopping)))
+    write_json(run / SETTINGS, fingerprint(stopping))
     (run / "flags.jsonl").unlink()
     assert set_aside(run, stopping) is None
 
@@ -384,12 +383,12 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, t
 def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
     """The same settings without the laboratory: same steps, same greedy answers."""
     folder, result = done
-    cfg = kit.profile("smoke", steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
+    cfg = kit.preset("smoke", steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
     trainer = kit.GRPOTrainer(
         model,
         task(),
-        cfg.config(max_completion_tokens=6),
+        kit.preset(cfg, max_completion_tokens=6),
         tokenizer=tokenizer,
         folder=tmp_path / "run",
         live=None,
@@ -406,7 +405,7 @@ def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
 def test_an_arm_may_sample_in_another_way(done, tmp_path):
     """Its sample is made of the fast one, and what it samples is trained on."""
     arms = {"colder": {"sample": functools.partial(lab_runs.Colder, by=1)}}
-    colder = lab.compare(arms, [0], base(), folder=tmp_path, quiet=True).curves
+    colder = lab.compare(arms, [0], **base(), folder=tmp_path, quiet=True).curves
     control = done[1].curves.query("arm == 'control' and seed == 0")
     assert colder["temperature"].tolist() == control["temperature"].tolist() == [1, 1, 1]
     assert colder["entropy"].iloc[0] < control["entropy"].iloc[0]
@@ -415,7 +414,7 @@ def test_an_arm_may_sample_in_another_way(done, tmp_path):
 
 def test_what_to_try_is_said_once_and_each_runs_red_flags_are(tmp_path, capsys):
     settings = {**base(), "steps": 6, "save_steps": 100}  # a random model never ends its completions
-    lab.compare({"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], settings, folder=tmp_path, quiet=True)
+    lab.compare({"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], **settings, folder=tmp_path, quiet=True)
     said = capsys.readouterr().out
     flags = {seed: kit.read_flags(tmp_path / "a" / f"seed-{seed}") for seed in SEEDS}
     assert [flag.name for flag in flags[0]] == [flag.name for flag in flags[1]] and len(flags[0])
@@ -522,7 +521,7 @@ def test_nothing_done_is_done_again(done):
 def test_other_settings_under_the_same_name_are_refused(done):
     folder, _ = done
     with pytest.raises(RunFolderError, match="control.*learning_rate.*another name.*known by name"):
-        lab.compare({"control": {}}, [0], {**base(), "learning_rate": 1e-3}, folder=folder)
+        lab.compare({"control": {}}, [0], **{**base(), "learning_rate": 1e-3}, folder=folder)
 
 
 def test_other_settings_are_refused_before_anything_runs(done, tmp_path, capsys):
@@ -533,12 +532,12 @@ def test_other_settings_are_refused_before_anything_runs(done, tmp_path, capsys)
         ({"cold": {"temperature": 0.7}}, [5]),
     ]:
         with pytest.raises(RunFolderError, match="cold.*temperature"):
-            lab.compare(arms, seeds, base(), folder=folder)
+            lab.compare(arms, seeds, **base(), folder=folder)
     (folder / "cold" / "seed-0" / SETTINGS).unlink()
     with pytest.raises(RunFolderError, match="cold.*temperature"):
-        lab.compare(arms, seeds, base(), folder=folder)
+        lab.compare(arms, seeds, **base(), folder=folder)
     assert [p.name for p in folder.iterdir()] == ["cold"] and not capsys.readouterr().out
-    lab.compare({"cold": ARMS["cold"]}, [0], base(), folder=folder)
+    lab.compare({"cold": ARMS["cold"]}, [0], **base(), folder=folder)
     assert "1 of 1 runs were done before" in (said := capsys.readouterr().out) and "known by name" in said
 
 
@@ -560,7 +559,7 @@ def test_the_first_arm_is_compared_with_or_nothing_is(done, tmp_path):
 def test_what_another_process_does_is_left_to_it(tmp_path, capsys):
     (tmp_path / ".locks").mkdir()
     with FileLock(tmp_path / ".locks" / "cold--0.lock"):
-        result = lab.compare({"control": {}, "cold": ARMS["cold"]}, [0], base(), folder=tmp_path)
+        result = lab.compare({"control": {}, "cold": ARMS["cold"]}, [0], **base(), folder=tmp_path)
     assert result.arms == ["control"] and "another process" in capsys.readouterr().out
 
 
@@ -599,9 +598,9 @@ def test_killed_at_any_moment_and_restarted_gives_the_same_table(done, tmp_path)
 
 def test_adapters_come_back_from_the_last_checkpoint(tmp_path):
     arms = {"lora": {"tuning": "lora", "eval_temperatures": [1.0]}}
-    first = lab.compare(arms, [0], base(), folder=tmp_path, quiet=True)
+    first = lab.compare(arms, [0], **base(), folder=tmp_path, quiet=True)
     (tmp_path / "lora" / "seed-0" / RESULT).unlink()  # as if killed just before it
-    again = lab.compare(arms, [0], base(), folder=tmp_path, quiet=True)
+    again = lab.compare(arms, [0], **base(), folder=tmp_path, quiet=True)
     pd.testing.assert_frame_equal(untimed(again.runs), untimed(first.runs))
     assert again.right == first.right and not list((tmp_path / "lora").glob("*.unfinished*"))
 
@@ -618,9 +617,9 @@ def test_stop_button_saves_and_the_next_call_goes_on(done, tmp_path):
     stopping = replace(task(), rewards=[stop_once])
     arms, settings = {"control": {}}, {**base(), "task": stopping}
     with pytest.raises(KeyboardInterrupt):
-        lab.compare(arms, [0], settings, folder=tmp_path)
+        lab.compare(arms, [0], **settings, folder=tmp_path)
     assert any((tmp_path / "control" / "seed-0").glob("checkpoint-*"))
-    result = lab.compare(arms, [0], settings, folder=tmp_path)
+    result = lab.compare(arms, [0], **settings, folder=tmp_path)
     assert result.right["control", 0] == done[1].right["control", 0]
     assert (
         result.curves["reward"].tolist()
@@ -637,7 +636,7 @@ def test_it_says_which_run_and_step_it_is_at_and_for_how_long(tmp_path, monkeypa
     monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     monkeypatch.setenv("COLUMNS", "200")
-    lab.compare({"a": {}, "b": {}}, [0], base(), folder=tmp_path / "x")
+    lab.compare({"a": {}, "b": {}}, [0], **base(), folder=tmp_path / "x")
     lines = [line.strip() for line in screen.getvalue().split("\r") if line.strip()]
     told = [line for line in lines if line.startswith("laboratory x: run")]
     for run, arm in ((1, "a"), (2, "b")):

@@ -109,11 +109,10 @@ def test_a_config_that_cannot_be_is_refused_by_name(field, value):
 
 
 def test_every_field_has_a_unit_and_prompts_are_those_of_seed_and_step():
-    from dataclasses import fields
-
+    from grpo_kit.loop.grpo_config import FIELDS
     from grpo_kit.loop.seeds import rows_of_step
 
-    assert all(each.metadata["unit"] for each in fields(Config))
+    assert all(each.metadata["unit"] for each in FIELDS.values())
     config, rows = Config(prompts_per_step=3, group_size=2, seed=1), [{"question": i} for i in range(10)]
     passes = [[row["question"] for row in rows_of_step(rows, config, step)] for step in range(6)]
     first, second = sum(passes[:3], []), sum(passes[3:], [])
@@ -123,13 +122,33 @@ def test_every_field_has_a_unit_and_prompts_are_those_of_seed_and_step():
     assert passes[4] == [row["question"] for row in rows_of_step(rows, config, 4)]
 
 
-def test_a_profile_is_a_config():
-    from grpo_kit import profile
+def test_a_preset_is_a_config():
+    from grpo_kit import preset
 
-    cfg = profile("cpu")
-    full, lora = cfg.config(), cfg.config(tuning="lora", steps=3)
+    cfg = preset("cpu")
+    full, lora = cfg, preset(cfg, tuning="lora", steps=3)
     assert (full.steps, full.group_size, full.learning_rate, full.optimizer) == (32, 8, 1e-5, "adamw")
     assert (lora.steps, lora.learning_rate, lora.optimizer) == (3, 2e-4, None)
     with pytest.raises(ValueError, match="lerning_rate"):
-        cfg.config(lerning_rate=1)
-    assert [profile(name).config().steps for name in ("smoke", "t4", "gpu24")] == [2, 100, 100]
+        preset(cfg, lerning_rate=1)
+    assert [preset(name).steps for name in ("smoke", "t4", "gpu24")] == [2, 100, 100]
+
+
+def test_a_run_goes_on_with_its_model_and_may_be_evaluated_otherwise():
+    """Another model, tuning or dtype is refused by name; what the loop does not read is taken as it is now."""
+    from dataclasses import replace
+
+    from grpo_kit import preset
+    from grpo_kit.loop.config_changes import take_up
+
+    begun = preset("smoke").values()
+    for name, value in {"model": "other", "tuning": "lora", "dtype": "bfloat16", "group_size": 2}.items():
+        with pytest.raises(
+            ValueError, match=f"{name}={value!r} cannot be changed .* begun with {begun[name]!r}"
+        ):
+            take_up(replace(preset("smoke"), **{name: value}), begun, begun)
+    now = {"held_out": 3, "eval_batch": 1, "task": None, "task_options": {}, "preset": None, "model": None}
+    config = replace(preset("smoke"), **now)
+    known = take_up(config, begun | {"steps": 7}, begun)
+    assert {name: getattr(config, name) for name in now} == now and config.steps == known["steps"] == 7
+    assert known == config.values(), "nothing of it is a change"

@@ -18,7 +18,7 @@ from grpo_kit.memory.plan import (
     update_budget,
 )
 from grpo_kit.models import load_policy
-from grpo_kit.profiles import profile
+from grpo_kit.presets import preset
 
 GIB = 2**30
 SHAPES = {
@@ -53,9 +53,9 @@ QWEN = Qwen2Config(
     vocab_size=151936,
     tie_word_embeddings=True,
 )
-FLASH = replace(profile("gpu24"), dtype="bfloat16", optimizer="flash-adamw")
+FLASH = replace(preset("gpu24"), dtype="bfloat16", optimizer="flash-adamw")
 SPLIT = replace(FLASH, optimizer="adamw-8bit-split")
-TOO_BIG = replace(profile("gpu24"), dtype="float32", optimizer="adamw")
+TOO_BIG = replace(preset("gpu24"), dtype="float32", optimizer="adamw")
 
 
 def one_layer(config, dtype, lora):
@@ -231,7 +231,7 @@ def test_a_completion_longer_than_the_preferred_size_decides_the_checkpointing()
 @pytest.mark.parametrize("name", ["tiny-random", "smollm2-135m-instruct"])
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_weights_are_counted_as_the_loaded_model_has_them(name, tuning):
-    cfg = replace(profile("cpu"), model=name)
+    cfg = replace(preset("cpu"), model=name)
     model, _ = load_policy(name, tuning=tuning, quiet=True)
     bytes_ = sum(p.numel() * p.element_size() for p in model.parameters())
     assert plan_memory(cfg, tuning=tuning).parts["update"]["weights"] == bytes_
@@ -381,7 +381,7 @@ def test_what_cannot_be_planned_is_named(options, message):
 
 
 def test_unknown_names_and_sizes_are_named():
-    with pytest.raises(ValueError, match="profile=None must be a profile or its name"):
+    with pytest.raises(ValueError, match="cfg=None must be a Config or the name of a preset"):
         plan_memory(None)
     with pytest.raises(ValueError, match="gpt2"):
         from transformers import GPT2Config

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.memory.shapes import counted
-from grpo_kit.profiles import profile
+from grpo_kit.presets import preset
 
 GIB = 2**30
 
@@ -28,7 +28,7 @@ def test_models_known_by_name_have_the_published_number_of_parameters(size, publ
 
 
 def test_four_bit_weights_are_made_wide_one_matrix_at_a_time():
-    large = replace(profile("gpu24", max_completion_tokens=256), model="Qwen/Qwen2.5-72B-Instruct")
+    large = replace(preset("gpu24", max_completion_tokens=256), model="Qwen/Qwen2.5-72B-Instruct")
     update = plan_memory(large, 80, tuning="qlora").parts["update"]
     assert update["head and backward"] < 20 * GIB  # the casts of all layers would be 131
     assert update["head and backward"] > 8192 * 29568 * 2

@@ -52,13 +52,12 @@ def ran(tmp_path_factory):
 def test_its_numbers_are_the_profiles_with_its_own():
     recipe = Recipe(profile="smoke", steps=5, seed=3, learning_rate=0.5, tuning="lora", temperature=0.9)
     cfg = recipe.cfg
-    assert (cfg.steps, cfg.seed, cfg.lora_learning_rate, cfg.temperature) == (5, 3, 0.5, 0.9)
-    assert cfg.learning_rate == kit.profile("smoke").learning_rate
-    assert cfg == kit.profile("smoke", steps=5, seed=3, lora_learning_rate=0.5, temperature=0.9)
+    assert (cfg.steps, cfg.seed, cfg.learning_rate, cfg.temperature) == (5, 3, 0.5, 0.9)
+    assert cfg == kit.preset("smoke", tuning="lora", steps=5, seed=3, learning_rate=0.5, temperature=0.9)
     config = recipe.make_config()
     assert (config.steps, config.learning_rate, config.temperature, config.seed) == (5, 0.5, 0.9, 3)
     assert config.optimizer is None, "adapters take what their weights need"
-    other = Recipe("countdown", profile=kit.profile("smoke", group_size=2))
+    other = Recipe("countdown", profile=kit.preset("smoke", group_size=2))
     assert other.cfg.group_size == 2 and other.make_task().name == "countdown"
     cooling = Recipe(profile="smoke", temperature="cosine(1.2, 0.8)", optimizer="adamw-8bit-split")
     assert cooling.schedule == cooling.make_config().temperature == kit.cosine(1.2, 0.8)
@@ -74,7 +73,7 @@ def test_a_folder_from_before_the_length_was_the_tasks_opens(tmp_path, of_the_ki
         "import grpo_kit as kit\ntask = kit.tasks.largest(n_train=32, n_held_out=8, max_completion_tokens=16)\n"
     )
     given = (
-        {"profile": kit.profile("smoke", held_out=8)} if of_the_kit else {"task": str(tmp_path / "mine.py")}
+        {"profile": kit.preset("smoke", held_out=8)} if of_the_kit else {"task": str(tmp_path / "mine.py")}
     )
     remembered.write(Recipe(**{"profile": "smoke", **given}), tmp_path / "run")
     path = tmp_path / "run" / "recipe.json"
@@ -101,10 +100,10 @@ def test_a_folder_from_before_the_length_was_the_tasks_opens(tmp_path, of_the_ki
         ({"held_out_every": 0}, "held_out_every=0"),
         ({"on_flag": print}, "on_flag"),
         ({"config": {"seed": 1}}, "config has seed=1, which the profile has"),
-        ({"config": {"group_size": 4}}, r"group_size=4, .*profile=kit.profile\(name, group_size=...\)"),
+        ({"config": {"group_size": 4}}, r"group_size=4, .*profile=kit.preset\(name, group_size=...\)"),
         (
             {"config": {"num_iterations": 2}},
-            "num_iterations=2: Config has no such field; .* iterations",
+            "num_iterations=2: Config has no such field; did you mean 'iterations'",
         ),
         ({"config": {"iterations": 0}}, "iterations=0"),
         ({"optimizer": "rocket"}, "optimizer='rocket'"),
@@ -118,7 +117,7 @@ def test_a_folder_from_before_the_length_was_the_tasks_opens(tmp_path, of_the_ki
             "keep='best', but held_out_every=None .*such as held_out_every=8",
         ),
         ({"task": "smallest"}, "task='smallest' is not known"),
-        ({"profile": "tpu"}, "profile 'tpu'"),
+        ({"profile": "tpu"}, "preset 'tpu'"),
     ],
 )
 def test_what_cannot_be_is_refused_when_it_is_made(arguments, said):
@@ -171,11 +170,11 @@ def test_it_equals_the_public_names_spelled_out(ran, tmp_path):
     """What the recipe does beside what a person writes by hand."""
     _, file, outcome = ran
     task = Recipe.of(file).make_task()
-    cfg = kit.profile("smoke", steps=4, learning_rate=1e-2)
+    cfg = kit.preset("smoke", steps=4, learning_rate=1e-2)
     torch.manual_seed(cfg.seed)
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
     trainer = kit.GRPOTrainer(
-        model, task, cfg.config(temperature=kit.linear(1.2, 0.8)), tokenizer=tokenizer, folder=tmp_path / "run",
+        model, task, kit.preset(cfg, temperature=kit.linear(1.2, 0.8)), tokenizer=tokenizer, folder=tmp_path / "run",
         live=None,
     )  # fmt: skip
     trainer.train()
@@ -315,7 +314,7 @@ def test_a_task_in_memory_has_to_be_given_again(tmp_path):
 
 def test_a_longer_run_goes_on_from_a_checkpoint_and_keeps_the_shorter_ones_model(tmp_path):
     folder = tmp_path / "run"
-    recipe = Recipe(profile=kit.profile("smoke", save_steps=1))
+    recipe = Recipe(profile=kit.preset("smoke", save_steps=1))
     recipe.run(folder, live=None)
     shorter = weights(folder)
     Recipe.of(folder, steps=3).run(folder, resume=True, live=None)

@@ -333,4 +333,4 @@ def test_its_former_name_gives_the_same_task():
     import grpo_kit as kit
 
     task = kit.tasks.events(n_train=8, n_held_out=8)  # a task file of before says so
-    assert task.name == "interval_scheduling" and kit.profile("smoke", task="events").task == task.name
+    assert task.name == "interval_scheduling" and kit.preset("smoke", task="events").task == task.name

@@ -9,7 +9,7 @@ from examples.tools import tools
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.lab.settings import prompt_fingerprint, resolve
+from grpo_kit.lab.arm import arm_of, prompt_fingerprint
 from grpo_kit.rewards import (
     Bleu,
     Clipped,
@@ -332,7 +332,7 @@ def test_check_rewards_takes_a_wrong_answer_that_is_not_paid():
 
 def test_the_laboratory_measures_anew_what_another_reward_judges():
     def before(task):
-        return prompt_fingerprint(resolve({"profile": "smoke", "task": task}))
+        return prompt_fingerprint(arm_of("smoke", {"task": task}))
 
     task = own([NumericAnswer(), SoftFormat(think=None)])
     assert before(task) == before(own([NumericAnswer(), SoftFormat(think=None)]))

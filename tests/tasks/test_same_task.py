@@ -7,7 +7,7 @@ import pytest
 
 from grpo_kit.episodes import grid
 from grpo_kit.evaluation.sample_cache import _settings
-from grpo_kit.lab import settings as lab
+from grpo_kit.lab import arm as lab
 from grpo_kit.models import load_policy
 from grpo_kit.recipe import Recipe, remembered
 from grpo_kit.tasks import largest
@@ -28,7 +28,7 @@ def test_digests_that_older_run_folders_hold():
     assert lab.digest(small().train) == content_digest(small().train) == "7b8344c6eea46ee4"
     assert lab.digest(games.train) == "3849ee1971459e06"
     assert lab.digest([{"a": (1, 2.5), "b": None, "é": Path("x")}, {1, 2}]) == "b4065e4679fea2f4"
-    assert lab.prompt_fingerprint(lab.resolve({"profile": "smoke", "task": small()})) == "9df85df5bacfd188"
+    assert lab.prompt_fingerprint(lab.arm_of("smoke", {"task": small()})) == "9df85df5bacfd188"
     assert content_digest([["a b", "ü"], [[1, 2], [3]]]) == "c857d673bb709407"
 
 

@@ -17,7 +17,7 @@ import torch
 from benchmarks.advice.arms import cold_start, negative, old
 from benchmarks.advice.plan import tasks
 from grpo_kit import cosine, exponential, linear
-from grpo_kit.lab.settings import Settings, digest, resolve
+from grpo_kit.lab.arm import Arm, arm_of, digest
 from grpo_kit.loop import Config
 from grpo_kit.loop.grpo import Sample
 from grpo_kit.loop.grpo_config import StepNumbers
@@ -25,7 +25,8 @@ from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.tasks import Task
 
 REVISION = 1  # raise it when the code behind an arm changes: what ran before then counts no more
-FAST: dict[str, Any] = {"profile": "cpu", "steps": 20, "learning_rate": 1e-5, "held_out": 64}
+PRESET = "cpu"
+FAST: dict[str, Any] = {"steps": 20, "learning_rate": 1e-5, "held_out": 64}
 SETTLED = FAST | {"steps": 30, "held_out": 256}
 SAMPLED = {"eval_temperatures": (1.0,)}
 UNTRAINED = {"steps": 1, "learning_rate": 1e-12}
@@ -129,10 +130,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "newest first": SETTLED | old(buffer="newest", lead=5),
     "oldest first, as young": SETTLED | old(buffer="fifo", lead=1),
     **{f"full, {rate:g}": SETTLED | {"learning_rate": rate} for rate in (5e-6, 1e-5, 2e-5)},
-    **{
-        f"LoRA, {rate:g}": SETTLED | {"tuning": "lora", "lora_learning_rate": rate}
-        for rate in (1e-4, 2e-4, 4e-4)
-    },
+    **{f"LoRA, {rate:g}": SETTLED | {"tuning": "lora", "learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)},
     "code": CODE | CODE_SAMPLED,
     "code, format only": CODE | CODE_SAMPLED | {"task": tasks.FORMAT_ONLY},
     "code, untrained": CODE | CODE_SAMPLED | UNTRAINED,
@@ -143,7 +141,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def unlike(one: Settings, other: Settings) -> tuple[str, ...]:
+def unlike(one: Arm, other: Arm) -> tuple[str, ...]:
     """What two arms differ in that is not one setting: rows, steps, lengths, completions, held-out rows."""
     facts = {
         "train rows": lambda s: digest(s.task.train),
@@ -152,22 +150,22 @@ def unlike(one: Settings, other: Settings) -> tuple[str, ...]:
         "tokens at most": lambda s: s.task.max_completion_tokens,
         "completions": completions,
         "prepared": lambda s: s.prepare,
-        "model": lambda s: (s.profile.model, s.dtype),
+        "model": lambda s: (s.config.model, s.config.dtype),
     }
     return tuple(name for name, of in facts.items() if of(one) != of(other))
 
 
-def completions(settings: Settings) -> int:
+def completions(arm: Arm) -> int:
     """Rollouts of the whole run."""
-    return settings.profile.steps * settings.profile.completions_per_step
+    return arm.config.steps * arm.config.completions_per_step
 
 
-def updates(settings: Settings) -> int:
+def updates(arm: Arm) -> int:
     """Optimizer steps of the whole run, which the plan calls steps."""
-    return settings.profile.steps * settings.config.get("iterations", 1)
+    return arm.config.steps * arm.config.iterations
 
 
 @cache
-def resolved(arm: str) -> Settings:
-    """The arm's settings in full."""
-    return resolve(ARMS[arm])
+def resolved(arm: str) -> Arm:
+    """The arm in full."""
+    return arm_of(PRESET, ARMS[arm])

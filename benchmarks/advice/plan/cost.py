@@ -7,7 +7,7 @@ a factor of about two: a step by the tokens that are computed in it, an evaluati
 
 from __future__ import annotations
 
-from grpo_kit.lab.settings import Settings
+from grpo_kit.lab.arm import Arm
 
 MEASURED = (
     "30 steps of largest, 4 x 8: 196 s; an evaluation of 256 rows: 40 s; one AVX2 core, the rest is scaled "
@@ -23,25 +23,24 @@ _REUSED = 0.54  # of a rollout and its update, a further update: 89 s for 115 wi
 _COLD_START = 8  # steps that its seconds were worth, at most
 
 
-def seconds(settings: Settings) -> float:
+def seconds(arm: Arm) -> float:
     """Of one run: training, evaluations, and what comes before training."""
-    profile, config = settings.profile, settings.config
-    answer = tokens_of_an_answer(settings)
-    tokens = _SHARED + profile.prompts_per_step * _QUESTION + profile.completions_per_step * answer
+    config, answer = arm.config, tokens_of_an_answer(arm)
+    tokens = _SHARED + config.prompts_per_step * _QUESTION + config.completions_per_step * answer
     step = STEP * (_FIXED + (1 - _FIXED) * tokens / _TOKENS)
-    step *= _REFERENCE if profile.beta else 1.0
-    step *= 1 + _ROUND * config.get("resample", 0)
-    step *= 1 + (config.get("iterations", 1) - 1) * _REUSED
-    steps = profile.steps + (_COLD_START if settings.prepare else 0)
+    step *= _REFERENCE if config.beta else 1.0
+    step *= 1 + _ROUND * config.resample
+    step *= 1 + (config.iterations - 1) * _REUSED
+    steps = config.steps + (_COLD_START if arm.prepare else 0)
     row = ROW * (0.5 + 0.5 * answer / _ANSWER)
-    sampled = min(64, len(settings.task.held_out)) * settings.eval_samples * len(settings.eval_temperatures)
-    return steps * step + row * (len(settings.task.held_out) + sampled)
+    sampled = min(64, len(arm.task.held_out)) * arm.eval_samples * len(arm.eval_temperatures)
+    return steps * step + row * (len(arm.task.held_out) + sampled)
 
 
-def tokens_of_an_answer(settings: Settings) -> float:
+def tokens_of_an_answer(arm: Arm) -> float:
     """How many are expected: answers end early behind a prefill, programs hardly."""
-    most = settings.task.max_completion_tokens
-    if settings.task.name == "code":
+    most = arm.task.max_completion_tokens
+    if arm.task.name == "code":
         return 0.85 * most
     # Measured without the prefill: 11.5 of 16. With room for 256 some go on for long.
-    return _ANSWER if settings.task.prefill else min(0.7 * most, 30)
+    return _ANSWER if arm.task.prefill else min(0.7 * most, 30)

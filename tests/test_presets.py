@@ -1,6 +1,7 @@
-"""Profiles: every number has a unit and a reason, the config follows the profile, and `auto` picks right."""
+"""Presets: every number has a unit and a reason, tuning and task are followed, and `auto` picks right."""
 
 import dataclasses
+import importlib
 import inspect
 import re
 from types import SimpleNamespace
@@ -9,12 +10,14 @@ import pytest
 import torch
 
 from grpo_kit import GRPOTrainer, plan_memory, tasks
+from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.models import load_policy
 from grpo_kit.optim.choose import make_optimizer
-from grpo_kit.profiles import _TASKS, PROFILES, UNITS, Profile, profile
+from grpo_kit.presets import NAMES, TABLE, preset
 from grpo_kit.rewards import ExactAnswer, SoftFormat
 from grpo_kit.schedules import linear
 from grpo_kit.tasks import from_rows
+from grpo_kit.tasks.by_name import NAMES as TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +36,52 @@ def _card(monkeypatch, gib, bf16=True):
     )
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_every_field_has_value_unit_and_reason(name):
-    own = {f.name for f in dataclasses.fields(Profile)} - {"name", "picked"}
-    assert own == set(UNITS) == set(PROFILES[name])
-    table = profile(name).table()
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tuning", ["full", "lora", "qlora"])
+def test_every_number_of_a_preset_has_unit_and_reason(name, tuning):
+    made = preset(name, tuning=tuning)
+    table, sets = made.table(), {field for field, where, *_ in TABLE if name in where.split()}
     assert list(table.columns) == ["value", "unit", "reason"]
-    assert (table["reason"].str.len() > 0).all() and (table["unit"].drop("profile").str.len() > 0).all()
-    assert all(n in str(profile(name)) and n in profile(name)._repr_html_() for n in UNITS)
+    assert {"preset", "tuning", "autocast"} | sets == set(table.index) == set(made.reasons)
+    assert (table["reason"].str.len() > 0).all() and (table["unit"].str.len() > 0).all()
+    assert all(n in str(made) and n in made._repr_html_() for n in sets)
+    (model,) = (line for line in str(made).splitlines() if line.startswith("model "))
+    assert model.split()[1] == made.model and model.endswith(made.why("model"))
 
 
-def test_overrides_are_marked_in_the_table_and_leave_the_preset_alone():
-    mine = profile("cpu", steps=64, task="countdown")
-    assert mine.steps == 64 and "set by you (was 32)" in mine.table().loc["steps", "reason"]
+def test_every_preset_sets_the_same_fields_and_says_each_once():
+    full = [
+        [field for field, where, *_ in TABLE if name in where.split() and "lora" not in where]
+        for name in NAMES
+    ]
+    assert all(sorted(set(fields)) == sorted(fields) == sorted(full[0]) for fields in full)
+    assert set(full[0]) < set(FIELDS)
+
+
+def test_changes_are_marked_in_the_table_and_leave_the_preset_alone():
+    mine = preset("cpu", steps=64, task="countdown", top_p=0.9)
+    assert mine.steps == 64 and mine.why("steps") == "set by you (was 32)"
+    assert mine.why("top_p") == "set by you (was 1.0)", "also of a field that no preset sets"
+    assert "iterations" not in mine.table().index
     assert mine.task_options == {}  # largest's arguments are none of countdown's
-    replaced = dataclasses.replace(profile("cpu"), seed=7)
-    assert "set by you" in replaced.table().loc["seed", "reason"]
+    replaced = dataclasses.replace(preset("cpu"), seed=7)
+    assert "set by you" in replaced.why("seed")
     mine.task_options["highest"] = 30
-    profile("cpu").task_options["n_train"] = 1
-    assert profile("cpu").task_options == {"n_train": 512}
+    preset("cpu").task_options["n_train"] = 1
+    assert preset("cpu").task_options == {"n_train": 512}
+
+
+def test_a_config_is_changed_as_its_preset_would_have_been():
+    """What was set by hand stays, what the preset set follows another tuning or task; the given one is left alone."""
+    mine = preset("cpu", steps=64, beta=0.1)
+    lora = preset(mine, tuning="lora")
+    assert lora == preset("cpu", tuning="lora", steps=64, beta=0.1) and lora.learning_rate == 2e-4
+    assert preset(lora, tuning="full") == mine == preset(mine) is not mine
+    assert preset(preset("cpu", learning_rate=3e-4), tuning="lora").learning_rate == 3e-4
+    assert preset(mine, task="countdown").task_options == {} and mine.task == "largest"
+    assert preset(preset("cpu", task_options={"n_train": 9}), steps=1).task_options == {"n_train": 9}
+    bare = Config(steps=3)
+    assert preset(bare, group_size=4) == Config(steps=3, group_size=4) and bare.group_size == 8
 
 
 @pytest.mark.parametrize(
@@ -73,45 +103,32 @@ def test_overrides_are_marked_in_the_table_and_leave_the_preset_alone():
 )
 def test_auto_picks_by_the_card_and_says_why(monkeypatch, gib, bf16, name, why):
     _card(monkeypatch, gib, bf16)
-    picked = profile()
-    assert picked.name == name and why in picked.picked and why in picked.table().loc["profile", "reason"]
+    picked = preset()
+    assert picked.preset == name and why in picked.why("preset")
 
 
 def test_environment_decides_for_auto_only(monkeypatch):
     monkeypatch.setenv("KIT_PROFILE", "smoke")
-    assert profile().name == profile("auto").name == "smoke" and "KIT_PROFILE" in profile().picked
-    assert profile("cpu").name == "cpu"
+    assert preset().preset == preset("auto").preset == "smoke" and "KIT_PROFILE" in preset().why("preset")
+    assert preset("cpu").preset == "cpu"
     monkeypatch.setenv("KIT_PROFILE", "auto")
     _card(monkeypatch, None)
-    assert profile().name == "cpu"
+    assert preset().preset == "cpu"
     monkeypatch.setenv("KIT_PROFILE", "cpuu")
     with pytest.raises(ValueError, match="'cpuu' is not known; use auto, smoke, cpu, t4, gpu24"):
-        profile()
+        preset()
 
 
-@pytest.mark.parametrize("name", PROFILES)
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_config_says_what_the_profile_says(name, tuning):
-    p = profile(name)
-    config, full = p.config(tuning=tuning), tuning == "full"
-    same = (
-        "steps",
-        "prompts_per_step",
-        "group_size",
-        "temperature",
-        "beta",
-        "seed",
-        "micro_batch",
-        "save_steps",
-    )
-    assert [getattr(config, field) for field in same] == [getattr(p, field) for field in same]
-    assert config.gradient_checkpointing == p.gradient_checkpointing
-    assert config.learning_rate == (p.learning_rate if full else p.lora_learning_rate)
-    assert config.optimizer == (p.optimizer if full else None), "adapters take what their weights need"
-    assert config.warmup_steps == max(2, p.steps // 10 + (p.steps % 10 > 0))
-    assert config.autocast == ("bfloat16" if torch.cuda.is_available() else "none")
-    assert (config.loss, config.epsilon_high) == ("dapo", 0.28)
-    assert config.max_completion_tokens is config.reward_weights is None, "the task's"
+@pytest.mark.parametrize("name", NAMES)
+def test_rate_dtype_and_optimizer_are_those_of_the_tuning(name):
+    full, lora, qlora = (preset(name, tuning=tuning) for tuning in ("full", "lora", "qlora"))
+    assert lora.learning_rate > full.learning_rate and lora.optimizer is None, "adapters take what they need"
+    assert full.optimizer is not None and preset(name) == full
+    assert dataclasses.replace(qlora, tuning="lora") == lora
+    assert full.warmup_steps == max(2, full.steps // 10 + (full.steps % 10 > 0))
+    assert full.autocast == ("bfloat16" if torch.cuda.is_available() else "none")
+    assert (full.loss, full.epsilon_high) == ("dapo", 0.28)
+    assert full.max_completion_tokens is full.reward_weights is None, "the task's"
 
 
 def _own(**options):
@@ -126,60 +143,92 @@ def _trainer(tmp_path, config, task):
 
 def test_the_task_decides_weights_and_length(tmp_path):
     own = _own(reward=[ExactAnswer(), SoftFormat()], reward_weights=[0.75, 0.25])
-    trainer = _trainer(tmp_path, profile("cpu").config(), own)
+    trainer = _trainer(tmp_path, preset("cpu"), own)
     assert (trainer.config.max_completion_tokens, trainer.reward_weights) == (40, [0.75, 0.25])
-    trainer = _trainer(tmp_path, profile("cpu").config(reward_weights=[0.5, 0.5]), own)
+    trainer = _trainer(tmp_path, preset("cpu", reward_weights=[0.5, 0.5]), own)
     assert trainer.reward_weights == [0.5, 0.5]
     for name, tokens in {"smoke": 8, "cpu": 12, "t4": 128, "gpu24": 256}.items():
-        cfg = profile(name, held_out=4)
+        cfg = preset(name, held_out=4)
         assert cfg.max_completion_tokens is None and cfg.make_task().max_completion_tokens == tokens
 
 
+def test_the_record_says_whose_the_task_is(tmp_path):
+    config = preset("smoke")
+    trainer = _trainer(tmp_path, config, _own(reward=ExactAnswer()))
+    assert trainer.config is config and config.task is None and config.task_options == {}
+    assert config.why("task") == "the one that the trainer was given"
+    assert preset(config).task == "largest" and preset(config).max_completion_tokens is None, (
+        "nothing set by hand"
+    )
+    named = preset("smoke", held_out=4)
+    assert _trainer(tmp_path, named, named.make_task()).config.task == "largest"
+    trainer.config.freeze()
+    again = _trainer(tmp_path, config, named.make_task()).config
+    assert again is not config and (again.task, again.max_completion_tokens) == (None, 8), (
+        "a running one is copied"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tuning": "lora"}, "tuning='lora': this model has no adapters; load it with load_policy"),
+        (
+            {"dtype": "bfloat16"},
+            "dtype='bfloat16': this model's weights are float32; load it with load_policy",
+        ),
+    ],
+)
+def test_a_model_that_was_loaded_otherwise_is_refused(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        _trainer(tmp_path, preset("smoke", **change), _own(reward=ExactAnswer()))
+
+
 def test_a_run_may_have_a_length_of_its_own(tmp_path):
-    """A field of config() wins over the profile's, which wins over the task's."""
+    """The config's wins over the task's."""
     own = _own(reward=ExactAnswer())
-    short = profile("cpu", max_completion_tokens=8, held_out=4)
+    short = preset("cpu", max_completion_tokens=8, held_out=4)
     assert short.make_task().max_completion_tokens == 8
-    assert _trainer(tmp_path, short.config(), own).config.max_completion_tokens == 8
-    assert short.config(max_completion_tokens=9).max_completion_tokens == 9
+    assert _trainer(tmp_path, short, own).config.max_completion_tokens == 8
+    assert preset(short, max_completion_tokens=9).max_completion_tokens == 9
 
 
 def test_fields_of_config_win():
-    config = profile("smoke").config(beta=0.1, steps=7, iterations=2, temperature=linear(1.2, 0.8))
+    config = preset("smoke", beta=0.1, steps=7, iterations=2, temperature=linear(1.2, 0.8))
     assert (config.beta, config.steps, config.iterations, config.temperature) == (0.1, 7, 2, linear(1.2, 0.8))
 
 
 @pytest.mark.parametrize("bf16", [True, False])
 def test_a_card_computes_in_bfloat16_only_where_it_has_it(monkeypatch, bf16):
-    monkeypatch.setattr("grpo_kit.profiles.has_bf16", lambda: bf16)
-    assert profile("t4").config().autocast == ("bfloat16" if bf16 else "none")
-    assert profile("t4").config(autocast="float16").autocast == "float16"
+    monkeypatch.setattr("grpo_kit.presets.has_bf16", lambda: bf16)
+    assert preset("t4").autocast == ("bfloat16" if bf16 else "none")
+    assert preset("t4", autocast="float16").autocast == "float16"
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_optimizer_suits_the_weights(name):
     """At its own learning rate, and on every machine."""
-    p = profile(name)
+    p = preset(name)
     model = load_policy("tiny-random", dtype=p.dtype, quiet=True)[0]
     make_optimizer(p.optimizer, model, learning_rate=p.learning_rate)
 
 
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(ValueError, match="optimizer='adam9' is not known"):
-        profile("cpu", optimizer="adam9")
+        preset("cpu", optimizer="adam9")
 
 
-def test_task_takes_the_profiles_sizes():
-    task = profile("smoke").make_task()
+def test_the_task_has_the_presets_sizes():
+    task = preset("smoke").make_task()
     sizes = (len(task.train), len(task.held_out), task.max_completion_tokens)
     assert task.name == "largest" and sizes == (32, 8, 8)
-    numbers = {len(row["numbers"]) for row in profile("gpu24", held_out=20).make_task().held_out}
+    numbers = {len(row["numbers"]) for row in preset("gpu24", held_out=20).make_task().held_out}
     assert numbers == {2, 3}
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", NAMES)
 def test_enough_rows_for_one_pass(name):
-    p = profile(name, held_out=4)
+    p = preset(name, held_out=4)
     assert len(p.make_task().train) >= p.steps * p.prompts_per_step
 
 
@@ -194,34 +243,29 @@ def test_enough_rows_for_one_pass(name):
         ({"temperature": 0.0}, "temperature=0.0 must be a number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"beta": -0.1}, "beta=-0.1 must be a number of at least 0"),
-        ({"dtype": "fp32"}, "dtype='fp32' is not known; use 'float32', 'bfloat16' or 'float16'"),
-        ({"task": "chess"}, "task='chess' is not known; use 'largest'"),
+        ({"dtype": "fp32"}, "dtype='fp32' is not known; use None, 'float32', 'bfloat16' or 'float16'"),
+        ({"task": "chess"}, "task='chess' is not known; use None, 'largest'"),
         ({"task_options": 3}, "task_options=3 must be a dict"),
-        ({"step": 3}, "step: no field of a profile; use model"),
+        ({"step": 3}, "step=3: Config has no such field; did you mean 'steps'?"),
+        ({"lora_learning_rate": 1e-4}, "no such field; did you mean 'learning_rate'?"),
+        ({"tuning": "half"}, "tuning='half' is not known"),
     ],
 )
 def test_refusals_name_field_and_value(change, message):
     with pytest.raises(ValueError, match=message):
-        profile("cpu", **change)
+        preset("cpu", **change)
 
 
-def test_config_refusals():
-    with pytest.raises(ValueError, match="tuning='half' is not known"):
-        profile("smoke").config(tuning="half")
-    with pytest.raises(ValueError, match="learning_rte=0.001: Config has no such field; it has steps, "):
-        profile("smoke").config(learning_rte=1e-3)
-
-
-@pytest.mark.parametrize("preset", PROFILES)
-@pytest.mark.parametrize("name", sorted(set(_TASKS) - {"gsm8k"}))  # its data is not here
-def test_another_task_gets_the_tokens_its_answers_take(preset, name):
-    if name == PROFILES[preset]["task"][0]:
-        assert profile(preset, task=name) == profile(preset)
+@pytest.mark.parametrize("other", NAMES)
+@pytest.mark.parametrize("name", sorted(set(TASKS) - {"gsm8k"}))  # its data is not here
+def test_another_task_gets_the_tokens_its_answers_take(other, name):
+    if name == preset(other).task:
+        assert preset(other, task=name) == preset(other)
         return
     own = getattr(tasks, name)().max_completion_tokens
-    made = profile(preset, task=name, held_out=8)
+    made = preset(other, task=name, held_out=8)
     assert made.max_completion_tokens is None
-    assert profile(preset, task=name, max_completion_tokens=7).max_completion_tokens == 7
+    assert preset(other, task=name, max_completion_tokens=7).max_completion_tokens == 7
     assert list(made.table().loc["max_completion_tokens"]) == ["the task's", "tokens", "see the task"]
     assert "for this task (was" in made.table().loc["task_options", "reason"]
     task = made.make_task()
@@ -239,7 +283,7 @@ def test_another_task_gets_the_tokens_its_answers_take(preset, name):
 )
 def test_arguments_that_ask_for_longer_answers_get_them(name, options, tokens):
     assert getattr(tasks, name)(**options).max_completion_tokens == tokens
-    made = profile("cpu", task=name, task_options=options)
+    made = preset("cpu", task=name, task_options=options)
     assert made.make_task().max_completion_tokens == tokens
 
 
@@ -249,35 +293,35 @@ def _tokens(made):
 
 def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
     """gpu24 reasons in 256 tokens; whoever asks it for another task gets that task's length, with its arguments."""
-    assert _tokens(profile("gpu24")) == 256
-    assert _tokens(profile("gpu24", task="largest")) == 12
-    assert _tokens(profile("gpu24", task="code", task_options={"max_completion_tokens": 72})) == 72
-    assert _tokens(profile("gpu24", task_options={"numbers": (2, 2), "think": True})) == 128
+    assert _tokens(preset("gpu24")) == 256
+    assert _tokens(preset("gpu24", task="largest")) == 12
+    assert _tokens(preset("gpu24", task="code", task_options={"max_completion_tokens": 72})) == 72
+    assert _tokens(preset("gpu24", task_options={"numbers": (2, 2), "think": True})) == 128
 
 
 def test_the_length_is_the_tasks_until_it_is_set():
-    card = profile("gpu24")
-    assert _tokens(profile("gpu24", task_options={"think": False})) == 24
+    card = preset("gpu24")
+    assert _tokens(preset("gpu24", task_options={"think": False})) == 24
     assert _tokens(dataclasses.replace(card, task_options={"think": False})) == 24
     other = dataclasses.replace(card, task="largest", task_options={})
     assert _tokens(other) == 12
     assert _tokens(dataclasses.replace(other, task="countdown", steps=3)) == 24
-    assert _tokens(dataclasses.replace(profile("smoke"), steps=3)) == 8
+    assert _tokens(dataclasses.replace(preset("smoke"), steps=3)) == 8
 
     mine = dataclasses.replace(card, max_completion_tokens=100)
     assert _tokens(mine) == _tokens(dataclasses.replace(mine, task_options={"think": False})) == 100
     assert "set by you (was the task's)" in mine.table().loc["max_completion_tokens", "reason"]
-    assert _tokens(profile("gpu24", task="largest", max_completion_tokens=512)) == 512
-    assert _tokens(profile("gpu24", task_options={"think": False}, max_completion_tokens=512)) == 512
+    assert _tokens(preset("gpu24", task="largest", max_completion_tokens=512)) == 512
+    assert _tokens(preset("gpu24", task_options={"think": False}, max_completion_tokens=512)) == 512
 
 
 def test_arguments_of_another_task_are_refused_by_name():
     with pytest.raises(
         ValueError, match="task_options has balanced, think, which task 'largest' does not take"
     ):
-        dataclasses.replace(profile("gpu24"), task="largest")
+        dataclasses.replace(preset("gpu24"), task="largest")
     with pytest.raises(ValueError, match="task_options has bogus, which task 'countdown' does not take"):
-        profile("gpu24", task_options={"bogus": 1})
+        preset("gpu24", task_options={"bogus": 1})
 
 
 # bfloat16 (T4: float32) FLOP/s and bytes/s that the makers give; products that add up in float32.
@@ -290,7 +334,7 @@ PEAKS = {"RTX 4090": (165e12, 1008e9), "A10G": (70e12, 600e9), "L4": (121e12, 30
 )
 def test_seconds_a_step_are_planned_from_a_cards_peaks(name, cards, parameters, itemsize):
     """6 FLOPs a parameter and token of the update; in decoding all weights and, halfway, the keys and values."""
-    p = profile(name)
+    p = preset(name)
     tokens = p.prompts_per_step * (256 + p.group_size * _tokens(p))
     cached = plan_memory(p).parts["rollout"]["keys and values"]
     half = cached * (p.prompts_per_step * 256 + p.completions_per_step * _tokens(p) / 2)
@@ -310,7 +354,7 @@ def test_seconds_a_step_are_planned_from_a_cards_peaks(name, cards, parameters, 
 
 def test_t4_fits_a_16_gb_card():
     """In what a T4 reports, 14.7 GiB; and where flex_attention does not run on it."""
-    small, large = profile("t4"), profile("t4", model="Qwen/Qwen2.5-1.5B-Instruct")
+    small, large = preset("t4"), preset("t4", model="Qwen/Qwen2.5-1.5B-Instruct")
     for attention in ("flex_attention", "sdpa"):
         for p, tuning in ((small, "full"), (small, "lora"), (large, "lora")):
             plan = plan_memory(p, tuning=tuning, attention=attention)
@@ -330,33 +374,32 @@ def test_t4_fits_a_16_gb_card():
     ("name", "bytes_"), [("gpu24", 1_543_714_304 * (2 + 4.03)), ("t4", 494_032_768 * (4 + 8))]
 )
 def test_disk_is_said_where_checkpoints_are_saved(name, bytes_):
-    one, reason = bytes_ / 2**30, profile(name).table().loc["save_steps", "reason"]
+    one, reason = bytes_ / 2**30, preset(name).table().loc["save_steps", "reason"]
     assert f"{one:.1f} GiB" in reason and f"{2 * one:.1f}" in reason
     assert f"a checkpoint takes {one:.1f} GiB, and {2 * one:.1f} until" in str(plan_memory(name))
     adapters = plan_memory(name, tuning="lora").checkpoint_gib
     assert 0 < adapters < 0.3
 
 
-def test_a_profile_is_made_without_its_task(monkeypatch):
+def test_a_preset_is_made_without_its_task(monkeypatch):
     """No rows are drawn or fetched for it, of whatever task."""
     for name in ("gsm8k", "largest", "countdown"):
         takes = inspect.signature(getattr(tasks, name))
 
         def never(**options):
-            raise AssertionError("a profile makes no task")
+            raise AssertionError("a preset makes no task")
 
         never.__signature__ = takes
-        monkeypatch.setattr(tasks, name, never)
-        profile("gpu24", task=name, task_options={"n_train": 10**9} if "n_train" in takes.parameters else {})
+        monkeypatch.setattr(importlib.import_module(f"grpo_kit.tasks.{name}"), name, never)
+        preset("gpu24", task=name, task_options={"n_train": 10**9} if "n_train" in takes.parameters else {})
     with pytest.raises(AssertionError, match="makes no task"):
-        profile("gpu24", task="largest").make_task()
+        preset("gpu24", task="largest").make_task()
 
 
 def test_a_card_without_bfloat16_is_not_advised_to_take_it():
-    large = profile("t4", model="Qwen/Qwen2.5-1.5B-Instruct")
+    large = preset("t4", model="Qwen/Qwen2.5-1.5B-Instruct")
     assert not any("bfloat16" in line for line in plan_memory(large).advice)
     assert any("tuning='lora'" in line and "fits" in line for line in plan_memory(large).advice)
     assert any(
-        "bfloat16" in line
-        for line in plan_memory(profile("gpu24", dtype="float32", optimizer="adamw")).advice
+        "bfloat16" in line for line in plan_memory(preset("gpu24", dtype="float32", optimizer="adamw")).advice
     )
