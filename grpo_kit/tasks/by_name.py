@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grpo_kit.tasks.task import Task
 
-NAMES = ("largest", "arithmetic", "countdown", "gsm8k", "code", "interval_scheduling", "science", "tools")
+NAMES = ("largest", "countdown", "gsm8k", "code", "interval_scheduling", "science")
 _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the task itself
 
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import get_scheduler
 from trl import GRPOConfig
 
-from grpo_kit.integrations.trl_config import config_of, fields_of, rates
+from grpo_kit.integrations.trl_config import MADE_BEFORE, config_of, fields_of, rates
 from grpo_kit.integrations.trl_fields import IGNORED, MAPPED, REFUSED, check_fields, is_set
 from grpo_kit.loop.grpo_config import Config, as_json, from_json
 from grpo_kit.schedules import cosine, linear
@@ -219,9 +219,8 @@ def test_every_field_of_config_is_read_on_the_way_back():
     left = {each.name for each in dataclasses.fields(Config)} - object.__getattribute__(config, "__dict__")[
         "_read"
     ]
-    assert left <= {"max_completion_tokens", "reward_weights"}, (
-        "to_trl reads these two, with the task's beside them"
-    )
+    with_the_task = {"max_completion_tokens", "reward_weights"}  # to_trl reads these two, with the task's beside them
+    assert left <= {*with_the_task, *MADE_BEFORE, "reasons"}
 
 
 def test_there_and_back_gives_the_same_config():
