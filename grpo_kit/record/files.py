@@ -28,6 +28,7 @@ PART_NAME = re.compile(r"part-(\d+)-(\d+)\.parquet")
 KEPT = "kept.json"  # names the step whose weights a run with keep="best" ended with
 RUN = "run.json"  # a run's settings: no library writes a file of this name
 _ONCE = "config.json"  # its place in older runs, and the file of save_pretrained for a model
+COMMAND = "command.json"  # what `grpo-kit train` was asked: the run's task, preset, numbers and options
 REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
 
 
@@ -40,6 +41,11 @@ def holds_run(path: str | Path) -> bool:
 def has_metrics(folder: str | Path) -> bool:
     """Does the folder hold a run's metrics, of either kind?"""
     return any((Path(folder) / name).is_file() for name in ("metrics.csv", METRICS_LINES))
+
+
+def steps_done(folder: str | Path) -> int:
+    """The last step that the folder has metrics of; 0 where it has none."""
+    return int(read_metrics(folder)["step"].max()) if has_metrics(folder) else 0
 
 
 def run_file(folder: str | Path) -> Path | None:

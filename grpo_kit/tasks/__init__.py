@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from grpo_kit.tasks.arithmetic import arithmetic
     from grpo_kit.tasks.code import code
     from grpo_kit.tasks.countdown import countdown
+    from grpo_kit.tasks.from_file import from_file
     from grpo_kit.tasks.from_rows import from_rows
     from grpo_kit.tasks.gsm8k import gsm8k
     from grpo_kit.tasks.interval_scheduling import interval_scheduling
@@ -22,6 +23,7 @@ __all__ = [
     "arithmetic",
     "code",
     "countdown",
+    "from_file",
     "from_reasoning_gym",
     "from_reasoning_gym_tries",
     "from_rows",
@@ -39,6 +41,7 @@ lazy(
         "arithmetic": ["arithmetic"],
         "code": ["code"],
         "countdown": ["countdown"],
+        "from_file": ["from_file"],
         "from_rows": ["from_rows"],
         "gsm8k": ["gsm8k"],
         "interval_scheduling": ["interval_scheduling", "events"],
