@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
-    # A whole run, named once.
-    from grpo_kit.recipe import Recipe  # notebook, command line, script and cluster share it
-
     # Training.
     from grpo_kit.loop.grpo_config import Config  # every number of a run, with its unit
     from grpo_kit.hooks.standard import GRPOTrainer  # the loop, with engine, chart, red flags and controls
@@ -89,7 +86,6 @@ __all__ = [
     "constant", "cosine", "exponential", "linear", "stepwise",
     "tasks", "preset", "plan_memory", "describe", "load_policy",
     "readiness", "length_probe",
-    "Recipe",
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
@@ -107,7 +103,6 @@ _MODULES = {
     "models": ["describe", "load_policy"],
     "evaluation.readiness": ["readiness"],
     "evaluation.lengths": ["length_probe"],
-    "recipe": ["Recipe"],
     "loop.grpo_config": ["Config"],
     "loop.hooks": ["Hook"],
     "hooks.standard": ["GRPOTrainer"],

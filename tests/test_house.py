@@ -21,7 +21,7 @@ ROOMS = [
     "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
     "prompts", "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
     "tasks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks",
-    "preferences", "lab", "exports", "recipe", "integrations", "doctor", "commands",
+    "preferences", "lab", "exports", "integrations", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -269,7 +269,7 @@ def test_no_file_names_a_folder_of_one_machine():
 
 # Files of a user, of a run folder, and the one that the rules forbid.
 EXAMPLES = {
-    "my_recipe.py", "my_task.py", "train_mine.py", "FILE.py", "file.py", "recipe.py", "cluster/train.py", "utils.py",
+    "my_task.py", "train_mine.py", "FILE.py", "file.py", "cluster/train.py", "utils.py",
 }  # fmt: skip
 CITED = re.compile(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.py\b")
 DOTTED = re.compile(r"(?<![\w.])(?:grpo_kit\.)?([a-z]\w*)\.([a-z]\w*)(?![\w(])")

@@ -1,1 +1,9 @@
-"""The command line: a command is a file here, with add_arguments(parser) and run(arguments) -> exit code."""
+"""What the commands of the command line do. Each takes its parsed arguments, and loads what it needs when it runs."""
+
+
+class CommandEnds(Exception):
+    """A command that did not do what it was asked, and why. code: the process's exit code."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code

@@ -1,108 +1,171 @@
-"""Train a model: readiness, accuracy before, GRPO, accuracy after, model and card; what notebook 05 does.
-
-examples:
-  grpo-kit train                                  the profile that fits this machine, its task
-  grpo-kit train --profile cpu --task largest --tuning lora --steps 40 \\
-      --temperature 1.2:0.8 --seed 1 --run runs/mine
-  grpo-kit train my_recipe.py                     a file with recipe = kit.Recipe(...), or with task = ...
-  grpo-kit train runs/mine --seed 2               that run's recipe, with another seed
-  grpo-kit train --resume runs/mine               go on where it was stopped or killed
-  torchrun --nproc_per_node 2 -m -- grpo_kit train my_recipe.py --run runs/mine
-
-Ctrl-C ends the step, saves and says how to go on (exit code 130). While it trains, `grpo-kit watch runs/mine` follows
-it from another terminal. No run is overwritten.
-"""
+"""Train: the whole run, what notebook 05 does, from wherever it was stopped."""
 
 from __future__ import annotations
 
-import argparse
 import os
+import shutil
+from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from grpo_kit.commands.errors import in_a_line, tell
-from grpo_kit.commands.recipes import add_recipe, add_training, changes, recipe_of, with_numbers
+from grpo_kit.commands import CommandEnds
 
-# Options that may differ for a resumed run.
-_CAN_CHANGE = ("steps", "temperature", "learning_rate", "save_every", "on_flag")
+if TYPE_CHECKING:
+    from grpo_kit.commands.job import Job
+    from grpo_kit.loop.processes import Processes
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
-    add_recipe(parser)
-    add_training(parser)
-    parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: the next free runs/<task>")
-    parser.add_argument(
-        "--resume", metavar="FOLDER",
-        help="go on with this run, by what it remembers of its recipe; --steps, --temperature, --learning-rate, "
-        "--save-every and --on-flag may be others",
-    )  # fmt: skip
+BEFORE, AFTER, RESULTS, MODEL = "before.json", "after.json", "results.json", "model"
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Train; 0, or 1 for a failed run, or 130 for a stopped one."""
+def train(arguments: Namespace) -> None:
+    """Train a model: readiness, accuracy before, GRPO, accuracy after, model and card; what notebook 05 does.
+
+    examples:
+      grpo-kit train                                  the preset that fits this machine, its task
+      grpo-kit train my_task.py --preset cpu --tuning lora --set steps=24 \\
+          --set "temperature=linear(1.2, 0.8)" --folder runs/mine
+      grpo-kit train countdown --preset t4            one of the kit's tasks
+      grpo-kit train --resume runs/mine               go on where it was stopped or killed
+      torchrun --nproc_per_node 2 -m -- grpo_kit train my_task.py --folder runs/mine
+
+    my_task.py has a line task = kit.tasks.from_rows(...). Ctrl-C ends the step, saves and says how to go on. While it
+    trains, `grpo-kit watch runs/mine` follows it from another terminal. No run is overwritten.
+    """
+    from grpo_kit.commands.job import OPTIONS, Job, settings_of
+    from grpo_kit.cuda import own_device
     from grpo_kit.episodes.environment import EpisodeError
     from grpo_kit.hooks.watch_run import StoppedByFlag
-    from grpo_kit.record.files import next_run_folder
+    from grpo_kit.loop.processes import Processes
+    from grpo_kit.record.files import COMMAND, next_run_folder
     from grpo_kit.rewards import RewardError
 
-    resumed, several = arguments.resume is not None, int(os.environ.get("WORLD_SIZE", "1")) > 1
-    recipe = _goes_on(arguments) if resumed else recipe_of(arguments)
-    folder = arguments.resume or arguments.run
-    if folder is None and not several:
-        folder = next_run_folder("runs", recipe.make_task().name)
+    given, values = vars(arguments), settings_of(arguments.set)
+    values |= {} if arguments.tuning is None else {"tuning": arguments.tuning}
+    folder = arguments.folder if arguments.resume in (None, True) else arguments.resume
+    options = {name: given[name] for name in OPTIONS}
+    if arguments.resume is None:
+        job = Job.asked(arguments.task, arguments.preset, values, **options)
+    elif folder is None or arguments.folder not in (None, folder):
+        raise ValueError("--resume needs one run folder: grpo-kit train --resume runs/mine")
+    else:
+        job = Job.of_run(Path(folder), task=arguments.task)
+        job.change(values, preset=arguments.preset, **options)
+    processes = Processes(job.config.prompts_per_step, own_device())
+    folder = processes.from_main(lambda: Path(folder or next_run_folder("runs", job.task.name)))
     try:
-        outcome = recipe.run(folder, resume=resumed)
-    except StoppedByFlag as error:
-        tell(f"\nA red flag ended it. {_where(error)} {how_to_go_on(folder)}")
-        return 1
-    except KeyboardInterrupt as error:
-        tell(f"\n{_where(error)} {how_to_go_on(folder)}")
-        return 130
-    except (RewardError, EpisodeError, OSError) as error:
-        tell(f"grpo-kit train: {in_a_line(error)} {how_to_go_on(folder)}")
-        return 1
-    if several:
+        _whole(job, folder, processes, resumed=arguments.resume is not None)
+    except (KeyboardInterrupt, RewardError, EpisodeError, OSError) as error:
+        kept = (folder / COMMAND).is_file()
+        goes_on = f"To go on: grpo-kit train --resume {folder}" if kept else "Nothing was kept."
+        said = str(error).partition("; train() ")[0].rstrip(".") or "Stopped while it was evaluated"
+        stopped = isinstance(error, KeyboardInterrupt) and not isinstance(error, StoppedByFlag)
+        raise CommandEnds(f"{said}. {goes_on}", 130 if stopped else 1) from error
+    if processes.count > 1:
         from torch.distributed import destroy_process_group
 
         destroy_process_group()
-    if outcome.before is not None:
-        print(
-            f"\nThe model is in {outcome.model}. Try it: grpo-kit chat {outcome.folder}   Ship it: grpo-kit export "
-            f"{outcome.folder} exports/{outcome.folder.name}"
+
+
+def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> None:
+    """The run, from wherever it was stopped. Of several processes the main one measures and prints."""
+    from grpo_kit.evaluation.accuracy import Evaluation, evaluate
+    from grpo_kit.evaluation.comparison import compare
+    from grpo_kit.evaluation.held_out import HeldOut
+    from grpo_kit.evaluation.readiness import readiness
+    from grpo_kit.hooks.standard import GRPOTrainer
+    from grpo_kit.record.files import steps_done
+    from grpo_kit.record.run_lock import alone
+    from grpo_kit.trackers import by_name
+    from grpo_kit.watch.run_card import model_card
+
+    main, task, config = processes.is_main, job.task, job.config
+    hooks = [
+        by_name(name) for name in job.options["report_to"]
+    ]  # one that is missing is said before anything loads
+    processes.from_main(lambda: _check_folder(job, folder, resumed=resumed))
+    done, trained = processes.from_main(lambda: (steps_done(folder), (folder / MODEL).is_dir()))
+    trained = trained and done >= config.steps
+
+    def say(text: str) -> None:
+        if main:
+            print(text, flush=True)
+
+    def evaluated(name: str) -> Evaluation:
+        if not (folder / name).is_file():
+            evaluate(model, tokenizer, task, batch_size=job.config.eval_batch).save(folder / name)
+        return Evaluation.load(folder / name)
+
+    def lock() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(alone(folder))
+
+    say(f"{job}\n{'Going on with' if done else 'Training into'} {folder}")
+    model, tokenizer = job.policy()
+    with ExitStack() as held:
+        processes.from_main(lock)
+        if not trained:
+            rows, every = min(64, len(task.held_out)), job.options["held_out_every"]
+            trainer = GRPOTrainer(
+                model, task, config, tokenizer=tokenizer, folder=folder, live=True if main else None, hooks=hooks,
+                held_out=HeldOut(task, rows=rows, every=every) if every else None,
+                keep=job.options["keep"], on_flag=job.options["on_flag"],
+            )  # fmt: skip
+            if main and not done:
+                ready = readiness(
+                    model, tokenizer, task, rows=task.train[: min(32, rows)], samples=config.group_size,
+                    group_size=config.group_size, temperature=config.at(0).temperature, quiet=True,
+                )  # fmt: skip
+                say(f"{'GO' if ready.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {ready.reason}")
+                job.save(folder)  # from here on there is something to go on with
+        before = processes.from_main(lambda: evaluated(BEFORE))
+        say(f"Before: {before.sentence}")
+        if not trained:
+            processes.from_main(
+                lambda: _set_aside(folder, MODEL, AFTER, RESULTS)
+            )  # of a shorter run, which goes on
+            trainer.train(resume=done > 0)
+            processes.from_main(lambda: _keep(trainer, folder))
+        elif not (folder / AFTER).is_file():
+            model, tokenizer = job.policy(folder / MODEL)
+        comparison = compare(before, processes.from_main(lambda: evaluated(AFTER)))
+        if main:
+            model_card(folder, comparison)
+            comparison.save(folder)
+    say(f"{comparison}\n\nThe model is in {folder / MODEL}. Try it: grpo-kit chat {folder}")
+    say(f"Ship it: grpo-kit export {folder} exports/{folder.name}")
+
+
+def _check_folder(job: Job, folder: Path, *, resumed: bool) -> None:
+    """Refuse a new run where there is one; of a run that was stopped in its first step set aside what it wrote."""
+    from grpo_kit.loop.checkpoint import newest_whole
+    from grpo_kit.record.files import COMMAND, RUN, RunFolderError, holds_run, next_run_folder, steps_done
+    from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
+
+    if not resumed and (holds_run(folder) or (folder / COMMAND).exists()):
+        raise RunFolderError(
+            f"{folder} holds a run already, and no run is overwritten: give --folder "
+            f"{next_run_folder(folder.parent, folder.name)}, or go on with it: grpo-kit train --resume {folder}"
         )
-    return 0
-
-
-def how_to_go_on(folder: str | Path | None) -> str:
-    """A sentence, if there is something to resume."""
-    kept = folder is not None and (Path(folder) / "recipe.json").is_file()
-    return f"To go on: grpo-kit train --resume {folder}" if kept else "Nothing was left behind."
-
-
-def _where(error: KeyboardInterrupt) -> str:
-    step = getattr(error, "step", None)
-    if step is None:
-        return "Stopped while it was evaluated."
-    if not step:
-        return "Stopped before the first step."
-    return f"Stopped after step {step}, {'not saved' if 'not saved' in str(error) else 'saved'}."
-
-
-def _goes_on(arguments: argparse.Namespace) -> object:
-    from grpo_kit.recipe import Recipe
-
-    given = changes(arguments)
-    if not Path(arguments.resume).is_dir():
-        raise ValueError(f"--resume {arguments.resume} is no folder; give a run's, such as runs/largest")
-    if arguments.run is not None:
-        raise ValueError(f"--run {arguments.run}: a run goes on in its own folder; leave it out")
-    other = [name for name in [*given, *(["set"] if arguments.set else [])] if name not in _CAN_CHANGE]
-    if other:
-        named = {"lora": "rank"}.get(other[0], other[0]).replace("_", "-")
-        raise ValueError(
-            f"--{named} is for a new run; one that goes on keeps what it was begun with (what can change: "
-            f"{', '.join('--' + name.replace('_', '-') for name in _CAN_CHANGE)})"
+    if 0 < (done := steps_done(folder)) < job.config.steps and newest_whole(folder, digests=False) is None:
+        raise RunFolderError(
+            f"{folder} kept no checkpoint of its {done} steps (--set save_steps=10) to go on from: begin a new one, "
+            f"and if it has a model, from that: --set model={folder / MODEL}"
         )
-    if arguments.recipe is not None:
-        given["task"] = arguments.recipe
-    return with_numbers(Recipe.of(arguments.resume, **given), arguments)
+    if resumed and not done:
+        _set_aside(folder, RUN, METRICS_LINES, COMPLETIONS_LINES, "flags.jsonl")
+
+
+def _keep(trainer: Any, folder: Path) -> None:
+    """Save the model, whole or not at all."""
+    part = folder / f".{MODEL}"
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed here
+    os.replace(trainer.save_model(part), folder / MODEL)
+
+
+def _set_aside(folder: Path, *names: str) -> None:
+    from grpo_kit.record.files import REDONE, next_run_folder
+
+    for path in (folder / name for name in names if (folder / name).exists()):
+        (folder / REDONE).mkdir(exist_ok=True)
+        os.replace(path, next_run_folder(folder / REDONE, path.name))

@@ -1,93 +1,142 @@
-"""The model in a run folder, and the recipe that made it: the start of evaluate, export and chat."""
+"""The commands on what is there, a run or a model. The docstrings are their help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from grpo_kit.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A run's folder, the place of its model in it, a description in words, and its recipe."""
-
-    folder: Path
-    model: Path
-    what: str
-    recipe: Recipe
-
-    def load(self) -> tuple[Any, Any]:
-        """The trained model and its tokenizer; for LoRA with its adapter on the base."""
-        from grpo_kit.models import is_adapter, load_policy
-        from grpo_kit.presets import preset
-
-        cfg = self.recipe.cfg
-        if is_adapter(str(self.model)):
-            tuning = self.recipe.tuning if self.recipe.tuning != "full" else "lora"
-            return load_policy(self.model, tuning=tuning, dtype=preset(cfg, tuning=tuning).dtype, quiet=True)
-        return load_policy(self.model, dtype=cfg.dtype, quiet=True)
-
-    def comparison(self) -> Any:
-        """Base beside tuned as measured by the run itself; None if the run did not reach that point."""
-        from grpo_kit.evaluation.accuracy import Evaluation
-        from grpo_kit.evaluation.comparison import compare
-        from grpo_kit.recipe.run_recipe import AFTER, BEFORE, MODEL
-
-        paths = [self.folder / BEFORE, self.folder / AFTER]
-        if self.model.name != MODEL or not all(path.is_file() for path in paths):
-            return None
-        return compare(*map(Evaluation.load, paths))
+from grpo_kit.commands import CommandEnds
+from grpo_kit.commands.train import AFTER, BEFORE, MODEL
 
 
-def is_run(where: str) -> bool:
-    """Is it the folder of a run?"""
-    from grpo_kit.recipe.remembered import FILE
-    from grpo_kit.record.files import has_metrics
+def watch(arguments: Namespace) -> None:
+    """Follow a run from another terminal: a line a step, held-out accuracy, red flags; it ends when the run ends.
 
-    folder = Path(where)
-    return (folder / FILE).is_file() or has_metrics(folder)
-
-
-def trained_in(where: str, *, task: str | None = None, profile: str | None = None) -> Trained:
-    """The contents of a run folder. task, profile: for a run without a recipe, such as a notebook's.
-
-    Raises ValueError for a folder without a model, and if the task is unknown or another one.
+    examples:
+      grpo-kit watch runs/mine                        from the last ten steps on
+      grpo-kit watch runs/mine --once                 how far it is, and no more
     """
-    from grpo_kit.recipe import Recipe, remembered
-    from grpo_kit.record.files import run_settings
+    from grpo_kit.watch.terminal import follow
 
-    folder = Path(where)
-    if (folder / remembered.FILE).is_file():
-        recipe = Recipe.of(folder, **({"task": task} if task else {}))
-        remembered.check_same(folder, recipe.make_task())
-    elif (settings := run_settings(folder)) is not None and task is not None:
-        recipe = Recipe(task, profile=profile or "auto", model=settings["model"])
-    elif settings is not None:
-        raise ValueError(
-            f"{where} was not made by a recipe, and does not say its task: give --task, and --profile"
-        )
-    else:
-        remembered.data_of(folder)
-        raise ValueError(f"{where} holds no run")
-    model, what = _model_in(folder)
-    return Trained(folder, model, what, recipe)
+    follow(Path(arguments.run), last=arguments.last, every=arguments.every, once=arguments.once)
 
 
-def _model_in(folder: Path) -> tuple[Path, str]:
-    from grpo_kit.loop.checkpoint import newest_whole
+def evaluate(arguments: Namespace) -> None:
+    """Accuracy on held-out questions, base beside tuned, with 95 % intervals and a paired test.
 
-    for name in ("model", "adapter"):
-        if (folder / name).is_dir():
-            return folder / name, "the trained model"
-    checkpoint = newest_whole(folder)
-    saved = max((p.stat().st_mtime for p in folder.glob("*.safetensors")), default=0.0)
-    if saved > (0.0 if checkpoint is None else checkpoint.stat().st_mtime):
-        return folder, "the trained model"  # trainer.save_model(run folder), after the last checkpoint
-    if checkpoint is None:
-        raise ValueError(
-            f"{folder} has neither a model nor a checkpoint yet; `grpo-kit watch {folder}` says how far it is"
-        )
-    return checkpoint, f"half trained: the checkpoint of step {checkpoint.name.rpartition('-')[2]}"
+    examples:
+      grpo-kit evaluate runs/mine                     both asked the same questions greedily
+      grpo-kit evaluate runs/mine --samples 8         pass@k besides
+      grpo-kit evaluate runs/05_train_full --task largest --preset cpu
+                                                      a notebook's run does not say its task
+    """
+    from grpo_kit.commands.job import Job, model_in
+    from grpo_kit.evaluation import accuracy
+    from grpo_kit.evaluation.comparison import compare
+
+    job = Job.of_run(Path(arguments.run), task=arguments.task, preset=arguments.preset)
+    place, what = model_in(Path(arguments.run))
+    print(f"{job.config.model} -> {place} ({what}), on {job.task.name}:", flush=True)
+    rows, samples = job.task.held_out[: arguments.rows], arguments.samples
+    how = {"rows": rows, "samples": samples, "batch_size": job.config.eval_batch}
+    if samples > 0:
+        how["k"] = [1 << n for n in range(samples.bit_length())]
+    found = [accuracy.evaluate(*job.policy(where), job.task, **how) for where in (None, place)]
+    comparison = compare(*found)
+    print(comparison)
+    if samples:
+        print(f"\nbase\n{found[0].table()}\n\ntuned\n{found[1].table()}")
+    if arguments.examples:
+        print(f"\n{comparison.examples(arguments.examples)}")
+
+
+def readiness(arguments: Namespace) -> None:
+    """Can GRPO learn anything from this model on this task? Counted before any training.
+
+    examples:
+      grpo-kit readiness my_task.py && grpo-kit train my_task.py
+      grpo-kit readiness countdown --set model=Qwen/Qwen2.5-0.5B-Instruct --samples 64
+
+    The exit code is 0 for GO and 1 for CHANGE SOMETHING FIRST.
+    """
+    from grpo_kit.commands.job import Job, settings_of
+    from grpo_kit.evaluation.readiness import readiness
+
+    job = Job.asked(arguments.task, arguments.preset, settings_of(arguments.set))
+    size, model = job.config.group_size, job.policy()
+    found = readiness(
+        *model, job.task, rows=job.task.train[: arguments.rows], samples=arguments.samples or size, group_size=size,
+        temperature=job.config.at(0).temperature, seconds=arguments.seconds, quiet=True,
+    )  # fmt: skip
+    ready = found.verdict == "ready"
+    verdict = f"{job.config.model} on {job.task.name}: {'GO' if ready else 'CHANGE SOMETHING FIRST'}\n{found.reason}"
+    numbers = found.table().to_string(float_format="{:.3f}".format, na_rep="")
+    print(verdict, numbers, found.lengths.table(), sep="\n\n", flush=True)
+    if not ready:
+        raise CommandEnds("change something first")
+
+
+def chat(arguments: Namespace) -> None:
+    """Ask a trained model, an export or any model by hand, with the training's prompt around the question.
+
+    examples:
+      grpo-kit chat runs/mine --base                  question after question; an empty line ends it
+      grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
+      grpo-kit chat smollm2-135m-instruct --task largest
+    """
+    from grpo_kit.commands.job import Job, model_in
+    from grpo_kit.exports.chat import chat
+    from grpo_kit.record.files import COMMAND, has_metrics
+
+    model, task, base, folder = (arguments.model,), None, None, Path(arguments.model)
+    if (folder / COMMAND).is_file() or has_metrics(folder):
+        job = Job.of_run(folder, task=arguments.task, preset=arguments.preset)
+        place, what = model_in(folder)
+        print(f"{folder} is {what}.", flush=True)
+        model, task, base = job.policy(place), job.task, job.policy()[0] if arguments.base else None
+    elif arguments.base:
+        raise ValueError("--base is for run folders: of others the base is not known")
+    elif arguments.task is not None:
+        task = Job.asked(arguments.task, arguments.preset, {}).task
+    talk = chat(
+        *model, task=task, base=base, temperature=arguments.temperature, max_completion_tokens=arguments.tokens,
+        seed=arguments.seed,
+    )  # fmt: skip
+    if arguments.question is None:
+        talk.run()
+        return
+    for name, text in talk.ask(arguments.question).items():
+        print(f"{name}: {text}" if len(talk.sides) > 1 else text)
+
+
+def export(arguments: Namespace) -> None:
+    """Write a run's model with its prompt into a folder that others load, read it back, and compare.
+
+    examples:
+      grpo-kit export runs/mine exports/mine                               for transformers, vLLM and the like
+      grpo-kit export runs/mine exports/mine --format gguf --quant q8_0    one file for llama.cpp and Ollama
+
+    It is read back in a fresh process and answers the held-out questions beside the trained model. An export that is
+    not the trained model is refused (exit code 1), and left with its report.
+    """
+    from grpo_kit.commands.job import Job, model_in
+    from grpo_kit.evaluation.accuracy import Evaluation
+    from grpo_kit.evaluation.comparison import compare
+    from grpo_kit.exports import ExportError, export
+
+    run = Path(arguments.run)
+    job = Job.of_run(run, task=arguments.task, preset=arguments.preset)
+    place, what = model_in(run)
+    print(f"{run} is {what}.", flush=True)
+    sides, last = [run / name for name in (BEFORE, AFTER)], job.config.at(job.config.steps - 1).temperature
+    measured = place.name == MODEL and all(path.is_file() for path in sides)
+    try:
+        made = export(
+            *job.policy(place), arguments.folder, task=job.task, format=arguments.format, quant=arguments.quant,
+            temperature=last if arguments.temperature is None else arguments.temperature, rows=arguments.rows,
+            proof=not arguments.no_proof, run=run, license=arguments.license,
+            comparison=compare(*map(Evaluation.load, sides)) if measured else None,
+        )  # fmt: skip
+    except ExportError as error:
+        raise CommandEnds(str(error)) from error
+    print(f"{made}\nTry it: grpo-kit chat {arguments.folder}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -12,6 +14,7 @@ from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.constant import Constant, compared
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p
 from grpo_kit.evaluation.shown import ShownTable, number, p_value, percent, shown, with_page
+from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.watch.completions import side_by_side
 
 if TYPE_CHECKING:
@@ -92,6 +95,37 @@ class Comparison:
             what = "strategy has" if name == "strict" else f"completion ({self.constant[0]}) earns"
             said += f"; the best constant {what} {self._of_constant}"
         return f"{said}."
+
+    def save(self, folder: str | Path) -> Path:
+        """Write what a run came to into its folder, as results.json, which grpo-kit watch reads. Returns the path.
+
+        before, after, best_constant: of the measure that leads, with its 95 % interval. n: rows. weights_of_step: the
+        step whose weights were kept. Raises RunFolderError for a folder without a run.
+
+        >>> comparison.save("runs/full")  # doctest: +SKIP
+        """
+        steps, settings = read_metrics(folder), run_settings(folder)
+        if settings is None or not len(steps):
+            raise RunFolderError(
+                f"folder={str(folder)!r} holds no run that has trained; give a run's, like 'runs/full'"
+            )
+        measure, kept = "accuracy" if self.leads == "strict" else "reward", Path(folder) / KEPT
+        found = {
+            "model": settings["model"],
+            "task": settings["data"]["task"],
+            "seed": settings["config"]["seed"],
+        }
+        found |= {"n": self.base.n, "steps": int(steps["step"].max()), "measure": measure}
+        found |= {"train_seconds": float(steps["seconds"].iloc[-1]), "no_better": self.no_better}
+        found["weights_of_step"] = json.loads(kept.read_text())["step"] if kept.is_file() else found["steps"]
+        for name, one in (("before", self.base), ("after", self.tuned)):
+            e = _of(one, self.leads)
+            accuracy = {} if one.strict is None else {"accuracy": one.strict.value}
+            found[name] = accuracy | {measure: e.value, "low": e.low, "high": e.high}
+        if self.constant is not None:
+            found["best_constant"] = dict(zip(("name", measure), self.constant, strict=True))
+        write_whole(path := Path(folder) / "results.json", json.dumps(found, indent=2).encode())
+        return path
 
     def table(self) -> ShownTable:
         """One row a measure: base, tuned, difference, each with its interval (<name>_low, <name>_high), p and n; the

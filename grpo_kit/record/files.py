@@ -21,6 +21,7 @@ METRIC_COLUMNS: tuple[str, ...] = (
 _TABLE = "metrics.csv"  # of runs recorded before there were lines: benchmarks/results, tests/fixtures
 KEPT = "kept.json"  # names the step whose weights a run with keep="best" ended with
 RUN = "run.json"  # a run's settings: no library writes a file of this name
+COMMAND = "command.json"  # what `grpo-kit train` was asked: the run's task, preset, numbers and options
 REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
 
 
@@ -33,6 +34,11 @@ def holds_run(path: str | Path) -> bool:
 def has_metrics(folder: str | Path) -> bool:
     """Does the folder hold a run's metrics?"""
     return any((Path(folder) / name).is_file() for name in (METRICS_LINES, _TABLE))
+
+
+def steps_done(folder: str | Path) -> int:
+    """The last step that the folder has metrics of; 0 where it has none."""
+    return int(read_metrics(folder)["step"].max()) if has_metrics(folder) else 0
 
 
 def run_settings(folder: str | Path) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from grpo_kit.lazy import lazy
 if TYPE_CHECKING:
     from grpo_kit.tasks.code import code
     from grpo_kit.tasks.countdown import countdown
+    from grpo_kit.tasks.from_file import from_file
     from grpo_kit.tasks.from_rows import from_rows
     from grpo_kit.tasks.gsm8k import gsm8k
     from grpo_kit.tasks.interval_scheduling import interval_scheduling
@@ -19,6 +20,7 @@ __all__ = [
     "Task",
     "code",
     "countdown",
+    "from_file",
     "from_reasoning_gym",
     "from_reasoning_gym_tries",
     "from_rows",
@@ -34,6 +36,7 @@ lazy(
     {
         "code": ["code"],
         "countdown": ["countdown"],
+        "from_file": ["from_file"],
         "from_rows": ["from_rows"],
         "gsm8k": ["gsm8k"],
         "interval_scheduling": ["interval_scheduling", "events"],

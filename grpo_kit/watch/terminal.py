@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import has_metrics, run_settings
+from grpo_kit.record.files import COMMAND, has_metrics, run_settings
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.run_state import RunState, change_line, flag_line
+
+
+def follow(folder: Path, *, last: int = 10, every: float = 1.0, once: bool = False) -> None:
+    """Print a run's lines until it has ended. last: earlier steps that are printed. every: seconds between two looks.
+
+    once: print what there is, and return.
+    Raises ValueError for what is no folder.
+    """
+    if last < 0 or not every > 0:
+        raise ValueError(f"last={last} must be at least 0 and every={every:g} above 0")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give a run's, such as runs/largest")
+    lines = Lines(folder, last=last)
+    while True:
+        state, ended = where_it_is(folder)
+        for line in lines.new():
+            print(line, flush=True)
+        if ended or once:
+            print(state, flush=True)
+            return
+        time.sleep(every)
 
 
 class Lines:
@@ -87,17 +109,12 @@ def where_it_is(folder: Path) -> tuple[str, bool]:
     what = f"Done after {step} steps." if done else f"Stopped after step {step}{of}."
     if going is False:
         what = f"Killed after step {step}{of}, or trained by another machine."
-    goes_on = f" To go on: grpo-kit train --resume {folder}" if _by_a_recipe(folder) else ""
+    goes_on = f" To go on: grpo-kit train --resume {folder}" if (folder / COMMAND).is_file() else ""
     return what + goes_on, True
 
 
-def _by_a_recipe(folder: Path) -> bool:
-    kept = folder / "recipe.json"
-    return kept.is_file() and json.loads(kept.read_text(encoding="utf-8")).get("made_by") is None
-
-
 def _came_to(folder: Path) -> str:
-    """The result in results.json, which a recipe and the notebooks write."""
+    """The result in results.json, which Comparison.save and the notebooks write."""
     found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     measure = found.get("measure", "accuracy")
 

@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from recipe_file import written
+from task_file import COOLING, TRAINED, written
 
 import grpo_kit as kit
 from grpo_kit.__main__ import main
-from grpo_kit.commands.trained import trained_in
+from grpo_kit.commands.job import Job, model_in
 from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.models import load_policy
-from grpo_kit.recipe import Recipe
 from grpo_kit.record.files import read_metrics
 from grpo_kit.record.run_lock import GOING, alone
 from grpo_kit.watch.terminal import Lines, where_it_is
@@ -26,12 +25,11 @@ from grpo_kit.watch.terminal import Lines, where_it_is
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the runs `full` and `lora`, of a file that is gone."""
+    """A folder with the runs `full` and `lora`."""
     folder = tmp_path_factory.mktemp("runs")
-    file = written(folder)
-    Recipe.of(file, learning_rate=0.1).run(folder / "full", live=None)
-    Recipe.of(file, tuning="lora", lora={"r": 2}, steps=2, learning_rate=0.1).run(folder / "lora", live=None)
-    file.unlink()
+    words = ["train", str(written(folder)), *TRAINED, *COOLING, "--set", "learning_rate=0.1", "--folder"]
+    assert main([*words, str(folder / "full")]) == 0
+    assert main([*words, str(folder / "lora"), "--tuning", "lora", "--rank", "2", "--set", "steps=2"]) == 0
     return folder
 
 
@@ -43,46 +41,36 @@ def here(runs, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["full", "lora"])
-def test_evaluate_asks_base_and_tuned_and_keeps_the_answers(name, here, capsys):
-    assert main(["evaluate", name, "--samples", "2", "--examples", "1", "--save", str(here / "kept")]) == 0
+def test_evaluate_asks_base_and_tuned(name, here, capsys):
+    assert main(["evaluate", name, "--samples", "2", "--examples", "1"]) == 0
     out = capsys.readouterr().out
-    kept = [Evaluation.load(here / "kept" / f"{which}.json") for which in ("base", "tuned")]
-    assert kit.compare(*kept).sentence in out and "pass@2" in out and "of each" in out
     before, after = (Evaluation.load(Path(name) / which) for which in ("before.json", "after.json"))
-    for found, its_own in zip(kept, (before, after), strict=True):
-        assert found.rows["completion"].tolist() == its_own.rows["completion"].tolist()
-    assert kept[0].rows["completion"].tolist() != kept[1].rows["completion"].tolist(), (
+    assert kit.compare(before, after).sentence in out and "pass@2" in out and "of each" in out
+    assert before.rows["completion"].tolist() != after.rows["completion"].tolist(), (
         "else nobody sees them swapped"
     )
-    assert main(["evaluate", name, "--save", str(here / "kept")]) == 2
-    assert "base.json is there already" in capsys.readouterr().err
-    assert main(["evaluate", name, "--seed", "3"]) == 2
-
-
-def test_evaluate_of_a_file_is_of_the_base_alone(here, capsys):
-    file = written(here)
-    assert main(["evaluate", str(file), "--rows", "2"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("tiny-random, as it is, on words:") and "n = 2" in out
+    assert main(["evaluate", name, "--rows", "2"]) == 0
+    assert "(n = 2)" in capsys.readouterr().out
 
 
 def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     file = written(here)
     text = file.read_text()
     file.write_text(text.replace("reward=letters", "reward=kit.rewards.ExactAnswer()"))
-    assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 1
+    smoke = ["--preset", "smoke"]
+    assert main(["readiness", str(file), *smoke, "--rows", "4", "--samples", "4"]) == 1
     out = capsys.readouterr().out
     assert "CHANGE SOMETHING FIRST\nformat first" in out and out.count("So: ") == 1
-    assert main(["readiness", str(file), "--rows", "6", "--samples", "4", "--seconds", "0.001"]) == 1
+    assert main(["readiness", str(file), *smoke, "--rows", "6", "--samples", "4", "--seconds", "0.001"]) == 1
     assert "Not sure after 2 of 6 rows" in capsys.readouterr().out
     file.write_text(text)
-    assert main(["readiness", str(file), "--rows", "4", "--samples", "4"]) == 0
+    assert main(["readiness", str(file), *smoke, "--rows", "4", "--samples", "4"]) == 0
     assert "GO\nready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"
     file.write_text(text.replace('max_completion_tokens=6', 'max_completion_tokens=6, correct=sometimes').replace(
         "def is_even(text, row):\n    return bool(text)", "def sometimes(text, row):\n    return len(text) % 2 == 0"
     ) + "\nfrom dataclasses import replace\ntask = replace(task, read_answer=lambda text, prefill: text)\n"
-        'recipe = kit.Recipe(task, profile="smoke")\n')  # fmt: skip
-    assert main(["readiness", str(file), "--rows", "8"]) == 0
+    )  # fmt: skip
+    assert main(["readiness", str(file), *smoke, "--rows", "8"]) == 0
     assert "tiny-random on words: GO\nready" in capsys.readouterr().out
 
 
@@ -93,14 +81,16 @@ def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys):
     report = json.loads((here / "merged" / "export.json").read_text())
     assert report["sampling"]["temperature"] == pytest.approx(0.8), "the schedule's last"
     assert "Before and after" in (here / "merged" / "README.md").read_text()
-    assert main(["export", "lora", str(here / "merged")]) == 2
+    assert main(["export", "lora", str(here / "merged")]) == 1
     assert "not empty" in capsys.readouterr().err
     assert main(["export", "full", str(here / "adapter"), "--format", "adapter"]) == 1
     assert "all its weights were trained" in capsys.readouterr().err
 
     assert main(["chat", "full", "Say 3 words", "--base"]) == 0
-    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    task = Recipe.of("full").make_task()
+    first, *lines = capsys.readouterr().out.splitlines()
+    said = dict(line.split(": ", 1) for line in lines)
+    assert first == "full is the trained model."
+    task = Job.of_run(Path("full")).task
     model, tokenizer = load_policy("full/model", quiet=True)
     expected = kit.chat(model, tokenizer, task=task).ask("Say 3 words")["tuned"]
     assert said["tuned"] == expected and said["base"].startswith("<answer>")
@@ -115,7 +105,7 @@ def test_chat_asks_line_by_line(here, capsys, monkeypatch):
     assert "at most 2 tokens" in out and out.count("<answer>") == 1
 
 
-def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
+def test_a_notebooks_run_has_to_be_told_its_task(here, capsys, tmp_path):
     cfg = kit.preset("smoke", steps=1)
     model, tokenizer = load_policy("tiny-random", quiet=True)
     short = kit.preset("smoke").make_task()
@@ -124,20 +114,21 @@ def test_a_run_without_a_recipe_has_to_be_told_its_task(here, capsys, tmp_path):
     run = str(tmp_path / "notebook")
     assert main(["evaluate", run]) == 2
     assert "give --task" in capsys.readouterr().err
-    assert main(["evaluate", run, "--task", "largest", "--profile", "smoke"]) == 2
-    assert "neither a model nor a checkpoint" in capsys.readouterr().err
+    assert main(["evaluate", run, "--task", "largest", "--preset", "smoke"]) == 2
+    assert "no model and no checkpoint" in capsys.readouterr().err
     trainer.save_model(f"{run}/model")
-    assert main(["evaluate", run, "--task", "largest", "--profile", "smoke"]) == 0
+    assert main(["evaluate", run, "--task", "largest", "--preset", "smoke"]) == 0
     assert "on largest" in capsys.readouterr().out
 
 
 def test_a_half_trained_run_is_its_checkpoint(here, tmp_path, capsys):
-    recipe = Recipe(profile=kit.preset("smoke", save_steps=1))
-    recipe.run(tmp_path / "run", live=None)
+    assert (
+        main(["train", "--preset", "smoke", "--set", "save_steps=1", "--folder", str(tmp_path / "run")]) == 0
+    )
     for name in ("model", "after.json", "results.json"):
         os.rename(tmp_path / "run" / name, tmp_path / name)
-    found = trained_in(str(tmp_path / "run"))
-    assert found.model.name == "checkpoint-2" and "half trained" in found.what and found.comparison() is None
+    place, what = model_in(tmp_path / "run")
+    assert place.name == "checkpoint-2" and "half trained" in what
     assert main(["chat", str(tmp_path / "run"), "hello"]) == 0
     assert "half trained: the checkpoint of step 2" in capsys.readouterr().out
 
@@ -165,7 +156,7 @@ def lines_of_steps(run):
 def copied(run, folder):
     """A folder that says of itself what the run's does; its rows."""
     folder.mkdir(exist_ok=True)
-    for name in ("run.json", "recipe.json"):
+    for name in ("run.json", "command.json"):
         shutil.copy(run / name, folder / name)
     return lines_of_steps(run)
 
@@ -225,7 +216,7 @@ def test_where_a_run_is_in_a_sentence(runs, tmp_path):
     (folder / GOING).touch()
     assert where_it_is(folder)[0].startswith("Killed after step 2 of 4, or")
     (folder / GOING).unlink()
-    (folder / "recipe.json").unlink()  # one that no recipe made
+    (folder / "command.json").unlink()  # a notebook's
     with alone(folder):
         assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
     assert where_it_is(folder) == ("Stopped after step 2 of 4.", True)

@@ -1,5 +1,6 @@
 """grpo-kit train, as a person types it: in a process of its own, stopped, killed, gone on with, asked wrongly."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,20 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipe_file import written
 from safetensors.torch import load_file
+from task_file import COOLING, TRAINED, written
 
 import grpo_kit
 from grpo_kit.__main__ import _COMMANDS, main
-from grpo_kit.recipe import Recipe
-from grpo_kit.record.files import has_metrics, read_metrics
+from grpo_kit.commands.job import Job, settings_of
+from grpo_kit.loop.grpo_config import FIELDS
+from grpo_kit.record.files import read_metrics, steps_done
 
 ROOT = Path(grpo_kit.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 ENVIRONMENT.pop("KIT_PROFILE", None)
-
-
-STEPS = 24
 
 
 def begun(*words, cwd):
@@ -40,7 +39,7 @@ def ended(process):
 
 def until_step(folder, step, process):
     for _ in range(2400):
-        if has_metrics(folder) and (read_metrics(folder)["step"] >= step).any():
+        if folder.is_dir() and steps_done(folder) >= step:
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -51,43 +50,41 @@ def weights(folder):
     return load_file(Path(folder) / "model" / "model.safetensors")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The file's run, without a stop."""
-    folder = tmp_path_factory.mktemp("whole")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    Recipe.of(written(folder), steps=STEPS).run(folder / "run", live=None)
-    torch.set_num_threads(threads)
-    return weights(folder / "run")
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path, whole):
+LONG = [*TRAINED, *COOLING, "--set", "steps=24", "--set", "save_steps=3"]
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path):
     written(tmp_path)
-    run = tmp_path / "runs" / "mine"
-    options = ("--steps", STEPS, "--run", "runs/mine", "--save-every", 3)
-    process = begun("train", "my_recipe.py", *options, cwd=tmp_path)
+    assert ended(begun("train", "my_task.py", *LONG, "--folder", "runs/whole", cwd=tmp_path))[0] == 0
+    whole, run = weights(tmp_path / "runs/whole"), tmp_path / "runs" / "mine"
+    process = begun("train", "my_task.py", *LONG, "--folder", "runs/mine", cwd=tmp_path)
     until_step(run, 4, process)
     os.killpg(process.pid, signal.SIGINT)
     code, out, errors = ended(process)
     assert code == 130, (out, errors)
     assert "Stopped after step" in errors and "grpo-kit train --resume runs/mine" in errors
-    assert "Traceback" not in errors and not (run / "model").exists()
+    assert (
+        "Traceback" not in errors and len(errors.strip().splitlines()) == 1 and not (run / "model").exists()
+    )
 
-    (tmp_path / "my_recipe.py").unlink()
-    stopped_at = read_metrics(run)["step"].max()
-    process = begun("train", "--resume", "runs/mine", cwd=tmp_path)
+    stopped_at = steps_done(run)
+    process = begun(
+        "train", "--resume", "mine", cwd=tmp_path / "runs"
+    )  # the file is found from elsewhere too
     until_step(run, stopped_at + 8, process)
     os.killpg(process.pid, signal.SIGKILL)
     ended(process)
 
-    process = begun("train", "--resume", "runs/mine", cwd=tmp_path)
+    process = begun("train", "--folder", "runs/mine", "--resume", cwd=tmp_path)
     code, out, errors = ended(process)
     assert code == 0, (out, errors)
     assert "The model is in runs/mine/model" in out and "grpo-kit chat runs/mine" in out and "-> " in out
-    found = weights(run)
-    assert all(torch.equal(whole[name], found[name]) for name in whole)
-    assert read_metrics(run)["step"].tolist() == list(range(STEPS + 1))
+    assert same(weights(run), whole)
+    assert read_metrics(run)["step"].tolist() == list(range(25))
 
 
 def test_a_command_says_what_it_does_with_an_example_and_loads_nothing_for_it():
@@ -112,45 +109,42 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+SMOKE = "train --preset smoke"
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
         ("train none.py", "none.py is no file"),
-        ("train empty.py", "defines neither `recipe` nor `task`"),
-        ("train my_recipe.py:rows", "is a list"),
-        ("train folder", "folder holds no run"),
-        ("train my_recipe.py --task largest", "leave --task largest out"),
-        ("train --profile tpu", "preset 'tpu' is not known; use auto, smoke"),
-        ("train --profile smoke --task smallest", "task='smallest' is not known"),
-        ("train --profile smoke --temperature hot", "START:END such as 1.2:0.8"),
-        ("train --profile smoke --temperature 0", "temperature=0.0 must be"),
-        ("train --profile smoke --steps 0", "steps=0 must be"),
-        ("train --profile smoke --rank 4", "no effect with tuning='full'"),
-        ("train --profile smoke --tuning qlora --run x", "qlora"),
-        ("train --profile smoke --set group_size", "write it as NAME=VALUE"),
-        ("train --profile smoke --set steps=4", "use --steps"),
-        ("train --profile smoke --set nothing=4", "nothing is no field of kit.Config ("),
-        ("train --profile smoke --set num_iterations=2", "num_iterations is no field of kit.Config ("),
-        ("train --profile smoke --set iterations=0", "iterations=0 must be"),
-        ("train --profile smoke --set group_size=1", "group_size=1 must be"),
-        ("train --profile smoke --optimizer rocket --run x", "optimizer='rocket'"),
-        ("train --profile smoke --model ./nowhere --run x", "no such folder"),
+        ("train empty.py", "defines no `task`"),
+        ("train my_task.py:rows", "has a list called `rows`"),
+        ("train smallest --preset smoke", "task='smallest' is not known; use 'largest'"),
+        ("train --preset tpu", "'tpu' is not known; use auto, smoke"),
+        (f"{SMOKE} --set temperature=hot", "schedule 'hot' cannot be read"),
+        (f"{SMOKE} --set temperature=0", "temperature=0 must be"),
+        (f"{SMOKE} --set steps=0", "steps=0 must be"),
+        (f"{SMOKE} --set group_size=1", "group_size=1 must be"),
+        (f"{SMOKE} --set iterations=0", "iterations=0 must be"),
+        (f"{SMOKE} --set group_size", "write it as NAME=VALUE"),
+        (f"{SMOKE} --set step=4", "neither kit.Config nor the preset has 'step'; the nearest is 'steps'"),
+        (f"{SMOKE} --set num_iterations=2", "the nearest is 'iterations'"),
+        (f"{SMOKE} --set optimizer=rocket --folder x", "optimizer='rocket'"),
+        (f"{SMOKE} --set model=./nowhere --folder x", "no such folder"),
+        (f"{SMOKE} --rank 4 --folder x", "no effect with tuning='full'"),
+        (f"{SMOKE} --tuning qlora --folder x", "qlora"),
+        (f"{SMOKE} --report-to mlflow --folder x", "tracker='mlflow' is not known; use 'tensorboard'"),
         ("train --resume folder", "folder holds no run"),
-        ("train --resume none", "--resume none is no folder"),
-        ("train --resume folder --seed 2", "--seed is for a new run"),
-        ("train --resume folder --rank 2", "--rank is for a new run"),
-        ("train --resume folder --set beta=1", "--set is for a new run"),
-        ("train --resume folder --run x", "--run x: a run goes on in its own folder"),
-        ("evaluate none.py", "none.py is no file"),
-        ("evaluate my_recipe.py --rows 0", "--rows 0 must be at least 1"),
-        ("evaluate my_recipe.py --samples -1", "--samples -1 must be at least 0"),
-        ("readiness my_recipe.py --samples 2", "at least a group's 4"),
+        ("train --resume none", "none holds no run; give a run's folder"),
+        ("train --resume", "--resume needs one run folder"),
+        ("train --resume folder --folder x", "--resume needs one run folder"),
+        ("evaluate none", "none holds no run"),
+        ("evaluate my_task.py", "my_task.py holds no run"),
+        ("readiness my_task.py --preset smoke --samples 2", "group_size=4 must lie in 2..samples=2"),
         ("export folder out", "folder holds no run"),
-        ("export none out", "none is no folder"),
         ("chat folder", "holds no config.json"),
-        ("chat my_recipe.py --base", "--base is for run folders"),
-        ("watch none", "RUN none is no folder"),
-        ("watch folder --every 0", "--every 0 above 0"),
+        ("chat my_task.py --base", "--base is for run folders"),
+        ("watch none", "none is no folder"),
+        ("watch folder --every 0", "every=0 above 0"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line_and_2_and_leaves_nothing(words, said, here, capsys):
@@ -162,44 +156,184 @@ def test_wrong_use_is_one_line_and_2_and_leaves_nothing(words, said, here, capsy
     assert {path.name for path in here.iterdir()} <= before | {"__pycache__"}
 
 
+def test_every_field_of_config_and_of_the_preset_is_a_setting():
+    values = settings_of(
+        ["learning_rate=cosine(1e-5, 1e-6)", "loss_options={'a': 1}", "model=tiny-random", "held_out=4"]
+    )
+    assert values["learning_rate"] == grpo_kit.cosine(1e-5, 1e-6) and values["loss_options"] == {"a": 1}
+    assert (values["model"], values["held_out"]) == ("tiny-random", 4)
+    for name in FIELDS:
+        assert name in settings_of([f"{name}=1"])
+    job = Job.asked(None, "smoke", settings_of(["held_out=4", "max_completion_tokens=5", "beta=0.1"]))
+    assert len(job.task.held_out) == 4 and job.task.max_completion_tokens == 5 and job.config.beta == 0.1
+    assert Job.asked(None, "smoke", {}, tuning="lora").config.learning_rate == 1e-2, (
+        "the preset's, for adapters"
+    )
+
+
+@pytest.mark.parametrize("preset, task", [("t4", None), ("gpu24", None), ("cpu", "countdown")])
+def test_what_a_folder_keeps_makes_the_same_job(preset, task, tmp_path):
+    job = Job.asked(
+        task, preset, settings_of(["temperature=linear(1.2, 0.8)", "seed=3"]), tuning="lora", rank=4
+    )
+    job.save(tmp_path)
+    found = Job.of_run(tmp_path)
+    assert found.config.values() == job.config.values() and found.options == job.options
+    assert (found.preset.model, found.task.train) == (job.preset.model, job.task.train)
+
+
 def test_a_reward_that_fails_is_a_failed_run(here, capsys):
-    text = (here / "my_recipe.py").read_text()
+    text = (here / "my_task.py").read_text()
     (here / "bad.py").write_text(text.replace("return [sum(c", "return 1 / 0 or [sum(c"))
-    assert main(["train", "bad.py", "--run", "runs/bad"]) in (1, 2)
+    assert main(["train", "bad.py", *TRAINED, "--folder", "runs/bad"]) == 1
     errors = capsys.readouterr().err
     assert "letters" in errors and "ZeroDivisionError" in errors and "Traceback" not in errors
     assert len(errors.strip().splitlines()) == 1
 
 
-def test_a_run_is_not_trained_twice_and_another_seed_takes_its_recipe(here, capsys):
-    assert main("train my_recipe.py --steps 1 --held-out-every 0 --run runs/a".split()) == 0
-    assert main("train my_recipe.py --run runs/a".split()) == 2
-    assert "runs/a-2" in capsys.readouterr().err
-    assert (
-        main("train runs/a --seed 7 --tuning lora --rank 2 --set micro_batch=4 --set iterations=2".split())
-        == 0
-    )
-    other = Recipe.of("runs/words")
-    assert (other.cfg.seed, other.cfg.steps, other.lora["r"]) == (7, 1, 2)
-    assert other.held_out_every is None and other.config == {"iterations": 2} and other.cfg.micro_batch == 4
-    assert other.make_task().name == "words" and other.schedule is not None
+def test_a_run_is_not_trained_twice_and_its_options_are_kept(here, capsys):
+    words = ["train", "my_task.py", *TRAINED, "--set", "steps=1", "--tuning", "lora", "--rank", "2"]
+    assert main([*words, "--held-out-every", "0"]) == 0
     out = capsys.readouterr().out
     assert "Training into runs/words" in out and "grpo-kit export runs/words exports/words" in out
+    kept = json.loads(Path("runs/words/model/adapter_config.json").read_text())
+    assert (kept["r"], kept["lora_alpha"]) == (2, 4)
+    assert main([*words, "--folder", "runs/words"]) == 2
+    assert "give --folder runs/words-2" in capsys.readouterr().err
+    assert read_metrics("runs/words")["step"].tolist() == [1], "no look at held-out rows"
+    before = {path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()}
+    for more, said in (
+        ("--tuning full", "--tuning"),
+        ("--set seed=2", "--set seed"),
+        ("--set model=x", "--set model"),
+    ):
+        assert main(["train", "--resume", "runs/words", *more.split()]) == 2
+        assert (
+            f"{said} is for a new run; what can change: --on-flag, and --set of steps"
+            in capsys.readouterr().err
+        )
+    assert main(["train", "--resume", "runs/words", "--set", "steps=5"]) == 2
+    assert "kept no checkpoint of its 1 steps" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()}
+    assert main(["train", "--resume", "runs/words"]) == 0, "a run that is done is done"
 
 
 def test_a_red_flag_that_ends_a_run_is_a_failure_that_can_be_gone_on_with(here, capsys):
-    assert main("train --profile smoke --steps 6 --on-flag stop --held-out-every 0 --run runs/a".split()) == 1
+    assert main(f"{SMOKE} --set steps=6 --on-flag stop --held-out-every 0 --folder runs/a".split()) == 1
     out, errors = capsys.readouterr()
     assert "Red flag: " in out and len(errors.strip().splitlines()) == 1
-    assert "A red flag ended it. Stopped after step" in errors and "--resume runs/a" in errors
+    assert "red flag: cut off" in errors and "--resume runs/a" in errors
     assert not (here / "runs/a/model").exists()
     assert main("train --resume runs/a --on-flag warn".split()) == 0
+    assert read_metrics("runs/a")["step"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_run_goes_on_longer_and_with_another_rate(here):
-    assert main("train my_recipe.py --steps 2 --save-every 1 --run runs/a".split()) == 0
-    assert main("train --resume runs/a --steps 4 --learning-rate 0.003 --temperature 0.7".split()) == 0
+    assert (
+        main(
+            [
+                "train",
+                "my_task.py",
+                *TRAINED,
+                "--set",
+                "steps=2",
+                "--set",
+                "save_steps=1",
+                "--folder",
+                "runs/a",
+            ]
+        )
+        == 0
+    )
+    shorter = weights("runs/a")
+    more = "--set steps=4 --set learning_rate=0.003 --set temperature=0.7"
+    assert main(f"train --resume runs/a {more}".split()) == 0
     rows = read_metrics("runs/a").set_index("step")
     assert rows.index.tolist() == [0, 1, 2, 3, 4]
     assert rows["learning_rate"][4] == pytest.approx(0.003) and rows["temperature"][4] == pytest.approx(0.7)
-    assert Recipe.of("runs/a").cfg.steps == 4
+    assert not same(weights("runs/a"), shorter)
+    assert same(load_file("runs/a/redone/model/model.safetensors"), shorter), "nothing is lost"
+    assert json.loads(Path("runs/a/results.json").read_text())["steps"] == 4
+
+
+def test_a_task_that_is_gone_or_another_is_asked_for(here, capsys):
+    assert main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
+    text = Path("my_task.py").read_text()
+    os.rename("my_task.py", "moved.py")
+    for words in ("evaluate runs/a", "chat runs/a hello", "export runs/a out", "train --resume runs/a"):
+        assert main(words.split()) == 2
+        assert "which is not there: give --task my_task.py" in capsys.readouterr().err
+    assert main("evaluate runs/a --task moved.py".split()) == 0
+    assert main("train moved.py --resume runs/a".split()) == 0
+    Path("my_task.py").write_text(text.replace("Speak.", "Speak up."))
+    assert main("evaluate runs/a".split()) == 2
+    assert "is not the one that runs/a was begun with" in capsys.readouterr().err
+
+
+def test_a_stop_before_the_first_step_is_done_begins_it_again(here, monkeypatch, capsys):
+    from grpo_kit.loop.grpo import GRPOTrainer
+
+    plain = GRPOTrainer.roll_out
+    monkeypatch.setattr(
+        GRPOTrainer, "roll_out", lambda *given: os.kill(os.getpid(), signal.SIGINT) or plain(*given)
+    )
+    assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/a"]) == 130
+    assert "Stopped before the first step" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert main("train --resume runs/a".split()) == 0
+    assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/b"]) == 0
+    assert same(weights("runs/a"), weights("runs/b"))
+
+
+def test_a_stop_after_the_training_is_made_up(here, monkeypatch, capsys):
+    from grpo_kit.evaluation import accuracy
+
+    plain, calls = accuracy.evaluate, []
+
+    def stopped(*given, **how):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return plain(*given, **how)
+
+    monkeypatch.setattr(accuracy, "evaluate", stopped)
+    assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/a"]) == 130
+    assert (
+        "Stopped while it was evaluated. To go on: grpo-kit train --resume runs/a" in capsys.readouterr().err
+    )
+    trained = weights("runs/a")
+    assert not Path("runs/a/after.json").exists()
+    assert main("train --resume runs/a".split()) == 0
+    assert same(weights("runs/a"), trained) and Path("runs/a/results.json").is_file()
+
+
+def test_one_process_at_a_time_trains_into_a_folder(here, capsys):
+    from grpo_kit.record.run_lock import GOING, is_locked
+
+    assert main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
+    code = "import pathlib; from grpo_kit.record.run_lock import alone\n"
+    code += "with alone(pathlib.Path('runs/a')): print('has it', flush=True), input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        other.stdout.readline()
+        assert main("train --resume runs/a".split()) == 2
+        assert "another process" in capsys.readouterr().err
+        other.communicate("\n")
+    assert is_locked(Path("runs/a")) is None and not Path("runs/a", GOING).exists()
+
+
+def test_the_best_evaluations_weights_are_the_model(here, monkeypatch):
+    values = iter([0.1, 0.7, 0.4])
+    monkeypatch.setattr(grpo_kit.HeldOut, "measure", lambda self, *given: {self.judged_by: next(values)})
+    assert main(["train", "my_task.py", *TRAINED, "--keep", "best", "--folder", "runs/a"]) == 0
+    assert json.loads(Path("runs/a/results.json").read_text())["weights_of_step"] == 2
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/b"]) == 0
+    assert not same(weights("runs/a"), weights("runs/b"))
+
+
+def test_a_tracker_sees_the_run(here):
+    assert main(["train", "my_task.py", *TRAINED, "--report-to", "tensorboard", "--folder", "runs/a"]) == 0
+    assert any(Path("runs/a").rglob("events.out.*"))

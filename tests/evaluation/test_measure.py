@@ -1,5 +1,6 @@
 """Accuracy or reward: what a task is measured by, what the best constant completion earns, what is said first."""
 
+import json
 from dataclasses import replace
 
 import pandas as pd
@@ -13,7 +14,6 @@ from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.intervals import Estimate, mean_reward
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness
 from grpo_kit.lab.arm import arm_of
-from grpo_kit.recipe.run_recipe import told_of
 from grpo_kit.rewards import Bleu, ExactAnswer, NumericAnswer, SoftFormat
 from grpo_kit.rollout.complete import Completion
 from grpo_kit.tasks import code, countdown, from_rows, largest
@@ -148,8 +148,14 @@ def test_rows_without_answers_have_a_reward_and_no_accuracy(tmp_path):
     assert "reward: 3 rows earn more, 1 less" in repr(found) and "accura" not in repr(found)
     assert found.examples(1).index.get_level_values(0).tolist() == ["more", "less"]
     assert found.plot().axes[0].get_ylabel() == "mean reward"
-    told = told_of(found)
+    (tmp_path / "run.json").write_text('{"model": "m", "data": {"task": "own"}, "config": {"seed": 3}}')
+    with pytest.raises(ValueError, match="holds no run that has trained"):
+        found.save(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 7, "seconds": 1.5}\n')
+    told = json.loads(found.save(tmp_path).read_text())
     assert told["measure"] == "reward" and told["after"]["reward"] == pytest.approx(0.3) and told["no_better"]
+    assert (told["steps"], told["weights_of_step"], told["seed"], told["n"]) == (7, 7, 3, 4)
+    assert told["best_constant"] == {"name": "always '!!!!'", "reward": pytest.approx(0.4)}
     tuned.save(tmp_path / "e.json")
     loaded = Evaluation.load(tmp_path / "e.json")
     assert loaded.sentence == tuned.sentence and loaded.strict is None

@@ -219,7 +219,10 @@ def test_every_field_of_config_is_read_on_the_way_back():
     left = {each.name for each in dataclasses.fields(Config)} - object.__getattribute__(config, "__dict__")[
         "_read"
     ]
-    with_the_task = {"max_completion_tokens", "reward_weights"}  # to_trl reads these two, with the task's beside them
+    with_the_task = {
+        "max_completion_tokens",
+        "reward_weights",
+    }  # to_trl reads these two, with the task's beside them
     assert left <= {*with_the_task, *MADE_BEFORE, "reasons"}
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo_kit.commands.job import Job
 from grpo_kit.episodes import grid
 from grpo_kit.evaluation.sample_cache import _settings
 from grpo_kit.lab import arm as lab
 from grpo_kit.models import load_policy
-from grpo_kit.recipe import Recipe, remembered
 from grpo_kit.tasks import largest
 from grpo_kit.tasks.same_task import content_digest, task_digest
 
@@ -65,10 +65,12 @@ def test_other_rows_are_another_task():
     ) == task_digest(task)
 
 
-def test_a_run_folder_of_before_takes_its_task_and_no_other(tmp_path):
-    remembered.write(Recipe(small(), profile="smoke"), tmp_path)
-    text = (tmp_path / remembered.FILE).read_text()
-    assert '"digest": "e4da8921dc279c52"' in text
-    remembered.check_same(tmp_path, small())
-    with pytest.raises(ValueError, match="not what .* was begun with"):
-        remembered.check_same(tmp_path, largest(n_train=5, n_held_out=2))
+def test_a_run_folder_takes_its_task_and_no_other(tmp_path):
+    job = Job.asked("largest", "smoke", {"task_options": {"n_train": 4, "n_held_out": 2}})
+    job.save(tmp_path)
+    text = (tmp_path / "command.json").read_text()
+    assert f'"digest": "{task_digest(job.task)}"' in text and task_digest(small()) in text
+    assert Job.of_run(tmp_path).task.train == small().train
+    (tmp_path / "command.json").write_text(text.replace('"n_train": 4', '"n_train": 5'))
+    with pytest.raises(ValueError, match="is not the one that .* was begun with"):
+        Job.of_run(tmp_path)

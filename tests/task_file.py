@@ -17,15 +17,13 @@ task = kit.tasks.from_rows(
     "words", rows, reward=letters, system="Speak.", prefill="<answer>", max_completion_tokens=6
 )
 """
-RECIPE = """
-recipe = kit.Recipe(
-    task, profile=kit.preset("smoke", steps=4, learning_rate=1e-2), temperature=kit.linear(1.2, 0.8), held_out_every=2
-)
-"""
+# What makes it train on the tiny model, and learn.
+TRAINED = ["--preset", "smoke", "--set", "steps=4", "--set", "learning_rate=1e-2", "--held-out-every", "2"]
+COOLING = ["--set", "temperature=linear(1.2, 0.8)"]
 
 
-def written(folder, *, recipe=True, name="my_recipe.py"):
-    """The path of such a file, with the recipe or the task alone."""
+def written(folder, name="my_task.py"):
+    """The path of such a file."""
     path = folder / name
-    path.write_text(FILE + (RECIPE if recipe else ""))
+    path.write_text(FILE)
     return path

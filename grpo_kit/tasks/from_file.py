@@ -1,0 +1,46 @@
+"""A task that a Python file defines, for the command line and for notebooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import types
+from pathlib import Path
+
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.tasks.task import Task
+
+
+def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask:
+    """The task that a Python file has under a name: what stands there, or what a function of that name returns.
+
+    The file is run. What it imports may stand beside it. What trains in it belongs under `if __name__ == "__main__":`.
+    Raises ValueError, naming file and line, for a file that is not there, fails, or has no such task.
+
+    >>> from_file("my_task.py")  # doctest: +SKIP
+    """
+    path = Path(path).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError(f"{path} is no file; give a Python file with a line task = kit.tasks.from_rows(...)")
+    module = types.ModuleType(f"task_file_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where a class of the file looks for its module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+        found = vars(module).get(name)
+        found = found() if isinstance(found, types.FunctionType) else found
+    except Exception as error:
+        lines = [
+            step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(path)
+        ]
+        line = lines[-1] if lines else getattr(error, "lineno", None)
+        raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Task | EpisodeTask):
+        what = f"defines no `{name}`" if found is None else f"has a {type(found).__name__} called `{name}`"
+        raise ValueError(
+            f"{path} {what}; write {name} = kit.tasks.from_rows(...) in it, or a function {name}() that returns a task"
+        )
+    return found
