@@ -43,9 +43,10 @@ class Job:
 
         Raises ValueError naming the argument that does not fit.
         """
-        given = {name: value for name, value in options.items() if name in OPTIONS and value is not None}
-        options, file = OPTIONS | given, bool(task) and ".py" in task
-        config = config_of(preset or "auto", **values, **({"task": task} if task and not file else {}))
+        options = {name: value for name, value in options.items() if value is not None}
+        values = values | {"tuning": options.pop("tuning")} if "tuning" in options else values
+        options, file = OPTIONS | options, bool(task) and ".py" in task
+        config = config_of(preset or "auto", **values | ({"task": task} if task and not file else {}))
         if not file:
             return cls(config.make_task(), {"kit": config.task}, config, options)
         path, _, name = task.partition(".py:")

@@ -41,9 +41,8 @@ def train(arguments: Namespace) -> None:
     from grpo_kit.rewards import RewardError
 
     given, values = vars(arguments), settings_of(arguments.set)
-    values |= {} if arguments.tuning is None else {"tuning": arguments.tuning}
     folder = arguments.folder if arguments.resume in (None, True) else arguments.resume
-    options = {name: given[name] for name in OPTIONS}
+    options = {name: given[name] for name in (*OPTIONS, "tuning")}
     if arguments.resume is None:
         job = Job.asked(arguments.task, arguments.preset, values, **options)
     elif folder is None or arguments.folder not in (None, folder):

@@ -307,7 +307,7 @@ _AT_LEAST_0 = (
 _CHOICES = {
     "tuning": (None, "full", "lora", "qlora"),
     "dtype": (None, "float32", "bfloat16", "float16"),
-    "task": (None, *by_name.NAMES),
+    "task": (*by_name.NAMES, None),
     "loss": LOSSES,
     "level": ("token", "sequence"),
     "scale": ("group", "batch", "none"),

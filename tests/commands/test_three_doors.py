@@ -38,8 +38,11 @@ def changed(script, folder):
     """The script as somebody changes it: a task of their own, and two numbers."""
     text = (ROOT / "scripts" / script).read_text()
     for old, new in (
-        ("task = preset.make_task()", 'task = kit.tasks.from_file("my_task.py")'),
-        ("config = preset.config(", "config = preset.config(steps=3, learning_rate=1e-2, "),
+        ("task = config.make_task()", 'task = kit.tasks.from_file("my_task.py")'),
+        (
+            "config = kit.preset(arguments.preset, ",
+            "config = kit.preset(arguments.preset, steps=3, learning_rate=1e-2, ",
+        ),
     ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -85,15 +88,15 @@ def command(tmp_path, monkeypatch):
 
 def test_the_three_doors_end_in_the_same_weights(command, tmp_path):
     # the notebook's cells
-    cfg = kit.profile("smoke", seed=0)
+    cfg = kit.preset("smoke", seed=0, **LEARNS)
     torch.manual_seed(cfg.seed)
     task = kit.tasks.from_file("my_task.py")
-    model, tokenizer = kit.load_policy(cfg.model, tuning="full", dtype=cfg.dtype, quiet=True)
+    model, tokenizer = kit.load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype, quiet=True)
     kit.readiness(model, tokenizer, task, rows=task.train[:4], samples=4, group_size=4, quiet=True)
     before = kit.evaluate(model, tokenizer, task, batch_size=cfg.eval_batch)
     held_out = kit.HeldOut(task, rows=min(64, len(task.held_out)), every=8)
     trainer = kit.GRPOTrainer(
-        model, task, cfg.config(tuning="full", **LEARNS), tokenizer=tokenizer, folder="runs/notebook",
+        model, task, cfg, tokenizer=tokenizer, folder="runs/notebook",
         held_out=held_out, live=None,
     )  # fmt: skip
     trainer.train()
