@@ -5,6 +5,7 @@ runs/<name>/.going   locked while its process trains there; the lock of a killed
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from filelock import FileLock, Timeout
 from grpo_kit.record.files import RunFolderError
 
 GOING = ".going"
+MARK = b"A process trains here, or was killed.\n"  # an empty file is a lock's that begins or looks
 _PATIENCE = 1.0  # seconds: whoever asks is_locked holds the lock for a moment
 
 
@@ -28,6 +30,8 @@ def alone(folder: Path) -> Iterator[None]:
             f"{folder} is being trained into by another process; wait for it, or stop it"
         ) from None
     try:
+        if lock.lock_counter == 1:
+            (folder / GOING).write_bytes(MARK)
         yield
     finally:
         if lock.lock_counter == 1:
@@ -37,10 +41,18 @@ def alone(folder: Path) -> Iterator[None]:
 
 def is_locked(folder: Path) -> bool | None:
     """Does a process of this machine train into the folder? False after it was killed, None after it ended."""
-    if not (folder / GOING).exists():
-        return None
+    path = folder.resolve() / GOING
     try:
-        with FileLock(folder.resolve() / GOING, is_singleton=False).acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
+        seen = open(path, "rb")
+    except OSError:
+        return None
+    with seen:
+        marked = seen.read() == MARK
+        try:
+            with FileLock(path, is_singleton=False).acquire(timeout=0):
+                if not marked or not os.fstat(seen.fileno()).st_nlink:
+                    return None  # it begins in this moment, or has ended in it
+                path.write_bytes(MARK)  # which the lock may have emptied
+                return False
+        except Timeout:
+            return True

@@ -19,7 +19,7 @@ from grpo_kit.commands.job import Job, model_in
 from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_metrics
-from grpo_kit.record.run_lock import GOING, alone
+from grpo_kit.record.run_lock import GOING, MARK, alone
 from grpo_kit.watch.terminal import Lines, where_it_is
 
 
@@ -213,7 +213,7 @@ def test_where_a_run_is_in_a_sentence(runs, tmp_path):
         rows_are(folder, *rows)
         assert where_it_is(folder) == ("Trained for 4 steps; it is being evaluated.", False)
     rows_are(folder, *rows[:2])
-    (folder / GOING).touch()
+    (folder / GOING).write_bytes(MARK)
     assert where_it_is(folder)[0].startswith("Killed after step 2 of 4, or")
     (folder / GOING).unlink()
     (folder / "command.json").unlink()  # a notebook's

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 from grpo_kit.record.jsonl_run import RunLog
-from grpo_kit.record.run_lock import GOING, alone, is_locked
+from grpo_kit.record.run_lock import GOING, MARK, alone, is_locked
 from grpo_kit.watch import follow
 from grpo_kit.watch.browse import CompletionBrowser
 from grpo_kit.watch.chart import RunChart, plot_run
@@ -66,7 +66,7 @@ def test_a_run_goes_on_as_long_as_its_process_has_the_lock(run, tmp_path):
     assert is_locked(run.path)
     run.end()
     assert is_locked(run.path) is None and not (run.path / GOING).exists()
-    (run.path / GOING).touch()
+    (run.path / GOING).write_bytes(MARK)
     assert is_locked(run.path) is False, "its process was killed"
     assert is_locked(tmp_path / "nowhere") is None
 
