@@ -1,8 +1,8 @@
 """One addition, subtraction or multiplication of two numbers.
 
-    python -m grpo_kit train examples/arithmetic.py:arithmetic --profile smoke
+    python -m grpo_kit train examples/arithmetic.py:arithmetic --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.arithmetic import arithmetic`, then `arithmetic()` is a task.
 """
 

@@ -1,8 +1,8 @@
 """A calculator that must be used: sums too long for the head, one operation at a time. No constant policy scores.
 
-    python -m grpo_kit train examples/calculator.py:calculator --profile smoke
+    python -m grpo_kit train examples/calculator.py:calculator --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.calculator import calculator`, then `calculator()` is a task.
 """
 

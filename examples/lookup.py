@@ -1,8 +1,8 @@
 """Look things up: who lives where, and what grows there. Cannot be solved without reading the observations.
 
-    python -m grpo_kit train examples/lookup.py:lookup --profile smoke
+    python -m grpo_kit train examples/lookup.py:lookup --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.lookup import lookup`, then `lookup()` is a task.
 """
 

@@ -1,8 +1,8 @@
 """The menus of a phone: a goal names the way, and every screen has its own order of buttons. Mocked.
 
-    python -m grpo_kit train examples/phone.py:phone --profile smoke
+    python -m grpo_kit train examples/phone.py:phone --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.phone import phone`, then `phone()` is a task.
 For models of 0.5B or more.
 """

@@ -1,8 +1,8 @@
 """A small shop: search, look at an item, go back if the size is wrong, buy. WebShop's moves, mocked.
 
-    python -m grpo_kit train examples/shop.py:shop --profile smoke
+    python -m grpo_kit train examples/shop.py:shop --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.shop import shop`, then `shop()` is a task.
 For models of 0.5B or more.
 """

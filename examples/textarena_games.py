@@ -1,9 +1,9 @@
 """textarena's games for one player as environments, each with its own random numbers.
 
     pip install "textarena>=0.7.4,<0.8"
-    python -m grpo_kit train examples/textarena_games.py:guess_the_number --profile smoke
+    python -m grpo_kit train examples/textarena_games.py:guess_the_number --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. Another
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. Another
 game is `from_textarena("Wordle-v0")` in place of that one's environment. Games with words load them through nltk, some
 need Python 3.12.
 """

@@ -1,8 +1,8 @@
 """Tools in several turns: plain functions, or a class of TRL's, as an environment; and environments as classes for TRL.
 
-    python -m grpo_kit train examples/tool_env.py:sums --profile smoke
+    python -m grpo_kit train examples/tool_env.py:sums --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.tool_env import from_tools, sums`, then `sums()` is a task.
 
 An action is read in any form in which models are taught to call tools: JSON in the template's own tags, a JSON object,

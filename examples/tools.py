@@ -1,8 +1,8 @@
 """Turn a request, such as "turn on the lamp", into the calls that carry it out, in the right order.
 
-    python -m grpo_kit train examples/tools.py:tools --profile smoke
+    python -m grpo_kit train examples/tools.py:tools --preset smoke
 
-trains a tiny random model for two steps, to see that it runs; leave --profile out for what fits this machine. In
+trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.tools import tools`, then `tools()` is a task.
 
 The reward is `call_reward`: valid calls, near the gold, not too many. Accuracy has a weight of 0.75 in it. With

@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
         text = inspect.cleandoc(doctor.__doc__ if name == "doctor" else run.__doc__)
         one = subparsers.add_parser(
             name,
-            help=text.partition("\n")[0],
+            help=text.partition("\n")[0].replace("%", "%%"),  # argparse fills in what follows a %
             description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -139,7 +139,7 @@ def counts(root):
             n not in shown for tree in trees.values() for n in public_names(tree)
         ),
         "file names that repeat another": sum(n - 1 for n in names.values()),
-        "lines": 38935sum(len((root / path).read_text().splitlines()) for path in trees),
+        "lines": sum(len((root / path).read_text().splitlines()) for path in trees),
     }
 
 

@@ -244,7 +244,7 @@ def test_enough_rows_for_one_pass(name):
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"beta": -0.1}, "beta=-0.1 must be a number of at least 0"),
         ({"dtype": "fp32"}, "dtype='fp32' is not known; use None, 'float32', 'bfloat16' or 'float16'"),
-        ({"task": "chess"}, "task='chess' is not known; use None, 'largest'"),
+        ({"task": "chess"}, "task='chess' is not known; use 'largest'"),
         ({"task_options": 3}, "task_options=3 must be a dict"),
         ({"step": 3}, "step=3: Config has no such field; did you mean 'steps'?"),
         ({"lora_learning_rate": 1e-4}, "no such field; did you mean 'learning_rate'?"),

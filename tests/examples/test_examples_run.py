@@ -12,7 +12,7 @@ from grpo_kit.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "__init__.py")
-RUN = re.compile(r"python -m grpo_kit train (examples/(\w+)\.py:(\w+)) --profile smoke")
+RUN = re.compile(r"python -m grpo_kit train (examples/(\w+)\.py:(\w+)) --preset smoke")
 
 
 def command(path):
@@ -56,8 +56,8 @@ def test_an_example_trains_in_the_smoke_size(path, tmp_path):
 def test_the_command_of_the_docstrings_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     what, *_ = command(ROOT / "examples" / "calculator.py")
-    options = ["--profile", "smoke", "--steps", "1", "--set", "group_size=2"]
-    assert main(["train", what, *options, "--run", str(tmp_path / "run")]) == 0
+    options = ["--preset", "smoke", "--set", "steps=1", "--set", "group_size=2"]
+    assert main(["train", what, *options, "--folder", str(tmp_path / "run")]) == 0
     assert "The model is in" in capsys.readouterr().out
     assert kit.read_metrics(tmp_path / "run")["step"].max() == 1
 

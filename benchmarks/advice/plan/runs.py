@@ -31,69 +31,69 @@ _CURVE = ("step", "reward", "entropy", "completion_length", "frac_reward_zero_st
 
 # today's key -> the recorded one, which counted the numbers of then: a profile's, num_iterations, loss_type, ...
 RECORDED = {
-    "f676e294f3ee": "d7e5b3f0931a",  # fast
-    "2b7b5dd2aa15": "d2c5af23fd2b",  # group of 2
-    "5054892029b2": "739a06adc568",  # group of 4
-    "b8d2043c567c": "835930855781",  # group of 16
-    "bbe63ee773ca": "db90e8334d65",  # 4 x 16
-    "f55d69abcbd3": "8e059dd60938",  # no warmup
-    "97eb8bde0fac": "3ef1cfacf3f7",  # beta 0.04
-    "44773b1ddd9d": "2bddd9387398",  # beta 0.001
-    "bc6e03ebee63": "81f01dc6a5d3",  # too fast
-    "a6d4bab9db48": "13399034686a",  # too fast, beta 0.1
-    "732efd75781a": "eaf290dcb9b7",  # rewards -1 to 1
-    "c3102bf5f0f2": "6033618287b9",  # threshold
-    "f79cf2f26259": "cf33b909c51d",  # smooth
-    "fa2ac2caf2ff": "c22555621f0a",  # prefill
-    "6273283c4d51": "30b221392d77",  # no prefill
-    "e10339e6ed3d": "891845682b35",  # soft
-    "59100e6c7b48": "d7ff3dfc7012",  # binary
-    "fe7cee8baaf9": "2596ca6726aa",  # answer in think tags
-    "edf8139ada42": "4846d87b3a7f",  # 256 tokens
-    "815646448ca2": "b58c04dbf348",  # paid for a mention
-    "edcb93436781": "cdcee82ad2db",  # paid for the answer
-    "e88267a8ae98": "82f5d1a68127",  # bf16 sampler
-    "2d23eb5cab85": "991c663926d1",  # bf16 sampler, recomputed
-    "ad3f50d5f8de": "81dd710e4ea0",  # rare
-    "0fe86c024da5": "ed8395f7aef2",  # rare, positives x 4
-    "2ceb3f525a47": "5b757363f00e",  # rare, positives only
-    "9d836f97973b": "4bb69205fd2e",  # rare, resampled
-    "40e2af23071f": "e7ff6991abea",  # settled
-    "c5ff8fb4034b": "7b819bbfc189",  # linear
-    "eca559340ce6": "e1ebb8e7c893",  # cosine
-    "4d97895b5b51": "d28862a571cd",  # exponential
-    "f740ddbed507": "967bbd02ce36",  # temperature 0.4
-    "87f2540b1914": "5abbb8cd1808",  # temperature 0.7
-    "b017bc8f426c": "fb4077addd1c",  # temperature 1.3
-    "c507ec8b67a9": "1f249c9b994a",  # top-p 0.9
-    "94b93ac5aa5c": "e1b126d62fed",  # 2 iterations
-    "4811c6af3b8e": "552dfe9fd19f",  # 15 steps
-    "67804ee7611f": "e6f638b973af",  # 16 train rows
-    "f2ed828c32d0": "42d18898858c",  # 64 train rows
-    "b156c3a53374": "b1571e75402d",  # no prefill, settled
-    "a47285626ad8": "4a175756426a",  # SFT first, 22 steps
-    "93bb323c71e1": "10c3399dedd0",  # SFT first, 29 steps
-    "4b4491904c91": "f1021ab3e302",  # never right
-    "2b72c63e4098": "1caf8c79b1c5",  # never right, untrained
-    "4ba6f8e88861": "15848010d4d2",  # sync 1
-    "86a513680160": "7f172025ea4b",  # sync 5
-    "5fe07232ecca": "dab5eeb44fa3",  # sync 10
-    "bfa72125a7ce": "91e10d55e355",  # sync 10, no weights
-    "ab416a0d048c": "d574a08b5666",  # newest first
-    "d370d5939688": "feb8eaee0d81",  # oldest first, as young
-    "6be9d2525d02": "5e696fa12ea3",  # full, 5e-06
-    "4c96a410cb85": "f302f7ce3533",  # full, 1e-05
-    "e31b4c9641bd": "73679252dac6",  # full, 2e-05
-    "237ef2b74560": "110cdc342e23",  # LoRA, 0.0001
-    "1851788e9b99": "87c70fe5acfe",  # LoRA, 0.0002
-    "1923ad01cf7f": "3bb58eb8f306",  # LoRA, 0.0004
-    "7d0bb8ab01d4": "0d357e376d93",  # code
-    "929930c5701e": "dfa42234b9b7",  # code, format only
-    "1763b123a16c": "be0a2a8aac33",  # code, untrained
-    "335b79562c92": "7f3400d59c2c",  # code, GRPO
-    "28726f9380b8": "08abf2de730b",  # code, Dr. GRPO
-    "b315878d495c": "2bc42be37629",  # code, tokens
-    "0b57303c94ab": "105dec690a45",  # code, sequences
+    "03dad6ef2ef9": "dfa42234b9b7",
+    "06364585428e": "f1021ab3e302",
+    "077106d1c8ff": "87c70fe5acfe",
+    "080f752b01fb": "105dec690a45",
+    "091a4e1517ec": "967bbd02ce36",
+    "11730aef30de": "42d18898858c",
+    "15a27be615ac": "82f5d1a68127",
+    "19ac5dbbc8c7": "2bddd9387398",
+    "1d33575d2d85": "e7ff6991abea",
+    "1e15520d1b9f": "b1571e75402d",
+    "25ca1d8cb375": "835930855781",
+    "26bf004764f5": "4a175756426a",
+    "2db576588365": "73679252dac6",
+    "2f0f251b7132": "4bb69205fd2e",
+    "30007f9906f5": "be0a2a8aac33",
+    "30e085e05e1b": "c22555621f0a",
+    "36e136b0f3ee": "4846d87b3a7f",
+    "38e50f855185": "e1ebb8e7c893",
+    "38fbef10fbc9": "1caf8c79b1c5",
+    "3ecb32079443": "0d357e376d93",
+    "42ada8237241": "552dfe9fd19f",
+    "44069447d16d": "739a06adc568",
+    "4798802fb0f5": "d2c5af23fd2b",
+    "4aa6923f0736": "991c663926d1",
+    "4b8d03d6c38e": "81f01dc6a5d3",
+    "518ed77e5921": "5e696fa12ea3",
+    "5686c68a7b3b": "1f249c9b994a",
+    "5774006b244e": "5abbb8cd1808",
+    "5a2fba7259ce": "8e059dd60938",
+    "5e2b869848e8": "15848010d4d2",
+    "66fd1b372c14": "13399034686a",
+    "6cc806f4f5f6": "feb8eaee0d81",
+    "6d9fd2034de6": "d574a08b5666",
+    "710358375104": "fb4077addd1c",
+    "7308ac5b586d": "b58c04dbf348",
+    "7377a8a93770": "dab5eeb44fa3",
+    "74f3c4bee16a": "db90e8334d65",
+    "76a6f234060b": "cdcee82ad2db",
+    "76e0d024f6bb": "2596ca6726aa",
+    "79281f07fedc": "10c3399dedd0",
+    "8228eacfca79": "91e10d55e355",
+    "87977abaced1": "e6f638b973af",
+    "8cd9e346a99c": "7b819bbfc189",
+    "94b42ead163a": "891845682b35",
+    "9dc147a85864": "e1b126d62fed",
+    "a1d7ad717822": "7f172025ea4b",
+    "a1dba7dcacd7": "30b221392d77",
+    "a59995b1e762": "5b757363f00e",
+    "a821987a5eb5": "f302f7ce3533",
+    "a8e7f4a331c7": "d7e5b3f0931a",
+    "ab71e62666e8": "eaf290dcb9b7",
+    "b27bd03213f4": "cf33b909c51d",
+    "b8950f47c2cd": "2bc42be37629",
+    "c1a92b74384d": "110cdc342e23",
+    "ca394589d49c": "7f3400d59c2c",
+    "ce440db93f3f": "08abf2de730b",
+    "d332ba0dc7a2": "81dd710e4ea0",
+    "d6f27830291d": "3ef1cfacf3f7",
+    "ddec9fe45f2d": "ed8395f7aef2",
+    "df3241ce3f01": "3bb58eb8f306",
+    "e38d117ff2fa": "6033618287b9",
+    "eb21b1a34f25": "d28862a571cd",
+    "fef7948c6070": "d7ff3dfc7012",
 }
 
 
