@@ -48,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
         add[name]("--preset", **preset)
         add[name](
             "--set", action="append", default=[], metavar="NAME=VALUE",
-            help="a field of kit.Config or of the preset, as often as needed: steps=24, seed=1, model=FOLDER, "
+            help="a field of kit.Config, as often as needed: steps=24, seed=1, model=FOLDER, "
             "learning_rate=1e-5, 'temperature=linear(1.2, 0.8)'",
         )  # fmt: skip
     for name in ("watch", "evaluate", "export"):
