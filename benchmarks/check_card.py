@@ -24,7 +24,7 @@ from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from grpo_kit import Config, check_card, load_policy
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.packing import PackedBatch
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.rollout.kv_cache import KVCache

@@ -36,7 +36,7 @@ from grpo_kit import load_policy, preset
 from grpo_kit.memory.activations import chunk_bytes
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.memory.shapes import config_of
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
 
 GIB = 2**30

@@ -36,8 +36,8 @@ from grpo_kit.integrations import vllm_engines
 from grpo_kit.integrations.vllm import SamplerNotInStep, VllmSample
 from grpo_kit.integrations.vllm_engines import EXTENSION
 from grpo_kit.loop.generate import generate
-from grpo_kit.models import base_model
 from grpo_kit.models.adapters import add_adapters
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.record.files import read_metrics
 
 PATH = RESULTS / "vllm_rollout_cpu.json"

@@ -33,8 +33,8 @@ class LazyPackage(ModuleType):
         return sorted({*self.__dict__, *self._names})
 
 
-def lazy(package: str, modules: Mapping[str, list[str]]) -> None:
-    """Make a package's public names load at their first use.
+def lazy(package: str, modules: Mapping[str, list[str]]) -> list[str]:
+    """Make a package's public names load at their first use; returns them, in order, for its `__all__`.
 
     package: its `__name__`. modules: {module of the package: public names that it defines}. Editors read the
     same names in the package's `if TYPE_CHECKING` block.
@@ -44,3 +44,4 @@ def lazy(package: str, modules: Mapping[str, list[str]]) -> None:
     module.__dict__["_names"] = {
         name: f"{package}.{file}" for file, names in modules.items() for name in names
     }
+    return sorted(module.__dict__["_names"])

@@ -134,7 +134,7 @@ def _no_weights(monkeypatch):
     def load(name, **options):
         raise OSError(f"{name}: nothing there\nand a second line")
 
-    monkeypatch.setattr("grpo_kit.models.load_policy", load)
+    monkeypatch.setattr("grpo_kit.models.loading.load_policy", load)
 
 
 BROKEN = {
@@ -187,7 +187,7 @@ def test_a_failure_is_one_line_its_trace_comes_with_verbose_and_the_code_is_1(mo
 
 def test_parts_that_cannot_be_tried_are_skipped_and_that_is_no_failure(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("grpo_kit.models.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("grpo_kit.models.loading.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("grpo_kit.sandbox._working", lambda: (None, ["sandlock: not installed"]))
     monkeypatch.setattr(surroundings, "SECTIONS", {})
     parts = {p: self_check.PARTS[p] for p in ("prompts", "sandbox", "fast ways", QUICK)}

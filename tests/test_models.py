@@ -7,11 +7,9 @@ import huggingface_hub.constants
 import pytest
 import torch
 
-from grpo_kit.models import (
-    PolicyLoadError,
-    describe,
-    load_policy,
-)
+from grpo_kit.models.gguf_reader import PolicyLoadError
+from grpo_kit.models.loading import load_policy
+from grpo_kit.models.model_facts import describe
 
 
 def test_embedded_model_is_the_real_one(smol):
@@ -94,8 +92,10 @@ def test_a_model_is_loaded_onto_the_current_card(card, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    monkeypatch.setattr("grpo_kit.models.use_expandable_segments", lambda: asked.append("segments"))
-    monkeypatch.setattr("grpo_kit.models._load", lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0)
+    monkeypatch.setattr("grpo_kit.models.loading.use_expandable_segments", lambda: asked.append("segments"))
+    monkeypatch.setattr(
+        "grpo_kit.models.loading._load", lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         load_policy("owner/name")
     assert asked == ["segments", {"dtype": None, "device_map": {"": torch.device("cuda", 1)}}]
@@ -173,7 +173,7 @@ def test_gated_model_says_how_to_get_in(monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError("You are trying to access a gated repo. 401 Client Error.")
 
-    monkeypatch.setattr("grpo_kit.models.AutoTokenizer.from_pretrained", refuse)
+    monkeypatch.setattr("grpo_kit.models.loading.AutoTokenizer.from_pretrained", refuse)
     with pytest.raises(PolicyLoadError, match="gated: accept its terms"):
         load_policy("owner/gated")
 

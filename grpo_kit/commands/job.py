@@ -12,7 +12,8 @@ from typing import Any
 from grpo_kit.literal_calls import value_from_text
 from grpo_kit.loop.checkpoint import newest_whole
 from grpo_kit.loop.grpo_config import FIELDS, Config, from_json
-from grpo_kit.models import is_adapter, load_policy
+from grpo_kit.models.adapters import is_adapter
+from grpo_kit.models.loading import load_policy
 from grpo_kit.presets import preset as config_of
 from grpo_kit.record.files import COMMAND, RunFolderError, holds_run, run_settings, write_whole
 from grpo_kit.tasks import from_file

@@ -68,7 +68,7 @@ def machine(section: Section) -> None:
     import torch
 
     from grpo_kit.memory.free import container_bytes, free_bytes
-    from grpo_kit.models import processor
+    from grpo_kit.models.model_facts import processor
 
     add(Row("CPU", processor()))
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""

@@ -145,7 +145,8 @@ def _loaded(dtype: str = "float32") -> tuple[Any, Any]:
     """load_policy's model and tokenizer, products in full float32. Raises Skipped without the package of the model."""
     import torch
 
-    from grpo_kit.models import PolicyLoadError, load_policy
+    from grpo_kit.models.gguf_reader import PolicyLoadError
+    from grpo_kit.models.loading import load_policy
 
     try:
         model, tokenizer = load_policy(TINY, dtype=dtype, quiet=True)

@@ -26,8 +26,8 @@ from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models import base_model, hardware
 from grpo_kit.models.gguf_reader import cache_folder
+from grpo_kit.models.model_facts import base_model, hardware
 from grpo_kit.optim.check_adamw import MOST, beside_adamw
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import write_whole

@@ -20,7 +20,7 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.tree_attention import NAME as TREE
 
 _TILE = 1024  # tokens whose logits are there at once, where the head has no kernel of its own

@@ -19,7 +19,7 @@ import torch
 from peft import PeftModel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from grpo_kit.models import MODEL_TYPES, base_model
+from grpo_kit.models.model_facts import MODEL_TYPES, base_model
 from grpo_kit.rollout.tree import PrefixTree, build_tree, common_length
 from grpo_kit.rollout.tree_attention import TreePlan
 from grpo_kit.unsloth import replaced_layers

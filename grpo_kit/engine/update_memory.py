@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from grpo_kit.engine.packing import Row
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE

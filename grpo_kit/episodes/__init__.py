@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from grpo_kit.episodes.recorded_env import RecordedEnv, recorded
     from grpo_kit.episodes.rollout_episodes import Episode, Turn
 
-__all__ = [
-    "EpisodeTask", "View", "Environment", "EpisodeError", "Episode", "Turn", "write_turn", "worked",
-    "grid",
-    "RecordedEnv", "recorded",
-]  # fmt: skip
-
-lazy(
+__all__ = lazy(
     __name__,
     {
         "environment": ["Environment", "EpisodeError"],

@@ -20,7 +20,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from grpo_kit.argument_checks import check_whole
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record.files import RunFolderError, write_whole
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete

@@ -34,7 +34,7 @@ from grpo_kit.exports.verify import Proof, ProofError, prove
 from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
-from grpo_kit.models import model_name
+from grpo_kit.models.model_facts import model_name
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.version import __version__
 

@@ -19,7 +19,9 @@ from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
-from grpo_kit.models import base_model, is_adapter, load_policy
+from grpo_kit.models.adapters import is_adapter
+from grpo_kit.models.loading import load_policy
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.record.files import has_metrics
 from grpo_kit.rollout.complete import complete
 from grpo_kit.watch.completions import side_by_side

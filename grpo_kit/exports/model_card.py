@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_kit.exports.export_folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
-from grpo_kit.models import EMBEDDED
+from grpo_kit.models.gguf_reader import EMBEDDED
 from grpo_kit.record.files import RunFolderError, has_metrics, read_metrics, run_settings
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text

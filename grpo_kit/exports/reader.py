@@ -24,7 +24,7 @@ def read(request):
 
     folder, how = Path(request["folder"]), {"dtype": torch.float32}
     if request["format"] == "adapter":
-        from grpo_kit.models import load_policy
+        from grpo_kit.models.loading import load_policy
 
         model, _ = load_policy(folder, tuning="lora", dtype="float32", quiet=True)
         tokenizer = AutoTokenizer.from_pretrained(folder)

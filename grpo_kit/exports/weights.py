@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_kit.exports.template import ExportError
-from grpo_kit.models import base_model, model_name
+from grpo_kit.models.model_facts import base_model, model_name
 
 STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _LARGEST_F16 = 65504.0

@@ -39,7 +39,7 @@ from grpo_kit.integrations.trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
-from grpo_kit.models import load_policy
+from grpo_kit.models.loading import load_policy
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
 from grpo_kit.unsloth import changed_defaults

@@ -25,7 +25,7 @@ from grpo_kit.loop.generate import as_batch, prompts_of_groups
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.rollout.compare_logprobs import few
 from grpo_kit.rollout.weight_version import weight_version

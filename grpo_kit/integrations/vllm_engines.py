@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from grpo_kit.integrations.vllm_heads import InStep, pack_tied_heads
 from grpo_kit.loop.seeds import random_state_comes_back
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 
 EXTENSION = f"{InStep.__module__}.{InStep.__qualname__}"
 _SPARE_TOKENS = 1024  # blocks are not filled to their ends, and vLLM keeps one for itself

@@ -25,7 +25,8 @@ from grpo_kit.loop.checkpoint import last_whole
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models import hardware, load_policy
+from grpo_kit.models.loading import load_policy
+from grpo_kit.models.model_facts import hardware
 from grpo_kit.record.files import RunFolderError, holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
 from grpo_kit.watch.flags import Flag

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_kit.loop.digests import DIGESTS, what_is_wrong, write_digests
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.record.files import RunFolderError
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"

@@ -55,7 +55,7 @@ from grpo_kit.loop.run_settings import settings_of
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
 from grpo_kit.loop.seeds import random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models import has_dropout
+from grpo_kit.models.model_facts import has_dropout
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.files import next_run_folder, run_settings
 from grpo_kit.record.jsonl_run import RunLog

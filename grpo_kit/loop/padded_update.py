@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.renamed import NAME, is_checkpointing
 from grpo_kit.models.token_lists import left_pad
 

@@ -8,11 +8,9 @@ from dataclasses import is_dataclass
 from importlib.metadata import version
 from typing import Any
 
-from grpo_kit.display import in_notebook
 from grpo_kit.loop.grpo_config import Config, as_json
-from grpo_kit.models import hardware, model_name
-from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.rewards.parts import all_parts, range_of, reward_names
+from grpo_kit.models.model_facts import hardware, model_name
+from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
 
 
 def settings_of(
@@ -46,6 +44,6 @@ def settings_of(
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "device": hardware(),
-        "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": None if "ipykernel" in sys.modules else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
     }

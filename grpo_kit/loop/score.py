@@ -10,9 +10,8 @@ import torch
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.reward_logs import RewardLogs
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.rewards.parts import reward_names
+from grpo_kit.rewards.parts import columns_of, reward_names
 from grpo_kit.rewards.scoring import score_all, totals
-from grpo_kit.tasks.right import columns_of
 
 _EPS = 1e-4  # added to a standard deviation that divides, as in TRL
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from transformers import PretrainedConfig
 
 from grpo_kit.argument_checks import check_choice, check_whole
-from grpo_kit.models import MODEL_TYPES
+from grpo_kit.models.model_facts import MODEL_TYPES
 
 Trainable = Literal["full", "lora"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from grpo_kit.memory.activations import USED_OF_FREE
-from grpo_kit.models import MODEL_TYPES, base_model
+from grpo_kit.models.model_facts import MODEL_TYPES, base_model
 
 # Most rows of a batch. CPU: SmolLM2-135M on 2 cores, where 32 took a fifth longer and 128 and 256 were not clearly
 # faster. A card is bound by launches, so more rows cost little: an estimate, not measured.

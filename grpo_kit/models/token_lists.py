@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -12,85 +12,85 @@ kl                  k1, k2, k3: estimators of the KL, and which has the right gr
 preference          Bradley-Terry, DPO, IPO, KTO, ORPO, SimPO
 """
 
-from grpo_kit.objectives.advantages import (
-    gae,
-    group_advantages,
-    rloo_advantages,
-    soft_overlong_punishment,
-    token_rewards,
-    weigh_advantages,
-)
-from grpo_kit.objectives.group_losses import (
-    bnpo,
-    cispo,
-    dapo,
-    dr_grpo,
-    grpo,
-    gspo,
-    gspo_token,
-    overlong_filter,
-)
-from grpo_kit.objectives.kl import k1, k2, k3
-from grpo_kit.objectives.logprobs import masked_mean, masked_sum, sequence_logprobs, token_logprobs
-from grpo_kit.objectives.policy_gradient import (
-    clip_fraction,
-    ppo_policy,
-    ppo_value,
-    reinforce,
-    rloo,
-    sequence_ratio,
-    token_ratio,
-)
-from grpo_kit.objectives.preference import (
-    bradley_terry,
-    dpo,
-    implicit_reward,
-    ipo,
-    kto,
-    kto_reference_point,
-    orpo,
-    simpo,
-)
-from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "bnpo",
-    "bradley_terry",
-    "cispo",
-    "clip_fraction",
-    "dapo",
-    "dpo",
-    "dr_grpo",
-    "gae",
-    "group_advantages",
-    "grpo",
-    "gspo",
-    "gspo_token",
-    "implicit_reward",
-    "ipo",
-    "k1",
-    "k2",
-    "k3",
-    "kto",
-    "kto_reference_point",
-    "luspo",
-    "masked_mean",
-    "masked_sum",
-    "orpo",
-    "overlong_filter",
-    "ppo_policy",
-    "ppo_value",
-    "reinforce",
-    "rloo",
-    "rloo_advantages",
-    "sapo",
-    "sequence_logprobs",
-    "sequence_ratio",
-    "simpo",
-    "soft_overlong_punishment",
-    "token_logprobs",
-    "token_ratio",
-    "token_rewards",
-    "vespo",
-    "weigh_advantages",
-]
+from grpo_kit.lazy import lazy
+
+if TYPE_CHECKING:
+    from grpo_kit.objectives.advantages import (
+        gae,
+        group_advantages,
+        rloo_advantages,
+        soft_overlong_punishment,
+        token_rewards,
+        weigh_advantages,
+    )
+    from grpo_kit.objectives.group_losses import (
+        bnpo,
+        cispo,
+        dapo,
+        dr_grpo,
+        grpo,
+        gspo,
+        gspo_token,
+        overlong_filter,
+    )
+    from grpo_kit.objectives.kl import k1, k2, k3
+    from grpo_kit.objectives.logprobs import masked_mean, masked_sum, sequence_logprobs, token_logprobs
+    from grpo_kit.objectives.policy_gradient import (
+        clip_fraction,
+        ppo_policy,
+        ppo_value,
+        reinforce,
+        rloo,
+        sequence_ratio,
+        token_ratio,
+    )
+    from grpo_kit.objectives.preference import (
+        bradley_terry,
+        dpo,
+        implicit_reward,
+        ipo,
+        kto,
+        kto_reference_point,
+        orpo,
+        simpo,
+    )
+    from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
+
+__all__ = lazy(
+    __name__,
+    {
+        "advantages": [
+            "gae",
+            "group_advantages",
+            "rloo_advantages",
+            "soft_overlong_punishment",
+            "token_rewards",
+            "weigh_advantages",
+        ],
+        "group_losses": ["bnpo", "cispo", "dapo", "dr_grpo", "grpo", "gspo", "gspo_token", "overlong_filter"],
+        "kl": ["k1", "k2", "k3"],
+        "logprobs": ["masked_mean", "masked_sum", "sequence_logprobs", "token_logprobs"],
+        "policy_gradient": [
+            "clip_fraction",
+            "ppo_policy",
+            "ppo_value",
+            "reinforce",
+            "rloo",
+            "sequence_ratio",
+            "token_ratio",
+        ],
+        "preference": [
+            "bradley_terry",
+            "dpo",
+            "implicit_reward",
+            "ipo",
+            "kto",
+            "kto_reference_point",
+            "orpo",
+            "simpo",
+        ],
+        "soft_losses": ["luspo", "sapo", "vespo"],
+    },
+)

@@ -21,45 +21,7 @@ if TYPE_CHECKING:
     from grpo_kit.rewards.scoring import RewardError, total
     from grpo_kit.rewards.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 
-__all__ = [
-    "Audit",
-    "Bleu",
-    "CallAccuracy",
-    "CallEfficiency",
-    "CallShape",
-    "CallValidity",
-    "Case",
-    "Clipped",
-    "CodeFormat",
-    "CodeRunner",
-    "CodeRuns",
-    "CodeTests",
-    "ExactAnswer",
-    "Gated",
-    "Language",
-    "MathAnswer",
-    "NumericAnswer",
-    "Repetition",
-    "Reward",
-    "RewardCheckError",
-    "RewardError",
-    "RightSize",
-    "Rouge",
-    "SoftFormat",
-    "WeightedSum",
-    "audit",
-    "call_reward",
-    "cancelled_groups",
-    "check_rewards",
-    "crafted_cases",
-    "extract_answer",
-    "extract_code",
-    "last_number",
-    "on_response",
-    "total",
-]
-
-lazy(
+__all__ = lazy(
     __name__,
     {
         "answers": ["ExactAnswer", "MathAnswer", "NumericAnswer"],

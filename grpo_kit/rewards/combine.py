@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cheat_cases import Case
-from grpo_kit.rewards.parts import all_parts, range_of, required_columns, reward_names
+from grpo_kit.rewards.parts import all_parts, judges_answer, range_of, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import Scores, check_scores, score, total
 
@@ -102,6 +102,8 @@ class WeightedSum(_Composite):
     [0.25]
     """
 
+    sums = True
+
     def __init__(self, parts: Mapping[Reward, float] | Sequence[tuple[Reward, float]]) -> None:
         pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
@@ -127,34 +129,6 @@ class WeightedSum(_Composite):
             return {}
         share = cancelled_share(parts, totals, prompts)
         return {} if share is None else {"frac_cancelled_groups": share}
-
-
-def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) -> dict[str, Reward]:
-    """The rewards that judge the answer, by name: a reward does so if it needs a column of the row besides the prefill.
-
-    Format, length and language need none. The parts of a WeightedSum count, not the sum. names: default reward_names().
-
-    >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
-    >>> list(answer_parts([WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25})]))
-    ['exact_answer']
-    """
-    found: dict[str, Reward] = {}
-    for reward, name in zip(rewards, names or reward_names(rewards), strict=True):
-        if isinstance(reward, WeightedSum):
-            found |= answer_parts(reward.parts, [reward._name_of[id(part)] for part in reward.parts])
-        elif judges_answer(reward):
-            found[name] = reward
-    return found
-
-
-def judges_answer(reward: Reward) -> bool:
-    """Does the reward, or a part of it, need a column of the row besides the prefill?
-
-    >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
-    >>> judges_answer(Gated(ExactAnswer(), on=SoftFormat())), judges_answer(SoftFormat())
-    (True, False)
-    """
-    return any(set(required_columns(r)) - {"prompt", "prefill"} for r in [reward, *all_parts(reward)])
 
 
 class Pay(NamedTuple):

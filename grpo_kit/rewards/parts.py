@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from grpo_kit.rewards.response import Reward
@@ -217,3 +217,42 @@ def required_columns(reward: Reward) -> list[str]:
         if named and p.default is p.empty and p.name not in _GIVEN_BY_TRL and p.name not in columns:
             columns.append(p.name)
     return columns
+
+
+def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) -> dict[str, Reward]:
+    """The rewards that judge the answer, by name: a reward does so if it needs a column of the row besides the prefill.
+
+    Format, length and language need none. The parts of a WeightedSum count, not the sum. names: default reward_names().
+
+    >>> from grpo_kit.rewards import ExactAnswer, SoftFormat, WeightedSum
+    >>> list(answer_parts([WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25})]))
+    ['exact_answer']
+    """
+    found: dict[str, Reward] = {}
+    for reward, name in zip(rewards, names or reward_names(rewards), strict=True):
+        if getattr(reward, "sums", False):
+            names_of = {id(part): own for part, own in zip(all_parts(reward), reward.names, strict=True)}
+            found |= answer_parts(reward.parts, [names_of[id(part)] for part in reward.parts])
+        elif judges_answer(reward):
+            found[name] = reward
+    return found
+
+
+def judges_answer(reward: Reward) -> bool:
+    """Does the reward, or a part of it, need a column of the row besides the prefill?
+
+    >>> from grpo_kit.rewards import ExactAnswer, Gated, SoftFormat
+    >>> judges_answer(Gated(ExactAnswer(), on=SoftFormat())), judges_answer(SoftFormat())
+    (True, False)
+    """
+    return any(set(required_columns(r)) - {"prompt", "prefill"} for r in [reward, *all_parts(reward)])
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The rows as columns; None where a row lacks one.
+
+    >>> columns_of([{"a": 1}, {"a": 2, "b": 3}])
+    {'a': [1, 2], 'b': [None, 3]}
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

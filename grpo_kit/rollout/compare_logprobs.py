@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import torch
 
-from grpo_kit.models import base_model
+from grpo_kit.models.model_facts import base_model
 
 if TYPE_CHECKING:
     from grpo_kit.rollout.engine import Rollouts

@@ -20,8 +20,8 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit.argument_checks import check_whole
-from grpo_kit.models import base_model
 from grpo_kit.models.context import check_context, context_length
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.autocast_cache import AutocastCache
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.decode import Decoder, Spent

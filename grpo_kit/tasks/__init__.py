@@ -16,22 +16,7 @@ if TYPE_CHECKING:
     from grpo_kit.tasks.science import science
     from grpo_kit.tasks.task import Task, strategy_rewards
 
-__all__ = [
-    "Task",
-    "code",
-    "countdown",
-    "from_file",
-    "from_reasoning_gym",
-    "from_reasoning_gym_tries",
-    "from_rows",
-    "gsm8k",
-    "interval_scheduling",
-    "largest",
-    "science",
-    "strategy_rewards",
-]
-
-lazy(
+__all__ = lazy(
     __name__,
     {
         "code": ["code"],

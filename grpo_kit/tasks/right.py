@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, judges_answer, score_in_full
-from grpo_kit.rewards.parts import range_of, with_parts
+from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, score_in_full
+from grpo_kit.rewards.parts import columns_of, judges_answer, range_of, with_parts
 from grpo_kit.rewards.response import Reward, last_number
 from grpo_kit.rewards.scoring import RewardError, Scores, score
 
@@ -191,13 +191,3 @@ def think_of(rewards: Sequence[Reward]) -> str | None:
 def same_text(text: str, row: Mapping[str, Any]) -> bool:
     """Is it the text of the row's answer, white space at both ends aside? False if the row has no answer."""
     return text.strip() == str(row["answer"]).strip() != ""
-
-
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The rows as columns; None where a row lacks one.
-
-    >>> columns_of([{"a": 1}, {"a": 2, "b": 3}])
-    {'a': [1, 2], 'b': [None, 3]}
-    """
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}

@@ -14,15 +14,13 @@ from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.prompts import build_dataset, build_prompt
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
-from grpo_kit.rewards.combine import answer_parts
-from grpo_kit.rewards.parts import check_column_names
+from grpo_kit.rewards.parts import answer_parts, check_column_names, columns_of
 from grpo_kit.rewards.response import Reward, own_answer
 from grpo_kit.rewards.scoring import score_all, totals
 from grpo_kit.tasks.right import (
     PaidInFull,
     answer_rewards,
     are_correct,
-    columns_of,
     giving,
     same_text,
     think_of,

@@ -16,7 +16,8 @@ from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models import base_model, load_policy
+from grpo_kit.models import load_policy
+from grpo_kit.models.model_facts import base_model
 
 TEMPERATURE = 0.7
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import grpo_kit as kit
 from grpo_kit import load_policy, tasks
 from grpo_kit.exports import ExportError, export, push_to_hub, verify
-from grpo_kit.models import PolicyLoadError
+from grpo_kit.models.gguf_reader import PolicyLoadError
 
 TASK = tasks.largest(n_train=8, n_held_out=6)
 

@@ -7,9 +7,10 @@ import warnings
 import pytest
 import torch
 
-from grpo_kit.models import PolicyLoadError, load_policy, model_name
+from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import add_adapters
-from grpo_kit.models.gguf_reader import embedded_folder
+from grpo_kit.models.gguf_reader import PolicyLoadError, embedded_folder
+from grpo_kit.models.model_facts import model_name
 
 
 def moved(name, *, size=0.02, **lora):

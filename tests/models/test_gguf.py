@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_kit.models import PolicyLoadError, gguf_reader, load_policy, model_name
+from grpo_kit.models import PolicyLoadError, gguf_reader, load_policy
 from grpo_kit.models.gguf_reader import (
     _bytes_as_float32,
     _embedded_gguf,
@@ -17,6 +17,7 @@ from grpo_kit.models.gguf_reader import (
     embedded_folder,
     load_gguf,
 )
+from grpo_kit.models.model_facts import model_name
 
 
 def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, monkeypatch, capsys, smol):

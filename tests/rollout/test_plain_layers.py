@@ -11,7 +11,7 @@ from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prom
 from torch.nn.modules.module import register_module_forward_hook
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from grpo_kit.models import MODEL_TYPES
+from grpo_kit.models.model_facts import MODEL_TYPES
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.cpu_matmul import padded_rows, product, projection
 from grpo_kit.rollout.layers import plain_layers

@@ -25,8 +25,7 @@ from grpo_kit.rewards import (
     check_rewards,
     code_runner,
 )
-from grpo_kit.rewards.combine import judges_answer
-from grpo_kit.rewards.parts import all_parts
+from grpo_kit.rewards.parts import all_parts, judges_answer
 from grpo_kit.rewards.scoring import score
 from grpo_kit.rewards.tool_calls import CallAccuracy, call_reward
 from grpo_kit.rollout.complete import Completion

@@ -1,0 +1,74 @@
+"""What a loaded model is: its name, its kind, its weights and the hardware that it runs on."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from grpo_kit.cuda import has_bf16
+
+# Decoders known to engine, update and memory plan: causal attention, rotary positions, no scaling of logits.
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+
+
+def base_model(model: Any) -> PreTrainedModel:
+    """The transformers model, with its adapters: the model inside a peft model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def model_name(model: Any) -> str:
+    """The name by which load_policy loads it: a name, or its folder or file; else its type."""
+    config = base_model(model).config
+    return str(getattr(config, "name_or_path", None) or config.model_type)
+
+
+def describe(model: PreTrainedModel) -> str:
+    """One paragraph: parameters, trainable share, dtypes, device and memory (GiB) of a loaded model.
+
+    >>> print(describe(load_policy("tiny-random", quiet=True)[0]).splitlines()[0])  # doctest: +SKIP
+    LlamaForCausalLM: 1.6 M parameters, 1.6 M trainable (100 %)
+    """
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    size = sum(p.numel() * p.element_size() for p in parameters) / 2**30
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    device = parameters[0].device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = type(base_model(model)).__name__
+    lines = [
+        f"{name}: {total / 1e6:,.1f} M parameters, {trainable / 1e6:,.1f} M trainable ({trainable / total:.1%})",
+        f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",
+    ]
+    if device.type == "cuda":
+        bf16 = "yes" if has_bf16() else "no"
+        tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
+        lines.append(
+            f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card"
+        )
+    return "\n".join(lines)
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Does a forward pass in training mode draw random numbers? (LoRA dropout, attention dropout)"""
+    attention = getattr(base_model(model).config, "attention_dropout", 0.0)
+    return bool(attention) or any(isinstance(m, torch.nn.Dropout) and m.p for m in model.modules())
+
+
+def hardware() -> str:
+    """The card, or the CPU's model, its vector instructions and the threads torch uses."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+
+
+def processor() -> str:
+    """The CPU's model, its vector instructions and the threads torch uses."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    return f"{name} ({vector}), {torch.get_num_threads()} thread(s)"
