@@ -79,6 +79,10 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
+    if (weights := options.weights or WEIGHTS.get(options.name)) is None:
+        parser.error(
+            f"--name {options.name}: say by --weights what these weights are; known are those of {', '.join(WEIGHTS)}"
+        )
     task = kit.tasks.largest()
     keep = options.keep or Path(tempfile.mkdtemp(prefix="exports-"))
     result = origin(
@@ -87,7 +91,7 @@ def main() -> None:
         "transformers",
         "gguf",
     )
-    result |= {"weights": options.weights or WEIGHTS[options.name], "task": task.name, "rows": []}
+    result |= {"weights": weights, "task": task.name, "rows": []}
     if options.base:
         held = task.held_out[: options.rows]
         before = kit.evaluate(*kit.load_policy(options.base, quiet=True), task, rows=held)

@@ -9,101 +9,117 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import grpo_kit
-from grpo_kit.commands import CommandEnds, trained
+from grpo_kit.commands import CommandEnds
+from grpo_kit.commands import without_training as other
 from grpo_kit.commands.train import train
 from grpo_kit.doctor import command as doctor
 
+
+def _text(words: str, what: str, **how: Any) -> tuple[list[str], dict[str, Any]]:
+    """An argument: its names, with the word that stands for its value; its help; more for argparse."""
+    *names, metavar = words.split()
+    return names or [metavar.lower()], {"metavar": metavar, "help": what} | how
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number of at least 1")
+    return int(text)
+
+
+def _number(
+    words: str, what: str, default: float | None = None, type: Any = _count
+) -> tuple[list[str], dict]:
+    return _text(words, what, type=type, default=default)
+
+
+def _choice(name: str, choices: Sequence[str], what: str, **how: Any) -> tuple[list[str], dict[str, Any]]:
+    return [name], {"choices": choices, "help": what} | how
+
+
+def _switch(name: str, what: str) -> tuple[list[str], dict[str, Any]]:
+    return [name], {"action": "store_true", "help": what}
+
+
+# fmt: off
+_RUN = _text("RUN", "a run folder")
+_RUNS_TASK = _text("--task TASK", "FILE.py or a name; default: what the run says")
+_NEW = [
+    _text("TASK", "FILE.py with task = ..., or a name: countdown, ...", nargs="?"),
+    _text("--preset NAME", "smoke, cpu, t4, gpu24; default: what this machine can run"),
+    _text("--set NAME=VALUE", "a field of kit.Config, as often as needed: steps=24, seed=1, model=FOLDER, "
+          "learning_rate=1e-5, 'temperature=linear(1.2, 0.8)'", action="append", default=[]),
+]
 _COMMANDS = {
-    "train": train, "watch": trained.watch, "evaluate": trained.evaluate, "readiness": trained.readiness,
-    "chat": trained.chat, "export": trained.export, "doctor": doctor.run,
-}  # fmt: skip
+    "train": (train, [
+        *_NEW,
+        _choice("--tuning", ("full", "lora", "qlora"), "what is trained; default: full"),
+        _number("--rank R", "of LoRA adapters; their alpha is twice that"),
+        _text("--folder RUN", "the run folder; default: the next free runs/<task>"),
+        _text("--resume RUN", "go on with the run in RUN, or in --folder", nargs="?", const=True),
+        _number("--held-out-every N", "steps between two looks at held-out rows, default 8; 0: none", None, int),
+        _choice("--keep", ("last", "best"), "whose weights the model has in the end; default: last"),
+        _choice("--on-flag", ("warn", "stop"), "what a red flag does; default: warn"),
+        _text("--report-to NAME", "a tracker: tensorboard, trackio, wandb", action="append"),
+    ]),
+    "watch": (other.watch, [
+        _RUN,
+        _switch("--once", "print what there is and end"),
+        _number("--last N", "earlier steps that are shown; default: 10", 10, int),
+        _number("--every SECONDS", "between two looks; default: 1", 1.0, float),
+    ]),
+    "evaluate": (other.evaluate, [
+        _RUN, _RUNS_TASK,
+        _number("--rows N", "the first N held-out questions; default: all"),
+        _number("--samples N", "completions a question, for pass@k", 0),
+        _number("--examples N", "so many that were fixed, and that broke", 0),
+    ]),
+    "readiness": (other.readiness, [
+        *_NEW,
+        _number("--rows N", "training questions asked; default: 32", 32),
+        _number("--samples N", "completions a question; default: one group"),
+        _number("--seconds S", "about the most that it may take; default: 300", 300.0, float),
+    ]),
+    "chat": (other.chat, [
+        _text("MODEL", "a run folder, an export, a model's folder or name"),
+        _text("QUESTION", "ask this alone; default: one after another", nargs="?"),
+        _RUNS_TASK,
+        _switch("--base", "of a run: ask the base model too"),
+        _number("--temperature X", "0 (default, but for exports): greedy", None, float),
+        _number("--tokens N", "that a completion has at most; default: the task's"),
+        _number("--seed N", "of sampling; it moves on with each question", 0, int),
+    ]),
+    "export": (other.export, [
+        _RUN, _text("FOLDER", "where the export goes; it must not be there, or be empty"), _RUNS_TASK,
+        _choice("--format", ("merged", "adapter", "gguf"), "default: merged", default="merged"),
+        _choice("--quant", ("f32", "f16", "bf16", "q8_0"), "how weights are stored; default: f16"),
+        _number("--temperature X", "to serve at; default: the training's last", None, float),
+        _number("--rows N", "held-out questions both answer; default: 64", 64),
+        _switch("--no-proof", "write it, and do not read it back"),
+        _text("--license ID", "of the base, as the hub names it, such as apache-2.0"),
+    ]),
+    "doctor": (doctor.run, []),
+}
+# fmt: on
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Every command with its arguments. A command's docstring is its help."""
     parser = argparse.ArgumentParser(prog="grpo-kit", description=grpo_kit.__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=f"grpo_kit {grpo_kit.__version__}")
-    subparsers, add = parser.add_subparsers(dest="command", required=True, metavar="COMMAND"), {}
-    for name, run in _COMMANDS.items():
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (run, arguments) in _COMMANDS.items():
         text = inspect.cleandoc(doctor.__doc__ if name == "doctor" else run.__doc__)
-        one = subparsers.add_parser(
-            name,
-            help=text.partition("\n")[0].replace("%", "%%"),  # argparse fills in what follows a %
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        short = text.partition("\n")[0].replace("%", "%%")  # argparse fills in what follows a %
+        how = {"description": text, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        one = subparsers.add_parser(name, help=short, **how)
         one.set_defaults(execute=run)
-        add[name] = one.add_argument
+        for names, about in arguments:
+            one.add_argument(*names, **about)
     doctor.add_arguments(one)
-    preset = {"metavar": "NAME", "help": "smoke, cpu, t4, gpu24; default: what this machine can run"}
-    for name in ("train", "readiness"):
-        add[name](
-            "task",
-            nargs="?",
-            metavar="TASK",
-            help="FILE.py with task = ..., or a name: countdown, ...",
-        )
-        add[name]("--preset", **preset)
-        add[name](
-            "--set", action="append", default=[], metavar="NAME=VALUE",
-            help="a field of kit.Config, as often as needed: steps=24, seed=1, model=FOLDER, "
-            "learning_rate=1e-5, 'temperature=linear(1.2, 0.8)'",
-        )  # fmt: skip
-    for name in ("watch", "evaluate", "export"):
-        add[name]("run", metavar="RUN", help="a run folder")
-    for name in ("evaluate", "chat", "export"):
-        add[name]("--task", metavar="TASK", help="where the run does not say it: a file, or one of the kit's")
-        add[name]("--preset", **preset)
-
-    more = add["train"]
-    more("--tuning", choices=("full", "lora", "qlora"), help="what is trained; default: full")
-    more("--rank", type=int, metavar="R", help="of LoRA adapters; their alpha is twice that")
-    more("--folder", metavar="RUN", help="the run folder; default: the next free runs/<task>")
-    more("--resume", nargs="?", const=True, metavar="RUN", help="go on with the run in RUN, or in --folder")
-    more(
-        "--held-out-every",
-        type=int,
-        metavar="N",
-        help="steps between two looks at held-out rows; 0: none",
-    )
-    more("--keep", choices=("last", "best"), help="whose weights the model has in the end; default: last")
-    more("--on-flag", choices=("warn", "stop"), help="what a red flag does; default: warn")
-    more("--report-to", action="append", metavar="NAME", help="a tracker: tensorboard, trackio, wandb")
-    more = add["watch"]
-    more("--once", action="store_true", help="print what there is and end")
-    more("--last", type=int, default=10, metavar="N", help="earlier steps that are shown; default: 10")
-    more("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks; default: 1")
-    more = add["evaluate"]
-    more("--rows", type=int, metavar="N", help="the first N held-out questions; default: all")
-    more("--samples", type=int, default=0, metavar="N", help="completions a question, for pass@k")
-    more("--examples", type=int, default=0, metavar="N", help="so many that were fixed, and that broke")
-    more = add["readiness"]
-    more("--rows", type=int, default=32, metavar="N", help="training questions asked; default: 32")
-    more("--samples", type=int, metavar="N", help="completions a question; default: one group")
-    more(
-        "--seconds",
-        type=float,
-        default=300,
-        metavar="S",
-        help="about the most that it may take; default: 300",
-    )
-    more = add["chat"]
-    more("model", metavar="MODEL", help="a run folder, an export, a model's folder or name")
-    more("question", nargs="?", metavar="QUESTION", help="ask this alone; default: one after another")
-    more("--base", action="store_true", help="of a run: ask the base model too")
-    more("--temperature", type=float, metavar="X", help="0 (default, but for exports): greedy")
-    more("--tokens", type=int, metavar="N", help="that a completion has at most; default: the task's")
-    more("--seed", type=int, default=0, metavar="N", help="of sampling; it moves on with each question")
-    more = add["export"]
-    more("folder", metavar="FOLDER", help="where the export goes; it must not be there, or be empty")
-    more("--format", choices=("merged", "adapter", "gguf"), default="merged", help="default: merged")
-    more("--quant", choices=("f32", "f16", "bf16", "q8_0"), help="how weights are stored; default: f16")
-    more("--temperature", type=float, metavar="X", help="to serve at; default: the training's last")
-    more("--rows", type=int, default=64, metavar="N", help="held-out questions both answer; default: 64")
-    more("--no-proof", action="store_true", help="write it, and do not read it back")
-    more("--license", metavar="ID", help="of the base, as the hub names it, such as apache-2.0")
     return parser
 
 

@@ -18,7 +18,6 @@ from grpo_kit.loop.grpo_config import FIELDS, Config, check_fields
 NAMES = ("smoke", "cpu", "t4", "gpu24")
 # Of a card's memory: a card of 16 GB reports 14.6 to 16, one of 24 GB 22 to 24.
 T4_NEEDS_GIB, GPU24_NEEDS_GIB = 14, 20
-_RENAMED = {"events": "interval_scheduling"}  # in recipes that were saved with the old name
 _SMALL = {"n_train": 32, "max_completion_tokens": 8}
 _TWO = {"n_train": 800, "numbers": (2, 2), "think": True, "balanced": True}
 _THREE = {"n_train": 1000, "numbers": (2, 3), "think": True, "balanced": True, "max_completion_tokens": 256}
@@ -133,8 +132,6 @@ def preset(name: str | Config = "auto", **changes: Any) -> Config:
     0.0002
     """
     check_fields(changes)
-    if changes.get("task") in _RENAMED:
-        changes["task"] = _RENAMED[changes["task"]]
     given, picked = {}, "asked for"
     if isinstance(name, Config):
         given, (name, picked) = _set_by_hand(name), name.reasons.get("preset", (name.preset, ""))

@@ -37,25 +37,27 @@ def train(arguments: Namespace) -> None:
     from grpo_kit.episodes.environment import EpisodeError
     from grpo_kit.hooks.watch_run import StoppedByFlag
     from grpo_kit.loop.processes import Processes
-    from grpo_kit.record.files import COMMAND, next_run_folder
+    from grpo_kit.record.files import next_run_folder, run_settings
     from grpo_kit.rewards import RewardError
 
-    given, values = vars(arguments), settings_of(arguments.set)
+    given, values, resumed = vars(arguments), settings_of(arguments.set), arguments.resume is not None
+    options = {name: given[name] for name in OPTIONS if given[name] is not None}
+    values |= {} if arguments.tuning is None else {"tuning": arguments.tuning}
     folder = arguments.folder if arguments.resume in (None, True) else arguments.resume
-    options = {name: given[name] for name in (*OPTIONS, "tuning")}
-    if arguments.resume is None:
-        job = Job.asked(arguments.task, arguments.preset, values, **options)
-    elif folder is None or arguments.folder not in (None, folder):
+    if resumed and (folder is None or arguments.folder not in (None, folder)):
         raise ValueError("--resume needs one run folder: grpo-kit train --resume runs/mine")
+    if not resumed:
+        job = Job.asked(arguments.task, arguments.preset, values, **options)
     else:
-        job = Job.of_run(Path(folder), task=arguments.task)
-        job.change(values, preset=arguments.preset, **options)
+        job = Job.of_run(Path(folder), arguments.task, trains=True)
+        preset = {} if arguments.preset is None else {"preset": arguments.preset}
+        job.change(preset | options | values)
     processes = Processes(job.config.prompts_per_step, own_device())
     folder = processes.from_main(lambda: Path(folder or next_run_folder("runs", job.task.name)))
     try:
-        _whole(job, folder, processes, resumed=arguments.resume is not None)
+        _whole(job, folder, processes, resumed=resumed)
     except (KeyboardInterrupt, RewardError, EpisodeError, OSError) as error:
-        kept = (folder / COMMAND).is_file()
+        kept = run_settings(folder) is not None
         goes_on = f"To go on: grpo-kit train --resume {folder}" if kept else "Nothing was kept."
         said = str(error).partition("; train() ")[0].rstrip(".") or "Stopped while it was evaluated"
         stopped = isinstance(error, KeyboardInterrupt) and not isinstance(error, StoppedByFlag)
@@ -78,11 +80,9 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
     from grpo_kit.trackers import by_name
     from grpo_kit.watch.run_card import model_card
 
-    main, task, config = processes.is_main, job.task, job.config
-    hooks = [
-        by_name(name) for name in job.options["report_to"]
-    ]  # one that is missing is said before anything loads
-    processes.from_main(lambda: _check_folder(job, folder, resumed=resumed))
+    main, task, config, options = processes.is_main, job.task, job.config, job.options
+    hooks = [by_name(name) for name in options["report_to"]]  # before anything loads
+    processes.from_main(lambda: _check_folder(folder, config.steps, resumed=resumed))
     done, trained = processes.from_main(lambda: (steps_done(folder), (folder / MODEL).is_dir()))
     trained = trained and done >= config.steps
 
@@ -92,37 +92,41 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
 
     def evaluated(name: str) -> Evaluation:
         if not (folder / name).is_file():
-            evaluate(model, tokenizer, task, batch_size=job.config.eval_batch).save(folder / name)
+            evaluate(model, tokenizer, task, batch_size=config.eval_batch).save(folder / name)
         return Evaluation.load(folder / name)
 
     def lock() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         held.enter_context(alone(folder))
 
-    say(f"{job}\n{'Going on with' if done else 'Training into'} {folder}")
+    say(
+        f"{config.model} on {task.name}, {config.tuning}, {config.steps} steps of {config.prompts_per_step} x "
+        f"{config.group_size} completions, temperature {config.temperature!r}, seed {config.seed}; preset "
+        f"{config.preset} ({config.why('preset')})\n{'Going on with' if done else 'Training into'} {folder}"
+    )
     model, tokenizer = job.policy()
     with ExitStack() as held:
         processes.from_main(lock)
         if not trained:
-            rows, every = min(64, len(task.held_out)), job.options["held_out_every"]
+            rows, every = min(64, len(task.held_out)), options["held_out_every"]
             trainer = GRPOTrainer(
                 model, task, config, tokenizer=tokenizer, folder=folder, live=True if main else None, hooks=hooks,
                 held_out=HeldOut(task, rows=rows, every=every) if every else None,
-                keep=job.options["keep"], on_flag=job.options["on_flag"],
+                keep=options["keep"], on_flag=options["on_flag"],
             )  # fmt: skip
+            trainer.notes |= options
+            if not done:
+                trainer.open()  # from here on there is something to go on with
             if main and not done:
                 ready = readiness(
                     model, tokenizer, task, rows=task.train[: min(32, rows)], samples=config.group_size,
                     group_size=config.group_size, temperature=config.at(0).temperature, quiet=True,
                 )  # fmt: skip
                 say(f"{'GO' if ready.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {ready.reason}")
-                job.save(folder)  # from here on there is something to go on with
         before = processes.from_main(lambda: evaluated(BEFORE))
         say(f"Before: {before.sentence}")
         if not trained:
-            processes.from_main(
-                lambda: _set_aside(folder, MODEL, AFTER, RESULTS)
-            )  # of a shorter run, which goes on
+            processes.from_main(lambda: _set_aside(folder, MODEL, AFTER, RESULTS))  # of a shorter run
             trainer.train(resume=done > 0)
             processes.from_main(lambda: _keep(trainer, folder))
         elif not (folder / AFTER).is_file():
@@ -135,18 +139,20 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
     say(f"Ship it: grpo-kit export {folder} exports/{folder.name}")
 
 
-def _check_folder(job: Job, folder: Path, *, resumed: bool) -> None:
+def _check_folder(folder: Path, steps: int, *, resumed: bool) -> None:
     """Refuse a new run where there is one; of a run that was stopped in its first step set aside what it wrote."""
     from grpo_kit.loop.checkpoint import newest_whole
-    from grpo_kit.record.files import COMMAND, RUN, RunFolderError, holds_run, next_run_folder, steps_done
+    from grpo_kit.record.files import RUN, RunFolderError, holds_run, next_run_folder, steps_done
     from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
 
-    if not resumed and (holds_run(folder) or (folder / COMMAND).exists()):
+    if folder.is_file():
+        raise RunFolderError(f"--folder {folder} is a file; name a folder")
+    if not resumed and holds_run(folder):
         raise RunFolderError(
             f"{folder} holds a run already, and no run is overwritten: give --folder "
             f"{next_run_folder(folder.parent, folder.name)}, or go on with it: grpo-kit train --resume {folder}"
         )
-    if 0 < (done := steps_done(folder)) < job.config.steps and newest_whole(folder, digests=False) is None:
+    if 0 < (done := steps_done(folder)) < steps and newest_whole(folder, digests=False) is None:
         raise RunFolderError(
             f"{folder} kept no checkpoint of its {done} steps (--set save_steps=10) to go on from: begin a new one, "
             f"and if it has a model, from that: --set model={folder / MODEL}"

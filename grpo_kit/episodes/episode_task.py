@@ -39,6 +39,7 @@ class EpisodeTask:
     optimum: a policy that plays perfectly, if there is one.
     actions: all actions, for policies that read no observation: see blind. "ask {person}" is filled from the row by
     str.format(**row), so that such a policy may know the goal; double a brace that is not part of a field.
+    file: "path:name", where tasks.from_file found it.
     Raises ValueError naming the field that does not fit.
     """
 
@@ -53,6 +54,7 @@ class EpisodeTask:
     seconds: float | None = None
     optimum: Policy | None = None
     actions: tuple[str, ...] = ()
+    file: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.view, View):

@@ -186,7 +186,9 @@ def chat(
             sides["base"] = other
     elif name:
         sides = {name: sides["tuned"]}
-    limit = max_completion_tokens or brought.get("max_completion_tokens")
+    limit = max_completion_tokens
+    if limit is None:
+        limit = brought.get("max_completion_tokens")
     if limit is None:
         limit = task.max_completion_tokens if task is not None else 256
     if temperature is None:

@@ -128,8 +128,9 @@ class GRPOTrainer:
         self.guard.patient = self.processes.count > 1  # all stop together, between two steps
         self.log: RunLog | None = None
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
+        self.notes: dict[str, Any] = {}  # whatever you want run.json to hold besides
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
-        self._known, self._begun = self.config.values(), False
+        self._known, self._opened, self._begun = self.config.values(), False, False
         self._sample_state = self._state_of_sample()  # after the last step that is done
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
@@ -385,18 +386,26 @@ class GRPOTrainer:
         """The weights of this step: the config's, else the task's. Episodes have one reward: what was paid for them."""
         return list(self.config.reward_weights or getattr(self.task, "reward_weights", [1.0]))
 
+    def open(self, *, resume: bool = False) -> None:
+        """Write run.json: from here on the folder is this run's. train() does so where it was not done before.
+
+        Raises RunFolderError as train() does.
+        """
+        if self._opened:
+            return
+        settings = settings_of(
+            self.model, self.task, self.config, self.reward_weights, self.optimizer_name, self.sample
+        )
+        settings |= {"starts_from": self.starts_from, "notes": self.notes}
+        log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
+        self.log, self._opened = log if self.processes.is_main else None, True
+
     def _open(self, resume: bool, held: ExitStack) -> None:
         if self.processes.is_main and self.folder.is_dir():
             held.enter_context(alone(self.folder))
-        if not self._begun:
-            settings = settings_of(
-                self.model, self.task, self.config, self.reward_weights, self.optimizer_name, self.sample
-            )
-            settings |= {"starts_from": self.starts_from}
-            log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
-            self.log = log if self.processes.is_main else None
-            if self.processes.is_main:
-                held.enter_context(alone(self.folder))
+        self.open(resume=resume)
+        if not self._begun and self.processes.is_main:
+            held.enter_context(alone(self.folder))
         if resume and not self._begun or self._half_done:
             self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
         if not self._begun and self.processes.is_main:

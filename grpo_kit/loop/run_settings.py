@@ -11,6 +11,7 @@ from typing import Any
 from grpo_kit.loop.grpo_config import Config, as_json
 from grpo_kit.models.model_facts import hardware, model_name
 from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
+from grpo_kit.tasks.same_task import task_digest
 
 
 def settings_of(
@@ -20,7 +21,9 @@ def settings_of(
 
     reward_parts: each reward by name, then the parts of those that are sums. reward_ranges: what rewards and parts
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
-    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options.
+    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: the file that it was
+    read from, if any, and the digest of what the config makes of it: a command finds the task by these, or by the
+    config's name of it.
     """
     rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
     names = reward_names(rewards)
@@ -40,6 +43,7 @@ def settings_of(
         if is_dataclass(sample)
         else getattr(sample, "__name__", type(sample).__name__),
         "model": model_name(model),
+        "task": {"file": getattr(task, "file", None), "digest": _digest(task, config)},
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -47,3 +51,7 @@ def settings_of(
         "command": None if "ipykernel" in sys.modules else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
     }
+
+
+def _digest(task: Any, config: Config) -> str | None:
+    return task_digest(config.cut(task)) if is_dataclass(task) else None

@@ -21,7 +21,7 @@ _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
-class Recipe:
+class OptimizerChoice:
     """One optimizer.
 
     weights: dtype of the trained weights it is made for; float32 adapters suit all but flash-adamw.
@@ -39,21 +39,23 @@ class Recipe:
         return self.state_bytes - (2 if self.weights is _BFLOAT16 and itemsize == 4 else 0)
 
 
-OPTIMIZERS: dict[str, Recipe] = {
-    "adamw": Recipe(_FLOAT32, 8.0, False, "torch's AdamW: float32 weights and moments, the reference"),
-    "adamw-8bit": Recipe(
+OPTIMIZERS: dict[str, OptimizerChoice] = {
+    "adamw": OptimizerChoice(
+        _FLOAT32, 8.0, False, "torch's AdamW: float32 weights and moments, the reference"
+    ),
+    "adamw-8bit": OptimizerChoice(
         _FLOAT32,
         2.03,
         False,
         "bitsandbytes' AdamW8bit: float32 weights, 8-bit moments, one scale a 256 weights",
     ),
-    "adamw-8bit-split": Recipe(
+    "adamw-8bit-split": OptimizerChoice(
         _BFLOAT16,
         4.03,
         False,
         "the same update on bfloat16 weights whose other 16 bits the optimizer keeps: an exact float32 master",
     ),
-    "flash-adamw": Recipe(
+    "flash-adamw": OptimizerChoice(
         _BFLOAT16,
         4.13,
         True,

@@ -21,7 +21,6 @@ METRIC_COLUMNS: tuple[str, ...] = (
 _TABLE = "metrics.csv"  # of runs recorded before there were lines: benchmarks/results, tests/fixtures
 KEPT = "kept.json"  # names the step whose weights a run with keep="best" ended with
 RUN = "run.json"  # a run's settings: no library writes a file of this name
-COMMAND = "command.json"  # what `grpo-kit train` was asked: the run's task, preset, numbers and options
 REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
 
 
@@ -42,9 +41,17 @@ def steps_done(folder: str | Path) -> int:
 
 
 def run_settings(folder: str | Path) -> dict[str, Any] | None:
-    """The requested settings of a run, as RunLog.open keeps them; None if the folder has none."""
+    """The requested settings of a run, as RunLog.open keeps them; None if the folder has none.
+
+    Raises RunFolderError for a file that holds something else.
+    """
     path = Path(folder) / RUN
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
 
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ __all__ = lazy(
         "from_file": ["from_file"],
         "from_rows": ["from_rows"],
         "gsm8k": ["gsm8k"],
-        "interval_scheduling": ["interval_scheduling", "events"],
+        "interval_scheduling": ["interval_scheduling"],
         "largest": ["largest"],
         "reasoning_gym": ["from_reasoning_gym", "from_reasoning_gym_tries"],
         "science": ["science"],

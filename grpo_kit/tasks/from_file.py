@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import types
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_kit.episodes.episode_task import EpisodeTask
@@ -16,6 +17,7 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask
     """The task that a Python file has under a name: what stands there, or what a function of that name returns.
 
     The file is run. What it imports may stand beside it. What trains in it belongs under `if __name__ == "__main__":`.
+    Its field `file` says where it was found; a run folder keeps that.
     Raises ValueError, naming file and line, for a file that is not there, fails, or has no such task.
 
     >>> from_file("my_task.py")  # doctest: +SKIP
@@ -43,4 +45,4 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask
         raise ValueError(
             f"{path} {what}; write {name} = kit.tasks.from_rows(...) in it, or a function {name}() that returns a task"
         )
-    return found
+    return replace(found, file=f"{path}:{name}")

@@ -119,9 +119,6 @@ def interval_scheduling(
     )
 
 
-events = interval_scheduling  # its former name, for recipes and task files saved under that name
-
-
 class ScheduleShare(AnswerReward):
     """The share of the best schedule's worth that the answer's schedule has, in [0, 1].
 

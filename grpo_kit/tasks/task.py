@@ -54,6 +54,7 @@ class Task:
     write_answer: with a read_answer, (answer text, prefill) -> a completion with that answer; default: the text alone.
     cases: row -> the honest completion and the cheats that check_rewards tries; default: crafted_cases(row["answer"]).
     cheats: (row, honest case) -> more cheats, such as those that training on this task has found.
+    file: "path:name", where from_file found it, so that a run folder knows it again.
     Raises ValueError naming the field that does not fit.
     """
 
@@ -73,6 +74,7 @@ class Task:
     write_answer: Callable[[str, str], str] | None = None
     cases: Callable[[dict], list[Case]] | None = None
     cheats: Callable[[dict, Case], list[Case]] | None = None
+    file: str | None = None
 
     def __post_init__(self) -> None:
         if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()

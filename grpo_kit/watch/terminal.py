@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import COMMAND, has_metrics, run_settings
+from grpo_kit.record.files import has_metrics, run_settings
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
@@ -109,8 +109,14 @@ def where_it_is(folder: Path) -> tuple[str, bool]:
     what = f"Done after {step} steps." if done else f"Stopped after step {step}{of}."
     if going is False:
         what = f"Killed after step {step}{of}, or trained by another machine."
-    goes_on = f" To go on: grpo-kit train --resume {folder}" if (folder / COMMAND).is_file() else ""
+    goes_on = f" To go on: grpo-kit train --resume {folder}" if _says_its_task(folder) else ""
     return what + goes_on, True
+
+
+def _says_its_task(folder: Path) -> bool:
+    """Can `grpo-kit train --resume` find the task of the run?"""
+    settings = run_settings(folder) or {}
+    return bool(settings.get("task", {}).get("file") or settings.get("config", {}).get("task"))
 
 
 def _came_to(folder: Path) -> str:

@@ -89,7 +89,7 @@ def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys):
     assert main(["chat", "full", "Say 3 words", "--base"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     said = dict(line.split(": ", 1) for line in lines)
-    assert first == "full is the trained model."
+    assert first == "full is the trained model: full/model, trained from tiny-random on words."
     task = Job.of_run(Path("full")).task
     model, tokenizer = load_policy("full/model", quiet=True)
     expected = kit.chat(model, tokenizer, task=task).ask("Say 3 words")["tuned"]
@@ -105,20 +105,28 @@ def test_chat_asks_line_by_line(here, capsys, monkeypatch):
     assert "at most 2 tokens" in out and out.count("<answer>") == 1
 
 
-def test_a_notebooks_run_has_to_be_told_its_task(here, capsys, tmp_path):
+def test_a_notebooks_run_says_its_task_itself(here, capsys, tmp_path):
     cfg = kit.preset("smoke", steps=1)
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    short = kit.preset("smoke").make_task()
+    short = cfg.make_task()
     trainer = kit.GRPOTrainer(model, short, cfg, tokenizer=tokenizer, folder=tmp_path / "notebook", live=None)
     trainer.train()
     run = str(tmp_path / "notebook")
     assert main(["evaluate", run]) == 2
-    assert "give --task" in capsys.readouterr().err
-    assert main(["evaluate", run, "--task", "largest", "--preset", "smoke"]) == 2
     assert "no model and no checkpoint" in capsys.readouterr().err
     trainer.save_model(f"{run}/model")
-    assert main(["evaluate", run, "--task", "largest", "--preset", "smoke"]) == 0
+    assert main(["evaluate", run]) == 0
     assert "on largest" in capsys.readouterr().out
+    told = json.loads((tmp_path / "notebook" / "run.json").read_text())
+    told["config"]["task"] = None  # one that was made by hand
+    (tmp_path / "notebook" / "run.json").write_text(json.dumps(told))
+    assert main(["evaluate", run]) == 2
+    assert "does not say where its task is: give --task my_task.py" in capsys.readouterr().err
+    assert main(["evaluate", run, "--task", "largest"]) == 0
+    del told["notes"]
+    (tmp_path / "notebook" / "run.json").write_text(json.dumps(told))
+    assert main(["evaluate", run]) == 2
+    assert "a run of an older grpo_kit" in capsys.readouterr().err
 
 
 def test_a_half_trained_run_is_its_checkpoint(here, tmp_path, capsys):
@@ -156,8 +164,7 @@ def lines_of_steps(run):
 def copied(run, folder):
     """A folder that says of itself what the run's does; its rows."""
     folder.mkdir(exist_ok=True)
-    for name in ("run.json", "command.json"):
-        shutil.copy(run / name, folder / name)
+    shutil.copy(run / "run.json", folder / "run.json")
     return lines_of_steps(run)
 
 
@@ -216,7 +223,9 @@ def test_where_a_run_is_in_a_sentence(runs, tmp_path):
     (folder / GOING).write_bytes(MARK)
     assert where_it_is(folder)[0].startswith("Killed after step 2 of 4, or")
     (folder / GOING).unlink()
-    (folder / "command.json").unlink()  # a notebook's
+    settings = json.loads((folder / "run.json").read_text())
+    settings["task"]["file"] = None  # a task that a notebook made
+    (folder / "run.json").write_text(json.dumps(settings))
     with alone(folder):
         assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
     assert where_it_is(folder) == ("Stopped after step 2 of 4.", True)

@@ -16,6 +16,7 @@ from task_file import COOLING, TRAINED, written
 import grpo_kit
 from grpo_kit.__main__ import _COMMANDS, main
 from grpo_kit.commands.job import Job, settings_of
+from grpo_kit.loop import run_settings
 from grpo_kit.loop.grpo_config import FIELDS
 from grpo_kit.record.files import read_metrics, steps_done
 
@@ -106,6 +107,8 @@ def here(tmp_path, monkeypatch):
     written(tmp_path)
     (tmp_path / "empty.py").write_text("x = 1\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text("[1")
     return tmp_path
 
 
@@ -126,8 +129,8 @@ SMOKE = "train --preset smoke"
         (f"{SMOKE} --set group_size=1", "group_size=1 must be"),
         (f"{SMOKE} --set iterations=0", "iterations=0 must be"),
         (f"{SMOKE} --set group_size", "write it as NAME=VALUE"),
-        (f"{SMOKE} --set step=4", "kit.Config has no 'step'; the nearest is 'steps'"),
-        (f"{SMOKE} --set num_iterations=2", "the nearest is 'iterations'"),
+        (f"{SMOKE} --set step=4", "Config has no such field; did you mean 'steps'?"),
+        (f"{SMOKE} --set num_iterations=2", "did you mean 'iterations'?"),
         (f"{SMOKE} --set optimizer=rocket --folder x", "optimizer='rocket'"),
         (f"{SMOKE} --set model=./nowhere --folder x", "no such folder"),
         (f"{SMOKE} --rank 4 --folder x", "no effect with tuning='full'"),
@@ -144,6 +147,9 @@ SMOKE = "train --preset smoke"
         ("chat folder", "holds no config.json"),
         ("chat my_task.py --base", "--base is for run folders"),
         ("watch none", "none is no folder"),
+        ("train --preset smoke --folder my_task.py", "my_task.py is a file; name a folder"),
+        ("train --resume torn", "torn/run.json cannot be read"),
+        ("watch torn --once", "torn/run.json cannot be read"),
         ("watch folder --every 0", "every=0 above 0"),
     ],
 )  # fmt: skip
@@ -154,6 +160,13 @@ def test_wrong_use_is_one_line_and_2_and_leaves_nothing(words, said, here, capsy
     assert said in errors and errors.startswith(f"grpo-kit {words.split()[0]}: "), errors
     assert len(errors.strip().splitlines()) == 1
     assert {path.name for path in here.iterdir()} <= before | {"__pycache__"}
+
+
+@pytest.mark.parametrize("words", ["evaluate folder --rows -1", "readiness --samples 0", "chat x --tokens 0"])
+def test_a_count_below_1_is_refused_and_not_taken_for_none(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    assert stop.value.code == 2 and "must be a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_every_field_of_config_and_of_the_preset_is_a_setting():
@@ -167,7 +180,7 @@ def test_every_field_of_config_and_of_the_preset_is_a_setting():
     job = Job.asked(None, "smoke", settings_of(["held_out=4", "max_completion_tokens=5", "beta=0.1"]))
     assert len(job.task.held_out) == 4 and job.task.max_completion_tokens == 5 and job.config.beta == 0.1
     assert (
-        Job.asked(None, "smoke", {}, tuning="lora").config.learning_rate
+        Job.asked(None, "smoke", {"tuning": "lora"}).config.learning_rate
         == grpo_kit.preset("smoke", tuning="lora").learning_rate
     ), "the preset's, for adapters"
 
@@ -175,9 +188,12 @@ def test_every_field_of_config_and_of_the_preset_is_a_setting():
 @pytest.mark.parametrize("preset, task", [("t4", None), ("gpu24", None), ("cpu", "countdown")])
 def test_what_a_folder_keeps_makes_the_same_job(preset, task, tmp_path):
     job = Job.asked(
-        task, preset, settings_of(["temperature=linear(1.2, 0.8)", "seed=3"]), tuning="lora", rank=4
+        task, preset, settings_of(["temperature=linear(1.2, 0.8)", "seed=3", "tuning=lora"]), rank=4
     )
-    job.save(tmp_path)
+    model, _ = grpo_kit.load_policy("tiny-random", quiet=True)
+    config = job.config.with_task(job.task)
+    kept = run_settings.settings_of(model, job.task, config, [1.0], "adamw", None) | {"notes": job.options}
+    (tmp_path / "run.json").write_text(json.dumps(kept))
     found = Job.of_run(tmp_path)
     assert found.config.values() == job.config.values() and found.options == job.options
     assert found.task.train == job.task.train
@@ -204,9 +220,9 @@ def test_a_run_is_not_trained_twice_and_its_options_are_kept(here, capsys):
     assert read_metrics("runs/words")["step"].tolist() == [1], "no look at held-out rows"
     before = {path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()}
     for more, said in (
-        ("--tuning full", "--tuning"),
-        ("--set seed=2", "--set seed"),
-        ("--set model=x", "--set model"),
+        ("--tuning full", "tuning='full'"),
+        ("--set seed=2", "seed=2"),
+        ("--set model=x", "model='x'"),
     ):
         assert main(["train", "--resume", "runs/words", *more.split()]) == 2
         assert (

@@ -327,10 +327,3 @@ def test_no_cheat_of_any_row_earns_as_much_as_the_best(listed):
     right = " ".join("ABCDEFGH"[place] for place in best_schedule(listed).picked)
     honest = _honest({"events": listed, "answer": right})
     check_rewards(ScheduleShare(), [honest, *ScheduleShare().cheats(honest)])
-
-
-def test_its_former_name_gives_the_same_task():
-    import grpo_kit as kit
-
-    task = kit.tasks.events(n_train=8, n_held_out=8)  # a task file of before says so
-    assert task.name == "interval_scheduling" and kit.preset("smoke", task="events").task == task.name

@@ -9,6 +9,7 @@ from grpo_kit.commands.job import Job
 from grpo_kit.episodes import grid
 from grpo_kit.evaluation.sample_cache import _settings
 from grpo_kit.lab import arm as lab
+from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models import load_policy
 from grpo_kit.tasks import largest
 from grpo_kit.tasks.same_task import content_digest, task_digest
@@ -67,10 +68,12 @@ def test_other_rows_are_another_task():
 
 def test_a_run_folder_takes_its_task_and_no_other(tmp_path):
     job = Job.asked("largest", "smoke", {"task_options": {"n_train": 4, "n_held_out": 2}})
-    job.save(tmp_path)
-    text = (tmp_path / "command.json").read_text()
-    assert f'"digest": "{task_digest(job.task)}"' in text and task_digest(small()) in text
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    trainer = GRPOTrainer(model, job.task, job.config, tokenizer=tokenizer, folder=tmp_path)
+    trainer.open()
+    text = (tmp_path / "run.json").read_text()
+    assert f'"digest": "{task_digest(job.task)}"' in text
     assert Job.of_run(tmp_path).task.train == small().train
-    (tmp_path / "command.json").write_text(text.replace('"n_train": 4', '"n_train": 5'))
+    (tmp_path / "run.json").write_text(text.replace('"n_train": 4', '"n_train": 5'))
     with pytest.raises(ValueError, match="is not the one that .* was begun with"):
         Job.of_run(tmp_path)

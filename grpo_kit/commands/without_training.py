@@ -1,12 +1,16 @@
-"""The commands on what is there, a run or a model. The docstrings are their help."""
+"""The commands that train nothing: watch, evaluate, readiness, chat, export. The docstrings are their help."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_kit.commands import CommandEnds
 from grpo_kit.commands.train import AFTER, BEFORE, MODEL
+
+if TYPE_CHECKING:
+    from grpo_kit.commands.job import Job
 
 
 def watch(arguments: Namespace) -> None:
@@ -27,16 +31,12 @@ def evaluate(arguments: Namespace) -> None:
     examples:
       grpo-kit evaluate runs/mine                     both asked the same questions greedily
       grpo-kit evaluate runs/mine --samples 8         pass@k besides
-      grpo-kit evaluate runs/05_train_full --task largest --preset cpu
-                                                      a notebook's run does not say its task
+      grpo-kit evaluate runs/05 --task my_task.py     where the run does not say its task, or the file has moved
     """
-    from grpo_kit.commands.job import Job, model_in
     from grpo_kit.evaluation import accuracy
     from grpo_kit.evaluation.comparison import compare
 
-    job = Job.of_run(Path(arguments.run), task=arguments.task, preset=arguments.preset)
-    place, what = model_in(Path(arguments.run))
-    print(f"{job.config.model} -> {place} ({what}), on {job.task.name}:", flush=True)
+    job, place = _trained(arguments.run, arguments.task)
     rows, samples = job.task.held_out[: arguments.rows], arguments.samples
     how = {"rows": rows, "samples": samples, "batch_size": job.config.eval_batch}
     if samples > 0:
@@ -84,20 +84,18 @@ def chat(arguments: Namespace) -> None:
       grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
       grpo-kit chat smollm2-135m-instruct --task largest
     """
-    from grpo_kit.commands.job import Job, model_in
+    from grpo_kit.commands.job import Job
     from grpo_kit.exports.chat import chat
-    from grpo_kit.record.files import COMMAND, has_metrics
+    from grpo_kit.record.files import has_metrics, run_settings
 
-    model, task, base, folder = (arguments.model,), None, None, Path(arguments.model)
-    if (folder / COMMAND).is_file() or has_metrics(folder):
-        job = Job.of_run(folder, task=arguments.task, preset=arguments.preset)
-        place, what = model_in(folder)
-        print(f"{folder} is {what}.", flush=True)
+    model, task, base = (arguments.model,), None, None
+    if run_settings(arguments.model) is not None or has_metrics(arguments.model):
+        job, place = _trained(arguments.model, arguments.task)
         model, task, base = job.policy(place), job.task, job.policy()[0] if arguments.base else None
     elif arguments.base:
         raise ValueError("--base is for run folders: of others the base is not known")
     elif arguments.task is not None:
-        task = Job.asked(arguments.task, arguments.preset, {}).task
+        task = Job.asked(arguments.task, None, {}).task
     talk = chat(
         *model, task=task, base=base, temperature=arguments.temperature, max_completion_tokens=arguments.tokens,
         seed=arguments.seed,
@@ -119,16 +117,14 @@ def export(arguments: Namespace) -> None:
     It is read back in a fresh process and answers the held-out questions beside the trained model. An export that is
     not the trained model is refused (exit code 1), and left with its report.
     """
-    from grpo_kit.commands.job import Job, model_in
     from grpo_kit.evaluation.accuracy import Evaluation
     from grpo_kit.evaluation.comparison import compare
     from grpo_kit.exports import ExportError, export
+    from grpo_kit.record.files import read_metrics
 
-    run = Path(arguments.run)
-    job = Job.of_run(run, task=arguments.task, preset=arguments.preset)
-    place, what = model_in(run)
-    print(f"{run} is {what}.", flush=True)
-    sides, last = [run / name for name in (BEFORE, AFTER)], job.config.at(job.config.steps - 1).temperature
+    job, place = _trained(arguments.run, arguments.task)
+    run, last = Path(arguments.run), float(read_metrics(arguments.run)["temperature"].dropna().iloc[-1])
+    sides = [run / name for name in (BEFORE, AFTER)]
     measured = place.name == MODEL and all(path.is_file() for path in sides)
     try:
         made = export(
@@ -140,3 +136,12 @@ def export(arguments: Namespace) -> None:
     except ExportError as error:
         raise CommandEnds(str(error)) from error
     print(f"{made}\nTry it: grpo-kit chat {arguments.folder}")
+
+
+def _trained(run: str, task: str | None) -> tuple[Job, Path]:
+    """A run's job, and the place of its model, after a line that says which model it is."""
+    from grpo_kit.commands.job import Job, model_in
+
+    job, (place, what) = Job.of_run(Path(run), task), model_in(Path(run))
+    print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
+    return job, place
