@@ -187,7 +187,7 @@ def test_what_is_missing_is_named_with_the_pip_line_that_brings_it(core, tmp_pat
     script = """
         import json, sys, torch
         import grpo_kit as kit
-        from grpo_kit.models import _four_bit
+        from grpo_kit.models.loading import _four_bit
         from grpo_kit.optim.choose import choose_optimizer
         model = torch.nn.Linear(2, 2)
         said = {}

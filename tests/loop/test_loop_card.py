@@ -23,7 +23,8 @@ from grpo_kit.rollout import RolloutEngine
 def untried(monkeypatch, tmp_path):
     """This machine, as if it were a card that nobody has tried."""
     monkeypatch.setattr(cuda, "may_fail", lambda device: True)
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    # Only what is found is kept apart: in a cache of its own, the tiny model's tokenizer would be converted anew.
+    monkeypatch.setattr("grpo_kit.engine.check_card.cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / FILE
 
 
