@@ -1,6 +1,7 @@
 """The site: every page, notebook and public name is in it, and a broken link ends the build."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import json
@@ -13,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import griffe
 import pytest
 import yaml
 from test_house import ROOMS
@@ -295,3 +297,17 @@ def test_what_is_broken_ends_the_build(built, tmp_path):
         "- docs/stray.md", "nowhere: 99.ipynb", "nowhere: 05_train_full.html#nowhere",
     ):  # fmt: skip
         assert broken in warned
+
+
+def test_fields_of_config_are_read_by_default_and_unit():
+    """Not by the private call that makes a field."""
+    extension = griffe.load_extensions(docstrings.Docstrings)
+    loaded = griffe.load("grpo_kit", search_paths=[str(ROOT)], allow_inspection=False, extensions=extension)
+    config = loaded["loop.grpo_config.Config"]
+    defaults = {p.name: str(p.default) for p in config.parameters if p.name != "self"}
+    assert set(defaults) == {field.name for field in dataclasses.fields(kit.Config)}
+    assert defaults["steps"] == "100" and defaults["task_options"] == "{}"
+    for field in (one for one in dataclasses.fields(kit.Config) if one.metadata):
+        assert "(" not in defaults[field.name], field.name
+        row = f"| `{field.name}` | `{defaults[field.name]}` | {docstrings.prose(field.metadata['unit'])} |"
+        assert f"{row} {'yes' if field.metadata['changes'] else ''} |" in config.docstring.value

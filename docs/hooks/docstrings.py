@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import re
@@ -14,12 +15,35 @@ FITS = 110  # columns of a full line
 COLUMNS = re.compile(r"^\s{3,}|\S {2,}\S")
 
 
+FIELD = "_number"  # of kit.Config: _number(default, unit, changes=whether it may change while a run trains)
+
+
 class Docstrings(griffe.Extension):
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: object) -> None:
+        """A field of Config is shown by its default; what else it says of itself is kept for the table below."""
+        call = attr.value
+        if isinstance(call, griffe.ExprCall) and str(call.function) == FIELD:
+            default, unit, *changes = map(str, call.arguments)
+            attr.extra["docstrings"]["field"] = ast.literal_eval(unit), bool(changes)
+            attr.value = "{}" if default == "dict" else default
+
     def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
         if obj.docstring:
             names = [p.name for p in obj.parameters] if obj.is_function or obj.is_class else []
             names += list(obj.members) if obj.is_class else []
             obj.docstring.value = to_markdown(obj.docstring.value, names)
+            if obj.is_class and (fields := fields_of(obj)):
+                obj.docstring.value += f"\n\n{fields}"
+
+
+def fields_of(config: griffe.Class) -> str:
+    """A table of fields: default, unit, whether a run that trains may change it; "" if there are none."""
+    rows = ["| field | default | what it counts | may change while it trains |", "|---|---|---|---|"]
+    for name, attr in config.members.items():
+        if found := attr.extra["docstrings"].get("field") if attr.is_attribute else None:
+            unit, changes = found
+            rows.append(f"| `{name}` | `{attr.value}` | {prose(unit)} | {'yes' if changes else ''} |")
+    return "\n".join(rows) if len(rows) > 2 else ""
 
 
 def to_markdown(text: str, names: Sequence[str] = ()) -> str:

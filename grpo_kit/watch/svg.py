@@ -87,9 +87,11 @@ def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = T
     for n, (line, colour) in enumerate(below, 1):
         drawn.append(f'<text x="{_LEFT}" y="{at + _LINE * n}" fill="{colour}">{html.escape(line)}</text>')
     height = at + _LINE * max(1, len(below)) + 34
+    # JupyterLab shows it as an <img> of its own width: in pixels, it would be cut off where the page is narrower.
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH // 2}" '
-        f'style="display:block;max-width:100%;height:auto" font-family="sans-serif" font-size="22" fill="{GREY}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" '
+        f'style="display:block;max-width:{WIDTH // 2}px;height:auto" '
+        f'font-family="sans-serif" font-size="22" fill="{GREY}">'
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fff"/>{"".join(drawn)}</svg>'
     )
 

@@ -175,6 +175,13 @@ def test_flags_and_changes_are_told_in_a_line_each_and_the_panels_keep_their_siz
     ]
 
 
+def test_it_is_as_wide_as_what_it_stands_in():
+    """JupyterLab's <img> takes a width in pixels for its own, and cuts it off on a narrower page."""
+    page = tree(rows(3))
+    assert page.get("width") == "100%" and page.get("height") is None
+    assert f"max-width:{WIDTH // 2}px" in page.get("style")
+
+
 def test_while_it_trains_the_last_changes_have_one_line_and_the_height_stays():
     page = tree(rows(20), flags=FLAGS, changes=CHANGES, told=False)
     assert words(page)[-1] == "a from step 6: learning_rate 2e-05 → 1e-05 · b from step 9: beta 0 → <b>"
