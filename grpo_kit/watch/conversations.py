@@ -30,21 +30,11 @@ _OF_TURNS = {*_EPISODE, "turn", "observation", "result", "turn_reward", "invalid
 _WROTE = f"border-left:3px solid {COLOURS[0]};margin:2px 0 0 4px;padding-left:18px"
 _NOTE = "font-size:11px;white-space:nowrap;margin-left:4px;"  # behind a completion, and distinct from it
 _MARKS = {"invalid": _NOTE + BADGE, "cut off": _NOTE + "border:1px solid;padding:0 5px;border-radius:3px"}
-_NO_CASE = (
-    "An episode is no case for check_rewards: its environment rewarded it, and no reward function can judge it again. "
-    "What it was paid for wrongly is mended in the environment's step()."
-)
 
 
 def has_episodes(table: pd.DataFrame) -> bool:
     """Are the rows turns of episodes, as a run of episodes records them?"""
     return set(table) >= _OF_TURNS and bool(table["episode"].notna().any())
-
-
-def refuse_case(table: pd.DataFrame) -> None:
-    """Raises ValueError if the rows are turns: no reward function can judge them."""
-    if has_episodes(table):
-        raise ValueError(_NO_CASE)
 
 
 def whole(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
