@@ -11,7 +11,7 @@ import pandas as pd
 from grpo_kit.display import escape, in_notebook, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
 from grpo_kit.record.run_lock import is_locked
-from grpo_kit.watch.completions import completions_html, group_html, numbered, reward_columns
+from grpo_kit.watch.completions import completions_html, numbered, reward_columns
 from grpo_kit.watch.conversations import (
     conversations_html,
     first_episodes,
@@ -149,8 +149,6 @@ class CompletionBrowser:
             )
             part = f"step {step}" if group is None else f"group {group} of step {step}"
             return f"No {what} of {part} holds <b>{escape(text)}</b>. {where}"
-        if group is not None and not episodes:
-            return group_html(found, colours=self.colours.value)
         shown, count = first_episodes(found, _MOST) if episodes else (found.head(_MOST), len(found))
         page = (conversations_html if episodes else completions_html)(shown, colours=self.colours.value)
         return page + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (count > _MOST)

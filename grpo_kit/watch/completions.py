@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,8 +16,6 @@ _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 _PAGE = (
     "line-height:1.4;font-size:13px;overflow-wrap:break-word;text-align:left;max-width:100%;overflow-x:auto;"
 )
-_CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;white-space:normal;line-height:1.4;"
-_NUMBER = _CELL + "font-variant-numeric:tabular-nums;"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 PALE = "opacity:.65;"
 _EMPTY = f'<span style="{PALE}">(nothing)</span>'
@@ -49,41 +47,34 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
 def completions_html(table: pd.DataFrame, *, colours: bool = False) -> str:
     """The completions of a table from read_completions, in its order, groups together; everything escaped.
 
-    Each group is headed by its question and, if the rows have `answer`, the reference answer. A row has its number, its
-    scores and the response: the first lines, and the rest at a click.
+    Each group is headed by its question and, if the rows have `answer`, the reference answer. A card has a completion's
+    number, its scores and the response: the first lines, and the rest at a click.
     colours: each token by its log-probability, if the rows have `tokens` and `logprobs`.
     """
-    scores = _scores(table)
-    heads = ["", *(name.removeprefix("reward/") for name in scores), "response"]
-    head = "".join(f'<th style="{_CELL}border-bottom:1px solid #999">{escape(name)}</th>' for name in heads)
-    body = []
-    for rows in groups_of(table):
-        over = f'<td colspan="{len(heads)}" style="{_CELL}padding-top:10px">{question_html(rows[0])}</td>'
-        body.append(f'<tr style="background:none">{over}</tr>')
-        for row in rows:
-            cells = [f'<td style="{_CELL}white-space:nowrap;{PALE}">{_label(row)}</td>']
-            cells += [f'<td style="{_NUMBER}">{score_text(row[name], name)}</td>' for name in scores]
-            cells.append(f'<td style="{_CELL}width:70%">{response_html(row, colours)}</td>')
-            body.append(f'<tr style="background:none">{"".join(cells)}</tr>')
-    style = "table-layout:auto;border-collapse:collapse;width:100%;margin:0"
-    return in_page(
-        f'<table style="{style}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>',
-        legend=colours,
-    )
+    scores = [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
+
+    def card(row: dict) -> str:
+        label = row.get("pick", row.get("number", ""))
+        words = " ".join(score_html(n.removeprefix("reward/"), score_text(row[n], n)) for n in scores)
+        return card_html(f'<span style="{PALE}">{escape(label)}</span> {words}', response_html(row, colours))
+
+    return groups_html(table, lambda rows: map(card, rows), colours=colours)
 
 
-def group_html(table: pd.DataFrame, *, colours: bool = False) -> str:
-    """The completions of one prompt side by side, each under its scores; the question and the answer once."""
-    cards, rows = [], table.to_dict("records")
-    for row in rows:
-        scores = " ".join(
-            f'<span style="white-space:nowrap">{escape(name.removeprefix("reward/"))} '
-            f"<b>{score_text(row[name], name)}</b></span>"
-            for name in _scores(table)
-        )
-        head = f'<span style="{PALE}">{_label(row)}</span> {scores}'
-        cards.append(card_html(head, response_html(row, colours)))
-    return in_page(question_html(rows[0]) + cards_html(cards), legend=colours)
+def groups_html(
+    table: pd.DataFrame, cards_of: Callable[[list[dict]], Iterable[str]], *, colours: bool
+) -> str:
+    """A page: each group's question, the whole prompt a click away, over its cards, as many side by side as fit."""
+    parts = [
+        question_html(min(rows, key=lambda row: row.get("turn", 0))) + cards_html(cards_of(rows))
+        for rows in _groups_of(table)
+    ]
+    return _in_page("".join(parts), legend=colours)
+
+
+def score_html(name: str, value: str, look: str = "white-space:nowrap") -> str:
+    """A score's name and value."""
+    return f'<span style="{look}">{escape(name)} <b>{value}</b></span>'
 
 
 def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
@@ -93,7 +84,7 @@ def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]
         card_html(f"<b>{escape(who)}</b>", folded([text]) if text else _EMPTY, colour=colour)
         for (who, text), colour in zip(texts.items(), colours_of(list(texts)).values(), strict=True)
     ]
-    return in_page(question_html(row, name) + cards_html(cards), legend=False)
+    return _in_page(question_html(row, name) + cards_html(cards), legend=False)
 
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
@@ -107,16 +98,12 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
     return str(row[name]) if there(row.get(name)) else ""
 
 
-def in_page(inside: str, *, legend: bool) -> str:
+def _in_page(inside: str, *, legend: bool) -> str:
     """The frame of every page; legend: what the colours of tokens mean."""
     return f'<div style="{_PAGE}">{_ONCE_OPEN}{_legend() if legend else ""}{inside}</div>'
 
 
-def _scores(table: pd.DataFrame) -> list[str]:
-    return [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
-
-
-def groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
+def _groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
     """The rows of each group together, groups in the order of their first row."""
     found: dict[Any, list[dict]] = {}
     for row in table.to_dict("records"):
@@ -125,20 +112,13 @@ def groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
     yield from found.values()
 
 
-def _label(row: dict) -> str:
-    words = [str(row["pick"])] if "pick" in row else []
-    if "number" in row and not words:
-        words.append(str(row["number"]))
-    return "<br>".join(map(escape, words))
-
-
 def card_html(head: str, body: str, *, colour: str = COLOURS[0]) -> str:
     """One of several texts that stand side by side, under its scores; colour: of the line above."""
-    look = f"flex:1 1 240px;max-width:420px;border-top:3px solid {colour};padding:4px 0 4px 18px"
+    look = f"flex:1 1 240px;max-width:560px;border-top:3px solid {colour};padding:4px 0 4px 18px"
     return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
 
 
-def cards_html(cards: Sequence[str]) -> str:
+def cards_html(cards: Iterable[str]) -> str:
     """As many side by side as fit."""
     return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
 

@@ -11,15 +11,13 @@ from grpo_kit.display import BADGE, COLOURS
 from grpo_kit.watch.completions import (
     PALE,
     card_html,
-    cards_html,
     completions_html,
     folded,
-    groups_of,
-    in_page,
+    groups_html,
     pick_three,
-    question_html,
     question_of,
     response_html,
+    score_html,
     score_text,
     text_of,
     there,
@@ -112,11 +110,9 @@ def conversations_html(table: pd.DataFrame, *, colours: bool = False) -> str:
     Each group is headed by its first turn's message, the whole prompt a click away. A card has an episode's scores and
     length, then its turns: the observation, and behind a line the completion. colours: as in completions_html.
     """
-    parts = []
-    for rows in groups_of(table):
-        cards = [_card(turns, colours) for turns in _episodes(rows)]
-        parts.append(question_html(min(rows, key=lambda row: row["turn"])) + cards_html(cards))
-    return in_page("".join(parts), legend=colours)
+    return groups_html(
+        table, lambda rows: (_card(turns, colours) for turns in _episodes(rows)), colours=colours
+    )
 
 
 def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
@@ -127,13 +123,13 @@ def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
 
 
 def _card(turns: Sequence[dict], colours: bool) -> str:
-    scores = " ".join(_score(name, value) for name, value in _scores(turns))
+    scores = " ".join(score_html(name, value) for name, value in _scores(turns))
     length = f'<span style="{PALE}white-space:nowrap">{_length(turns)}</span>'
     body = []
     for row in turns:
         number = f"{int(row['turn'])} "
         notes = [f'<span style="{_MARKS[mark]}">{mark}</span>' for mark in _marks(row)]
-        notes += [_score(name, value, _NOTE) for name, value in _turn_scores(row, turns)]
+        notes += [score_html(name, value, _NOTE) for name, value in _turn_scores(row, turns)]
         body.append(_read(text_of(row, "observation"), number))
         body.append(f'<div style="{_WROTE}">{" ".join([response_html(row, colours), *notes])}</div>')
     if result := text_of(turns[-1], "result"):
@@ -144,10 +140,6 @@ def _card(turns: Sequence[dict], colours: bool) -> str:
 def _read(text: str, number: str = "") -> str:
     """The observation, paler than the model's text."""
     return f'<div style="margin-top:6px">{folded([text or "(nothing)"], before=number, look=PALE)}</div>'
-
-
-def _score(name: str, value: str, look: str = "white-space:nowrap") -> str:
-    return f'<span style="{look}">{name} <b>{value}</b></span>'
 
 
 def _name(turns: Sequence[Mapping[str, Any]]) -> str:
