@@ -65,11 +65,10 @@ class CompletionBrowser:
         self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", style=wide, layout=narrow)
         self.text = w.Text(placeholder="text to find", continuous_update=False, layout=narrow)
         self.group = w.Dropdown(options=[(ALL, ALL)], description="group", style=wide, layout=narrow)
-        self.colours = w.Checkbox(description="colour tokens by log-probability", indent=False)
         self.follow = w.Checkbox(description="follow the run", indent=False, layout=narrow)
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
         self.view = w.HTML()
-        controls = [self.step, self.group, self.sort, self.text, self.button, self.follow, self.colours]
+        controls = [self.step, self.group, self.sort, self.text, self.button, self.follow]
         for control in controls:
             _answer_while_busy(control)
             if control not in (self.button, self.follow):
@@ -102,8 +101,6 @@ class CompletionBrowser:
                 sortable = [AS_WRITTEN, *scores, *more]
                 if list(self.sort.options) != sortable:
                     self.sort.options = sortable
-                has_tokens = {"tokens", "logprobs"} <= set(table)
-                self.colours.layout.display = None if has_tokens else "none"
             self._show()
 
     def close(self) -> None:
@@ -150,7 +147,7 @@ class CompletionBrowser:
             part = f"step {step}" if group is None else f"group {group} of step {step}"
             return f"No {what} of {part} holds <b>{escape(text)}</b>. {where}"
         shown, count = first_episodes(found, _MOST) if episodes else (found.head(_MOST), len(found))
-        page = (conversations_html if episodes else completions_html)(shown, colours=self.colours.value)
+        page = (conversations_html if episodes else completions_html)(shown)
         return page + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (count > _MOST)
 
     def _repr_mimebundle_(self, **options: Any) -> dict:

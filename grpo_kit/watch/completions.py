@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -44,32 +44,29 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(pick=[places[place] for place in sorted(places)])
 
 
-def completions_html(table: pd.DataFrame, *, colours: bool = False) -> str:
+def completions_html(table: pd.DataFrame) -> str:
     """The completions of a table from read_completions, in its order, groups together; everything escaped.
 
     Each group is headed by its question and, if the rows have `answer`, the reference answer. A card has a completion's
     number, its scores and the response: the first lines, and the rest at a click.
-    colours: each token by its log-probability, if the rows have `tokens` and `logprobs`.
     """
     scores = [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
 
     def card(row: dict) -> str:
         label = row.get("pick", row.get("number", ""))
         words = " ".join(score_html(n.removeprefix("reward/"), score_text(row[n], n)) for n in scores)
-        return card_html(f'<span style="{PALE}">{escape(label)}</span> {words}', response_html(row, colours))
+        return card_html(f'<span style="{PALE}">{escape(label)}</span> {words}', response_html(row))
 
-    return groups_html(table, lambda rows: map(card, rows), colours=colours)
+    return groups_html(table, lambda rows: map(card, rows))
 
 
-def groups_html(
-    table: pd.DataFrame, cards_of: Callable[[list[dict]], Iterable[str]], *, colours: bool
-) -> str:
+def groups_html(table: pd.DataFrame, cards_of: Callable[[list[dict]], Iterable[str]]) -> str:
     """A page: each group's question, the whole prompt a click away, over its cards, as many side by side as fit."""
     parts = [
         question_html(min(rows, key=lambda row: row.get("turn", 0))) + cards_html(cards_of(rows))
         for rows in _groups_of(table)
     ]
-    return _in_page("".join(parts), legend=colours)
+    return _in_page("".join(parts))
 
 
 def score_html(name: str, value: str, look: str = "white-space:nowrap") -> str:
@@ -81,10 +78,10 @@ def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]
     """One question with its answer, and several responses to it side by side, each under its author's name."""
     row = {"prompt": question, "answer": answer}
     cards = [
-        card_html(f"<b>{escape(who)}</b>", folded([text]) if text else _EMPTY, colour=colour)
+        card_html(f"<b>{escape(who)}</b>", folded(text) if text else _EMPTY, colour=colour)
         for (who, text), colour in zip(texts.items(), colours_of(list(texts)).values(), strict=True)
     ]
-    return _in_page(question_html(row, name) + cards_html(cards), legend=False)
+    return _in_page(question_html(row, name) + cards_html(cards))
 
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
@@ -98,9 +95,9 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
     return str(row[name]) if there(row.get(name)) else ""
 
 
-def _in_page(inside: str, *, legend: bool) -> str:
-    """The frame of every page; legend: what the colours of tokens mean."""
-    return f'<div style="{_PAGE}">{_ONCE_OPEN}{_legend() if legend else ""}{inside}</div>'
+def _in_page(inside: str) -> str:
+    """The frame of every page."""
+    return f'<div style="{_PAGE}">{_ONCE_OPEN}{inside}</div>'
 
 
 def _groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
@@ -135,7 +132,7 @@ def question_html(row: dict, name: str = "") -> str:
     prompt, question = text_of(row, "prompt").removesuffix(text_of(row, "prefill")), question_of(row)
     name = name or (f"group {int(row['group'])}" if there(row.get("group")) else "question")
     name = f'<span style="{PALE}font-weight:400">{escape(name)}</span> '
-    html = folded([question], before=name, look="font-weight:600;")
+    html = folded(question, before=name, look="font-weight:600;")
     if len(prompt.strip()) > len(question):
         long = html.startswith("<details")  # a long question: the prompt has a line of its own
         line = f'<span style="{PALE}">the whole prompt</span>' if long else html
@@ -143,70 +140,33 @@ def question_html(row: dict, name: str = "") -> str:
         html = html * long + f'<details><summary style="cursor:pointer">{line}</summary>{whole}</details>'
     if there(row.get("answer")):
         answer = str(row["answer"])
-        html += (
-            f'<div><span style="{PALE}">answer</span> <span style="{_TEXT}">{folded([answer])}</span></div>'
-        )
+        html += f'<div><span style="{PALE}">answer</span> <span style="{_TEXT}">{folded(answer)}</span></div>'
     return html
 
 
-def response_html(row: dict, colours: bool) -> str:
+def response_html(row: dict) -> str:
     """The model's text, behind the prefill."""
     prefill = f'<span style="{PALE}">{escape(row.get("prefill"), 10_000)}</span>'
-    tokens, logprobs = row.get("tokens"), row.get("logprobs")
     completion = text_of(row, "completion")
-    if not completion:
-        return f"{prefill}{_EMPTY}"
-    if colours and there(tokens) and there(logprobs) and len(tokens) == len(logprobs):
-        return folded(list(tokens), list(logprobs), before=prefill)
-    return folded([completion], before=prefill)
+    return folded(completion, before=prefill) if completion else f"{prefill}{_EMPTY}"
 
 
-def folded(
-    pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, before: str = "", look: str = ""
-) -> str:
-    """The pieces as one text: its first lines, the rest behind a click. logprobs: one a piece, shown as its colour."""
-    text = "".join(pieces)
+def folded(text: str, *, before: str = "", look: str = "") -> str:
+    """A text: its first lines, the rest behind a click. before: HTML in front of it."""
     lines = [place for place, letter in enumerate(text) if letter == "\n"]
     end = min(_VISIBLE, lines[_LINES - 1] if len(lines) >= _LINES else _VISIBLE)
     end = max(text.rfind(" ", end // 2, end + 1), text.rfind("\n", end // 2, end + 1), 0) or end
     if len(text) <= end + 60 and len(lines) <= _LINES + 1:  # a click for a word gains nothing
         end = len(text)
-    on = end + (text[end : end + 1] == "\n")  # the rest begins a line of its own anyway
-    shown, rest, place = [], [], 0
-    for number, piece in enumerate(pieces):
-        for part, side in ((piece[: max(end - place, 0)], shown), (piece[max(on - place, 0) :], rest)):
-            if part:
-                safe = escape(part, len(part))
-                side.append(safe if logprobs is None else _coloured(safe, logprobs[number]))
-        place += len(piece)
-    first = f'<span style="{_TEXT}{look}">{before}{"".join(shown)}</span>'
+    first = f'<span style="{_TEXT}{look}">{before}{escape(text[:end], end)}</span>'
+    rest = text[end:].removeprefix("\n")  # which begins a line of its own anyway
     if not rest:
         return first
     words = f"… {len(text) - end:,} characters more"
     more = f' <span class="kit-more" style="{PALE}text-decoration:underline">{words}</span>'
     return (
         f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{more}</summary>'
-        f'<span style="{_TEXT}{look}">{"".join(rest)}</span></details>'
-    )
-
-
-def _coloured(safe: str, logprob: float | None) -> str:
-    """A token on the colour of its log-probability: none at certainty, full at 1 in 1000 or less."""
-    if not there(logprob):
-        return safe
-    strength = 0.55 * min(1.0, max(0.0, -float(logprob)) / math.log(1000))
-    look = f' style="background:rgba(213,94,0,{strength:.2f})"' if strength >= 0.005 else ""
-    return f'<span title="log-probability {logprob:.2f}, {math.exp(logprob):.1%}"{look}>{safe}</span>'
-
-
-def _legend() -> str:
-    samples = " ".join(
-        _coloured(f"&nbsp;{words}&nbsp;", math.log(p))
-        for p, words in ((0.5, "50 %"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 % or less"))
-    )
-    return (
-        f'<div style="margin-bottom:4px"><span style="{PALE}">Colour: how probable the token was when it was drawn. '
-        f'None: certain;</span> {samples} <span style="{PALE}">Point at one for its log-probability.</span></div>'
+        f'<span style="{_TEXT}{look}">{escape(rest, len(rest))}</span></details>'
     )
 
 

@@ -104,15 +104,13 @@ def with_conversations(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(conversation=texts)
 
 
-def conversations_html(table: pd.DataFrame, *, colours: bool = False) -> str:
+def conversations_html(table: pd.DataFrame) -> str:
     """The episodes of a table, whole and in its order, groups together; everything escaped.
 
     Each group is headed by its first turn's message, the whole prompt a click away. A card has an episode's scores and
-    length, then its turns: the observation, and behind a line the completion. colours: as in completions_html.
+    length, then its turns: the observation, and behind a line the completion.
     """
-    return groups_html(
-        table, lambda rows: (_card(turns, colours) for turns in _episodes(rows)), colours=colours
-    )
+    return groups_html(table, lambda rows: map(_card, _episodes(rows)))
 
 
 def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
@@ -122,7 +120,7 @@ def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
     return list(found.values())
 
 
-def _card(turns: Sequence[dict], colours: bool) -> str:
+def _card(turns: Sequence[dict]) -> str:
     scores = " ".join(score_html(name, value) for name, value in _scores(turns))
     length = f'<span style="{PALE}white-space:nowrap">{_length(turns)}</span>'
     body = []
@@ -131,7 +129,7 @@ def _card(turns: Sequence[dict], colours: bool) -> str:
         notes = [f'<span style="{_MARKS[mark]}">{mark}</span>' for mark in _marks(row)]
         notes += [score_html(name, value, _NOTE) for name, value in _turn_scores(row, turns)]
         body.append(_read(text_of(row, "observation"), number))
-        body.append(f'<div style="{_WROTE}">{" ".join([response_html(row, colours), *notes])}</div>')
+        body.append(f'<div style="{_WROTE}">{" ".join([response_html(row), *notes])}</div>')
     if result := text_of(turns[-1], "result"):
         body.append(_read(result))
     return card_html(f'<span style="{PALE}">{_name(turns)}</span> {scores} {length}', "".join(body))
@@ -139,7 +137,7 @@ def _card(turns: Sequence[dict], colours: bool) -> str:
 
 def _read(text: str, number: str = "") -> str:
     """The observation, paler than the model's text."""
-    return f'<div style="margin-top:6px">{folded([text or "(nothing)"], before=number, look=PALE)}</div>'
+    return f'<div style="margin-top:6px">{folded(text or "(nothing)", before=number, look=PALE)}</div>'
 
 
 def _name(turns: Sequence[Mapping[str, Any]]) -> str:

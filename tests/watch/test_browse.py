@@ -138,23 +138,6 @@ def test_the_question_is_what_the_user_said_last_and_the_prompt_is_a_click_away(
         assert shown == "group 0 Which is $1?" and "Be brief." in text_of(completions_html(table))
 
 
-def test_tokens_are_coloured_by_log_probability():
-    table = pd.DataFrame(part(1, [0.5], ["a<b> c"], [0]))
-    table["tokens"], table["logprobs"] = [["a", "<b>", " c"]], [[0.0, math.log(0.1), -20.0]]
-    plain, page = completions_html(table), completions_html(table, colours=True)
-    assert "rgba" not in plain and "log-probability" not in plain
-    body = page[page.index("group 0") :]
-    assert '<span title="log-probability 0.00, 100.0%">a</span>' in body
-    assert (
-        '<span title="log-probability -2.30, 10.0%" style="background:rgba(213,94,0,0.18)">&lt;b&gt;</span>'
-        in body
-    )
-    assert 'rgba(213,94,0,0.55)"> c<' in body, "a third of the way at 1 in 10, all of it from 1 in 1000 on"
-    assert "0.1 % or less" in page[: page.index("group 0")], "the legend"
-    table["logprobs"] = [[0.0]]  # not one a token
-    assert "a&lt;b&gt; c" in completions_html(table, colours=True)
-
-
 def test_numbers_count_a_group_in_the_order_written(run):
     table = browse(run.path)
     assert table.number.tolist() == [0, 1, 0, 1, 0, 1] == numbered(table).number.tolist()

@@ -92,10 +92,10 @@ def test_nothing_that_anyone_wrote_is_read_as_html():
             "prompt": bad + bad,
             "tokens": [bad, END],
         }
-    for page in (conversations_html(pd.DataFrame(rows), colours=c) for c in (False, True)):
-        assert "<script" not in page and "$x$" not in page
-        # the question and the answer; observation, prefill and completion of two turns; the last result
-        assert page.count("&lt;script&gt;") == 9
+    page = conversations_html(pd.DataFrame(rows))
+    assert "<script" not in page and "$x$" not in page
+    # the question and the answer; observation, prefill and completion of two turns; the last result
+    assert page.count("&lt;script&gt;") == 9
 
 
 def test_marks_and_scores_of_turns():
@@ -125,13 +125,6 @@ def test_marks_and_scores_of_turns():
 def test_cut_off_is_read_off_the_tokens(tokens, text, cut, why):
     row = episode(0)[0] | {"tokens": tokens, "completion": text}
     assert ("cut off" in conversations_html(pd.DataFrame([row]))) == cut, why
-
-
-def test_tokens_are_coloured_in_a_conversation():
-    table = pd.DataFrame(episode(0, words=("left", "up")))
-    assert "rgba" not in conversations_html(table)
-    page = conversations_html(table, colours=True)
-    assert page.count('background:rgba(213,94,0,0.55)">&lt;|im_end|&gt;') == 2 and "0.1 % or less" in page
 
 
 def test_the_prompt_is_there_once_a_group(run):
@@ -188,8 +181,6 @@ def test_the_browser_shows_episodes(run):
     assert browser.view.value == "No episode of group 1 of step 1 holds <b>needle</b>. It is in step 1."
     browser.group.value = ALL
     assert shown(browser.view.value) == [1]
-    browser.colours.value = True
-    assert "rgba" in browser.view.value
 
 
 def test_the_limit_counts_episodes(run, monkeypatch):
