@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import COMMAND, has_metrics, run_settings
@@ -52,7 +51,7 @@ class Lines:
             return []
         try:
             run = RunState.read(self._folder)
-            total = _steps_asked_for(self._folder, run.rows)
+            total = _steps_asked_for(self._folder)
         except (ValueError, OSError):
             return []
         self._seen = now
@@ -80,24 +79,17 @@ def _entries(run: RunState, total: int) -> dict[tuple, Callable[[], str]]:
     return found | {("flag", flag): partial(flag_line, flag) for flag in run.flags}
 
 
-def _steps_asked_for(folder: Path, rows: Mapping[int, Mapping[str, Any]]) -> int:
-    """How many steps a run is to have, with later changes of that. rows: its metrics, by which an older run says it."""
-    config = (run_settings(folder) or {}).get("config", {})
-    if "steps" not in config:
-        done = [
-            round(step / row["progress"])
-            for step, row in sorted(rows.items())
-            if (row.get("progress") or 0) > 0
-        ]
-        return done[-1] if done else 0
+def _steps_asked_for(folder: Path) -> int:
+    """How many steps a run is to have, with later changes of that; 0 if it does not say."""
+    steps = (run_settings(folder) or {}).get("config", {}).get("steps", 0)
     changes = [change["change"] for change in read_changes(folder) if "change" in change]
-    return [config["steps"], *(change["steps"] for change in changes if "steps" in change)][-1]
+    return [steps, *(change["steps"] for change in changes if "steps" in change)][-1]
 
 
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
     run = RunState.read(folder) if has_metrics(folder) else RunState()
-    step, total = run.step, _steps_asked_for(folder, run.rows) if run.rows else 0
+    step, total = run.step, _steps_asked_for(folder) if run.rows else 0
     of, done = f" of {total}" if total else "", 0 < total <= step
     going = is_locked(folder)
     if going:

@@ -84,7 +84,8 @@ def test_the_card_of_a_run_leads_with_the_constant(tmp_path):
 
 
 def test_another_terminal_says_what_it_came_to(tmp_path):
-    (tmp_path / "metrics.csv").write_text("step,progress,seconds\n1,0.5,1\n2,1.0,2\n")
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"steps": 2}}))
+    (tmp_path / "metrics.csv").write_text("step,seconds\n1,1\n2,2\n")
     (tmp_path / "results.json").write_text(json.dumps({"sentence": "16.7 % -> 46.7 %, n = 60."}))
     assert where_it_is(tmp_path) == ("Done after 2 steps: 16.7 % -> 46.7 %, n = 60.", True)
     (tmp_path / "results.json").write_text("{}")
