@@ -15,7 +15,7 @@ from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
 from grpo_kit.evaluation.generate_and_score import Answers, answer
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
-from grpo_kit.evaluation.shown import ShownTable, number, percent, shown
+from grpo_kit.evaluation.shown import ShownTable, percent, shown
 from grpo_kit.record.files import write_whole
 from grpo_kit.tasks.measure import Measure, has_accuracy
 
@@ -94,10 +94,6 @@ class Evaluation:
         """The best constant strategy, in the unit of the result."""
         return self.constant if self.measure == "accuracy" else self.constant_reward
 
-    def words(self, e: Estimate) -> str:
-        """An estimate of the result's measure in words, with its interval."""
-        return (percent if self.measure == "accuracy" else number)(e.value, e.low, e.high)
-
     @property
     def sentence(self) -> str:
         """The result in one line.
@@ -110,7 +106,7 @@ class Evaluation:
             if "unjudged" in self.rows:
                 said += f", {self.rows['unjudged'].sum()} of which could not be judged and count as wrong"
         elif "reward" in self.rewards:
-            said = f"mean reward {self.words(self.result)}, n = {self.result.n}"
+            said = f"mean reward {self.result.words(rate=False)}, n = {self.result.n}"
         else:
             said = f"no reward judges any of these {self.n} completions"
         return f"{said}{self.beside}."
@@ -131,23 +127,19 @@ class Evaluation:
         Shares are numbers in [0, 1]; a notebook and print() show percent, after a sentence with the result.
         """
         named = self.rates | {f"pass@{k}": e for k, e in self.pass_at.items()} | self.rewards
-        rows = {name: asdict(estimate) for name, estimate in named.items()}
-        constants = [one for one in (self.constant, self.constant_reward) if one is not None]
-        for name, value in constants:
-            rows[name] = {"value": value, "low": None, "high": None, "n": self.n}
-        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
-        table = table.astype({"value": float, "low": float, "high": float, "n": int})
+        rows = {name: asdict(e) for name, e in named.items()}
         words = {
-            name: {
-                "value, 95 % interval": (number if is_reward(name) else percent)(e.value, e.low, e.high),
-                "n": str(e.n),
-            }
+            name: {"value, 95 % interval": e.words(rate=not is_reward(name)), "n": str(e.n)}
             for name, e in named.items()
         }
-        for constant in constants:
-            of_reward = constant is self.constant_reward
-            value = f"reward {constant[1]:.3f}" if of_reward else percent(constant[1])
-            words[constant[0]] = {"value, 95 % interval": value, "n": str(self.n)}
+        for constant in (self.constant, self.constant_reward):
+            if constant is not None:
+                name, value = constant
+                rows[name] = {"value": value, "low": None, "high": None, "n": self.n}
+                value = percent(value) if constant is self.constant else f"reward {value:.3f}"
+                words[name] = {"value, 95 % interval": value, "n": str(self.n)}
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
+        table = table.astype({"value": float, "low": float, "high": float, "n": int})
         return shown(table, self.sentence, words)
 
     def _repr_html_(self) -> str:

@@ -13,7 +13,7 @@ from grpo_kit.argument_checks import check_whole
 from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.constant import Constant, compared
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p
-from grpo_kit.evaluation.shown import ShownTable, number, p_value, percent, shown, with_page
+from grpo_kit.evaluation.shown import ShownTable, p_value, percent, shown, with_page
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.watch.completions import side_by_side
 
@@ -83,11 +83,11 @@ class Comparison:
         if name == "strict":
             p = p_value(self.p[name])
             said = (
-                f"{percent(before)} -> {percent(after)}, n = {self.base.n}, {_points(change, ' points')}, "
+                f"{percent(before)} -> {percent(after)}, n = {self.base.n}, {change.words(change=True)}, "
                 f"p {p if p.startswith('<') else f'= {p}'}"
             )
         else:
-            gain = number(change.value, change.low, change.high, sign=True)
+            gain = change.words(rate=False, change=True)
             said = f"mean reward {before:.3f} -> {after:.3f}, n = {change.n}, {gain}"
         if lead := self.no_better:
             return f"{lead}: {said}."
@@ -117,6 +117,7 @@ class Comparison:
         }
         found |= {"n": self.base.n, "steps": int(steps["step"].max()), "measure": measure}
         found |= {"train_seconds": float(steps["seconds"].iloc[-1]), "no_better": self.no_better}
+        found["sentence"] = self.sentence
         found["weights_of_step"] = json.loads(kept.read_text())["step"] if kept.is_file() else found["steps"]
         for name, one in (("before", self.base), ("after", self.tuned)):
             e = _of(one, self.leads)
@@ -135,18 +136,13 @@ class Comparison:
         """
         rows, words = {}, {}
         for name, difference in self.difference.items():
-            row = {}
             named = {"base": _of(self.base, name), "tuned": _of(self.tuned, name), "difference": difference}
+            rows[name], words[name], rate = {}, {}, name in self.base.rates
             for who, e in named.items():
-                row |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
-            rows[name] = row | {"p": self.p[name], "n": difference.n}
-            rate = name in self.base.rates
-            for who in ("base", "tuned"):
-                e = named[who]
-                words.setdefault(name, {})[who] = (percent if rate else number)(e.value, e.low, e.high)
-            e = difference
-            words[name]["difference"] = _points(e) if rate else number(e.value, e.low, e.high, sign=True)
-            words[name] |= {"p": p_value(self.p[name]), "n": str(e.n)}
+                rows[name] |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
+                words[name][who] = e.words(rate, change=who == "difference")
+            rows[name] |= {"p": self.p[name], "n": difference.n}
+            words[name] |= {"p": p_value(self.p[name]), "n": str(difference.n)}
         if self.constant is not None:
             name, value = self.constant
             rows[name] = {"base": value, "tuned": value, "n": self.base.n}
@@ -158,21 +154,7 @@ class Comparison:
         return self.table()._repr_html_()
 
     def __repr__(self) -> str:
-        wide = max(map(len, self.difference))
-        lines = [self.sentence] + [
-            f"{name:{wide}}  {_said(self.base, name)} -> {_said(self.tuned, name)}"
-            for name in self.difference
-        ]
-        if "strict" in self.p:
-            lines.append(
-                f"strict: {self.fixed} fixed, {self.broken} broken, p = {self.p['strict']:.2g} (McNemar, exact)"
-            )
-        else:
-            lines.append(f"reward: {self.fixed} rows earn more, {self.broken} less")
-        if self.constant is not None:
-            kind = "strategy" if self.leads == "strict" else "completion"
-            lines.append(f"best constant {kind}, {self.constant[0]}: {self._of_constant}")
-        return "\n".join(lines)
+        return f"{self.table()!r}\n{self._changed}."
 
     def plot(self) -> Figure:
         """Bars of base and tuned with their intervals: rates, or mean rewards if those lead. The best constant is a
@@ -203,6 +185,15 @@ class Comparison:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         return figure
 
+    @property
+    def _names(self) -> tuple[str, str]:
+        """What rows are called that are better after, and worse."""
+        return ("fixed", "broken") if "strict" in self.p else ("more", "less")
+
+    @property
+    def _changed(self) -> str:
+        return f"{self.fixed} {self._names[0]}, {self.broken} {self._names[1]}"
+
     def examples(self, n: int = 3) -> ShownTable:
         """The first n rows that were fixed, then the first n that broke (strict); never picked by hand.
 
@@ -221,18 +212,15 @@ class Comparison:
                 "tuned": after["completion"],
             }
         )
-        if "strict" in before:
-            change = after["strict"].astype(int) - before["strict"].astype(int)
-            names = "fixed", "broken"
-        else:
-            change, names = after["reward"] - before["reward"], ("more", "less")
+        column = "strict" if "strict" in before else "reward"
+        change, names = after[column].astype(float) - before[column].astype(float), self._names
         parts = {names[0]: both[change > 0].head(n), names[1]: both[change < 0].head(n)}
         table = (
             pd.concat([part.assign(what=what) for what, part in parts.items()])
             .set_index("what", append=True)
             .swaplevel()
         )
-        sentence = f"{self.fixed} {names[0]}, {self.broken} {names[1]}; the first {n} of each."
+        sentence = f"{self._changed}; the first {n} of each."
         page, text = f'<p style="margin:0 0 6px">{sentence}</p>', sentence
         for (what, place), row in table.iterrows():
             name, both = f"{what}, row {place}", {who: row[who] for who in ("base", "tuned")}
@@ -242,19 +230,8 @@ class Comparison:
         return with_page(table, page, text)
 
 
-def _points(e: Estimate, unit: str = "") -> str:
-    """+68.4 points [62.1, 74.2]"""
-    return f"{100 * e.value:+.1f}{unit} [{100 * e.low:.1f}, {100 * e.high:.1f}]"
-
-
 def _of(evaluation: Evaluation, name: str) -> Estimate:
     return (evaluation.rates | evaluation.rewards)[name]
-
-
-def _said(evaluation: Evaluation, name: str) -> str:
-    """A rate in per cent; a mean reward as a number."""
-    e = _of(evaluation, name)
-    return str(e) if name in evaluation.rates else f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}] (n = {e.n})"
 
 
 def compare(base: Evaluation, tuned: Evaluation) -> Comparison:

@@ -26,9 +26,18 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
-        return f"{self.value:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}] (n = {self.n})".replace(
-            "%", " %", 1
-        )
+        return f"{self.words()} (n = {self.n})"
+
+    def words(self, rate: bool = True, *, change: bool = False) -> str:
+        """Value and interval: of a rate in per cent, or points of a change; else, as of rewards, the numbers.
+
+        >>> Estimate(0.684, 0.621, 0.742, n=256).words(change=True), Estimate(2, 1, 4, n=9).words(rate=False)
+        ('+68.4 points [62.1, 74.2]', '2.000 [1.000, 4.000]')
+        """
+        scale, digits = (100, 1) if rate else (1, 3)
+        unit = (" points" if change else " %") * rate
+        low, high = (f"{scale * end:.{digits}f}" for end in (self.low, self.high))
+        return f"{scale * self.value:{'+' * change}.{digits}f}{unit} [{low}, {high}]"
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

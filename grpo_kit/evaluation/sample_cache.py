@@ -1,21 +1,18 @@
 """Samples on disk, a chunk of prompts a file: each file complete or absent, and no sample drawn twice.
 
-folder/samples.json       settings of the samples
-       samples.parquet/   a parquet data set: part-00000.parquet, part-00001.parquet, ...
+folder/samples.json   settings of the samples
+       samples/       part-00000.json, part-00001.json, ...: a list of prompt, completion, ids, cut_off
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from filelock import FileLock, Timeout
 
@@ -29,15 +26,7 @@ from grpo_kit.tasks.same_task import content_digest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SETTINGS, _PARTS = "samples.json", "samples.parquet"
-_SCHEMA = pa.schema(
-    [
-        ("prompt", pa.string()),
-        ("completion", pa.string()),
-        ("ids", pa.list_(pa.int32())),
-        ("cut_off", pa.bool_()),
-    ]
-)
+_SETTINGS, _PARTS = "samples.json", "samples"
 
 
 def sample_chunks(
@@ -82,7 +71,7 @@ def sample_chunks(
         if progress is not None:
             of_chunk = lambda done, _: progress(len(kept) + done, len(prompts) * how["samples"])  # noqa: E731
         for number, first in enumerate(range(0, len(prompts), chunk)):
-            path = folder / _PARTS / f"part-{number:05d}.parquet"
+            path = folder / _PARTS / f"part-{number:05d}.json"
             if not path.exists():
                 asked = prompts[first : first + chunk]
                 # One seed for all would give the first prompts of two chunks the same random numbers.
@@ -90,20 +79,20 @@ def sample_chunks(
                 made = complete(
                     model, tokenizer, asked, batch_size=batch_size, seed=own, progress=of_chunk, **how
                 )
-                rows = {
-                    "prompt": [prompt for prompt in asked for _ in range(how["samples"])],
-                    "completion": [completion.text for completion in made],
-                    "ids": [completion.ids for completion in made],
-                    "cut_off": [completion.cut_off for completion in made],
-                }
-                buffer = io.BytesIO()
-                pq.write_table(pa.table(rows, schema=_SCHEMA), buffer)
-                write_whole(path, buffer.getvalue())
+                rows = [
+                    {
+                        "prompt": asked[i // how["samples"]],
+                        "completion": c.text,
+                        "ids": c.ids,
+                        "cut_off": c.cut_off,
+                    }
+                    for i, c in enumerate(made)
+                ]
+                write_whole(path, json.dumps(rows).encode())
             # Fresh samples are read back too, so that both kinds have the same types.
-            columns = pq.ParquetFile(path).read(["completion", "ids", "cut_off"]).to_pydict().values()
-            kept += [
-                Completion(text, len(ids), cut, tuple(ids)) for text, ids, cut in zip(*columns, strict=True)
-            ]
+            for row in json.loads(path.read_text(encoding="utf-8")):
+                ids = tuple(row["ids"])
+                kept.append(Completion(row["completion"], len(ids), row["cut_off"], ids))
             if of_chunk is not None:
                 of_chunk(0, 0)
     return kept, settings
@@ -141,7 +130,7 @@ def _settings(
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
     """Write the settings into a folder without samples; raises RunFolderError if it has samples of other settings."""
     path, parts = folder / _SETTINGS, folder / _PARTS
-    if not any(parts.glob("part-*.parquet")):
+    if not any(parts.glob("part-*.json")):
         write_whole(path, (json.dumps(settings, indent=1) + "\n").encode())
         parts.mkdir(exist_ok=True)
         return

@@ -59,23 +59,13 @@ def with_page(table: pd.DataFrame, page: str, text: str) -> ShownTable:
     return made
 
 
-def percent(value: float, low: float | None = None, high: float | None = None, *, sign: bool = False) -> str:
-    """A rate with its interval, as one cell.
+def percent(value: float) -> str:
+    """A rate as a sentence shows it.
 
-    >>> percent(0.883, 0.838, 0.917), percent(0.684, sign=True)
-    ('88.3 [83.8, 91.7] %', '+68.4 %')
+    >>> percent(0.883)
+    '88.3 %'
     """
-    between = "" if low is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{100 * value:{'+' * sign}.1f}{between} %"
-
-
-def number(value: float, low: float, high: float, *, sign: bool = False) -> str:
-    """A mean reward with its interval.
-
-    >>> number(0.883, 0.838, 0.917)
-    '0.883 [0.838, 0.917]'
-    """
-    return f"{value:{'+' * sign}.3f} [{low:.3f}, {high:.3f}]"
+    return f"{100 * value:.1f} %"
 
 
 def p_value(p: float | None) -> str:

@@ -4,31 +4,25 @@ import importlib.util
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from grpo_kit.display import escape, in_notebook, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
 from grpo_kit.record.run_lock import is_locked
-from grpo_kit.rewards.cheat_cases import Case
-from grpo_kit.watch.completions import completions_html, group_html, numbered, reward_columns
+from grpo_kit.watch.completions import completions_html, numbered, reward_columns
 from grpo_kit.watch.conversations import (
     conversations_html,
     first_episodes,
     has_episodes,
     numbered_episodes,
     picks_of,
-    refuse_case,
     said,
     whole,
     with_conversations,
 )
 from grpo_kit.watch.follow import Follower
-from grpo_kit.watch.found_case import as_code, case_of
-
-if TYPE_CHECKING:
-    from grpo_kit.tasks import Task
 
 AS_WRITTEN = "as written"
 ALL = "all"
@@ -71,26 +65,19 @@ class CompletionBrowser:
         self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", style=wide, layout=narrow)
         self.text = w.Text(placeholder="text to find", continuous_update=False, layout=narrow)
         self.group = w.Dropdown(options=[(ALL, ALL)], description="group", style=wide, layout=narrow)
-        self.colours = w.Checkbox(description="colour tokens by log-probability", indent=False)
         self.follow = w.Checkbox(description="follow the run", indent=False, layout=narrow)
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
-        self.number = w.Dropdown(description="completion", style=wide, layout=w.Layout(width="330px"))
-        self.as_case = w.Button(description="As a case", tooltip="for check_rewards: a line to copy")
-        self.code = w.Textarea(layout=w.Layout(width="98%", height="90px", display="none"))
         self.view = w.HTML()
-        for control in (self.step, self.sort, self.text, self.group, self.colours):
-            control.observe(self._show, "value")
-        pressed = (self.button, self.as_case, self.follow, self.number)
-        for control in (self.step, self.sort, self.text, self.group, self.colours, *pressed):
+        controls = [self.step, self.group, self.sort, self.text, self.button, self.follow]
+        for control in controls:
             _answer_while_busy(control)
+            if control not in (self.button, self.follow):
+                control.observe(self._show, "value")
         self.button.on_click(self._refresh_or_say)
-        self.as_case.on_click(self._show_case)
         self.follow.observe(self._follow, "value")
         self._follower = Follower(self.folder, self.refresh, lambda: setattr(self.follow, "value", False))
         row = w.Layout(flex_flow="row wrap", align_items="center")
-        controls = [self.step, self.group, self.sort, self.text, self.button, self.follow, self.colours]
-        lines = [w.HBox(controls, layout=row), self.view, w.HBox([self.number, self.as_case], layout=row)]
-        self.widget = w.VBox([*lines, self.code])
+        self.widget = w.VBox([w.HBox(controls, layout=row), self.view])
         self.refresh()
         self.follow.value = bool(is_locked(self.folder))
 
@@ -110,25 +97,11 @@ class CompletionBrowser:
                     self.step.options = steps
                     self.step.value = steps[-1] if at_end or before not in steps else before
                 more = ["advantage"] * ("advantage" in table)
-                episodes = has_episodes(table)
-                scores = ["reward", "turns"] if episodes else reward_columns(table)
+                scores = ["reward", "turns"] if has_episodes(table) else reward_columns(table)
                 sortable = [AS_WRITTEN, *scores, *more]
                 if list(self.sort.options) != sortable:
                     self.sort.options = sortable
-                has_tokens = {"tokens", "logprobs"} <= set(table)
-                self.colours.layout.display = None if has_tokens else "none"
-                self.number.layout.display = "none" if episodes else None
             self._show()
-
-    def case(self, *, task: "Task | None" = None, honest: bool = False) -> Case:
-        """The completion chosen under the page, as a Case for check_rewards(rewards, task, found=[case]).
-
-        task, honest: as for kit.case_from. Raises ValueError if nothing is shown, and for a run of episodes.
-        """
-        refuse_case(self.table)
-        if self.number.value is None:
-            raise ValueError("no completion is shown; choose a step that has some")
-        return case_of(self.table.loc[self.number.value].to_dict(), task=task, honest=honest)
 
     def close(self) -> None:
         """Remove the widgets and stop following."""
@@ -146,14 +119,6 @@ class CompletionBrowser:
             self._follower.stop()
         elif not self._follower.start("completions"):
             self.follow.value = False
-
-    def _show_case(self, _button: object = None) -> None:
-        how = "# for kit.rewards.check_rewards(rewards, task, found=[case])"
-        try:
-            self.code.value = f"{how}\ncase = {as_code(self.case())}"
-        except ValueError as error:  # otherwise the error would be invisible
-            self.code.value = str(error)
-        self.code.layout.display = None
 
     def _show(self, change: object = None) -> None:
         with self._lock:
@@ -174,7 +139,6 @@ class CompletionBrowser:
         found = select(self.table, step, sort=self.sort.value, text=text, group=group)
         episodes = has_episodes(self.table)
         what = "episode" if episodes else "completion"
-        self._offer(found.head(0 if episodes else _MOST))
         if found.empty:
             elsewhere = sorted(int(s) for s in self.table.loc[_holds(self.table, text), "step"].unique())
             where = (
@@ -182,18 +146,9 @@ class CompletionBrowser:
             )
             part = f"step {step}" if group is None else f"group {group} of step {step}"
             return f"No {what} of {part} holds <b>{escape(text)}</b>. {where}"
-        if group is not None and not episodes:
-            return group_html(found, colours=self.colours.value)
         shown, count = first_episodes(found, _MOST) if episodes else (found.head(_MOST), len(found))
-        page = (conversations_html if episodes else completions_html)(shown, colours=self.colours.value)
+        page = (conversations_html if episodes else completions_html)(shown)
         return page + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (count > _MOST)
-
-    def _offer(self, found: pd.DataFrame) -> None:
-        """Lists the completions on the page, to choose one as a case."""
-        options = [(_name(row), place) for place, row in found.iterrows()]
-        if list(self.number.options) != options:
-            self.number.options = options
-            self.number.index = 0 if options else None
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget; for a saved notebook, which keeps no widgets, the three picks of the last step."""
@@ -205,8 +160,8 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     """Completions of a run: a browser with step slider, sorting, text filter and groups side by side.
 
     The browser reads the folder when made, at each press of Refresh, and repeatedly while a run writes to it ("follow
-    the run"). Under the page, and by `.case()`, a completion becomes a case for check_rewards. For a run of
-    episodes the page has episodes, turn under turn.
+    the run"). For a run of episodes the page has episodes, turn under turn. kit.case_from makes a completion of it a
+    case for check_rewards.
     Outside a notebook or without ipywidgets: a table with the columns of its completions, `response`, and
     `number`, the place in the group; for episodes also `turns`, the number of turns, and `conversation`, the text.
     Raises RunFolderError (a ValueError) if there is no such folder.
@@ -244,12 +199,6 @@ def _read(folder: str | Path) -> pd.DataFrame:
                 raise
             time.sleep(0.2)
     return read_completions(folder)
-
-
-def _name(row: pd.Series) -> str:
-    total = row.get("reward")
-    group = f"group {int(row['group'])}, " if pd.notna(row.get("group")) else ""
-    return f"{group}number {row['number']}, reward {'none' if pd.isna(total) else format(total, '.2f')}"
 
 
 def _holds(table: pd.DataFrame, text: str) -> pd.Series:

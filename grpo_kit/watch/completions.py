@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -16,8 +16,6 @@ _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 _PAGE = (
     "line-height:1.4;font-size:13px;overflow-wrap:break-word;text-align:left;max-width:100%;overflow-x:auto;"
 )
-_CELL = "text-align:left;vertical-align:top;padding:3px 12px 3px 0;white-space:normal;line-height:1.4;"
-_NUMBER = _CELL + "font-variant-numeric:tabular-nums;"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 PALE = "opacity:.65;"
 _EMPTY = f'<span style="{PALE}">(nothing)</span>'
@@ -46,54 +44,44 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(pick=[places[place] for place in sorted(places)])
 
 
-def completions_html(table: pd.DataFrame, *, colours: bool = False) -> str:
+def completions_html(table: pd.DataFrame) -> str:
     """The completions of a table from read_completions, in its order, groups together; everything escaped.
 
-    Each group is headed by its question and, if the rows have `answer`, the reference answer. A row has its number, its
-    scores and the response: the first lines, and the rest at a click.
-    colours: each token by its log-probability, if the rows have `tokens` and `logprobs`.
+    Each group is headed by its question and, if the rows have `answer`, the reference answer. A card has a completion's
+    number, its scores and the response: the first lines, and the rest at a click.
     """
-    scores = _scores(table)
-    heads = ["", *(name.removeprefix("reward/") for name in scores), "response"]
-    head = "".join(f'<th style="{_CELL}border-bottom:1px solid #999">{escape(name)}</th>' for name in heads)
-    body = []
-    for rows in groups_of(table):
-        over = f'<td colspan="{len(heads)}" style="{_CELL}padding-top:10px">{question_html(rows[0])}</td>'
-        body.append(f'<tr style="background:none">{over}</tr>')
-        for row in rows:
-            cells = [f'<td style="{_CELL}white-space:nowrap;{PALE}">{_label(row)}</td>']
-            cells += [f'<td style="{_NUMBER}">{score_text(row[name], name)}</td>' for name in scores]
-            cells.append(f'<td style="{_CELL}width:70%">{response_html(row, colours)}</td>')
-            body.append(f'<tr style="background:none">{"".join(cells)}</tr>')
-    style = "table-layout:auto;border-collapse:collapse;width:100%;margin:0"
-    return in_page(
-        f'<table style="{style}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>',
-        legend=colours,
-    )
+    scores = [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
+
+    def card(row: dict) -> str:
+        label = row.get("pick", row.get("number", ""))
+        words = " ".join(score_html(n.removeprefix("reward/"), score_text(row[n], n)) for n in scores)
+        return card_html(f'<span style="{PALE}">{escape(label)}</span> {words}', response_html(row))
+
+    return groups_html(table, lambda rows: map(card, rows))
 
 
-def group_html(table: pd.DataFrame, *, colours: bool = False) -> str:
-    """The completions of one prompt side by side, each under its scores; the question and the answer once."""
-    cards, rows = [], table.to_dict("records")
-    for row in rows:
-        scores = " ".join(
-            f'<span style="white-space:nowrap">{escape(name.removeprefix("reward/"))} '
-            f"<b>{score_text(row[name], name)}</b></span>"
-            for name in _scores(table)
-        )
-        head = f'<span style="{PALE}">{_label(row)}</span> {scores}'
-        cards.append(card_html(head, response_html(row, colours)))
-    return in_page(question_html(rows[0]) + cards_html(cards), legend=colours)
+def groups_html(table: pd.DataFrame, cards_of: Callable[[list[dict]], Iterable[str]]) -> str:
+    """A page: each group's question, the whole prompt a click away, over its cards, as many side by side as fit."""
+    parts = [
+        question_html(min(rows, key=lambda row: row.get("turn", 0))) + cards_html(cards_of(rows))
+        for rows in _groups_of(table)
+    ]
+    return _in_page("".join(parts))
+
+
+def score_html(name: str, value: str, look: str = "white-space:nowrap") -> str:
+    """A score's name and value."""
+    return f'<span style="{look}">{escape(name)} <b>{value}</b></span>'
 
 
 def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
     """One question with its answer, and several responses to it side by side, each under its author's name."""
     row = {"prompt": question, "answer": answer}
     cards = [
-        card_html(f"<b>{escape(who)}</b>", folded([text]) if text else _EMPTY, colour=colour)
+        card_html(f"<b>{escape(who)}</b>", folded(text) if text else _EMPTY, colour=colour)
         for (who, text), colour in zip(texts.items(), colours_of(list(texts)).values(), strict=True)
     ]
-    return in_page(question_html(row, name) + cards_html(cards), legend=False)
+    return _in_page(question_html(row, name) + cards_html(cards))
 
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
@@ -107,16 +95,12 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
     return str(row[name]) if there(row.get(name)) else ""
 
 
-def in_page(inside: str, *, legend: bool) -> str:
-    """The frame of every page; legend: what the colours of tokens mean."""
-    return f'<div style="{_PAGE}">{_ONCE_OPEN}{_legend() if legend else ""}{inside}</div>'
+def _in_page(inside: str) -> str:
+    """The frame of every page."""
+    return f'<div style="{_PAGE}">{_ONCE_OPEN}{inside}</div>'
 
 
-def _scores(table: pd.DataFrame) -> list[str]:
-    return [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
-
-
-def groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
+def _groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
     """The rows of each group together, groups in the order of their first row."""
     found: dict[Any, list[dict]] = {}
     for row in table.to_dict("records"):
@@ -125,20 +109,13 @@ def groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
     yield from found.values()
 
 
-def _label(row: dict) -> str:
-    words = [str(row["pick"])] if "pick" in row else []
-    if "number" in row and not words:
-        words.append(str(row["number"]))
-    return "<br>".join(map(escape, words))
-
-
 def card_html(head: str, body: str, *, colour: str = COLOURS[0]) -> str:
     """One of several texts that stand side by side, under its scores; colour: of the line above."""
-    look = f"flex:1 1 240px;max-width:420px;border-top:3px solid {colour};padding:4px 0 4px 18px"
+    look = f"flex:1 1 240px;max-width:560px;border-top:3px solid {colour};padding:4px 0 4px 18px"
     return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
 
 
-def cards_html(cards: Sequence[str]) -> str:
+def cards_html(cards: Iterable[str]) -> str:
     """As many side by side as fit."""
     return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
 
@@ -155,7 +132,7 @@ def question_html(row: dict, name: str = "") -> str:
     prompt, question = text_of(row, "prompt").removesuffix(text_of(row, "prefill")), question_of(row)
     name = name or (f"group {int(row['group'])}" if there(row.get("group")) else "question")
     name = f'<span style="{PALE}font-weight:400">{escape(name)}</span> '
-    html = folded([question], before=name, look="font-weight:600;")
+    html = folded(question, before=name, look="font-weight:600;")
     if len(prompt.strip()) > len(question):
         long = html.startswith("<details")  # a long question: the prompt has a line of its own
         line = f'<span style="{PALE}">the whole prompt</span>' if long else html
@@ -163,70 +140,33 @@ def question_html(row: dict, name: str = "") -> str:
         html = html * long + f'<details><summary style="cursor:pointer">{line}</summary>{whole}</details>'
     if there(row.get("answer")):
         answer = str(row["answer"])
-        html += (
-            f'<div><span style="{PALE}">answer</span> <span style="{_TEXT}">{folded([answer])}</span></div>'
-        )
+        html += f'<div><span style="{PALE}">answer</span> <span style="{_TEXT}">{folded(answer)}</span></div>'
     return html
 
 
-def response_html(row: dict, colours: bool) -> str:
+def response_html(row: dict) -> str:
     """The model's text, behind the prefill."""
     prefill = f'<span style="{PALE}">{escape(row.get("prefill"), 10_000)}</span>'
-    tokens, logprobs = row.get("tokens"), row.get("logprobs")
     completion = text_of(row, "completion")
-    if not completion:
-        return f"{prefill}{_EMPTY}"
-    if colours and there(tokens) and there(logprobs) and len(tokens) == len(logprobs):
-        return folded(list(tokens), list(logprobs), before=prefill)
-    return folded([completion], before=prefill)
+    return folded(completion, before=prefill) if completion else f"{prefill}{_EMPTY}"
 
 
-def folded(
-    pieces: Sequence[str], logprobs: Sequence[float] | None = None, *, before: str = "", look: str = ""
-) -> str:
-    """The pieces as one text: its first lines, the rest behind a click. logprobs: one a piece, shown as its colour."""
-    text = "".join(pieces)
+def folded(text: str, *, before: str = "", look: str = "") -> str:
+    """A text: its first lines, the rest behind a click. before: HTML in front of it."""
     lines = [place for place, letter in enumerate(text) if letter == "\n"]
     end = min(_VISIBLE, lines[_LINES - 1] if len(lines) >= _LINES else _VISIBLE)
     end = max(text.rfind(" ", end // 2, end + 1), text.rfind("\n", end // 2, end + 1), 0) or end
     if len(text) <= end + 60 and len(lines) <= _LINES + 1:  # a click for a word gains nothing
         end = len(text)
-    on = end + (text[end : end + 1] == "\n")  # the rest begins a line of its own anyway
-    shown, rest, place = [], [], 0
-    for number, piece in enumerate(pieces):
-        for part, side in ((piece[: max(end - place, 0)], shown), (piece[max(on - place, 0) :], rest)):
-            if part:
-                safe = escape(part, len(part))
-                side.append(safe if logprobs is None else _coloured(safe, logprobs[number]))
-        place += len(piece)
-    first = f'<span style="{_TEXT}{look}">{before}{"".join(shown)}</span>'
+    first = f'<span style="{_TEXT}{look}">{before}{escape(text[:end], end)}</span>'
+    rest = text[end:].removeprefix("\n")  # which begins a line of its own anyway
     if not rest:
         return first
     words = f"… {len(text) - end:,} characters more"
     more = f' <span class="kit-more" style="{PALE}text-decoration:underline">{words}</span>'
     return (
         f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{more}</summary>'
-        f'<span style="{_TEXT}{look}">{"".join(rest)}</span></details>'
-    )
-
-
-def _coloured(safe: str, logprob: float | None) -> str:
-    """A token on the colour of its log-probability: none at certainty, full at 1 in 1000 or less."""
-    if not there(logprob):
-        return safe
-    strength = 0.55 * min(1.0, max(0.0, -float(logprob)) / math.log(1000))
-    look = f' style="background:rgba(213,94,0,{strength:.2f})"' if strength >= 0.005 else ""
-    return f'<span title="log-probability {logprob:.2f}, {math.exp(logprob):.1%}"{look}>{safe}</span>'
-
-
-def _legend() -> str:
-    samples = " ".join(
-        _coloured(f"&nbsp;{words}&nbsp;", math.log(p))
-        for p, words in ((0.5, "50 %"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 % or less"))
-    )
-    return (
-        f'<div style="margin-bottom:4px"><span style="{PALE}">Colour: how probable the token was when it was drawn. '
-        f'None: certain;</span> {samples} <span style="{PALE}">Point at one for its log-probability.</span></div>'
+        f'<span style="{_TEXT}{look}">{escape(rest, len(rest))}</span></details>'
     )
 
 

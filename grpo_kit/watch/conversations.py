@@ -11,15 +11,13 @@ from grpo_kit.display import BADGE, COLOURS
 from grpo_kit.watch.completions import (
     PALE,
     card_html,
-    cards_html,
     completions_html,
     folded,
-    groups_of,
-    in_page,
+    groups_html,
     pick_three,
-    question_html,
     question_of,
     response_html,
+    score_html,
     score_text,
     text_of,
     there,
@@ -30,21 +28,11 @@ _OF_TURNS = {*_EPISODE, "turn", "observation", "result", "turn_reward", "invalid
 _WROTE = f"border-left:3px solid {COLOURS[0]};margin:2px 0 0 4px;padding-left:18px"
 _NOTE = "font-size:11px;white-space:nowrap;margin-left:4px;"  # behind a completion, and distinct from it
 _MARKS = {"invalid": _NOTE + BADGE, "cut off": _NOTE + "border:1px solid;padding:0 5px;border-radius:3px"}
-_NO_CASE = (
-    "An episode is no case for check_rewards: its environment rewarded it, and no reward function can judge it again. "
-    "What it was paid for wrongly is mended in the environment's step()."
-)
 
 
 def has_episodes(table: pd.DataFrame) -> bool:
     """Are the rows turns of episodes, as a run of episodes records them?"""
     return set(table) >= _OF_TURNS and bool(table["episode"].notna().any())
-
-
-def refuse_case(table: pd.DataFrame) -> None:
-    """Raises ValueError if the rows are turns: no reward function can judge them."""
-    if has_episodes(table):
-        raise ValueError(_NO_CASE)
 
 
 def whole(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -116,17 +104,13 @@ def with_conversations(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(conversation=texts)
 
 
-def conversations_html(table: pd.DataFrame, *, colours: bool = False) -> str:
+def conversations_html(table: pd.DataFrame) -> str:
     """The episodes of a table, whole and in its order, groups together; everything escaped.
 
     Each group is headed by its first turn's message, the whole prompt a click away. A card has an episode's scores and
-    length, then its turns: the observation, and behind a line the completion. colours: as in completions_html.
+    length, then its turns: the observation, and behind a line the completion.
     """
-    parts = []
-    for rows in groups_of(table):
-        cards = [_card(turns, colours) for turns in _episodes(rows)]
-        parts.append(question_html(min(rows, key=lambda row: row["turn"])) + cards_html(cards))
-    return in_page("".join(parts), legend=colours)
+    return groups_html(table, lambda rows: map(_card, _episodes(rows)))
 
 
 def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
@@ -136,16 +120,16 @@ def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
     return list(found.values())
 
 
-def _card(turns: Sequence[dict], colours: bool) -> str:
-    scores = " ".join(_score(name, value) for name, value in _scores(turns))
+def _card(turns: Sequence[dict]) -> str:
+    scores = " ".join(score_html(name, value) for name, value in _scores(turns))
     length = f'<span style="{PALE}white-space:nowrap">{_length(turns)}</span>'
     body = []
     for row in turns:
         number = f"{int(row['turn'])} "
         notes = [f'<span style="{_MARKS[mark]}">{mark}</span>' for mark in _marks(row)]
-        notes += [_score(name, value, _NOTE) for name, value in _turn_scores(row, turns)]
+        notes += [score_html(name, value, _NOTE) for name, value in _turn_scores(row, turns)]
         body.append(_read(text_of(row, "observation"), number))
-        body.append(f'<div style="{_WROTE}">{" ".join([response_html(row, colours), *notes])}</div>')
+        body.append(f'<div style="{_WROTE}">{" ".join([response_html(row), *notes])}</div>')
     if result := text_of(turns[-1], "result"):
         body.append(_read(result))
     return card_html(f'<span style="{PALE}">{_name(turns)}</span> {scores} {length}', "".join(body))
@@ -153,11 +137,7 @@ def _card(turns: Sequence[dict], colours: bool) -> str:
 
 def _read(text: str, number: str = "") -> str:
     """The observation, paler than the model's text."""
-    return f'<div style="margin-top:6px">{folded([text or "(nothing)"], before=number, look=PALE)}</div>'
-
-
-def _score(name: str, value: str, look: str = "white-space:nowrap") -> str:
-    return f'<span style="{look}">{name} <b>{value}</b></span>'
+    return f'<div style="margin-top:6px">{folded(text or "(nothing)", before=number, look=PALE)}</div>'
 
 
 def _name(turns: Sequence[Mapping[str, Any]]) -> str:

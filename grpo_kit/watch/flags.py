@@ -232,20 +232,6 @@ def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
 
 
 @red_flag(
-    "lost updates",
-    why="Weights of 16 bits take no step smaller than half their last bit; the run would learn next to nothing.",
-    first="optimizer='adamw-8bit-split', or weights in float32",
-)
-def lost_updates(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A step of the learning rate moves fewer than half of the weights; the rest round back."""
-    share = column(table, "update/share_that_moves")
-    return (
-        share < 0.5,
-        lambda at: f"a step of the learning rate changes {share[at]:.1%} of the weights, the rest round back",
-    )
-
-
-@red_flag(
     "part never paid",
     lasted=NEVER,
     why="What is never rewarded is not learnt; the other parts may rise all the same.",
@@ -297,4 +283,4 @@ OF_ROLLOUTS = (
 """On the rows of steps that sampled; with iterations above 1 the others have no reward."""
 OF_PARTS = (part_never_paid, part_never_judged)
 """On the rows of steps that sampled, those without any total among them."""
-OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, lost_updates, one_answer)
+OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, one_answer)

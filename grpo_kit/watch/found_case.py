@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.record.files import read_completions
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.watch.completions import numbered, text_of
-from grpo_kit.watch.conversations import refuse_case
+from grpo_kit.watch.conversations import has_episodes
 
 if TYPE_CHECKING:
     from grpo_kit.tasks import Task
@@ -18,6 +17,12 @@ _OF_THE_RECORD = {
     "step", "group", "number", "pick", "prompt", "prefill", "completion", "response", "advantage", "temperature",
     "reward", "tokens", "logprobs",
 }  # fmt: skip
+
+
+_NO_CASE = (
+    "An episode is no case for check_rewards: its environment rewarded it, and no reward function can judge it again. "
+    "What it was paid for wrongly is mended in the environment's step()."
+)
 
 
 def case_from(
@@ -42,7 +47,8 @@ def case_from(
     >>> check_rewards(task.rewards, task, found=[hack])  # doctest: +SKIP
     """
     table = numbered(read_completions(folder))
-    refuse_case(table)
+    if has_episodes(table):
+        raise ValueError(_NO_CASE)
     chosen = table
     for name, value in (("step", step), ("group", group), ("number", number)):
         narrower = chosen[chosen[name] == value]
@@ -51,36 +57,20 @@ def case_from(
             some = ", ".join(map(str, there[:12])) + ", ..." * (len(there) > 12)
             raise ValueError(f"{name}={value!r} is not in {str(folder)!r}; there is {some or 'nothing yet'}")
         chosen = narrower
-    return case_of(chosen.iloc[0].to_dict(), task=task, honest=honest)
-
-
-def case_of(row: Mapping[str, Any], *, task: Task | None = None, honest: bool = False) -> Case:
-    """A row of read_completions as a Case; see case_from."""
+    row = chosen.iloc[0].to_dict()
     if task is None:
         kept = [name for name in row if name not in _OF_THE_RECORD and not name.startswith("reward/")]
         columns = {name: _plain(row[name]) for name in kept}
         columns = {name: value for name, value in columns.items() if value is not None}
     else:
         columns = dict(_row_of(task, text_of(row, "prompt")))
-    place = ", ".join(f"{name} {int(row[name])}" for name in ("step", "group", "number") if name in row)
     return Case(
-        f"found at {place}",
+        f"found at step {step}, group {group}, number {number}",
         text_of(row, "completion"),
         honest=honest,
         prefill=text_of(row, "prefill"),
         columns=columns,
     )
-
-
-def as_code(case: Case) -> str:
-    """The case as a line of Python that makes it again, without the run folder.
-
-    >>> as_code(Case("found at step 2", "82</answer>", columns={"answer": "82"}))
-    "kit.rewards.Case('found at step 2', '82</answer>', columns={'answer': '82'})"
-    """
-    words = [repr(case.name), repr(case.completion)]
-    words += [f"{n}={getattr(case, n)!r}" for n in ("honest", "prefill", "columns") if getattr(case, n)]
-    return f"kit.rewards.Case({', '.join(words)})"
 
 
 def _row_of(task: Task, prompt: str) -> dict:

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from grpo_kit.record.files import read_completions
 from grpo_kit.watch.chart import SHOWN, RunChart
 from grpo_kit.watch.conversations import picks_of
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.panel import Panel
+from grpo_kit.watch.panel import panel_row, panel_status
 from grpo_kit.watch.run_state import RunState, change_line, flag_line, held_out_lines
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
 
@@ -49,7 +50,8 @@ class LiveChart:
         self._run = RunState()
         self._completions: pd.DataFrame | None = None
         self._status, self._over = "", False
-        self._panel = Panel(None)
+        self._folder: Path | None = None
+        self._panel = uuid.uuid4().hex  # the name of its buttons in the page
         self._handles: dict[str, object] = {}
         self._shown: dict[str, dict] = {}
         self._drawn, self._updates = self._clock(), 0
@@ -59,10 +61,10 @@ class LiveChart:
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
         """Begin; if the folder holds steps of an earlier session, chart and time continue from them."""
         self._reset(total_steps)
-        self._panel = Panel(folder)
+        self._folder = None if folder is None else Path(folder)
         try:
-            if folder is not None:
-                self._read(Path(folder))
+            if self._folder is not None:
+                self._read(self._folder)
         except (ValueError, OSError):  # a chart of this session only is better than no training
             self._run = RunState()
         self._draw(
@@ -97,21 +99,23 @@ class LiveChart:
         if (step, text) not in self._run.changes:
             self._run.changes.append((step, text))
         line = change_line((step, text))
-        self._panel.say(line)
+        self._answer(line)
         self._refresh(at_once=True)
         self._otherwise(lambda: line)
 
     def say(self, text: str) -> None:
         """Show a sentence in the progress line until the next step; elsewhere a line."""
         self._status = text
-        self._panel.say(text)
+        self._answer(text)
         self._refresh(at_once=True)
         self._otherwise(lambda: text)
 
     def finish(self) -> None:
         """Show the last state, at any cost, as a saved notebook keeps it."""
         self._status, self._over = "", True
-        self._panel.end()
+        for name in ("buttons", "answer"):  # of which a saved notebook keeps nothing
+            if name in self._handles:
+                self._draw(lambda name=name: self._show(name, {}))
         self._draw(self._show_line, self._show_flags, self._show_completions, self._show_chart)
 
     def line(self, *, done: bool = False) -> str:
@@ -200,8 +204,15 @@ class LiveChart:
         self._show("chart", {"text/plain": "the run's chart so far", "text/html": page})
 
     def _show_panel(self) -> None:
-        """Directly under the chart."""
-        self._panel.show()
+        """Buttons directly under the chart, and the line that answers them."""
+        if self._folder is not None:
+            self._show("buttons", panel_row(self._folder, self._panel))
+            self._show("answer", panel_status("", self._panel))
+
+    def _answer(self, text: str) -> None:
+        """The trainer's words under the buttons, while they are there."""
+        if "answer" in self._handles and not self._over:
+            self._draw(lambda: self._show("answer", panel_status(text, self._panel)))
 
     def _show_flags(self) -> None:
         """Under the chart in a box of fixed height, so that the page does not move; the newest on top."""

@@ -21,7 +21,6 @@ from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.curves import scale_columns
 from grpo_kit.watch.diversity import group_diversity
 from grpo_kit.watch.flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
-from grpo_kit.watch.turn_flags import OF_EPISODES
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
@@ -30,37 +29,30 @@ _SAME = 1e-6  # of 1: rewards that differ by less are equal; float32 sums of equ
 COLUMNS = (
     "step", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off", "clip_ratio", "reward", "reward/",
     "frac_reward_zero_std", "frac_cancelled_groups", "completions/max_terminated_length", "rollout/logprob_gap",
-    "rollout/age", "update/share_that_moves", "diversity/", "script/", "groups/", "scale/", "eval/", "episodes/",
+    "rollout/age", "diversity/", "script/", "groups/", "scale/", "eval/",
 )  # fmt: skip
 """What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
 PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
 
 
-def red_flags(
-    metrics: pd.DataFrame, completions: pd.DataFrame | None = None, config: Mapping[str, Any] | None = None
-) -> list[Flag]:
+def red_flags(metrics: pd.DataFrame, config: Mapping[str, Any] | None = None) -> list[Flag]:
     """The failures in a run so far, each flag once, in the order of their first steps.
 
-    metrics: one row a step, from read_metrics. completions: from read_completions; only measured
-    if metrics lack their columns (diversity/..., script/..., groups/equal_rewards, scale/...), which the trainer
-    records.
+    metrics: one row a step, from read_metrics; measures of completions (diversity/..., script/..., scale/...) are
+    those that the trainer recorded, see completion_measures.
     config: the run's run.json; without it no part is assumed to have weight 0.
     A reward's scale is its stated range, else [0, 1] extended to the scores so far.
     A flag that lacks a column or steps (spikes need 5, states 3 to 5) is not raised.
     Raises ValueError if metrics has no column step.
 
-    >>> rate = {"step": [1], "update/share_that_moves": [0.01]}
-    >>> [flag.name for flag in red_flags(pd.DataFrame(rate))]
-    ['lost updates']
+    >>> held_out = {"step": [8], "eval/one_answer": [1.0], "eval/one_gold": [0.1]}
+    >>> [flag.name for flag in red_flags(pd.DataFrame(held_out))]
+    ['one answer']
     """
     if "step" not in metrics:
         raise ValueError(f"metrics has the columns {list(metrics)}, but no step; give read_metrics(folder)")
     setup = Setup.of(config)
     table = metrics.sort_values("step").reset_index(drop=True)
-    if completions is not None and len(completions):
-        measured = completion_measures(completions, weights=setup.weights).set_index("step")
-        new = [name for name in measured if name not in table]
-        table = table.join(measured[new], on="step")
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
         table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
     held_out = table.filter(regex="^eval/")
@@ -70,7 +62,7 @@ def red_flags(
     sampled = sampled[sampled["reward"].notna()].reset_index(drop=True) if "reward" in table else sampled
     there = [name for name in ("reward", "completion_length") if name in table]
     asked = table[table[there].notna().any(axis=1)].reset_index(drop=True) if there else table
-    rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table), (OF_EPISODES, sampled)]
+    rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table)]
     found = [find(some, setup) for finders, some in rows for find in finders]
     return sorted((flag for flag in found if flag is not None), key=lambda flag: flag.step)
 

@@ -8,12 +8,9 @@ the page was reloaded, and with any ipykernel. The run must lie below the folder
 from __future__ import annotations
 
 import json
-import uuid
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
-from grpo_kit.display import escape, in_notebook
+from grpo_kit.display import escape
 from grpo_kit.record.control import CONTROL
 
 # Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
@@ -99,81 +96,27 @@ _SCRIPT = """
 _LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').forEach(e => e.textContent = '{label}');"
 
 
-class Panel:
-    """A row of buttons under the chart, and a line with the last message; only in a notebook.
+def panel_row(folder: str | Path, name: str) -> dict[str, str]:
+    """The row of buttons as a notebook's display data: Pause / Go on, Stop, Save now, learning rate and temperature.
 
-    Pause / Go on, Stop after this step, Save now, learning rate and temperature. A click writes a file into the run's
-    folder control/, which the trainer reads between two steps. If no button is possible the row shows the code to
-    type instead. Nothing of it stays in the notebook after end(). Errors in here never stop training.
-
-    >>> panel = Panel("runs/full")
-    >>> panel.show()
-    >>> panel.say("learning rate 1e-05 from step 13")
-    >>> panel.end()
+    name: of this panel in the page, one word. A click writes a file into the run's folder control/, which the trainer
+    reads between two steps. If no button is possible the row shows the code to type instead.
     """
+    at, run = Path(folder) / CONTROL, repr(Path(folder).absolute().as_posix())
+    paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
+    script = _SCRIPT.replace("ARGUMENTS", json.dumps([name, paths]).replace("<", "\\u003c"))
+    instead = _INSTEAD.format(folder=escape(run, len(run)))
+    page = f'<div data-kit-panel="{name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
+    return {"text/plain": f"kit.control({run}) steers this run", "text/html": page}
 
-    def __init__(self, folder: str | Path | None) -> None:
-        self.folder = None if folder is None else Path(folder)
-        self._name = uuid.uuid4().hex
-        self._handles: dict[str, object] = {}
-        self._broken = False
 
-    def show(self) -> None:
-        """Show the panel once, under the cell's output so far; without a folder there is nothing to show."""
-        if self.folder is not None and in_notebook() and not self._handles:
-            self._guard(self._show_row)
+def panel_status(text: str, name: str) -> dict[str, str]:
+    """The line under the buttons: how the trainer handled a request.
 
-    def say(self, text: str) -> None:
-        """Show the trainer's handling of a request, in one line.
-
-        From "Paused ..." to "Going on ..." the first button reads "Go on".
-        """
-        if self._handles:
-            self._guard(lambda: self._show_status(text))
-
-    def end(self) -> None:
-        """Training has ended: remove the panel."""
-        for name in list(self._handles):
-            self._guard(lambda name=name: self._show(name, {}))
-        self._handles = {}
-
-    def _show_row(self) -> None:
-        at = self.folder / CONTROL
-        at.mkdir(parents=True, exist_ok=True)  # the server makes no folders
-        paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
-        script = _SCRIPT.replace("ARGUMENTS", json.dumps([self._name, paths]).replace("<", "\\u003c"))
-        run = repr(self.folder.absolute().as_posix())
-        instead = _INSTEAD.format(folder=escape(run, len(run)))
-        row = f'<div data-kit-panel="{self._name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
-        self._show("row", {"text/plain": f"kit.control({run}) steers this run", "text/html": row})
-        self._show_status("")
-
-    def _show_status(self, text: str) -> None:
-        page = (
-            f'<div data-kit-status="{self._name}" role="status" style="min-height:1.5em">{escape(text)}</div>'
-        )
-        for begin, label in (("Paused", "Go on"), ("Going on", "Pause")):
-            if text.startswith(begin):
-                page += f"<script>{_LABEL.format(name=self._name, label=label)}</script>"
-        self._show("status", {"text/plain": text, "text/html": page})
-
-    def _show(self, name: str, bundle: dict) -> None:
-        from IPython.display import display
-
-        if name in self._handles:
-            self._handles[name].update(bundle, raw=True)
-        else:
-            self._handles[name] = display(bundle, raw=True, display_id=True)
-
-    def _guard(self, show: Callable[[], None]) -> None:
-        try:
-            show()
-        except Exception as error:  # steering must never stop training; the error is reported once
-            if not self._broken:
-                warnings.warn(
-                    f"The control panel fails ({type(error).__name__}: {error}). Training goes on; the stop button "
-                    f"and kit.control({str(self.folder)!r}) work.",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-            self._broken = True
+    From "Paused ..." to "Going on ..." the first button reads "Go on".
+    """
+    page = f'<div data-kit-status="{name}" role="status" style="min-height:1.5em">{escape(text)}</div>'
+    for begin, label in (("Paused", "Go on"), ("Going on", "Pause")):
+        if text.startswith(begin):
+            page += f"<script>{_LABEL.format(name=name, label=label)}</script>"
+    return {"text/plain": text, "text/html": page}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import (
     KEPT,
     RunFolderError,
@@ -20,7 +19,7 @@ from grpo_kit.record.files import (
 )  # fmt: skip
 from grpo_kit.version import __version__
 from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
-from grpo_kit.watch.monitor import read_flags
+from grpo_kit.watch.run_state import RunState, change_line
 
 _AVERAGED = 3  # steps at either end of the curve
 
@@ -55,7 +54,7 @@ def card_text(
     parts = [
         _head(config, license, library),
         f"# {path.name}",
-        f"Trained with GRPO by grpo_kit {__version__}{_trl(config)}.",
+        f"Trained with GRPO by grpo_kit {__version__}.",
         _table(config, metrics),
         "## Reward while training",
         _curve(metrics),
@@ -70,23 +69,18 @@ def card_text(
         )
     elif said := better_before(metrics):
         parts.append(f"{said} The weights are the last step's.")
-    if changes := [line for line in read_changes(path) if "change" in line]:
-        parts += ["## Changed on the way", "\n".join(f"- from step {c['step']}: {_said(c)}" for c in changes)]
-    if flags := read_flags(path):
-        parts += ["## Red flags", "\n".join(f"- {flag}" for flag in flags)]
+    run = RunState.read(path)
+    for head, lines in (("Changed on the way", map(change_line, run.changes)), ("Red flags", run.flags)):
+        if text := "\n".join(f"- {line}" for line in lines):
+            parts += [f"## {head}", text]
     return "\n\n".join(parts) + "\n"
-
-
-def _trl(config: Mapping[str, Any]) -> str:
-    used = config["versions"].get("trl")
-    return f" (trl {used})" if used else ""
 
 
 def _head(config: Mapping[str, Any], license: str | None, library: str | None) -> str:
     lora = config["trainable_parameters"] < config["parameters"]
     lines = [
         f"library_name: {library or ('peft' if lora else 'transformers')}",
-        "tags: [grpo, trl, grpo_kit]" if _trl(config) else "tags: [grpo, grpo_kit]",
+        "tags: [grpo, grpo_kit]",
     ]
     if config.get("model"):
         lines.insert(0, f"base_model: {json.dumps(config['model'])}")
@@ -147,12 +141,8 @@ def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: 
     unit, scale, digits = (" %", 100, 1) if name == ACCURACY else ("", 1, 3)
     words = []
     for row in (measured.iloc[0], measured.iloc[-1]):
-        ends = [row.get(f"{name}{end}") for end in ("_low", "_high")]
-        between = (
-            ""
-            if any(end is None or end != end for end in ends)
-            else f" [{', '.join(f'{scale * end:.{digits}f}' for end in ends)}]"
-        )
+        ends = [scale * row.get(f"{name}{end}", float("nan")) for end in ("_low", "_high")]
+        between = "" if any(map(pd.isna, ends)) else f" [{', '.join(f'{end:.{digits}f}' for end in ends)}]"
         words.append(f"step {int(row['step'])}: {scale * row[name]:.{digits}f}{unit}{between}")
     lead, last = "", measured.iloc[-1]
     if name == ACCURACY and no_better(last):
@@ -160,7 +150,3 @@ def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: 
         lead = f"No better than {known} ({100 * last[CONSTANT]:.1f} %). "
     what = name.removeprefix("eval/")
     return f"{lead}Held-out {what}, greedy, 95 % interval: {' -> '.join(words)}."
-
-
-def _said(line: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {line['was'].get(name)} -> {value}" for name, value in line["change"].items())

@@ -12,9 +12,13 @@ from grpo_kit.display import duration
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.held_out_words import held_out_words
+from grpo_kit.watch.held_out_words import held_out_words, value_of
 from grpo_kit.watch.monitor import read_flags
 
+# measure -> its name in a line, and its format
+_SHOWN = {
+    "completion_length": ("length", ".0f"), "completion_cut_off": ("cut off", ".0%"), "entropy": ("entropy", ".2f"),
+}  # fmt: skip
 Change = tuple[int, str]  # the first step trained with it, and the changed values
 
 
@@ -67,21 +71,7 @@ class RunState:
         >>> RunState({1: {"step": 1, "reward": 0.5, "completion_length": 11.2}}).measures()
         ['reward 0.50', 'length 11']
         """
-        row = self.rows.get(self.step, {})
-        parts = [(name, name.removeprefix("reward/")) for name in row if name.startswith("reward/")]
-        after = [("completion_length", "length"), ("completion_cut_off", "cut off"), ("entropy", "entropy")]
-        words = []
-        for name, label in [("reward", "reward"), *parts, *after]:
-            value = row.get(name)
-            if value is None or value != value:
-                continue
-            spread = row.get("reward_std")
-            if name == "reward" and spread is not None and spread == spread:
-                words.append(f"reward {value:.2f} ± {spread:.2f}")
-            elif name == "completion_length":
-                words.append(f"{label} {value:.0f}")
-            else:
-                words.append(f"{label} {value:{'.0%' if name == 'completion_cut_off' else '.2f'}}")
+        words = _measured(self.rows.get(self.step, {}))
         words[1:1] = held_out_lines(self.rows.values())[-1:]
         return words
 
@@ -93,10 +83,18 @@ class RunState:
             if step < total
             else f"{duration(so_far.trained)} in all"
         )
-        trained = {
-            n: {k: v for k, v in row.items() if not k.startswith("eval/")} for n, row in so_far.rows.items()
-        }
-        return "  ".join([f"step {step}/{total}", *RunState(trained).measures(), left])
+        return "  ".join([f"step {step}/{total}", *_measured(self.rows.get(step, {})), left])
+
+
+def _measured(row: Mapping[str, Any]) -> list[str]:
+    """The measures of a row, a few words each."""
+    parts = {name: (name.removeprefix("reward/"), ".2f") for name in row if name.startswith("reward/")}
+    shown = {"reward": ("reward", ".2f")} | parts | _SHOWN
+    values = {name: value_of(row, name) for name in (*shown, "reward_std")}
+    words = {n: f"{label} {values[n]:{how}}" for n, (label, how) in shown.items() if values[n] is not None}
+    if "reward" in words and values["reward_std"] is not None:
+        words["reward"] += f" ± {values['reward_std']:.2f}"
+    return list(words.values())
 
 
 def held_out_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:

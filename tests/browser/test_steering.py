@@ -119,7 +119,7 @@ def test_stop_button(training):
 
 
 def test_a_run_outside_the_servers_folder_says_what_to_type(lab, server, tmp_path):
-    cell = f"from grpo_kit.watch.panel import Panel\nPanel({str(tmp_path / 'run')!r}).show()"
+    cell = f"from grpo_kit.watch.live import LiveChart\nLiveChart().start(2, {str(tmp_path / 'run')!r})"
     server.write("outside.ipynb", cell)
     page = lab("outside.ipynb")
     page.run_all()

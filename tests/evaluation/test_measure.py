@@ -145,7 +145,7 @@ def test_rows_without_answers_have_a_reward_and_no_accuracy(tmp_path):
     assert found.sentence.startswith(
         "No better than answering '!!!!' every time (0.400): mean reward 0.100 -> 0.300, n = 4"
     )
-    assert "reward: 3 rows earn more, 1 less" in repr(found) and "accura" not in repr(found)
+    assert repr(found).endswith("3 more, 1 less.") and "accura" not in repr(found)
     assert found.examples(1).index.get_level_values(0).tolist() == ["more", "less"]
     assert found.plot().axes[0].get_ylabel() == "mean reward"
     (tmp_path / "run.json").write_text('{"model": "m", "data": {"task": "own"}, "config": {"seed": 3}}')

@@ -95,5 +95,5 @@ def test_samples_are_told_inside_a_chunk_and_what_is_there_counts(tiny, monkeypa
         return [int(n) for n in re.findall(r"completions: (\d+) of 12", screen.getvalue()[first:])]
 
     assert sorted(set(told())) == [0, 2, 4, 6, 8, 10, 12]
-    (tmp_path / "samples.parquet" / "part-00001.parquet").unlink()
+    (tmp_path / "samples" / "part-00001.json").unlink()
     assert sorted(set(told())) == [0, 6, 8, 10, 12]

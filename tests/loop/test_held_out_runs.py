@@ -146,7 +146,7 @@ def test_the_card_says_what_was_trained(tmp_path):
     for words in (
         "| base | tiny-random |", "| data | task largest, rows 32 |", "exact_answer x 0.75, soft_format x 0.25",
         "| steps | 4 |", "Held-out accuracy, greedy, 95 % interval: step 0: ", "-> step 4: ",
-        "learning_rate 0.001 -> 0.0005", "| reward | 0.",
+        "learning_rate 0.001 → 0.0005", "| reward | 0.",
     ):  # fmt: skip
         assert words in text, text
     assert "None" not in text

@@ -18,8 +18,8 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.record.control import control, read_changes
 from grpo_kit.record.files import read_metrics
+from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import read_flags
-from grpo_kit.watch.panel import Panel
 from grpo_kit.watch.run_state import RunState, change_line
 
 
@@ -161,12 +161,12 @@ def test_answers_reach_the_buttons_under_the_chart(tmp_path, monkeypatch):
 
     said = []
 
-    def say(panel, text):
+    def answer(chart, text):
         said.append(text)
         if text.startswith("Paused"):
-            control(panel.folder).go_on()
+            control(tmp_path / "run").go_on()
 
-    monkeypatch.setattr(Panel, "say", say)
+    monkeypatch.setattr(LiveChart, "_answer", answer)
     made = make(tmp_path / "unused")
     trainer = GRPOTrainer(
         made.model, task(), Config(steps=2, prompts_per_step=2, group_size=4), tokenizer=made.tokenizer,

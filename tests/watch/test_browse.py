@@ -10,7 +10,7 @@ import pytest
 from grpo_kit.display import escape
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
-from grpo_kit.watch.completions import completions_html, group_html, numbered, pick_three
+from grpo_kit.watch.completions import completions_html, numbered, pick_three
 from tests.made_metrics import Recorded
 
 
@@ -86,13 +86,13 @@ def test_pick_three(rewards, picked, why):
 def test_a_group_has_its_question_and_answer_once_and_each_response_whole():
     table = pd.DataFrame(part(1, [0.25, 0.5, None], ["<i>82</i>", "b", "c"], [7, 7, 8]))
     table["answer"], table["advantage"] = ["82", "82", None], [-1.0, 1.0, math.nan]
-    for page in (completions_html(table), group_html(table.head(2))):
+    for page in (completions_html(table), completions_html(table.head(2))):
         assert page.count("Question 7?") == 1 and page.count(">82</span>") == 1
         assert "&lt;answer&gt;</span>&lt;i&gt;82&lt;/i&gt;" in page and "<i>" not in page
         for score in ("0.25", "0.75", "-1.00", "+1.00"):
             assert f">{score}</" in page, "the total, its part, the advantage"
     assert completions_html(table).index("Question 8?") > completions_html(table).index("&lt;i&gt;")
-    assert ">none</td>" in completions_html(table)
+    assert ">none</b>" in completions_html(table)
 
 
 def text_of(html: str) -> str:
@@ -136,23 +136,6 @@ def test_the_question_is_what_the_user_said_last_and_the_prompt_is_a_click_away(
         table = pd.DataFrame(part(1, [0.5], ["x"], [0])).assign(prompt=prompt + "<answer>")
         (shown,) = summaries(completions_html(table))
         assert shown == "group 0 Which is $1?" and "Be brief." in text_of(completions_html(table))
-
-
-def test_tokens_are_coloured_by_log_probability():
-    table = pd.DataFrame(part(1, [0.5], ["a<b> c"], [0]))
-    table["tokens"], table["logprobs"] = [["a", "<b>", " c"]], [[0.0, math.log(0.1), -20.0]]
-    plain, page = completions_html(table), completions_html(table, colours=True)
-    assert "rgba" not in plain and "log-probability" not in plain
-    body = page[page.index("<tbody>") :]
-    assert '<span title="log-probability 0.00, 100.0%">a</span>' in body
-    assert (
-        '<span title="log-probability -2.30, 10.0%" style="background:rgba(213,94,0,0.18)">&lt;b&gt;</span>'
-        in body
-    )
-    assert 'rgba(213,94,0,0.55)"> c<' in body, "a third of the way at 1 in 10, all of it from 1 in 1000 on"
-    assert "0.1 % or less" in page[: page.index("<tbody>")], "the legend"
-    table["logprobs"] = [[0.0]]  # not one a token
-    assert "a&lt;b&gt; c" in completions_html(table, colours=True)
 
 
 def test_numbers_count_a_group_in_the_order_written(run):

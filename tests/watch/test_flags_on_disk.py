@@ -23,13 +23,13 @@ def test_a_line_cut_short_is_left_out_and_said(tmp_path, cut):
 
 
 def test_a_run_that_goes_on_after_a_cut_line_raises_that_flag_again(tmp_path):
-    row = {"step": 1, "update/share_that_moves": 0.01}
+    row = {"step": 1, "eval/one_answer": 1.0, "eval/one_gold": 0.1}
     (tmp_path / "flags.jsonl").write_text(LINE + '{"name": "lost upd')
     monitor = Monitor("warn")
     with pytest.warns(RuntimeWarning, match="line 2"):
         monitor.begin(tmp_path, {}, [row])
-    assert [flag.name for flag in monitor.step({"step": 2})] == ["lost updates"]
-    assert [flag.name for flag in read_flags(tmp_path)] == ["cut off", "lost updates"]
+    assert [flag.name for flag in monitor.step({"step": 2})] == ["one answer"]
+    assert [flag.name for flag in read_flags(tmp_path)] == ["cut off", "one answer"]
     assert (tmp_path / "flags.jsonl").read_text().count("\n") == 2
 
 
@@ -46,17 +46,18 @@ free = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20, free[1]))  # room for a part of a line
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    assert [flag.name for flag in monitor.step({"step": 1, "update/share_that_moves": 0.01})] == ["lost updates"]
+    (flag,) = monitor.step({"step": 1, "eval/one_answer": 1.0, "eval/one_gold": 0.1})
+    assert flag.name == "one answer"
     assert monitor.step({"step": 2}) == [], "once"
     assert not monitor.flush()
-assert [flag.name for flag in got] == ["lost updates"], "shown all the same"
+assert [flag.name for flag in got] == ["one answer"], "shown all the same"
 assert len(caught) == 1 and "kept in memory" in str(caught[0].message), [str(c.message) for c in caught]
 assert (folder / "flags.jsonl").read_bytes() == b"", "no half line"
 monitor.begin(folder, {}, [])
-assert monitor.step({"step": 3, "update/share_that_moves": 0.01}) == [], "it waits, so it is known"
+assert monitor.step({"step": 3, "eval/one_answer": 1.0, "eval/one_gold": 0.1}) == [], "it waits, so it is known"
 resource.setrlimit(resource.RLIMIT_FSIZE, free)
 monitor.step({"step": 4})
-assert [flag.name for flag in read_flags(folder)] == ["lost updates"] and monitor.flush()
+assert [flag.name for flag in read_flags(folder)] == ["one answer"] and monitor.flush()
 """
 
 
@@ -71,7 +72,7 @@ def test_what_cannot_be_written_is_raised_all_the_same(tmp_path):
     monitor = Monitor("warn")
     monitor.begin(tmp_path, {}, [])
     with pytest.warns(RuntimeWarning, match="kept in memory"):
-        assert monitor.step({"step": 1, "update/share_that_moves": 0.01})[0].name == "lost updates"
+        assert monitor.step({"step": 1, "eval/one_answer": 1.0, "eval/one_gold": 0.1})[0].name == "one answer"
     (tmp_path / "flags.jsonl").rmdir()
     monitor.step({"step": 2})
-    assert [flag.name for flag in read_flags(tmp_path)] == ["lost updates"]
+    assert [flag.name for flag in read_flags(tmp_path)] == ["one answer"]

@@ -1,15 +1,12 @@
 """A completion of a run becomes a case that a reward which pays for it fails."""
 
 import dataclasses
-import re
 
 import pytest
 
 import grpo_kit as kit
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards import Case, ExactAnswer, RewardCheckError, check_rewards
-from grpo_kit.watch.browse import CompletionBrowser
-from grpo_kit.watch.found_case import as_code
 from tests.made_metrics import Recorded
 
 HACK = "'82' \\ <answer>82</answer><answer>47</answer>"
@@ -113,32 +110,3 @@ def test_what_is_not_there_is_named(folder, wrong, said):
         kit.case_from(folder, **{"step": 1, "group": 0, "number": 0, **wrong})
     with pytest.raises(RunFolderError):
         kit.case_from(folder / "nowhere", step=1, group=0, number=0)
-
-
-def test_the_browser_gives_the_case_and_a_line_to_paste(folder):
-    browser = CompletionBrowser(folder)
-    browser.group.value = 1
-    assert [label for label, _ in browser.number.options] == [
-        "group 1, number 0, reward 0.00",
-        "group 1, number 1, reward 1.00",
-    ]
-    assert browser.case().completion == "c", "the first one shown"
-    browser.number.index = 1
-    assert browser.case() == kit.case_from(folder, step=2, group=1, number=1)
-    assert browser.code.layout.display == "none"
-    browser.as_case.click()
-    assert browser.code.layout.display is None
-    names = {"kit": kit}
-    exec(browser.code.value, names)
-    assert names["case"] == browser.case() and "found=[case]" in browser.code.value
-    browser.text.value = "nothing holds this"
-    with pytest.raises(ValueError, match="no completion is shown"):
-        browser.case()
-
-
-def test_as_code_makes_the_case_again():
-    case = Case(
-        "a 'name'", 'line\n"two" \\', honest=True, prefill="<think>\n", columns={"n": [1, 2], "x": 0.5}
-    )
-    assert eval(as_code(case), {"kit": kit}) == case
-    assert not re.search("honest|prefill|columns", as_code(Case("a", "b")))

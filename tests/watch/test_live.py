@@ -333,7 +333,7 @@ def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, 
     chart.start(10, folder)
     assert "waiting for the next step" in notebook.now[0]["text/plain"]
     assert "a from step 3: beta 0 → 0.04" in notebook.now[1]["text/html"]
-    assert "$</span> 4" in notebook.now[3]["text/html"], "the completions of the last step so far"
+    assert "$</span> 4" in notebook.now[5]["text/html"], "the completions of the last step so far"
     for step in (5, 6):
         clock[0] += 30
         chart.update([{"step": step, "reward": 0.5, "seconds": 30.0 * step - 80}])

@@ -145,7 +145,6 @@ CASES = {  # name: what it takes, the step the flag names, the step after which 
     "language switch": ({"script/latin": turned(1, 0.3, 6), "script/han": turned(np.nan, 0.7, 6)}, 4, 6),
     "sampler gap": ({"rollout/logprob_gap": turned(1e-5, 0.2, 6)}, 4, 6),
     "stale rollouts": ({"rollout/age": turned(3, 3, 1), "clip_ratio": turned(0, 0.5, 6)}, 3, 7),
-    "lost updates": ({"update/share_that_moves": [0.01] + [np.nan] * 11}, 1, 1),
     "one answer": ({"eval/one_answer": turned(0.5, 1, 6), "eval/one_gold": turned(0.4, 0.4, 1)}, 6, 6),
 }  # fmt: skip
 
@@ -363,10 +362,11 @@ def test_parts_that_cancel_but_not_those_of_weight_0():
     assert "frac_cancelled_groups" not in watched or watched["frac_cancelled_groups"].tolist() == [0.0]
 
 
-def test_flags_read_completions_where_metrics_lack_the_measures():
+def test_flags_read_the_measures_of_completions():
     bare = table()[["step", "reward", "entropy"]]
     same_text = pd.concat([completions(["7"] * 8, [0.0] * 8).assign(step=step) for step in range(1, 13)])
-    assert [flag.name for flag in red_flags(bare, same_text)] == ["mode collapse"]
+    measured = bare.merge(completion_measures(same_text), on="step")
+    assert [flag.name for flag in red_flags(measured)] == ["mode collapse"]
 
 
 # ---- in a running trainer -------------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
     assert "stale rollouts" in {flag.name for flag in read_flags(tmp_path / "stale")}
     make(tmp_path / "fresh", steps=8, learning_rate=0.1, epsilon=0.05).train()
     names = {flag.name for flag in read_flags(tmp_path / "fresh")}
-    assert not names & {"stale rollouts", "sampler gap", "lost updates"}
+    assert not names & {"stale rollouts", "sampler gap"}
 
 
 def test_a_healthy_step_says_nothing(tmp_path):

@@ -2,37 +2,35 @@
 
 import json
 import re
-import warnings
 
 import nbclient
 import nbformat
-import pytest
 
-from grpo_kit.watch import panel
-from grpo_kit.watch.panel import Panel
+from grpo_kit.watch.live import LiveChart
 
 CELL = """
-from grpo_kit.watch.panel import Panel
-panel = Panel("runs/a<b'c")
-panel.show()
-panel.say("Paused after step 3. <b>")
+from grpo_kit.watch.live import LiveChart
+chart = LiveChart()
+chart.start(4{folder})
+chart.say("Paused after step 3. <b>")
 {end}
 """
 
 
-def _outputs(tmp_path, end):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL.format(end=end))])
+def _outputs(tmp_path, end, folder=', "runs/a<b\'c"'):
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(CELL.format(end=end, folder=folder))]
+    )
     client = nbclient.NotebookClient(
         notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
-    return notebook.cells[0].outputs
+    return notebook.cells[0].outputs[2:4]  # behind progress line and chart
 
 
 def test_shows_what_to_type_and_says_what_was_done(tmp_path):
     row, status = _outputs(tmp_path, "")
     page, text = row.data["text/html"], status.data["text/html"]
-    assert (tmp_path / "runs/a<b'c/control").is_dir(), "the server makes no folders"
     seen = page.split("<script>")[0]
     assert "kit.control(&quot;" in seen and "/runs/a&lt;b&#x27;c&quot;).pause()" in seen
     assert "a<b" not in page.split("</script>")[0].replace("\\u003c", ""), "a folder's name is no HTML"
@@ -44,28 +42,12 @@ def test_shows_what_to_type_and_says_what_was_done(tmp_path):
 
 
 def test_nothing_of_it_is_left_at_the_end(tmp_path):
-    outputs = _outputs(tmp_path, "panel.end(); panel.say('too late')")
+    outputs = _outputs(tmp_path, "chart.finish(); chart.say('too late')")
     assert [out.data for out in outputs] == [{}, {}]
 
 
-def test_outside_a_notebook_and_without_a_folder_it_does_nothing(tmp_path, capsys, monkeypatch):
-    for made in (Panel(tmp_path / "run"), Panel(None)):
-        made.show()
-        made.say("Paused after step 3.")
-        made.end()
-    monkeypatch.setattr(panel, "in_notebook", lambda: True)
-    Panel(None).show()
-    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
-
-
-def test_trouble_is_said_once_and_stops_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(panel, "in_notebook", lambda: True)
-    (tmp_path / "run").write_text("a file where the run's folder should be")
-    made = Panel(tmp_path / "run")
-    with pytest.warns(RuntimeWarning, match="control panel fails .*Training goes on.*kit.control"):
-        made.show()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made.show()
-        made.say("Paused after step 3.")
-        made.end()
+def test_outside_a_notebook_and_without_a_folder_there_are_no_buttons(tmp_path):
+    chart = LiveChart()
+    chart.start(4, tmp_path / "run")
+    assert chart._handles == {}, "no notebook"
+    assert not any("kit-panel" in str(out) or "Paused" in str(out) for out in _outputs(tmp_path, "", ""))
