@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.rewards.scoring import off_scale
+from grpo_kit.rewards.off_scale import off_scale
 
 
 class OffScale(Hook):

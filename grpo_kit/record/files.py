@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +52,6 @@ def run_settings(folder: str | Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
-
-
-def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a run by the names that transformers and trl have for them, from its run.json.
-
-    >>> arguments_of({"config": {"steps": 32, "temperature": 1.0}})["max_steps"]
-    32
-    """
-    if "config" not in settings:
-        return settings.get("args") or {}
-    config = settings["config"]
-    names = {
-        "max_steps": "steps",
-        "max_completion_length": "max_completion_tokens",
-        "num_iterations": "iterations",
-        "steps_per_generation": "minibatches",
-    }
-    found = config | {name: config.get(own) for name, own in names.items()}
-    schedule = "as it says" if isinstance(config.get("learning_rate"), str) else "constant after a warmup"
-    return found | {"lr_scheduler_type": schedule, "fp16": config.get("autocast") == "float16"}
 
 
 def next_run_folder(root: str | Path, name: str) -> Path:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record.files import arguments_of
 from grpo_kit.watch.curves import scale_columns, seen_range
 
 WINDOW = 5  # steps that a state must last; spikes are raised at once
@@ -154,3 +153,23 @@ def first_mean(values: np.ndarray) -> float:
 def usual_before(values: np.ndarray) -> np.ndarray:
     """Median of up to 8 steps before each one, from the fifth on."""
     return pd.Series(values).shift(1).rolling(8, min_periods=4).median().to_numpy()
+
+
+def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a run by the names that transformers and trl have for them, from its run.json.
+
+    >>> arguments_of({"config": {"steps": 32, "temperature": 1.0}})["max_steps"]
+    32
+    """
+    if "config" not in settings:
+        return settings.get("args") or {}
+    config = settings["config"]
+    names = {
+        "max_steps": "steps",
+        "max_completion_length": "max_completion_tokens",
+        "num_iterations": "iterations",
+        "steps_per_generation": "minibatches",
+    }
+    found = config | {name: config.get(own) for name, own in names.items()}
+    schedule = "as it says" if isinstance(config.get("learning_rate"), str) else "constant after a warmup"
+    return found | {"lr_scheduler_type": schedule, "fp16": config.get("autocast") == "float16"}

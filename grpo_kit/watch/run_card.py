@@ -12,13 +12,13 @@ import pandas as pd
 from grpo_kit.record.files import (
     KEPT,
     RunFolderError,
-    arguments_of,
     read_metrics,
     run_settings,
     write_whole,
 )  # fmt: skip
 from grpo_kit.version import __version__
 from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
+from grpo_kit.watch.red_flag import arguments_of
 from grpo_kit.watch.run_state import RunState, change_line
 
 _AVERAGED = 3  # steps at either end of the curve
