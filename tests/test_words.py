@@ -38,11 +38,10 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("benchmarks/oracle/textbook.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/integrations/trl_config.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/integrations/trl_fields.py", "max_completion_length"): (1, OF_TRL),
-    ("grpo_kit/record/files.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/rollout/engine.py", "max_new_tokens"): (4, OF_TRANSFORMERS),
     ("grpo_kit/rollout/supported_models.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
     ("grpo_kit/engine/update_memory.py", "max_completion_length"): (1, OF_TRL),
-    ("grpo_kit/watch/red_flag.py", "max_completion_length"): (1, OF_TRL),
+    ("grpo_kit/watch/red_flag.py", "max_completion_length"): (2, OF_TRL),
     ("notebooks/12_is_the_base_model_ready.ipynb", "groups"): (1, SAVED),
 }
 

@@ -31,9 +31,7 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     pages = {"index": door_page(door, rooms(root))}
     for room in rooms(root):
         prefix = "kit" if kit[room].path in names.values() else "grpo_kit"
-        exported = sorted(
-            kit[room].exports or [], key=list(kit[room].members).index
-        )  # in the order of its imports
+        exported = exports(kit[room])
         called = {name: path for name, path in names.items() if path.startswith(f"{kit[room].path}.")}
         called |= {
             f"{prefix}.{room}.{one}": path
@@ -43,6 +41,12 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
         pages[room] = room_page(kit[room], called)
         names |= called
     return pages, names
+
+
+def exports(room: griffe.Module) -> list[str]:
+    """A room's `__all__`, in the order of its imports; where lazy() makes it, what is imported for editors."""
+    own = [name for name, path in room.imports.items() if path.startswith(f"{room.path}.")]
+    return sorted(room.exports, key=list(room.members).index) if room.exports else own
 
 
 def door_page(door: dict[str, Member | griffe.Module], about: dict[str, str]) -> str:

@@ -7,9 +7,12 @@ Gimelshein, arXiv:1805.02867). The shared prefix is thus a matrix product over a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "grpo_kit_shared_prefix"
@@ -77,3 +80,14 @@ def _forward(
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
+
+
+@contextmanager
+def attention_over_slots(base: PreTrainedModel) -> Iterator[None]:
+    """The layers' attention reads the slots; transformers builds no mask for an unknown attention name."""
+    before = base.config._attn_implementation
+    base.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        base.config._attn_implementation = before

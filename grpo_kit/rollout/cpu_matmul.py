@@ -65,21 +65,25 @@ class Projection:
         return y
 
 
-def projection(module: torch.nn.Module) -> Projection | None:
-    """A plain linear layer, or one under plain LoRA adapters that are not merged, in float32; None for any other."""
+def projection(module: torch.nn.Module, dtype: torch.dtype = torch.float32) -> Projection | None:
+    """A plain linear layer, or one under plain LoRA adapters that are not merged; None for any other.
+
+    dtype: of the layer; adapters are of it, or float32.
+    """
     if type(module) is torch.nn.Linear:
         tensors = [t for t in (module.weight, module.bias) if t is not None]
-        plain = is_plain(module) and all(is_plain_weight(t) for t in tensors)
+        plain = is_plain(module) and all(is_plain_weight(t, dtype) for t in tensors)
         return Projection(module.weight, module.bias, ()) if plain else None
     if type(module) is not LoraLinear or not is_plain(module) or module.merged or module.fan_in_fan_out:
         return None
-    base = projection(module.base_layer)
+    base = projection(module.base_layer, dtype)
     names = [] if module.disable_adapters else [n for n in module.active_adapters if n in module.lora_A]
     if base is None or any(name in module.lora_variant for name in names):
         return None
     adapters = []
     for name in names:
-        parts = [projection(part[name]) for part in (module.lora_A, module.lora_B)]
+        pair = [part[name] for part in (module.lora_A, module.lora_B)]
+        parts = [projection(one, dtype) or projection(one) for one in pair]
         if any(part is None or part.bias is not None for part in parts):
             return None
         adapters.append((parts[0].weight, parts[1].weight, float(module.scaling[name])))
@@ -93,6 +97,6 @@ def is_plain(module: torch.nn.Module) -> bool:
     return "forward" not in vars(module) and named <= _IDLE
 
 
-def is_plain_weight(tensor: torch.Tensor) -> bool:
-    """Is it a float32 parameter of the plain class, not a quantised one that only claims to be?"""
-    return type(tensor) is torch.nn.Parameter and tensor.dtype == torch.float32
+def is_plain_weight(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Is it a parameter of the plain class and of this dtype, not a quantised one that only claims to be?"""
+    return type(tensor) is torch.nn.Parameter and tensor.dtype == dtype

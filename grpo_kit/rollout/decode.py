@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby
 from typing import NamedTuple
 
@@ -12,10 +11,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from grpo_kit.models.renamed import cache_name
-from grpo_kit.rollout.attention import NAME
+from grpo_kit.rollout.attention import attention_over_slots
 from grpo_kit.rollout.cpu_matmul import padded_rows
+from grpo_kit.rollout.fused_layers import FusedLayers, fused_layers
 from grpo_kit.rollout.graphs import DecodeGraphs
-from grpo_kit.rollout.kv_cache import KVCache, fill_holes
+from grpo_kit.rollout.kv_cache import KVCache, fill_holes, row_bucket
 from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.rollout.layers import PlainLayers, plain_layers
 from grpo_kit.rollout.output_buffer import EndWatch, OutputBuffer
@@ -26,16 +26,6 @@ _SHORT_TOKENS = 1024  # of the ends of prompts on a CPU
 _SHORTEST_PREFIX = 16  # common tokens from which a separate forward pass for them pays
 _LOOK_EVERY = 4  # steps between checks for ended rows, where a check would stall the device
 _SHORTEST_BUCKET = 64  # columns of suffix attended at least, in bucketed decoding
-
-
-def row_bucket(rows: int) -> int:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that holds so many rows.
-
-    >>> [row_bucket(n) for n in (1, 5, 17, 33)]
-    [1, 6, 24, 48]
-    """
-    power = 1 << (rows - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
 
 class Spent(NamedTuple):
@@ -57,11 +47,12 @@ class Decoder:
         self.slots: KVCache | None = None
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
         self._layers: PlainLayers | None = None
+        self.fused: FusedLayers | None = None
         self._tree_prefill = TreeKVPrefill()
 
     def release(self) -> None:
         """Drop slots, graphs and stored prompts."""
-        self.slots = None
+        self.slots = self.fused = None
         self._tree_prefill.release()
         self.graphs.clear()
 
@@ -83,14 +74,23 @@ class Decoder:
         start = time.perf_counter()
         self._tokens = {"prefill": 0, "decode": 0}
         self._layers = None if self.bucketed else plain_layers(self.base)
+        self._take_up_fused()
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
         first_logits = self._prefill(groups, limit, keep)  # (P, V)
         self._wait()
         middle = time.perf_counter()
-        with _decode_attention(self.base):
+        with attention_over_slots(self.base):
             self._decode([n for _, n in groups], first_logits, rows, tape, sampler, limit)
         self._wait()
         return Spent({"prefill": middle - start, "decode": time.perf_counter() - middle}, self._tokens)
+
+    def _take_up_fused(self) -> None:
+        """The fused layers with the present weights; the same ones while graphs may have been captured over them."""
+        found = fused_layers(self.base) if self.bucketed else None
+        if found is None or self.fused is None:
+            self.fused = found
+        if self.fused is not None:
+            self.fused.refresh()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -183,7 +183,8 @@ class Decoder:
         )
         if self.bucketed:
             wanted["prompt_length"] = -(-wanted["prompt_length"] // 64) * 64
-        if self.slots is not None and self.slots.fits(dtype, **wanted):
+        groups = 0 if self.fused is None else self.fused.groups
+        if self.slots is not None and self.slots.groups == groups and self.slots.fits(dtype, **wanted):
             return
         self.slots = None
         self.graphs.clear()
@@ -193,6 +194,7 @@ class Decoder:
             dtype=dtype,
             device=self.device,
             bucketed=self.bucketed,
+            groups=groups,
         )
 
     # ---- completions ----------------------------------------------------------------------------------------------
@@ -278,6 +280,10 @@ class Decoder:
     def _forward(self) -> torch.Tensor:
         slots = self.slots
         slots.begin_step()
+        if self.fused is not None:
+            return self.fused.logits(
+                slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0], slots
+            )
         hidden = self.base.get_decoder()(
             input_ids=slots.input_ids[: slots.rows],
             position_ids=slots.position_ids[: slots.rows],
@@ -286,14 +292,3 @@ class Decoder:
             **{self._cache_name: slots},
         ).last_hidden_state  # (rows, 1, hidden)
         return self.base.get_output_embeddings()(hidden[:, 0])
-
-
-@contextmanager
-def _decode_attention(base: PreTrainedModel) -> Iterator[None]:
-    """The layers' attention reads the slots; transformers builds no mask for an unknown attention name."""
-    before = base.config._attn_implementation
-    base.config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        base.config._attn_implementation = before

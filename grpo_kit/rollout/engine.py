@@ -189,7 +189,8 @@ class RolloutEngine:
         """Bytes kept between rollouts, on a card: keys and values, graphs, casts."""
         decoder = self._decoder
         slots = 0 if decoder.slots is None else decoder.slots.nbytes()
-        return slots + decoder.graphs.nbytes() + self._casts.nbytes()
+        fused = 0 if decoder.fused is None else decoder.fused.nbytes()
+        return slots + decoder.graphs.nbytes() + fused + self._casts.nbytes()
 
     @staticmethod
     def check(model: Any, prompt_ids: list[list[int]], limit: int | None) -> None:
@@ -221,6 +222,7 @@ class RolloutEngine:
             self._decoder = self._new_decoder()  # the model moved
         if not self._decoder.graphs.check(self.model):
             self._casts.clear()
+            self._decoder.fused = None
         casts = self._casts.instead_of_autocasts(self._decoder.device.type)
         try:
             with casts if self._decoder.bucketed else nullcontext():

@@ -14,6 +14,7 @@ import torch
 from transformers import Cache
 
 from grpo_kit.rollout.attention import attend, attend_fused, join
+from grpo_kit.rollout.bucket_attention import BucketAttention
 from grpo_kit.rollout.row_attention import RowAttention
 
 
@@ -28,12 +29,23 @@ def fill_holes(live: Sequence[bool]) -> list[tuple[int, int]]:
     return [(next(holes), i) for i in range(count, len(live)) if live[i]]
 
 
+def row_bucket(rows: int) -> int:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that holds so many rows.
+
+    >>> [row_bucket(n) for n in (1, 5, 17, 33)]
+    [1, 6, 24, 48]
+    """
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
+
+
 class KVCache(Cache):
     """Keys and values of P prompts and up to `rows` completions of at most `width` tokens, in every layer.
 
     prefix (2, layers, P, Hkv, T, D) and suffix (2, layers, rows, Hkv, width, D): keys at 0, values at 1.
     bucketed: decode over padded shapes that rarely change, as CUDA graphs need; dead rows and columns not yet
     written are masked. Otherwise over exactly the live ones. The result is the same.
+    groups: query heads to a key head, where fused layers decode (attend_fused_rows); 0: where modules do.
     """
 
     def __init__(
@@ -48,6 +60,7 @@ class KVCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
         bucketed: bool,
+        groups: int = 0,
     ) -> None:
         super().__init__(layers=[])
         layers, heads, dim = shape
@@ -55,7 +68,7 @@ class KVCache(Cache):
         self.prefix = torch.zeros(2, layers, prompts, heads, prompt_length, dim, dtype=dtype, device=device)
         self.suffix = torch.zeros(2, layers, rows, heads, width, dim, dtype=dtype, device=device)
         self.bucketed = bucketed
-        self.group, self.width_held = group, width
+        self.group, self.width_held, self.groups = group, width, groups
         self._size = dict(prompts=prompts, rows=rows, prompt_length=prompt_length, group=group, width=width)
         self._attend = attend if bucketed else attend_fused
         integers = lambda *size: torch.zeros(size, dtype=torch.long, device=device)  # noqa: E731
@@ -67,6 +80,7 @@ class KVCache(Cache):
         self._suffix_order = torch.arange(width, device=device)
         self._suffix_bias: torch.Tensor | None = None
         self._lengths: list[int] = []
+        self._in_buckets = BucketAttention(prompts, group, rows, heads, groups, device) if groups else None
         self._by_rows = RowAttention(heads) if not bucketed and dtype == torch.float32 else None
 
     @property
@@ -121,6 +135,8 @@ class KVCache(Cache):
             grid[cell] = row
         self._grid[: len(grid)] = torch.tensor(grid, device=self._grid.device)
         self._cell[:rows] = torch.tensor(cells + [0] * (rows - len(cells)), device=self._cell.device)
+        if self._in_buckets is not None:
+            self._in_buckets.arrange(self._grid[: len(grid)], self._cell[:rows], self.seats)
         if self._by_rows is not None:
             self._by_rows.arrange(self.prompts, self.seats, cells, self._lengths)
 
@@ -138,6 +154,9 @@ class KVCache(Cache):
             self._suffix_bias = torch.zeros_like(unwritten, dtype=torch.float32).masked_fill_(
                 unwritten, -torch.inf
             )
+        if self._in_buckets is not None:
+            prefix = self._prefix_bias[:, 0, 0]  # (P, T)
+            self._in_buckets.begin_step(prefix, self._suffix_bias)
 
     # ---- inside a step: called by the model's layers ------------------------------------------------------------
 
@@ -189,6 +208,17 @@ class KVCache(Cache):
         if len(query) == self.rows:
             return found
         return torch.nn.functional.pad(found, (0, 0, 0, len(query) - self.rows))
+
+    def attend_fused_rows(self, both: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
+        """Write this step's column and attend, as fused layers call it; bucketed.
+
+        both (rows, Hq + Hkv, D): scaled queries, then keys. value (rows, Hkv * D). Returns (rows, Hq * D).
+        """
+        heads, dim = self.suffix.size(3), self.suffix.size(5)
+        for part, states in enumerate((both[:, -heads:], value.view(self.rows, heads, dim))):
+            self.suffix[part, layer, : self.rows].index_copy_(2, self.column, states[:, :, None])
+        prefix, suffix = self.prefix[:, layer], self.suffix[:, layer, : self.rows, :, : self.width]
+        return self._in_buckets(both, prefix, suffix)
 
     def _to_rows(self, grid: torch.Tensor, rows: int) -> torch.Tensor:
         """(P, Hkv, seats, ...) -> (rows, Hkv, ...)."""

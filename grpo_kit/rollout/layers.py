@@ -35,7 +35,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.
 
 
 @dataclass(frozen=True)
-class _Norm:
+class Norm:
     """RMSNorm over the last dimension."""
 
     weight: torch.Tensor
@@ -47,18 +47,18 @@ class _Norm:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """Everything of one decoder layer; the norms of queries and keys where the model has them."""
 
-    before_attention: _Norm
+    before_attention: Norm
     query: Projection
     key: Projection
     value: Projection
     output: Projection
-    query_norm: _Norm | None
-    key_norm: _Norm | None
+    query_norm: Norm | None
+    key_norm: Norm | None
     scale: float
-    before_mlp: _Norm
+    before_mlp: Norm
     gate: Projection
     up: Projection
     down: Projection
@@ -69,15 +69,24 @@ class _Layer:
         return self.scale, *(norm.eps for norm in norms if norm is not None)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A decoder and its head as tensors, all of one dtype but the adapters; dim: of a head of attention."""
+
+    embeddings: torch.Tensor
+    layers: list[Layer]
+    last: Norm
+    head: Projection
+    dim: int
+
+
 class PlainLayers:
     """One model's decoder and head as functions of its tensors, which are the model's own."""
 
-    def __init__(
-        self, base: PreTrainedModel, layers: list[_Layer], last: _Norm, head: Projection, dim: int
-    ) -> None:
-        decoder = base.get_decoder()
-        self._embeddings, self._rotary = decoder.embed_tokens.weight, decoder.rotary_emb
-        self.layers, self._last, self.head, self.dim = layers, last, head, dim
+    def __init__(self, base: PreTrainedModel, parts: Parts) -> None:
+        self._embeddings, self._rotary = parts.embeddings, base.get_decoder().rotary_emb
+        self.layers, self._last, self.head, self.dim = parts.layers, parts.last, parts.head, parts.dim
+        layers, dim = parts.layers, parts.dim
         self.key_heads = layers[0].key.weight.size(0) // dim
         self.groups = layers[0].query.weight.size(0) // (dim * self.key_heads)
         self.settings = (self._rotary.attention_scaling, *(x for layer in layers for x in layer.settings()))
@@ -101,7 +110,7 @@ class PlainLayers:
         return self._last(state)
 
     def _queries_and_keys(
-        self, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, turn: torch.Tensor
+        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, turn: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(R, H, G, D) and (R, H, D), rotated by their positions."""
         heads, groups, dim = self.key_heads, self.groups, self.dim
@@ -121,26 +130,33 @@ class PlainLayers:
 
 def plain_layers(base: PreTrainedModel) -> PlainLayers | None:
     """The model as plain functions, or None if its modules must be called."""
-    decoder, head = base.get_decoder(), projection(base.get_output_embeddings())
-    if not available() or torch.is_autocast_enabled("cpu") or not _is(decoder, _DECODERS):
+    if not available() or torch.is_autocast_enabled("cpu"):
+        return None
+    parts = read_parts(base, torch.float32)
+    return None if parts is None or parts.embeddings.device.type != "cpu" else PlainLayers(base, parts)
+
+
+def read_parts(base: PreTrainedModel, dtype: torch.dtype) -> Parts | None:
+    """The model's tensors, or None if a module is not plain or a weight, adapters aside, of another dtype."""
+    decoder = base.get_decoder()
+    if not _is(decoder, _DECODERS) or not _is(decoder.rotary_emb, _ROTARY):
         return None
     embeddings = decoder.embed_tokens
-    known = type(embeddings) is torch.nn.Embedding and embeddings.max_norm is None
-    if not known or head is None or not is_plain(embeddings) or not _is(decoder.rotary_emb, _ROTARY):
+    known = type(embeddings) is torch.nn.Embedding and embeddings.max_norm is None and is_plain(embeddings)
+    if not known or not is_plain_weight(embeddings.weight, dtype):
         return None
     modules = decoder.layers[: decoder.config.num_hidden_layers]  # as many as its own forward runs
-    layers, last = [_layer(module) for module in modules], _norm(decoder.norm)
-    if last is None or not layers or any(layer is None for layer in layers):
+    layers = [_layer(module, dtype) for module in modules]
+    last, head = _norm(decoder.norm, dtype), projection(base.get_output_embeddings(), dtype)
+    if last is None or head is None or not layers or any(layer is None for layer in layers):
         return None
     dim = modules[0].self_attn.head_dim
     if decoder.rotary_emb.inv_freq.numel() * 2 != dim:
         return None
-    if not is_plain_weight(embeddings.weight) or embeddings.weight.device.type != "cpu":
-        return None
-    return PlainLayers(base, layers, last, head, dim)
+    return Parts(embeddings.weight, layers, last, head, dim)
 
 
-def _layer(module: torch.nn.Module) -> _Layer | None:
+def _layer(module: torch.nn.Module, dtype: torch.dtype) -> Layer | None:
     """The parts of one decoder layer, or None if one of them is not plain."""
     if not _is(module, _LAYERS):
         return None
@@ -151,20 +167,20 @@ def _layer(module: torch.nn.Module) -> _Layer | None:
         return None
     normed = isinstance(attention, qwen3.Qwen3Attention)
     parts = [
-        _norm(module.input_layernorm),
-        *(projection(getattr(attention, f"{name}_proj")) for name in "qkvo"),
-        *((_norm(attention.q_norm), _norm(attention.k_norm)) if normed else (None, None)),
+        _norm(module.input_layernorm, dtype),
+        *(projection(getattr(attention, f"{name}_proj"), dtype) for name in "qkvo"),
+        *((_norm(attention.q_norm, dtype), _norm(attention.k_norm, dtype)) if normed else (None, None)),
         attention.scaling,
-        _norm(module.post_attention_layernorm),
-        *(projection(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")),
+        _norm(module.post_attention_layernorm, dtype),
+        *(projection(getattr(mlp, f"{name}_proj"), dtype) for name in ("gate", "up", "down")),
     ]
     missing = [part is None for place, part in enumerate(parts) if normed or place not in (5, 6)]
-    return None if any(missing) else _Layer(*parts)
+    return None if any(missing) else Layer(*parts)
 
 
-def _norm(module: torch.nn.Module) -> _Norm | None:
-    plain = _is(module, _NORMS) and is_plain_weight(module.weight)
-    return _Norm(module.weight, module.variance_epsilon) if plain else None
+def _norm(module: torch.nn.Module, dtype: torch.dtype) -> Norm | None:
+    plain = _is(module, _NORMS) and is_plain_weight(module.weight, dtype)
+    return Norm(module.weight, module.variance_epsilon) if plain else None
 
 
 def _is(module: torch.nn.Module, kinds: tuple[type, ...]) -> bool:

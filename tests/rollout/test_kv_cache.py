@@ -6,10 +6,10 @@ from rollout_models import config, ragged_prompts, tiny_model
 
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.attention import attend, attend_fused, join
-from grpo_kit.rollout.decode import Decoder, row_bucket
+from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.engine import halve
 from grpo_kit.rollout.graphs import signature
-from grpo_kit.rollout.kv_cache import fill_holes
+from grpo_kit.rollout.kv_cache import fill_holes, row_bucket
 from grpo_kit.rollout.output_buffer import EndWatch, OutputBuffer
 from grpo_kit.rollout.sampling import Sampled
 

@@ -1,0 +1,167 @@
+"""Layers in few kernels, as a card decodes: the numbers of the modules, which do what is not plain."""
+
+import copy
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from peft import LoraConfig
+from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prompts, tiny_model
+from test_plain_layers import dora, merged, subclassed, with_hook, with_own_forward
+
+from grpo_kit.models.model_facts import MODEL_TYPES, base_model
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.fused_layers import fused_layers
+from grpo_kit.rollout.graphs import DecodeGraphs
+
+PROMPTS = ragged_prompts()
+ENDS = config(do_sample=True, max_new_tokens=24, eos_token_id=list(range(2, 14)))
+
+
+def engine_of(model, *, graphs=False):
+    """Bucketed decoding, as on a card."""
+    engine = RolloutEngine(model)
+    engine._decoder.bucketed = True
+    if graphs:
+        engine._decoder.graphs = DecodeGraphs(FakeCuda())
+    return engine
+
+
+def by_modules(model, *args, **kwargs):
+    """The same with transformers' modules: a hook is enough."""
+    hook = base_model(model).model.norm.register_forward_hook(lambda module, inputs, output: None)
+    try:
+        engine = engine_of(model)
+        made = engine.generate(*args, **kwargs)
+        assert engine._decoder.fused is None
+        return made
+    finally:
+        hook.remove()
+
+
+def close(one, other, tolerance):
+    for a, b in zip(one, other, strict=True):
+        assert a == pytest.approx(b, abs=tolerance)
+
+
+def test_every_known_model_type_is_tested():
+    assert set(FAMILIES) == set(MODEL_TYPES)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_are_those_of_the_modules_and_of_a_plain_forward(family, lora):
+    """Rows that end at random, in groups of unequal size: holes are filled, buckets shrink."""
+    model = tiny_model(family, lora=lora)
+    engine = engine_of(model)
+    made = engine.generate(PROMPTS, ENDS, seed=3)
+    assert engine._decoder.fused is not None and len(set(map(len, made.completion_ids))) > 3
+    slow = by_modules(model, PROMPTS, ENDS, seed=3)
+    assert made.completion_ids == slow.completion_ids
+    close(made.policy_logprobs, slow.policy_logprobs, 1e-5)
+    close(made.entropies, slow.entropies, 1e-5)
+    for prompt, ids, logprobs in zip(PROMPTS, made.completion_ids, made.policy_logprobs, strict=True):
+        wanted = torch.log_softmax(plain_logits(model, prompt, ids), -1)
+        close([logprobs], [wanted.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()], 1e-5)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_in_16_bits_they_are_no_further_from_float32_than_the_modules(family, lora, autocast):
+    """bfloat16 weights under float32 adapters: of the same tokens, the mean distance to exact log-probabilities."""
+    exact = tiny_model(family, lora=lora)
+    with torch.no_grad():
+        for name, parameter in exact.named_parameters():
+            parameter.copy_(parameter.bfloat16() / (6 if parameter.dim() > 1 and "lora" not in name else 1))
+    model = copy.deepcopy(exact)
+    for name, parameter in model.named_parameters():
+        if "lora" not in name:
+            parameter.data = parameter.data.bfloat16()
+    tokens = config(max_new_tokens=12, do_sample=True, eos_token_id=[])
+
+    def distance(run):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            made = run()
+        far = []
+        for prompt, ids, logprobs in zip(PROMPTS, made.completion_ids, made.policy_logprobs, strict=True):
+            wanted = torch.log_softmax(plain_logits(exact, prompt, ids), -1)
+            far.append((wanted.gather(1, torch.tensor(ids)[:, None])[:, 0] - torch.tensor(logprobs)).abs())
+        return torch.cat(far).mean().item()
+
+    engine = engine_of(model)
+    fused = distance(lambda: engine.generate(PROMPTS, tokens, seed=3))
+    assert engine._decoder.fused is not None
+    assert 0 < fused < 1.25 * distance(lambda: by_modules(model, PROMPTS, tokens, seed=3))
+
+
+def test_adapters_several_switched_disabled_and_of_some_layers():
+    model = tiny_model(lora=True)
+    torch.manual_seed(1)
+    model.add_adapter(
+        "second", LoraConfig(r=3, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    )
+    engine, seen = engine_of(model, graphs=True), []
+    for active in ("default", "second", ["default", "second"], []):
+        model.base_model.set_adapter(active)
+        with model.disable_adapter() if not active else torch.no_grad():
+            seen.append(engine.generate(PROMPTS, config()).completion_ids)
+            assert engine._decoder.fused is not None
+            assert seen[-1] == generate(model, PROMPTS, config())
+    assert len({str(ids) for ids in seen}) == 4
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_training_changes_is_read_again_and_graphs_stay(lora):
+    model = tiny_model("qwen3", lora=lora)
+    engine = engine_of(model, graphs=True)
+    engine.generate(PROMPTS, config())
+    captured = engine._decoder.graphs.captures
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    made = engine.generate(PROMPTS, config()).completion_ids
+    assert made == generate(model, PROMPTS, config())
+    assert engine._decoder.graphs.captures == captured and engine._decoder.graphs.replays > 0
+    engine.release()
+    assert engine.nbytes() == 0
+    assert engine.generate(PROMPTS, config()).completion_ids == made
+
+
+@pytest.mark.parametrize("change", [dora, with_hook, with_own_forward, subclassed, merged])
+def test_what_is_not_plain_is_left_to_the_modules(change):
+    settings = config(eos_token_id=499)
+    before = generate(tiny_model(), PROMPTS, settings)
+    model = change(tiny_model())
+    wanted = generate(model, PROMPTS, settings)
+    engine = engine_of(model)
+    assert wanted != before and engine.generate(PROMPTS, settings).completion_ids == wanted
+    assert engine._decoder.fused is None
+
+
+def test_a_hook_that_comes_and_goes_between_rollouts():
+    """The same graphs' shapes, by the modules and by few kernels: neither is replayed for the other."""
+    model = tiny_model("qwen2")
+    engine = engine_of(model, graphs=True)
+    plain = engine.generate(PROMPTS, config()).completion_ids
+    hook = model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output * 3)
+    changed = engine.generate(PROMPTS, config()).completion_ids
+    assert changed == generate(model, PROMPTS, config()) != plain
+    hook.remove()
+    assert engine.generate(PROMPTS, config()).completion_ids == plain
+
+
+def test_products_in_another_dtype_than_the_weights_are_the_modules():
+    model = tiny_model()
+    assert fused_layers(model) is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused_layers(model) is None
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 9, 17, 33])
+def test_any_number_of_rows(rows):
+    model = tiny_model("qwen2")
+    prompts = [[7, 8, 9 + row] + [5] * (row % 4) for row in range(rows)]
+    settings = config(max_new_tokens=5, eos_token_id=499)
+    assert engine_of(model).generate(prompts, settings).completion_ids == generate(model, prompts, settings)
