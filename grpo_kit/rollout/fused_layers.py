@@ -30,9 +30,7 @@ class Copies:
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._held: list[Tensor] = []
-        self._to: list[Tensor] = []
-        self._source: list[Tensor] = []
-        self._scale: list[float] = []
+        self._kept: list[tuple[Tensor, Tensor, float]] = []  # a copy, what it is of, times what
 
     def new(self, *shape: int) -> Tensor:
         """Zeros of this shape, in the dtype of the products."""
@@ -41,16 +39,13 @@ class Copies:
 
     def keep(self, to: Tensor, source: Tensor, scale: float = 1.0) -> None:
         """From the next refresh on, `to` is scale * source."""
-        self._to.append(to)
-        self._source.append(source)
-        self._scale.append(scale)
+        self._kept.append((to, source, scale))
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Read the model's tensors again."""
-        if self._to:
-            torch._foreach_copy_(self._to, self._source)
-            torch._foreach_mul_(self._to, self._scale)
+        for to, source, scale in self._kept:
+            torch.mul(source, scale, out=to)
 
     def nbytes(self) -> int:
         """Bytes held."""
