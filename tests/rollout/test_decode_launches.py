@@ -25,7 +25,7 @@ NONE = set(
 ONE = set("rms_norm index_copy_ mm addmm addmm_ bmm baddbmm index_select cat stack".split())
 # By modules 58, 58, 72. One more where scores are cast to 16 bits; three fewer for a llama without biases.
 LAYER = {"qwen2": 28, "llama": 30, "qwen3": 29}
-LORA = 10  # more, with adapters on all seven; by modules 42
+LORA = 10  # more, with adapters on all seven
 REST = 21  # embedding, positions, masks, the last norm and the head
 
 
