@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_kit.argument_checks import check_whole
+from grpo_kit.record.kernel import in_notebook
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,12 +78,6 @@ def small_png(picture: Image) -> bytes:
     buffer = BytesIO()
     picture.convert("RGB").quantize(128, dither=Dither.NONE).save(buffer, format="png")
     return buffer.getvalue()
-
-
-def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this: Lab, VS Code, Colab, nbclient, papermill; not terminal IPython."""
-    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None too while another thread imports it
-    return ask is not None and getattr(ask(), "kernel", None) is not None
 
 
 def widget_bundle(widget: Any, **options: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoTokenizer
 
 from grpo_kit.argument_checks import check_temperature
-from grpo_kit.display import escape, in_notebook
+from grpo_kit.display import escape
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
@@ -23,6 +23,7 @@ from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.record.files import has_metrics
+from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rollout.complete import complete
 from grpo_kit.watch.completions import side_by_side
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_kit.loop.grpo_config import Config, as_json
 from grpo_kit.models.model_facts import hardware, model_name
+from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
 from grpo_kit.tasks.same_task import task_digest
 
@@ -48,7 +49,7 @@ def settings_of(
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "device": hardware(),
-        "command": None if "ipykernel" in sys.modules else shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
     }
 

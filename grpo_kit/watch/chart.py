@@ -7,8 +7,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.display import in_notebook, small_png
+from grpo_kit.display import small_png
 from grpo_kit.record.files import write_whole
+from grpo_kit.record.kernel import in_notebook
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.follow import Follower
 from grpo_kit.watch.run_state import RunState

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import BADGE, duration, escape, in_notebook
+from grpo_kit.display import BADGE, duration, escape
 from grpo_kit.record.files import read_completions
+from grpo_kit.record.kernel import in_notebook
 from grpo_kit.watch.chart import SHOWN, RunChart
 from grpo_kit.watch.conversations import picks_of
 from grpo_kit.watch.flags import Flag
