@@ -11,6 +11,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_kit import episodes
 from grpo_kit.cuda import has_bf16
+from grpo_kit.engine import check_card as check_card_module
 from grpo_kit.engine.check_card import check_card
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -98,14 +99,22 @@ def test_autocast_and_adapters_decode_in_graphs():
 
 
 @pytest.fixture(autouse=True)
+def exact_products():
+    """float32 is float32 here: load_policy turns TF32 on, for the whole process."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """What an earlier version found of this card counts for nothing here."""
-    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    """What an earlier version found of this card counts for nothing here; models that are cached stay so."""
+    monkeypatch.setattr(check_card_module, "cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])
-def test_flex_attention_gives_the_padded_gradient(loss, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def test_flex_attention_gives_the_padded_gradient(loss):
     model = qwen(vocabulary=4096)  # the kernel wants heads of 16 and more
     packed, batch = PackedUpdate(model, Config()), on_card(ragged(old=True))
     assert_same(step(packed, model, batch, loss=loss), step(PaddedUpdate(Config()), model, batch, loss=loss))
