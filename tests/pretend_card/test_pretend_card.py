@@ -21,7 +21,9 @@ import build  # noqa: E402
 
 ALL = ["../engine/test_cuda.py", "card_tests"]
 RUNS = {  # name: (card, environment, tests)
-    "rtx4090": ("rtx4090", {}, [*ALL, "-k", "not plan_is_within"]),  # the plan of the head is another code's
+    "rtx4090": ("rtx4090", {}, [*ALL, "--ignore=card_tests/t4", "--ignore=card_tests/without_triton"]),
+    "t4": ("t4", {}, ["card_tests/t4"]),
+    "without_triton": ("rtx4090", {"PRETEND_TRITON": "0"}, ["card_tests/without_triton"]),
 }
 
 
