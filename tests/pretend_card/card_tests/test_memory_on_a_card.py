@@ -3,8 +3,11 @@
 import pytest
 import torch
 from test_cuda import qwen
+from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig
 
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.loop import Config
 from grpo_kit.memory import request
 from grpo_kit.optim import split_adamw
 from grpo_kit.optim.choose import make_optimizer
@@ -93,3 +96,39 @@ def test_the_plan_knows_the_optimizers_scratch():
     torch.cuda.reset_peak_memory_stats()
     optimizer.step()
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(request._SPLIT_SCRATCH, rel=0.1)
+
+
+def test_out_of_memory_in_a_rollout_halves_the_rows_and_writes_the_same(counter, capsys):
+    model = qwen(vocabulary=16384, hidden=512)
+    how = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=[])
+    prompts = [[70 + i] * 40 for i in range(32)]
+    wanted = RolloutEngine(model).generate(prompts, how).completion_ids
+    torch.cuda.empty_cache()
+    counter.put("fraction", (torch.cuda.memory_reserved() + 24 * MIB) / torch.cuda.mem_get_info()[1])
+    engine = RolloutEngine(model)
+    found = engine.generate(prompts, how).completion_ids
+    assert counter.get("out_of_memory") > 0 and "rows do not fit in memory" in capsys.readouterr().out
+    assert found == wanted
+
+
+def test_out_of_memory_in_an_update_halves_the_chunk_and_gives_the_same(counter, capsys, monkeypatch):
+    """Somebody else takes the card's memory once the update has planned with it."""
+    model = qwen(vocabulary=4096)
+    packed, batch = PackedUpdate(model, Config()), ragged()
+    packed.memory.attention = "sdpa"
+    wanted = step(packed, model, batch)
+    forward, tried = PackedUpdate._forward, []
+
+    def on_a_fuller_card(self, model, rows, *rest):
+        tried.append(len(rows))
+        if len(tried) == 1:
+            torch.cuda.empty_cache()
+            counter.put("fraction", (torch.cuda.memory_reserved() + MIB) / torch.cuda.mem_get_info()[1])
+        try:
+            return forward(self, model, rows, *rest)
+        finally:
+            counter.put("fraction", 1)
+
+    monkeypatch.setattr(PackedUpdate, "_forward", on_a_fuller_card)
+    assert_same(step(packed, model, batch), wanted)
+    assert "the step starts over" in capsys.readouterr().out and tried[1] < tried[0]
