@@ -30,7 +30,7 @@ NOTEBOOK := notebooks/05_train_full.ipynb
 LAB_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lowest newest vllm lab docs lint clean
+.PHONY: help train test card browser lowest newest vllm lab docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,9 @@ train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by K
 
 test: $(VENV)/.installed lint ## lint, then every test; notebooks run in the smoke profile
 	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS)
+
+card: $(VENV)/.installed ## the tests of a CUDA card: on this machine's, else on a pretend one (compiled once, 30 s)
+	KIT_PROFILE=smoke $(PY) -m pytest -q tests/engine/test_cuda.py tests/test_cuda_card.py tests/pretend_card
 
 browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has a Chromium
 	@$(PY) -c "import playwright" 2> /dev/null || $(PIP) -c requirements.txt -e ".[browser]" || true

@@ -5,10 +5,8 @@
 Real: SmolLM2-135M in float32 on the CPU, one chunk forward and backward and AdamW's step, full and LoRA; every
 tensor's storage is counted from birth to death, and the process's resident memory is a second witness.
 Fake: Qwen2.5-1.5B's shapes under FakeTensorMode, where tensors have sizes and no data, as the second chunk of a
-step; Triton's kernels, which fold a tile of logits in place, are replaced by functions that allocate nothing. SDPA
-with a dense mask. Optimizers that need a card are stood for by a tensor of their size.
-The head is TRL's chunked one, which the plan's formula is of; the packed update's own tiles (1,024 tokens x the whole
-vocabulary) are larger and not in either yet. Needs trl. Saves benchmarks/results/memory_cpu.json.
+step. SDPA with a dense mask. Optimizers that need a card are stood for by a tensor of their size.
+The head is the packed update's on a card. Saves benchmarks/results/memory_cpu.json.
 
 Unverified: what CUDA adds (kernels' workspaces, the allocator's fragmentation, FlexAttention, CUDA graphs).
 """
@@ -33,6 +31,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit import load_policy, preset
+from grpo_kit.engine.packed_update import tiled_logprobs
 from grpo_kit.memory.activations import chunk_bytes
 from grpo_kit.memory.plan import plan_memory
 from grpo_kit.memory.shapes import config_of
@@ -76,10 +75,7 @@ def measure_chunk(
     model: Any, *, tokens: int, scored: int, checkpointed: int, gradients: bool, autocast: bool
 ) -> dict:
     """Peak bytes (weights included) of one chunk's forward and backward pass, and of AdamW's step after it."""
-    import trl.trainer.utils as trl_utils
-
     base = base_model(model)
-    trl_utils.add_fused_lm_head(base, 1.0, outputs=("log_probs", "entropy"))
     model.train()
     if checkpointed:
         base.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
@@ -99,19 +95,16 @@ def measure_chunk(
     positions = torch.arange(tokens)[None]
     with memory, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         hidden = base.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-        # What trl's fused head does with a mask of labels, whose shape fake tensors cannot know.
+        # As the update does with a mask of labels, whose shape fake tensors cannot know.
         states = hidden.last_hidden_state[0, tokens - scored :].clone()
         del hidden
-        labels, head = torch.zeros(scored, dtype=torch.long), base.lm_head.weight
-        logprobs, entropy, *_ = trl_utils._ChunkedLogProbFunction.apply(
-            states, head, None, labels, 1.0, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("entropy",)
-        )
+        logprobs, entropy = tiled_logprobs(base.lm_head, states, torch.zeros(scored, dtype=torch.long), 1.0)
         loss = -logprobs.sum()
     del states
     with memory:
         loss.backward()
     update = memory.peak
-    del loss, logprobs, entropy, _
+    del loss, logprobs, entropy
     memory.reset()
     with memory:  # foreach: as torch chooses on CUDA
         torch.optim.AdamW(trained, foreach=True).step()
@@ -137,22 +130,6 @@ def fake_model(config: Any, dtype: torch.dtype, *, lora: bool) -> Any:
         for name, b in module._buffers.items():
             module._buffers[name] = torch.empty(b.shape, dtype=b.dtype)
     return model
-
-
-@contextmanager
-def triton_stand_ins() -> Any:
-    """trl's head as on a card: tiles folded in place, products accumulated without copies."""
-    import trl.kernels.chunked_logprob as trl_head
-
-    names = ("_forward_tile", "_backward_tile", "_addmm_fp32")
-    before = {name: getattr(trl_head, name) for name in names}
-    for name in names:
-        setattr(trl_head, name, lambda *args, **kwargs: None)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(trl_head, name, function)
 
 
 @contextmanager
@@ -205,7 +182,6 @@ def real_case(tuning: str, checkpointed: int, *, tokens: int = 1024, scored: int
         gradient_bytes=trained,
         trainable=tuning,
         mask_keys=tokens,
-        device="cpu",
     )
     update = measured["weights"] + peak.kept + peak.working + peak.gradients * trained
     name = f"SmolLM2-135M float32 {tuning}, {tokens} tokens, {checkpointed} of 30 layers checkpointed"
@@ -230,7 +206,7 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
     }
     plan = plan_memory(cfg, **options)
     full, weights = tuning == "full", getattr(torch, cfg.dtype)
-    with FakeTensorMode(allow_non_fake_inputs=True), triton_stand_ins():
+    with FakeTensorMode(allow_non_fake_inputs=True):
         model = fake_model(config_of(cfg.model), weights, lora=not full)
         state = sum(p.numel() for p in model.parameters() if p.requires_grad)
         state *= OPTIMIZERS[optimizer].state_bytes if full else 8
@@ -266,7 +242,7 @@ def main() -> None:
         ("bfloat16", "adamw", "lora", 28),
     ]
     fake = [r for case in fake_cases for r in fake_case(*case)]
-    result = origin("python -m benchmarks.memory", "torch", "transformers", "trl", "peft") | {
+    result = origin("python -m benchmarks.memory", "torch", "transformers", "peft") | {
         "unverified": "CUDA: kernels' workspaces, the allocator's fragmentation, FlexAttention, CUDA graphs",
         "real tensors on the CPU": real,
         "fake tensors": fake,

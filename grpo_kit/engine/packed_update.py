@@ -20,10 +20,9 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.memory.activations import HEAD_TILE
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.tree_attention import NAME as TREE
-
-_TILE = 1024  # tokens whose logits are there at once, where the head has no kernel of its own
 
 
 class PackedUpdate:
@@ -103,19 +102,30 @@ class PackedUpdate:
         head = base.get_output_embeddings()
         if usable_head(head, hidden):
             return head_logprobs(hidden, head.weight, labels, 1 / temperature)
-        entropies_needed = self.config.entropy_bonus > 0
+        return tiled_logprobs(
+            head, hidden, labels, temperature, entropy_gradient=self.config.entropy_bonus > 0
+        )
 
-        def of_tile(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            table = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
-            with torch.set_grad_enabled(torch.is_grad_enabled() and entropies_needed):
-                entropies = -(table.exp() * table).sum(-1)
-            return table.gather(1, labels[:, None]).squeeze(1), entropies
 
-        made = [
-            checkpoint(of_tile, tile, some, use_reentrant=False)
-            for tile, some in zip(hidden.split(_TILE), labels.split(_TILE), strict=True)
-        ]
-        return tuple(torch.cat(values) for values in zip(*made, strict=True))
+def tiled_logprobs(
+    head: Any, hidden: Tensor, labels: Tensor, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of labels (S,) from hidden states (S, H), HEAD_TILE of them at a time.
+
+    The backward pass computes each tile's logits again. entropy_gradient: whether entropies have one.
+    """
+
+    def of_tile(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        table = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+            entropies = -(table.exp() * table).sum(-1)
+        return table.gather(1, labels[:, None]).squeeze(1), entropies
+
+    made = [
+        checkpoint(of_tile, tile, some, use_reentrant=False)
+        for tile, some in zip(hidden.split(HEAD_TILE), labels.split(HEAD_TILE), strict=True)
+    ]
+    return tuple(torch.cat(values) for values in zip(*made, strict=True))
 
 
 def rows_of(batch: Batch) -> list[Row]:

@@ -178,7 +178,6 @@ class UpdateMemory:
             total=total,
             preferred=min(total, max(group, PREFERRED_TOKENS)),
             compute_itemsize=self.compute_itemsize,
-            device=self.device.type,
             trainable="lora" if lora else "full",
             rank=getattr(self.model.active_peft_config, "r", 16) if lora else 16,
             mask_keys=total if self.attention == "sdpa" else 0,

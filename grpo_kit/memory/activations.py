@@ -21,8 +21,8 @@ Trainable = Literal["full", "lora"]
 
 PREFERRED_TOKENS = 4096  # of a chunk: large enough for matrix products to keep a card busy
 USED_OF_FREE = 0.9  # the rest: the allocator's fragmentation and kernels' workspaces
-_TILE_TOKENS, _TILE_VOCABULARY = 4096, 32768  # of trl 1.16's chunked LM head
-_CPU_COPIES = {"cuda": 0, "cpu": 7.25}  # of a tile in float32, made where there is no Triton
+HEAD_TILE = 1024  # scored tokens whose logits, over the whole vocabulary, are there at once
+_TILE_COPIES = 3  # of them in float32: log-probabilities, probabilities, their product
 _FLOAT = 4  # bytes of a float32
 
 
@@ -125,23 +125,24 @@ def head_bytes(
     scored_tokens: int,
     trainable: Trainable = "full",
     compute_itemsize: int | None = None,
-    device: str = "cuda",
 ) -> float:
-    """Bytes of the fused LM head at the peak of its backward pass, in total.
+    """Bytes of the packed update's LM head at the peak of its backward pass, in total.
 
-    scored_tokens: positions with a label. Bytes: the scored hidden states and their gradients, one tile of logits
-    (4,096 tokens x 32,768 of the vocabulary), and, training the head, its gradient in float32 and in its own dtype.
-    device "cpu": without Triton the tile is copied several times.
+    scored_tokens: positions with a label. Bytes: the scored hidden states and their gradients; either one tile of
+    HEAD_TILE tokens over the whole vocabulary, or, training the head, what a tile adds to the head's gradient; and what
+    earlier tiles left of it. A CPU's own head (cpu_lm_head.py) needs less, or what is free.
     """
     sizes = _Sizes(config)
     w, c = _itemsizes(itemsize, compute_itemsize)
-    columns = min(_TILE_VOCABULARY, sizes.vocabulary)
-    cast = w if w != _FLOAT else 0  # accumulated in float32, then converted
-    hidden = scored_tokens * sizes.hidden * (w + _FLOAT + cast)
-    tile = min(scored_tokens, _TILE_TOKENS) * (_TILE_VOCABULARY * c + _CPU_COPIES[device] * columns * _FLOAT)
-    weight = sizes.vocabulary * sizes.hidden * (_FLOAT + cast) if _is_full(trainable) else 0
-    cast_weight = columns * sizes.hidden * c if w != c else 0
-    return float(hidden + tile + weight + cast_weight)
+    tile = min(scored_tokens, HEAD_TILE)
+    matrix = sizes.vocabulary * sizes.hidden
+    cast = matrix * c if w != c else 0
+    of_tile = tile * sizes.vocabulary * _TILE_COPIES * _FLOAT
+    left = 0
+    if _is_full(trainable):
+        left = matrix * w if scored_tokens > HEAD_TILE else 0
+        of_tile = max(of_tile, tile * sizes.vocabulary * c + matrix * (w if w == c else w + c))
+    return float(2 * scored_tokens * sizes.hidden * w + cast + left + of_tile)
 
 
 def chunk_bytes(
@@ -158,7 +159,6 @@ def chunk_bytes(
     rank: int = 16,
     gradient_bytes: float = 0.0,
     four_bit: bool = False,
-    device: str = "cuda",
 ) -> ChunkBytes:
     """The peak of a chunk's forward and backward pass: the largest of the moments named in ChunkBytes.
 
@@ -192,16 +192,10 @@ def chunk_bytes(
     matrix = sizes.mlp * sizes.hidden * c if four_bit else 0
     cast = {"forward": sizes.layers * weights, "head": (sizes.layers - k) * weights}
 
-    columns = min(_TILE_VOCABULARY, sizes.vocabulary)
-    tile = min(scored, _TILE_TOKENS) * (_TILE_VOCABULARY * c + _CPU_COPIES[device] / 2 * columns * _FLOAT)
-    tile += columns * sizes.hidden * c if w != c else 0
+    tile = min(scored, HEAD_TILE) * sizes.vocabulary * _TILE_COPIES * _FLOAT
+    tile += sizes.vocabulary * sizes.hidden * c if w != c else 0
     head = head_bytes(
-        config,
-        itemsize,
-        scored_tokens=scored,
-        trainable=trainable,
-        compute_itemsize=compute_itemsize,
-        device=device,
+        config, itemsize, scored_tokens=scored, trainable=trainable, compute_itemsize=compute_itemsize
     )
     embedding = sizes.vocabulary * sizes.hidden * w if full else 0
     held = embedding if sizes.tied else 0  # the head's gradient waits for the embedding's
@@ -218,7 +212,7 @@ def chunk_bytes(
         working = held + matrix + mlp + (5 if adapters_cast else 3) * thick + cast["head"]
         moments.append((stem + layers, working, False, "layer"))
     if k:
-        working = held + matrix + layer + mlp + (12 if adapters_cast else 7) * thick + weights
+        working = held + matrix + layer + mlp + (4 if adapters_cast else 2) * thick + weights
         moments.append((stem + k * inputs, working, False, "recomputed layer"))
         moments.append((stem + inputs, working, True, "recomputed layer"))
     embedding *= gradients  # the first gradient of a step is stored, later ones are added to it
@@ -246,7 +240,7 @@ def update_budget(
     free_bytes: memory for chunks besides weights, gradients and optimizer; nine tenths of it are used.
     longest: packed tokens of the longest completion with its prompt, the smallest possible chunk.
     total: packed tokens of the step, the largest possible chunk. preferred: tokens that suffice for good matrix sizes.
-    chunk: trainable, compute_itemsize, mask_keys, rank, four_bit, device, as in chunk_bytes.
+    chunk: trainable, compute_itemsize, mask_keys, rank, four_bit, as in chunk_bytes.
     Rule: the fewest checkpointed layers with which `preferred` tokens (fewer, if `total` is less; more, if `longest`
     is more) fit, then as many tokens as fit with these; if they do not even fit with every layer checkpointed, as
     many as do. Never less than `longest`, whether it fits or not. Every position counts as scored.
@@ -256,7 +250,7 @@ def update_budget(
     >>> qwen = Qwen2Config(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
     ...                    num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
     >>> update_budget(8 * 2**30, qwen, 2, total=40_000)
-    (4401, 16)
+    (4263, 17)
     """
     for name, value in (
         ("longest", longest),

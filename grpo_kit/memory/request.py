@@ -22,8 +22,9 @@ FRAGMENTATION = 0.05  # of what is allocated: an estimate
 COMPUTE = 2  # bytes of bfloat16, in which a card computes
 WITHOUT_BFLOAT16 = {"t4": 16.0}  # GB; such a card computes in the weights' own dtype
 
-# Bytes a parameter that exist only while the optimizer steps: torch's foreach AdamW, and the kit's in parts.
-_FOREACH, _SPLIT_PARTS = 4.0, 0.3 * GIB
+# Bytes a parameter that exist only while the optimizer steps, of torch's foreach AdamW.
+_FOREACH = 4.0
+_SPLIT_SCRATCH = 9.0 * 2**24  # bytes in all: SCRATCH_BYTES of optim/split_adamw.py, which needs bitsandbytes
 _FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: nf4 with double quantisation
 
 PARTS = ("weights", "reference model", "cast weights", "optimizer", "gradients", "keys and values")
@@ -212,5 +213,5 @@ def optimizer_of(cfg: Config) -> str:
 
 def _optimizer(name: str, parameters: int, itemsize: int) -> tuple[float, float]:
     """Bytes of optimizer state, and bytes needed only while the optimizer steps."""
-    during = {"adamw": _FOREACH * parameters, "adamw-8bit-split": _SPLIT_PARTS}
+    during = {"adamw": _FOREACH * parameters, "adamw-8bit-split": _SPLIT_SCRATCH}
     return OPTIMIZERS[name].state_of(itemsize) * parameters, during.get(name, 0.0)

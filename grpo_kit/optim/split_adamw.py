@@ -5,7 +5,8 @@ int16: together the exact float32 master weight, in 4 bytes instead of 6. The mo
 are bitsandbytes' AdamW8bit, which receives float32 only.
 
 Simplification: the master of at most _CHUNK weights at a time is put together, updated, and split again, with plain
-torch operations rather than one fused kernel: about 40 bytes of memory traffic a weight and step, 0.3 GiB at once.
+torch operations rather than one fused kernel. They work in one scratch of SCRATCH_BYTES, taken before a weight moves:
+where a card has no such room, a smaller one is taken, and the step is the same bit for bit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from bitsandbytes.optim import AdamW8bit
 
 _BLOCK = 256  # weights that share one scale in bitsandbytes' 8-bit moments
 _CHUNK = 2**24  # a multiple of _BLOCK
+_LEAST_CHUNK = 2**16
+_SCRATCH_A_WEIGHT = 4 + 4 + 1  # master, gradient, whether it is a number
+SCRATCH_BYTES = _CHUNK * _SCRATCH_A_WEIGHT
 
 
 def join(weights: torch.Tensor, low_bits: torch.Tensor) -> torch.Tensor:
@@ -56,6 +60,19 @@ class SplitAdamW8bit(AdamW8bit):
         return p.detach().float() if low_bits is None else join(p.detach(), low_bits)
 
     @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step. All states are made before any weight moves: without memory for them, none does."""
+        if not self.initialized:
+            self.check_overrides()
+            self.to_gpu()
+            self.initialized = True
+        for gindex, group in enumerate(self.param_groups):
+            for pindex, p in enumerate(group["params"]):
+                if p.grad is not None and not self.state[p]:
+                    self.init_state(group, p, gindex, pindex)
+        return super().step(closure)
+
+    @torch.no_grad()
     def init_state(self, group: dict, p: torch.Tensor, gindex: int, pindex: int) -> None:
         super().init_state(group, p, gindex, pindex)
         if p.dtype == torch.bfloat16:
@@ -67,15 +84,20 @@ class SplitAdamW8bit(AdamW8bit):
         if "low_bits" not in state:
             super().update_step(group, p, gindex, pindex)
             return
+        scratch = _scratch(min(-(-p.numel() // _BLOCK) * _BLOCK, _CHUNK), p.device)
         p.data = p.data.contiguous()
         state["step"] += 1
         (beta1, beta2), eps, lr, decay = (group[k] for k in ("betas", "eps", "lr", "weight_decay"))
         step, quantised = state["step"], state["state1"].dtype == torch.uint8
         weights, low_bits, gradient = p.data.view(-1), state["low_bits"].view(-1), p.grad.reshape(-1)
         first, second = state["state1"].view(-1), state["state2"].view(-1)
-        for start in range(0, p.numel(), _CHUNK):
-            part, blocks = slice(start, start + _CHUNK), slice(start // _BLOCK, (start + _CHUNK) // _BLOCK)
-            master, g = join(weights[part], low_bits[part]), gradient[part].float()
+        chunk = len(scratch[0])
+        for start in range(0, p.numel(), chunk):
+            part, blocks = slice(start, start + chunk), slice(start // _BLOCK, (start + chunk) // _BLOCK)
+            bits, g, odd = (one[: len(weights[part])] for one in scratch)
+            bits.copy_(weights[part].view(torch.int16)).bitwise_left_shift_(16).add_(low_bits[part])  # join
+            master = bits.view(torch.float32)
+            g.copy_(gradient[part])
             m, v = first[part], second[part]
             if quantised:
                 maps = state["qmap1"], state["qmap2"], state["absmax1"][blocks], state["absmax2"][blocks]
@@ -86,4 +108,22 @@ class SplitAdamW8bit(AdamW8bit):
                 F.optimizer_update_32bit(
                     "adam", g, master, m, beta1, eps, step, lr, v, beta2, weight_decay=decay
                 )
-            weights[part], low_bits[part] = split(master)
+            # split, with the gradient's memory for the upper half
+            bits.masked_fill_(torch.ne(master, master, out=odd), 0x7FC00000)
+            high = torch.add(bits, 0x8000, out=g.view(torch.int32)).bitwise_right_shift_(16)
+            weights[part].view(torch.int16).copy_(high)
+            low_bits[part].copy_(bits.sub_(high.bitwise_left_shift_(16)))
+
+
+def _scratch(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """int32, float32 and bool of so many weights, whole blocks; of half as many and less, where memory is short."""
+    while True:
+        try:
+            return tuple(
+                torch.empty(count, dtype=kind, device=device)
+                for kind in (torch.int32, torch.float32, torch.bool)
+            )
+        except torch.OutOfMemoryError:
+            if count <= _LEAST_CHUNK:
+                raise
+        count = max(_LEAST_CHUNK, count // 2 // _BLOCK * _BLOCK)

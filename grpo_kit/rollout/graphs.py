@@ -51,6 +51,7 @@ class DecodeGraphs:
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
+        self._side: Any = None  # the stream of warm-ups: each new one would keep memory of its own
         self._signature: tuple | None = None
         self.captures = self.replays = 0
         self._failed = False
@@ -104,7 +105,7 @@ class DecodeGraphs:
     def _capture(self, step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         cuda = self._cuda
         # Warm-up off the main stream: libraries allocate workspaces.
-        stream = cuda.Stream()
+        self._side = stream = self._side or cuda.Stream()
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
             for _ in range(2):
@@ -117,8 +118,9 @@ class DecodeGraphs:
         del logits
         if self._pool is None:
             self._pool = cuda.graph_pool_handle()
-        graph, before = cuda.CUDAGraph(), cuda.memory_reserved()
+        graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            before = cuda.memory_reserved()  # in here the cache has been emptied: only the pool grows
             output.copy_(step())
         self.captures += 1
         self._bytes += max(0, cuda.memory_reserved() - before)

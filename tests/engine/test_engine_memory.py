@@ -37,9 +37,9 @@ def rows(completions, tokens):
     ("held", "completions", "tokens", "stays", "reason"),
     [
         (0.0, 8, 512, True, "nothing is held"),
-        (1.2, 8, 512, True, "two layers of 28 more are computed again"),
-        (3.0, 8, 512, False, "five layers more"),
-        (3.0, 2, 64, True, "so little is updated that both fit"),
+        (1.0, 8, 512, True, "two layers of 28 more are computed again"),
+        (3.0, 8, 512, False, "six layers more"),
+        (2.5, 2, 64, True, "so little is updated that both fit"),
         (13.9, 2, 64, False, "the update does not fit beside it"),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_checkpointed_layer_keeps_its_input(dtype):
 @pytest.mark.parametrize(("checkpointed", "gradients"), [(0, False), (2, False), (2, True), (4, False)])
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_the_peak_of_a_chunk_is_what_its_tensors_take(tuning, checkpointed, gradients):
-    """Real tensors: four layers of SmolLM2's shape and its vocabulary, with TRL's fused head on the CPU."""
+    """Real tensors: four layers of SmolLM2's shape and its vocabulary, with the head that an update has on a card."""
     config = LlamaConfig(**{**SHAPES["SmolLM2"].to_dict(), "num_hidden_layers": 4, "vocab_size": 49152})
     config.tie_word_embeddings = True
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
@@ -154,7 +154,6 @@ def test_the_peak_of_a_chunk_is_what_its_tensors_take(tuning, checkpointed, grad
         gradient_bytes=trained,
         trainable=tuning,
         mask_keys=160,
-        device="cpu",
     )
     predicted = measured["weights"] + peak.kept + peak.working + peak.gradients * trained
     assert predicted == pytest.approx(measured["update"], rel=0.05)
@@ -169,18 +168,28 @@ def test_the_tracker_counts_what_lives():
     assert 8000 <= memory.peak <= 8008
 
 
-@pytest.mark.parametrize("case", [("bfloat16", "flash-adamw", "full", 28), ("float32", "adamw", "full", 28)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("bfloat16", "flash-adamw", "full", 28),
+        ("float32", "adamw", "full", 28),
+        ("bfloat16", "adamw", "lora", 0),
+        ("bfloat16", "adamw", "lora", 28),
+    ],
+)
 def test_the_plan_of_gpu24_is_within_a_tenth_of_fake_tensors(case):
     rows = fake_case(*case)
     assert rows
     assert all(abs(row["error_percent"]) < 5 for row in rows), rows
 
 
-def test_the_head_grows_by_a_tile_and_the_vocabularys_gradient():
-    tile, gradient = 4096 * 32768 * 2, 151936 * 1536 * (4 + 2)
-    hidden = 4096 * 1536 * (2 + 4 + 2)
+def test_the_head_is_a_tile_or_the_vocabularys_gradient():
+    tile, gradient = 1024 * 151936 * 3 * 4, 151936 * 1536 * 2
+    hidden = 4096 * 1536 * (2 + 2)
     assert head_bytes(QWEN, 2, scored_tokens=4096) == tile + gradient + hidden
     assert head_bytes(QWEN, 2, scored_tokens=4096, trainable="lora") == tile + hidden
+    few = 100 * 151936 * 2 + gradient + 100 * 1536 * (2 + 2)  # less than the gradient that it adds
+    assert head_bytes(QWEN, 2, scored_tokens=100) == few
 
 
 # ---- the budget ---------------------------------------------------------------------------------------------------
@@ -248,7 +257,7 @@ def test_gpu24_full_as_computed_by_hand():
     rest = sum(value for part, value in update.items() if part != "reserve")
     assert update["reserve"] == pytest.approx(0.6 * GIB + 0.05 * rest)
     assert plan.allocated_gib == pytest.approx(rest / GIB)
-    assert plan.allocated_gib < 18
+    assert plan.allocated_gib < 19
 
 
 def test_float32_weights_carry_a_cast_copy():
@@ -269,7 +278,7 @@ def test_lora_needs_far_less_than_full():
     same = {"chunk_tokens": 4351, "checkpointed_layers": 28}
     full, lora = plan_memory(FLASH, **same), plan_memory(FLASH, tuning="lora", **same)
     assert lora.parts["update"]["optimizer"] == 8 * lora.parts["update"]["gradients"] / 4
-    assert 3 < lora.peak_gib < 6 < 12 < full.peak_gib < 16
+    assert 3 < lora.peak_gib < 6.5 < 12 < full.peak_gib < 16
 
 
 def test_a_reference_model_is_the_weights_again():

@@ -1,0 +1,89 @@
+"""What stands around a run, on a card: evaluation, readiness, doctor, a run that is killed, and its export."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from loop_runs import make, same, task, weights
+from safetensors.torch import load_file
+
+import grpo_kit as kit
+from grpo_kit.doctor import self_check
+from grpo_kit.models import load_policy
+
+HERE = Path(__file__).resolve().parents[1]
+TESTS = HERE.parent
+KILLED = """
+import sys
+sys.path[:0] = {paths}
+if {pretend}:
+    import card_plugin
+import os, signal, torch
+from loop_runs import make
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.models import load_policy
+
+class Kill(Hook):
+    def before_step(self, trainer):
+        if trainer.step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+torch.set_float32_matmul_precision({precision!r})
+model = load_policy("tiny-random", quiet=True)[0].cuda()
+make({folder!r}, model=model, seams="fast", save_steps=1, hooks=[Kill()]).train()
+"""
+
+
+@pytest.fixture
+def on_card():
+    model, tokenizer = load_policy("tiny-random", quiet=True)
+    return model.cuda(), tokenizer
+
+
+def test_evaluation_and_readiness(on_card):
+    found = kit.evaluate(*on_card, task(), samples=2, k=(1,), max_completion_tokens=4)
+    assert found.strict.n == len(found.rows) == 4
+    ready = kit.readiness(*on_card, task(), samples=2, group_size=2, max_completion_tokens=4, seconds=None)
+    assert str(ready)
+
+
+@pytest.mark.parametrize("check", ["fast_ways", "optimizer", "save_and_resume"])
+def test_the_doctors_checks(check, tmp_path):
+    getattr(self_check, check)(tmp_path)
+
+
+def test_an_export_holds_what_was_trained(on_card, tmp_path):
+    """Its proof is read by a fresh process, which has no pretend card; on a real one it is asked for."""
+    model, tokenizer = on_card
+    proof = "card" not in sys.modules
+    made = kit.export(
+        model, tokenizer, tmp_path / "out", task=task(), quant="f32", temperature=0.7, proof=proof
+    )
+    stored = load_file(made.folder / "model.safetensors")
+    wanted = dict(model.named_parameters())
+    assert stored and all(torch.equal(stored[name], wanted[name].detach().cpu()) for name in stored)
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path):
+    """Sums on a real card have no fixed order; the pretend one repeats bit for bit."""
+
+    def run(folder, **more):
+        model = load_policy("tiny-random", quiet=True)[0].cuda()
+        return make(folder, model=model, seams="fast", save_steps=1, **more)
+
+    pretend = "card" in sys.modules
+    folder = str(tmp_path / "run")
+    paths, precision = [str(HERE), str(TESTS), str(TESTS.parent)], torch.get_float32_matmul_precision()
+    code = KILLED.format(paths=paths, pretend=pretend, folder=folder, precision=precision)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    whole = run(tmp_path / "whole")
+    whole.train()
+    resumed = run(folder)
+    resumed.train(resume=True)
+    assert resumed.step == 4
+    one, other = weights(resumed), weights(whole)
+    assert same(one, other) if pretend else all(torch.allclose(one[n], other[n], atol=1e-3) for n in one)

@@ -1,0 +1,134 @@
+"""Memory of a card: what is planned beside what the allocator gives, and what happens where it ends."""
+
+import pytest
+import torch
+from test_cuda import qwen
+from test_packed_update import assert_same, ragged, step
+from transformers import GenerationConfig
+
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.loop import Config
+from grpo_kit.memory import request
+from grpo_kit.optim import split_adamw
+from grpo_kit.optim.choose import make_optimizer
+from grpo_kit.rollout import RolloutEngine
+
+MIB = 2**20
+
+
+def pool_bytes():
+    """What the private pools of graphs hold."""
+    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0))
+
+
+def generated(model, rows=16):
+    engine = RolloutEngine(model)
+    how = GenerationConfig(max_new_tokens=140, do_sample=True, pad_token_id=0, eos_token_id=list(range(60)))
+    prompts = [[70 + i] * 40 for i in range(rows) for _ in range(4)]
+    return engine, engine.generate(prompts, how, seed=1)
+
+
+def test_the_engine_counts_what_its_graphs_hold():
+    """The capture empties torch's cache, so what was reserved before it says nothing of the pool."""
+    model = qwen(torch.bfloat16, vocabulary=4096)
+    freed = [torch.empty(20 * MIB, dtype=torch.uint8, device="cuda") for _ in range(20)]
+    del freed  # cached until the first capture
+    engine, _ = generated(model)
+    graphs = engine._decoder.graphs
+    assert graphs.captures > 1
+    logits = graphs._logits.numel() * graphs._logits.element_size()
+    assert graphs.nbytes() - logits == pytest.approx(pool_bytes(), rel=0.1) and pool_bytes() > 0
+
+
+def test_captures_share_one_stream(counter):
+    made = counter.get("streams_made")
+    engine, _ = generated(qwen(torch.bfloat16, vocabulary=4096))
+    assert engine._decoder.graphs.captures > 1
+    assert counter.get("streams_made") - made <= 2  # the warm-ups', and at most torch.cuda.graph's own
+
+
+def stepped(name, free=None, counter=None):
+    """Weights after three steps; with `free` bytes left for the optimizer's second and third."""
+    model = qwen(torch.bfloat16, hidden=256, vocabulary=16384)
+    optimizer = make_optimizer(name, model, learning_rate=1e-3)
+    for number in range(3):
+        torch.manual_seed(number)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        if number and free is not None:
+            torch.cuda.empty_cache()
+            counter.put("fraction", (torch.cuda.memory_reserved() + free) / torch.cuda.mem_get_info()[1])
+        optimizer.step()
+    if counter:
+        counter.put("fraction", 1)
+    return {n: optimizer.master(p) for n, p in model.named_parameters()}
+
+
+def test_out_of_memory_in_the_optimizer_takes_smaller_parts_and_moves_the_same(counter):
+    wanted = stepped("adamw-8bit-split")
+    found = stepped("adamw-8bit-split", free=22 * MIB, counter=counter)
+    assert counter.get("out_of_memory") > 0
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_without_memory_for_the_moments_no_weight_moves(counter):
+    model = qwen(torch.bfloat16, hidden=512)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer = make_optimizer("adamw-8bit-split", model, learning_rate=1e-3)
+    torch.cuda.empty_cache()
+    counter.put("fraction", (torch.cuda.memory_reserved() + 8 * MIB) / torch.cuda.mem_get_info()[1])
+    with pytest.raises(torch.OutOfMemoryError):
+        optimizer.step()
+    counter.put("fraction", 1)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_the_plan_knows_the_optimizers_scratch():
+    assert request._SPLIT_SCRATCH == split_adamw.SCRATCH_BYTES
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2**12, 2**13, device="cuda", dtype=torch.bfloat16))
+    model.w.grad = torch.ones_like(model.w)
+    optimizer = make_optimizer("adamw-8bit-split", model, learning_rate=1e-3)
+    optimizer.step()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    assert torch.cuda.max_memory_allocated() - before == pytest.approx(request._SPLIT_SCRATCH, rel=0.1)
+
+
+def test_out_of_memory_in_a_rollout_halves_the_rows_and_writes_the_same(counter, capsys):
+    model = qwen(vocabulary=16384, hidden=512)
+    how = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=[])
+    prompts = [[70 + i] * 40 for i in range(32)]
+    wanted = RolloutEngine(model).generate(prompts, how).completion_ids
+    torch.cuda.empty_cache()
+    counter.put("fraction", (torch.cuda.memory_reserved() + 24 * MIB) / torch.cuda.mem_get_info()[1])
+    engine = RolloutEngine(model)
+    found = engine.generate(prompts, how).completion_ids
+    assert counter.get("out_of_memory") > 0 and "rows do not fit in memory" in capsys.readouterr().out
+    assert found == wanted
+
+
+def test_out_of_memory_in_an_update_halves_the_chunk_and_gives_the_same(counter, capsys, monkeypatch):
+    """Somebody else takes the card's memory once the update has planned with it."""
+    model = qwen(vocabulary=4096)
+    packed, batch = PackedUpdate(model, Config()), ragged()
+    packed.memory.attention = "sdpa"
+    wanted = step(packed, model, batch)
+    forward, tried = PackedUpdate._forward, []
+
+    def on_a_fuller_card(self, model, rows, *rest):
+        tried.append(len(rows))
+        if len(tried) == 1:
+            torch.cuda.empty_cache()
+            counter.put("fraction", (torch.cuda.memory_reserved() + MIB) / torch.cuda.mem_get_info()[1])
+        try:
+            return forward(self, model, rows, *rest)
+        finally:
+            counter.put("fraction", 1)
+
+    monkeypatch.setattr(PackedUpdate, "_forward", on_a_fuller_card)
+    assert_same(step(packed, model, batch), wanted)
+    assert "the step starts over" in capsys.readouterr().out and tried[1] < tried[0]
