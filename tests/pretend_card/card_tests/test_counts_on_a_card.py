@@ -12,8 +12,8 @@ from grpo_kit.models.adapters import add_adapters
 from grpo_kit.rollout import RolloutEngine
 
 MOST = {
-    "launches a layer, full": 60,
-    "launches a layer, LoRA": 102,
+    "launches a layer, full": 29,
+    "launches a layer, LoRA": 39,
     "waits a step": 44,
     "copies to the card a step": 25,
 }
