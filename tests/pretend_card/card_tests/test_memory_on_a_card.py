@@ -1,5 +1,8 @@
 """Memory of a card: what is planned beside what the allocator gives, and what happens where it ends."""
 
+import gc
+from contextlib import contextmanager, nullcontext, suppress
+
 import pytest
 import torch
 from test_cuda import qwen
@@ -14,6 +17,26 @@ from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.rollout import RolloutEngine
 
 MIB = 2**20
+
+
+@contextmanager
+def room(counter, free):
+    """Inside, the card has so many bytes more; what lies free between tensors is taken, so that it does not count."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    counter.put("fraction", torch.cuda.memory_reserved() / total)
+    ballast = []
+    for size in (64 * MIB, 16 * MIB, 4 * MIB, MIB + 1, MIB // 4):
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                ballast.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    counter.put("fraction", (torch.cuda.memory_reserved() + free) / total)
+    counter.reset()
+    try:
+        yield
+    finally:
+        counter.put("fraction", 1)
 
 
 def pool_bytes():
@@ -55,12 +78,8 @@ def stepped(name, free=None, counter=None):
         torch.manual_seed(number)
         for p in model.parameters():
             p.grad = torch.randn_like(p)
-        if number and free is not None:
-            torch.cuda.empty_cache()
-            counter.put("fraction", (torch.cuda.memory_reserved() + free) / torch.cuda.mem_get_info()[1])
-        optimizer.step()
-    if counter:
-        counter.put("fraction", 1)
+        with room(counter, free) if number and free is not None else nullcontext():
+            optimizer.step()
     return {n: optimizer.master(p) for n, p in model.named_parameters()}
 
 
@@ -77,11 +96,8 @@ def test_without_memory_for_the_moments_no_weight_moves(counter):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer = make_optimizer("adamw-8bit-split", model, learning_rate=1e-3)
-    torch.cuda.empty_cache()
-    counter.put("fraction", (torch.cuda.memory_reserved() + 8 * MIB) / torch.cuda.mem_get_info()[1])
-    with pytest.raises(torch.OutOfMemoryError):
+    with room(counter, 8 * MIB), pytest.raises(torch.OutOfMemoryError):
         optimizer.step()
-    counter.put("fraction", 1)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -103,10 +119,8 @@ def test_out_of_memory_in_a_rollout_halves_the_rows_and_writes_the_same(counter,
     how = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=[])
     prompts = [[70 + i] * 40 for i in range(32)]
     wanted = RolloutEngine(model).generate(prompts, how).completion_ids
-    torch.cuda.empty_cache()
-    counter.put("fraction", (torch.cuda.memory_reserved() + 16 * MIB) / torch.cuda.mem_get_info()[1])
-    engine = RolloutEngine(model)
-    found = engine.generate(prompts, how).completion_ids
+    with room(counter, 16 * MIB):
+        found = RolloutEngine(model).generate(prompts, how).completion_ids
     assert counter.get("out_of_memory") > 0 and "rows do not fit in memory" in capsys.readouterr().out
     assert found == wanted
 

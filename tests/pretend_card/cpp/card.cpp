@@ -114,6 +114,7 @@ void card_reset_peak() {
 void card_reset_counts() {
   Locked guard(lock_);
   counts_ = Counts();
+  memory_.out_of_memory = 0;
   by_operator_.clear();
   by_wait_.clear();
 }
