@@ -1,6 +1,5 @@
 """The files of a run by name: whether there is a run, which name is free, and its tables read back."""
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -73,32 +72,6 @@ def write_whole(target: Path, data: bytes) -> None:
     except OSError:
         hidden.unlink(missing_ok=True)
         raise
-
-
-def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
-    """The contents of the JSON file; without it, the result of make(), written first. An interrupt leaves no file.
-
-    The result is read from the file in both cases: keys are texts, tuples are lists.
-    """
-    path = Path(path)
-    if not path.exists():
-        write_whole(path, json.dumps(make()).encode())
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
-    """The folder root/name_<digest of the settings>, made if missing: the same settings find it again.
-
-    For results that are made once and kept, with cached_json for each file. A setting counts by its str():
-    use numbers, texts, lists and configs, whose str() shows all their contents. Code is not in the digest.
-
-    >>> settings_folder("runs", "sweep_cpu", [1e-5, 2e-5], 4)  # doctest: +SKIP
-    PosixPath('runs/sweep_cpu_bf4593')
-    """
-    digest = hashlib.sha1("".join(map(str, settings)).encode()).hexdigest()[:6]
-    folder = Path(root) / f"{name}_{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:

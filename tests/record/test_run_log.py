@@ -18,14 +18,13 @@ from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import (
     METRIC_COLUMNS,
     RunFolderError,
-    cached_json,
     holds_run,
     next_run_folder,
     read_completions,
     read_metrics,
-    settings_folder,
 )
 from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.record.kept_results import cached_json, settings_folder
 from tests.made_metrics import Recorded
 
 
