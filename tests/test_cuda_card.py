@@ -76,3 +76,32 @@ def test_everybody_asks_this_one_function():
 def test_no_card_has_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not cuda.has_bf16() and cuda.use_expandable_segments() is None
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "before", "limit"),
+    [
+        ("linux", "5.15.167.4-microsoft-standard-WSL2", 1.0, 0.88),
+        ("win32", "11", 1.0, 0.88),
+        ("linux", "6.8.0-generic", 1.0, None),
+        ("win32", "11", 0.5, None),
+    ],
+)
+def test_memory_that_a_driver_would_take_from_the_system_is_not_taken(
+    monkeypatch, system, release, before, limit
+):
+    """A desktop holds 3 GiB of 24, another run of ours half of one."""
+    given = []
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(cuda.platform, "release", lambda: release)
+    for name, value in {
+        "is_available": True,
+        "get_per_process_memory_fraction": before,
+        "mem_get_info": (20.5 * 2**30, 24 * 2**30),
+        "memory_reserved": 2**30,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", given.append)
+    said = cuda.stay_on_the_card()
+    assert given == ([] if limit is None else [limit]) and (said is None) == (limit is None)
+    assert limit is None or "88% of the card" in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from traceback import walk_tb
@@ -25,6 +25,9 @@ from grpo_kit.rollout.tree_attention import NAME as TREE
 
 _DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
 _LAYERS_TO_ONE_AGAIN = 14
+_SHAPES = (
+    64  # that FlexAttention is compiled for in a process, of all models together; torch's own limit is 8
+)
 # Who raises an error, or is passed by it, where FlexAttention failed; nobody else compiles anything.
 _COMPILED = ("torch._inductor", "triton")
 _FLEX = (
@@ -88,13 +91,19 @@ class UpdateMemory:
 
     @contextmanager
     def attention_of(self, model: Any) -> Iterator[None]:
-        """Inside, the model has the packed mask's attention, also while backward recomputes checkpointed layers."""
+        """Inside, the model has the packed mask's attention, also while backward recomputes checkpointed layers.
+
+        FlexAttention that torch would run unfused, because it compiled too many shapes, is an error: see run().
+        """
         config = base_model(model).config
         before = config._attn_implementation
         if self.attention != "sdpa" or before not in ("sdpa", "eager"):
             config._attn_implementation = self.attention
+        limits = {"recompile_limit": _SHAPES, "fail_on_recompile_limit_hit": True}
+        flex = self.attention == "flex_attention"
         try:
-            yield
+            with torch._dynamo.config.patch(limits) if flex else nullcontext():
+                yield
         finally:
             config._attn_implementation = before
 

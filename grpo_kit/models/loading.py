@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from grpo_kit.argument_checks import check_choice
-from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
+from grpo_kit.cuda import has_bf16, own_device, stay_on_the_card, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
 from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
 from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
@@ -74,9 +74,9 @@ def load_policy(
     name, cuda = os.fspath(name_or_path), torch.cuda.is_available()
     kwargs: dict[str, Any] = {"dtype": resolve_dtype(dtype, tuning)}
     if cuda:
-        said = use_expandable_segments()
-        if said and not quiet:
-            print(said)
+        for said in (use_expandable_segments(), stay_on_the_card()):
+            if said and not quiet:
+                print(said)
         kwargs["device_map"] = {"": own_device()}
         if torch.cuda.get_device_capability()[0] >= 8:
             torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products

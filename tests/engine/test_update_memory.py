@@ -177,3 +177,21 @@ def test_memory_that_ran_out_while_flex_attention_was_compiled_is_memory(memory,
     made.run(work, ROWS)
     assert limits == [48, 24] and made.attention == "flex_attention"
     assert "FlexAttention failed" not in capsys.readouterr().out
+
+
+def test_flex_attention_that_torch_would_run_unfused_gives_way_to_sdpa(memory, capsys, monkeypatch):
+    """Each shape is compiled anew; past a limit torch runs the operator unfused, with a warning alone."""
+    monkeypatch.setattr(update_memory, "_SHAPES", 3)
+    made, attentions = memory(), []
+    compiled = torch.compile(lambda x: x.sin() + x.shape[0], backend="eager", dynamic=False)
+
+    def work(limit):
+        attentions.append(made.attention)
+        with made.attention_of(made.model):
+            for length in range(1, 9) if made.attention == "flex_attention" else ():
+                compiled(torch.ones(length))
+        return "done"
+
+    assert made.run(work, ROWS) == "done"
+    assert attentions == ["flex_attention", "sdpa"]
+    assert "FlexAttention failed (FailOnRecompileLimitHit" in capsys.readouterr().out
