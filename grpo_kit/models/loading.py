@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from grpo_kit.argument_checks import check_choice
-from grpo_kit.cuda import has_bf16, own_device, stay_on_the_card, use_expandable_segments
+from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
+from grpo_kit.models.card_memory import stay_on_the_card
 from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
 from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.models.model_facts import describe
