@@ -93,10 +93,10 @@ def _pass_every_test(monkeypatch):
 
 
 def _scale_norms(monkeypatch):
-    from grpo_kit.rollout.layers import _Norm
+    from grpo_kit.rollout.layers import Norm
 
-    plain = _Norm.__call__
-    monkeypatch.setattr(_Norm, "__call__", lambda self, x: plain(self, x) * 1.01)
+    plain = Norm.__call__
+    monkeypatch.setattr(Norm, "__call__", lambda self, x: plain(self, x) * 1.01)
 
 
 def _scale_the_gradient(monkeypatch):

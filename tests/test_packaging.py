@@ -171,6 +171,7 @@ def test_make_lists_every_target():
         "help",
         "train",
         "test",
+        "card",
         "browser",
         "lowest",
         "newest",
