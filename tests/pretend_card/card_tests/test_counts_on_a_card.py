@@ -1,4 +1,4 @@
-"""What a decoded token and a step cost in launches, waits and copies. The counts repeat exactly on a machine; MOST may only fall."""
+"""What a decoded token and a step cost in launches, waits and copies. MOST may only fall; the counts repeat exactly."""
 
 import pytest
 import torch
