@@ -1,5 +1,7 @@
 """Tiny random models of every supported family, and an independent reference for what the engine returns."""
 
+from contextlib import contextmanager
+
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
@@ -86,3 +88,14 @@ def plain_logits(model, prompt, completion):
     """float32 (T, V): the logits that each completion token was drawn from, by one plain forward without a cache."""
     logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].float()
     return logits[len(prompt) - 1 : -1]
+
+
+@contextmanager
+def modules_called(model):
+    """Inside, the engine may not read the model as plain functions, because of a hook."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hook = base.model.norm.register_forward_hook(lambda module, inputs, output: None)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -27,12 +27,12 @@ BUDGETS = {
     "public names": 918,
     "public names shown nowhere": 554,
     "file names that repeat another": 0,
-    "lines": 39000,
+    "lines": 38995,
 }
 
 ROOM_LINES = {
-    "rewards": 4379, "watch": 3272, "verdicts": 3231, "rollout": 3231, "tasks": 2752, "loop": 2489,
-    "evaluation": 2421, "exports": 1826, "engine": 1735, "episodes": 1532, "integrations": 1449,
+    "rewards": 4379, "watch": 3272, "verdicts": 3231, "rollout": 3227, "tasks": 2752, "loop": 2489,
+    "evaluation": 2421, "exports": 1826, "engine": 1734, "episodes": 1532, "integrations": 1449,
     "sandbox": 1229, "objectives": 1149, "memory": 1057, "lab": 1001, "models": 892, "doctor": 764,
     "record": 681, "optim": 573, "commands": 467, "prompts": 460, "hooks": 385, "trackers": 368,
     "preferences": 270, "display": 269, "presets": 189, "schedules": 172, "__init__": 168, "__main__": 143,

@@ -25,9 +25,8 @@ from grpo_kit.rollout.tree_attention import NAME as TREE
 
 _DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
 _LAYERS_TO_ONE_AGAIN = 14
-_SHAPES = (
-    64  # that FlexAttention is compiled for in a process, of all models together; torch's own limit is 8
-)
+# Shapes that FlexAttention is compiled for in a process, of all models together; torch's own limit is 8.
+_SHAPES = 64
 # Who raises an error, or is passed by it, where FlexAttention failed; nobody else compiles anything.
 _COMPILED = ("torch._inductor", "triton")
 _FLEX = (

@@ -31,11 +31,11 @@ def attend(
     scaled scores, 0 or -inf, 0 for the first key. Returns float32 (B, H, M, D) and (B, H, M).
     Written for few kernels: torch's logsumexp alone would be nine.
     """
-    scores = _product(query, key.transpose(-1, -2))  # (B, H, M, N)
+    scores = float32_product(query, key.transpose(-1, -2))  # (B, H, M, N)
     scores = scores * scale if bias is None else torch.add(bias, scores, alpha=scale)
     logs = torch.log_softmax(scores, dim=-1)
     lse = scores[..., 0] - logs[..., 0]
-    return _product(logs.exp_().to(value.dtype), value), lse
+    return float32_product(logs.exp_().to(value.dtype), value), lse
 
 
 def attend_fused(
@@ -57,10 +57,11 @@ def join(first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, t
     return torch.lerp(first[0].float(), second[0].float(), share)
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """float32 (B, H, M, K) @ (B, H, K, N); 16-bit inputs are not rounded on the way out."""
+def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """float32 (..., M, K) @ (..., K, N); 16-bit inputs are not rounded on the way out."""
     if a.is_cuda and a.dtype != torch.float32:  # CUDA only: 16-bit inputs, 32-bit sums, no copies
-        return torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32).unflatten(0, a.shape[:2])
+        product = torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out_dtype=torch.float32)
+        return product.unflatten(0, a.shape[:-2])
     return torch.matmul(a.float(), b.float())
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpo_kit.rollout.attention import float32_product
+
 
 class BucketAttention:
     """Over P prompts with G seats each, and `rows` rows of H key heads with `groups` query heads to each."""
@@ -52,8 +54,12 @@ class BucketAttention:
         (key, value), (own_key, own_value) = prefix.flatten(1, 2), suffix.flatten(1, 2)
         queries = self._queries[: self._count + rows * heads * groups]
         queries = both.view(-1, dim).index_select(0, queries)
-        over = _scores(queries[: self._count].view(len(key), -1, dim), key)  # (P * H, G * groups, T)
-        own = _scores(queries[self._count :].view(-1, groups, dim), own_key)  # (rows * H, groups, W)
+        over = float32_product(
+            queries[: self._count].view(len(key), -1, dim), key.mT
+        )  # (P * H, G * groups, T)
+        own = float32_product(
+            queries[self._count :].view(-1, groups, dim), own_key.mT
+        )  # (rows * H, groups, W)
         to_rows = self._to_rows[: rows * heads]
         scores = torch.cat([over.view(-1, groups, length).index_select(0, to_rows), own], dim=-1)
         scores.view(rows, heads * groups, -1).add_(self._bias)
@@ -62,10 +68,3 @@ class BucketAttention:
         found = torch.bmm(over.view(len(key), -1, length), value).view(-1, groups, dim)
         found = torch.baddbmm(found.index_select(0, to_rows), weights[..., length:], own_value)
         return found.view(rows, heads * groups * dim)
-
-
-def _scores(query: Tensor, key: Tensor) -> Tensor:
-    """float32 (B, M, N); 16-bit inputs are not rounded on the way out."""
-    if query.is_cuda and query.dtype != torch.float32:
-        return torch.bmm(query, key.mT, out_dtype=torch.float32)
-    return torch.bmm(query.float(), key.float().mT)

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_kit.models.renamed import cache_name
 from grpo_kit.rollout.attention import attention_over_slots
 from grpo_kit.rollout.cpu_matmul import padded_rows
-from grpo_kit.rollout.fused_layers import FusedLayers, fused_layers
+from grpo_kit.rollout.fused_layers import FusedLayers
 from grpo_kit.rollout.graphs import DecodeGraphs
 from grpo_kit.rollout.kv_cache import KVCache, fill_holes, row_bucket
 from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
@@ -86,11 +86,13 @@ class Decoder:
 
     def _take_up_fused(self) -> None:
         """The fused layers with the present weights; the same ones while graphs may have been captured over them."""
-        found = fused_layers(self.base) if self.bucketed else None
-        if found is None or self.fused is None:
-            self.fused = found
-        if self.fused is not None:
-            self.fused.refresh()
+        parts = FusedLayers.parts_of(self.base) if self.bucketed else None
+        if parts is None:
+            self.fused = None
+            return
+        if self.fused is None:
+            self.fused = FusedLayers(self.base, parts)
+        self.fused.refresh()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

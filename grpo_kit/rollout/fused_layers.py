@@ -122,6 +122,20 @@ class FusedLayers:
         self._copies = Copies(parts.embeddings)
         self._layers = [_Fused(layer, self._heads, parts.dim, self._copies) for layer in parts.layers]
 
+    @staticmethod
+    def parts_of(base: PreTrainedModel) -> Parts | None:
+        """What they are made of, or None if the model's modules must be called."""
+        embeddings = base.get_input_embeddings().weight
+        kind, dtype = embeddings.device.type, embeddings.dtype
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != dtype:
+            return None  # the products' dtype is not the weights'
+        parts = read_parts(base, dtype)
+        if parts is None or parts.head.adapters or parts.head.bias is not None:
+            return None
+        alike = len({layer.settings() for layer in parts.layers}) == 1
+        paired = all((layer.query.bias is None) == (layer.key.bias is None) for layer in parts.layers)
+        return parts if alike and paired else None
+
     @property
     def groups(self) -> int:
         """Query heads to a key head."""
@@ -184,23 +198,3 @@ class FusedLayers:
             both = rms_norm(both, (self._dim,), None, layer.of.query_norm.eps).mul_(layer.norm)
         turned = both.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
         return torch.mul(both, cos).addcmul_(turned, sin), value
-
-
-def fused_layers(base: PreTrainedModel) -> FusedLayers | None:
-    """The model in few kernels, or None if its modules must be called."""
-    embeddings = base.get_input_embeddings().weight
-    kind, dtype = embeddings.device.type, embeddings.dtype
-    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != dtype:
-        return None  # the products' dtype is not the weights'
-    parts = read_parts(base, dtype)
-    if (
-        parts is None
-        or len({layer.settings() for layer in parts.layers}) > 1
-        or parts.head.adapters
-        or parts.head.bias
-    ):
-        return None
-    biases = [(layer.query.bias is None, layer.key.bias is None) for layer in parts.layers]
-    if any(query != key for query, key in biases):
-        return None
-    return FusedLayers(base, parts)

@@ -4,44 +4,33 @@ import copy
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
 from peft import LoraConfig
-from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prompts, tiny_model
-from test_plain_layers import dora, merged, subclassed, with_hook, with_own_forward
+from rollout_models import (
+    FAMILIES,
+    config,
+    generate,
+    modules_called,
+    plain_logits,
+    ragged_prompts,
+    tiny_model,
+)
+from test_plain_layers import close, dora, merged, subclassed, with_hook, with_own_forward
+from test_rollout_graphs import engine_of
 
-from grpo_kit.models.model_facts import MODEL_TYPES, base_model
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.fused_layers import fused_layers
-from grpo_kit.rollout.graphs import DecodeGraphs
+from grpo_kit.models.model_facts import MODEL_TYPES
+from grpo_kit.rollout.fused_layers import FusedLayers
 
 PROMPTS = ragged_prompts()
 ENDS = config(do_sample=True, max_new_tokens=24, eos_token_id=list(range(2, 14)))
 
 
-def engine_of(model, *, graphs=False):
-    """Bucketed decoding, as on a card."""
-    engine = RolloutEngine(model)
-    engine._decoder.bucketed = True
-    if graphs:
-        engine._decoder.graphs = DecodeGraphs(FakeCuda())
-    return engine
-
-
 def by_modules(model, *args, **kwargs):
-    """The same with transformers' modules: a hook is enough."""
-    hook = base_model(model).model.norm.register_forward_hook(lambda module, inputs, output: None)
-    try:
-        engine = engine_of(model)
+    """The same with transformers' modules."""
+    with modules_called(model):
+        engine = engine_of(model, graphs=False)
         made = engine.generate(*args, **kwargs)
-        assert engine._decoder.fused is None
-        return made
-    finally:
-        hook.remove()
-
-
-def close(one, other, tolerance):
-    for a, b in zip(one, other, strict=True):
-        assert a == pytest.approx(b, abs=tolerance)
+    assert engine._decoder.fused is None
+    return made
 
 
 def test_every_known_model_type_is_tested():
@@ -53,7 +42,7 @@ def test_every_known_model_type_is_tested():
 def test_numbers_are_those_of_the_modules_and_of_a_plain_forward(family, lora):
     """Rows that end at random, in groups of unequal size: holes are filled, buckets shrink."""
     model = tiny_model(family, lora=lora)
-    engine = engine_of(model)
+    engine = engine_of(model, graphs=False)
     made = engine.generate(PROMPTS, ENDS, seed=3)
     assert engine._decoder.fused is not None and len(set(map(len, made.completion_ids))) > 3
     slow = by_modules(model, PROMPTS, ENDS, seed=3)
@@ -89,7 +78,7 @@ def test_in_16_bits_they_are_no_further_from_float32_than_the_modules(family, lo
             far.append((wanted.gather(1, torch.tensor(ids)[:, None])[:, 0] - torch.tensor(logprobs)).abs())
         return torch.cat(far).mean().item()
 
-    engine = engine_of(model)
+    engine = engine_of(model, graphs=False)
     fused = distance(lambda: engine.generate(PROMPTS, tokens, seed=3))
     assert engine._decoder.fused is not None
     assert 0 < fused < 1.25 * distance(lambda: by_modules(model, PROMPTS, tokens, seed=3))
@@ -135,7 +124,7 @@ def test_what_is_not_plain_is_left_to_the_modules(change):
     before = generate(tiny_model(), PROMPTS, settings)
     model = change(tiny_model())
     wanted = generate(model, PROMPTS, settings)
-    engine = engine_of(model)
+    engine = engine_of(model, graphs=False)
     assert wanted != before and engine.generate(PROMPTS, settings).completion_ids == wanted
     assert engine._decoder.fused is None
 
@@ -154,9 +143,17 @@ def test_a_hook_that_comes_and_goes_between_rollouts():
 
 def test_products_in_another_dtype_than_the_weights_are_the_modules():
     model = tiny_model()
-    assert fused_layers(model) is not None
+    assert FusedLayers.parts_of(model) is not None
     with torch.autocast("cpu", torch.bfloat16):
-        assert fused_layers(model) is None
+        assert FusedLayers.parts_of(model) is None
+
+
+def test_a_head_with_a_bias_is_the_modules():
+    model = tiny_model()
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(500))
+    engine = engine_of(model, graphs=False)
+    assert engine.generate(PROMPTS, config()).completion_ids == generate(model, PROMPTS, config())
+    assert engine._decoder.fused is None
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 9, 17, 33])
@@ -164,4 +161,6 @@ def test_any_number_of_rows(rows):
     model = tiny_model("qwen2")
     prompts = [[7, 8, 9 + row] + [5] * (row % 4) for row in range(rows)]
     settings = config(max_new_tokens=5, eos_token_id=499)
-    assert engine_of(model).generate(prompts, settings).completion_ids == generate(model, prompts, settings)
+    assert engine_of(model, graphs=False).generate(prompts, settings).completion_ids == generate(
+        model, prompts, settings
+    )

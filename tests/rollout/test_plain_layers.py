@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prompts, tiny_model
+from rollout_models import (
+    FAMILIES,
+    config,
+    generate,
+    modules_called,
+    plain_logits,
+    ragged_prompts,
+    tiny_model,
+)
 from torch.nn.modules.module import register_module_forward_hook
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -31,13 +39,9 @@ def close(one, other, tolerance=1e-5):
 
 
 def by_modules(model, *args, **kwargs):
-    """What the engine does with a model that it may not read as plain functions: here because of a hook."""
-    hook = base_of(model).model.norm.register_forward_hook(lambda module, inputs, output: None)
-    try:
-        engine = RolloutEngine(model)
-        return engine.generate(*args, **kwargs)
-    finally:
-        hook.remove()
+    """What the engine does with a model that it may not read as plain functions."""
+    with modules_called(model):
+        return RolloutEngine(model).generate(*args, **kwargs)
 
 
 def test_every_known_model_type_is_tested():
