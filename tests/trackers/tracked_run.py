@@ -141,7 +141,7 @@ def of_wandb(folder):
             elif kind == "exit":
                 ends.append(record.exit.exit_code)
     return {
-        "runs": len({run.name.split("-")[-1] for run in every}), "numbers": numbers, "tables": tables,
+        "runs": len({run.name.split("-")[3] for run in every}), "numbers": numbers, "tables": tables,
         "alerts": alerts, "config": config, "ends": ends,
     }  # fmt: skip
 
