@@ -21,8 +21,9 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.evaluation.as_trained import run_of, say_difference
 from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, part_folder
-from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub, run_of
+from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub
 from grpo_kit.exports.template import (
     ExportError,
     Prompting,
@@ -130,12 +131,20 @@ def export(
         "temperature": 1.0 if temperature is None else temperature,
         "max_completion_tokens": tokens or (task.max_completion_tokens if task is not None else 256),
     }
+    run = Path(run) if run else run_of(model)
+    say_difference(
+        model,
+        task,
+        what="export",
+        temperature=sampling["temperature"],
+        tokens=sampling["max_completion_tokens"],
+        run=run,
+    )
     served = with_serving_template(tokenizer, prompting)
     chosen = _rows(task, rows)
     questions = _questions(task, chosen)
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
-    run = Path(run) if run else run_of(model_name(model))
     base = (run and base_of_run(run)) or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     try:

@@ -9,7 +9,7 @@ Simplification: one device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,6 +49,7 @@ def complete(
     max_completion_tokens: int,
     samples: int = 1,
     temperature: float = 0.0,
+    sampling: Mapping[str, float] | None = None,
     batch_size: int = 64,
     seed: int = 0,
     numbers: Sequence[int] | None = None,
@@ -58,7 +59,8 @@ def complete(
     """The model's completions of rendered prompts, `samples` adjacent ones for each: B prompts give B * samples.
 
     temperature: 0 decodes greedily; above 0 samples from the model's whole distribution (no top-k, no top-p, no
-    penalty, whatever the checkpoint sets). Prompts are tokenized and completions ended as in TRL.
+    penalty, whatever the checkpoint sets), but for what sampling has of top_p, top_k, min_p and
+    repetition_penalty. Prompts are tokenized and completions ended as in TRL.
     batch_size: sequences decoded at once; a prompt's samples share a batch if they fit into one.
     seed: sample i of the result depends on (seed, i) and its prompt alone, not on batch_size; the draws are those of
     grpo_kit.rollout.RolloutEngine. (A model that the engine does not support is sampled by transformers' generate,
@@ -97,7 +99,7 @@ def complete(
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
         disable_compile=True,
         do_sample=bool(temperature),
-        **({"temperature": float(temperature), "top_k": 0} if temperature else {}),
+        **({"temperature": float(temperature), "top_k": 0} | dict(sampling or {}) if temperature else {}),
     )
     written: dict[int, list[int]] = {}
     # transformers' draws depend on the batch alone: separate calls must not share them.
