@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     # After training.
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
+    from grpo_kit.evaluation.rescore import rescore  # what another reward would have taught
     from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
     from grpo_kit.exports import export  # weights, prompt and temperature in a folder that proves itself
     from grpo_kit.exports.chat import chat  # try it: a question in, the response out, base beside tuned
@@ -91,7 +92,7 @@ __all__ = [
     "episodes", "audit_turns", "show_turns",
     "plot_run", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
     "read_metrics",
-    "evaluate", "compare", "plot_pass_at_k", "export", "chat", "model_card", "sample", "lab", "objectives",
+    "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "lab", "objectives",
 ]  # fmt: skip
 
 _MODULES = {
@@ -122,6 +123,7 @@ _MODULES = {
     "record.files": ["next_run_folder", "read_completions", "read_metrics"],
     "evaluation.accuracy": ["evaluate"],
     "evaluation.comparison": ["compare"],
+    "evaluation.rescore": ["rescore"],
     "evaluation.pass_curves": ["plot_pass_at_k"],
     "exports": ["export"],
     "exports.chat": ["chat"],
