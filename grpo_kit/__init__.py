@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
+    from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
     from grpo_kit.watch.found_case import case_from  # one of them as a case for rewards.check_rewards
     from grpo_kit.watch.monitor import read_flags  # its red flags
@@ -90,7 +91,7 @@ __all__ = [
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
-    "plot_run", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
+    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
     "read_metrics",
     "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "lab", "objectives",
 ]  # fmt: skip
@@ -116,6 +117,7 @@ _MODULES = {
     "optim.rounding": ["survival_plot", "update_survival"],
     "rollout": ["RolloutEngine"],
     "watch.chart": ["plot_run"],
+    "watch.diagnose": ["diagnose"],
     "watch.browse": ["browse"],
     "watch.found_case": ["case_from"],
     "watch.monitor": ["read_flags"],

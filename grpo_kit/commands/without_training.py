@@ -1,4 +1,4 @@
-"""The commands that train nothing: watch, evaluate, readiness, chat, export. The docstrings are their help."""
+"""The commands that train nothing: watch, diagnose, evaluate, readiness, chat, export. The docstrings are their help."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ def watch(arguments: Namespace) -> None:
     from grpo_kit.watch.terminal import follow
 
     follow(Path(arguments.run), last=arguments.last, every=arguments.every, once=arguments.once)
+
+
+def diagnose(arguments: Namespace) -> None:
+    """What went wrong in a run of anybody, from its log: red flags, since which step, and what to try.
+
+    examples:
+      grpo-kit diagnose outputs/checkpoint-500/trainer_state.json
+      grpo-kit diagnose my_grpo.ipynb                 the outputs that it has stored
+      grpo-kit diagnose train.log                     the lines that TRL prints
+    """
+    from grpo_kit.watch.diagnose import diagnose
+
+    print(diagnose(arguments.log))
 
 
 def evaluate(arguments: Namespace) -> None:
