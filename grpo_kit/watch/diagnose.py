@@ -134,7 +134,9 @@ def diagnose(log: str | os.PathLike) -> Diagnosis:
             "notebooks, printed TRL lines, CSV, JSON, JSON Lines and TensorBoard's events"
         )
     flags = red_flags(metrics, settings)
-    if not settings:  # in such logs every part counts; their highest scores are not known, so other flags go by the sum
+    if (
+        not settings
+    ):  # in such logs every part counts; their highest scores are not known, so other flags go by the sum
         parts = [str(name).removeprefix("reward/") for name in metrics if str(name).startswith("reward/")]
         weighed = red_flags(metrics, {"reward_parts": parts, "reward_weights": [1.0] * len(parts)})
         flags += [flag for flag in weighed if flag.name == "part never paid"]
