@@ -91,8 +91,8 @@ __all__ = [
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
-    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
-    "read_metrics",
+    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder",
+    "read_completions", "read_metrics",
     "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "lab", "objectives",
 ]  # fmt: skip
 

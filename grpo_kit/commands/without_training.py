@@ -1,4 +1,4 @@
-"""The commands that train nothing: watch, diagnose, evaluate, readiness, chat, export. The docstrings are their help."""
+"""The commands that train nothing: watch, diagnose, evaluate, readiness, chat, export. Docstrings are their help."""
 
 from __future__ import annotations
 
