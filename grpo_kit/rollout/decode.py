@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from grpo_kit.models.own_head import head_of
 from grpo_kit.models.renamed import cache_name
 from grpo_kit.rollout.attention import attention_over_slots
 from grpo_kit.rollout.cpu_matmul import padded_rows
@@ -43,7 +44,7 @@ class Decoder:
 
     def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
         self.base, self.bucketed, self._cache_name = base, bucketed, cache_name(base.get_decoder().forward)
-        self.device = base.get_input_embeddings().weight.device
+        self.device, self._head = base.get_input_embeddings().weight.device, head_of(base)
         self.slots: KVCache | None = None
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
         self._layers: PlainLayers | None = None
@@ -124,7 +125,7 @@ class Decoder:
             # Padded on the right: causal attention hides the padding, and no mask is needed.
             ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in part], device=self.device)
             self._tokens["prefill"] += ids.numel()
-            cache = DynamicCache(config=self.base.config)
+            cache = DynamicCache()  # without a config: layers with a sliding window keep everything too
             for place, layer in enumerate(prefix.layers if prefix else ()):
                 cache.update(*(x.expand(len(part), -1, -1, -1) for x in (layer.keys, layer.values)), place)
             hidden = self.base.get_decoder()(
@@ -143,11 +144,11 @@ class Decoder:
                 self.slots.prefix[0, layer, begin:end, :, : shared + width] = held.keys
                 self.slots.prefix[1, layer, begin:end, :, : shared + width] = held.values
         self.slots.set_prompts([len(p) for p in prompts])
-        return self.base.get_output_embeddings()(torch.cat(last))
+        return self._head(torch.cat(last))
 
     def _compute(self, prefix: Sequence[int]) -> DynamicCache:
         """Keys and values of the prefix, one row."""
-        cache = DynamicCache(config=self.base.config)
+        cache = DynamicCache()
         ids = torch.tensor([list(prefix)], device=self.device)
         self._tokens["prefill"] += len(prefix)
         self.base.get_decoder()(input_ids=ids, use_cache=True, **{self._cache_name: cache})
@@ -293,4 +294,4 @@ class Decoder:
             slots=slots,
             **{self._cache_name: slots},
         ).last_hidden_state  # (rows, 1, hidden)
-        return self.base.get_output_embeddings()(hidden[:, 0])
+        return self._head(hidden[:, 0])
