@@ -3,9 +3,9 @@
     python -m benchmarks.architectures                # all, three minutes
     python -m benchmarks.architectures --only gemma2  # one
 
-Each has its family's structure at a small size: sliding windows of 8 tokens, soft caps, sinks, experts, kinds of rotary
-positions, norms, scaled heads. Rows are longer than the windows. Every number stands beside the model's own forward pass
-of one row without padding. "plain": padded log-probabilities, and two steps of the loop, full and LoRA. "engine": its
+Each has its family's structure at a small size: sliding windows of 8 tokens, soft caps, sinks, experts, rotary
+positions of several kinds, norms, scaled heads. Rows are longer than the windows. Every number stands beside the model's own forward
+pass of one row without padding. "plain": padded log-probabilities, and two steps of the loop, full and LoRA. "engine": its
 log-probabilities. "packed update": its gradient's difference by the gradient's norm. What is refused says why.
 Saves benchmarks/results/architectures.json.
 """
@@ -46,7 +46,11 @@ _SIZES = dict(
 )  # fmt: skip
 _EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True)
 _LINEAR = dict(
-    linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, head_dim=16
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    head_dim=16,
 )
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -195,12 +199,16 @@ def plain_logprobs(model: Any, batch: Batch) -> str:
 
 def engine(model: Any, batch: Batch) -> str:
     """The engine's log-probabilities of what it sampled."""
-    how = GenerationConfig(max_new_tokens=12, do_sample=True, temperature=0.7, top_k=0, eos_token_id=[], pad_token_id=0)
+    how = GenerationConfig(
+        max_new_tokens=12, do_sample=True, temperature=0.7, top_k=0, eos_token_id=[], pad_token_id=0
+    )
     if why := RolloutEngine.unsupported(model, how):
         return f"plain way: {why}"
     made = RolloutEngine(model).generate(batch.prompt_ids, how, seed=0)
     with torch.no_grad():
-        return _judged(off(made.policy_logprobs, alone(model, batch_of(batch.prompt_ids, made.completion_ids), 0.7)))
+        return _judged(
+            off(made.policy_logprobs, alone(model, batch_of(batch.prompt_ids, made.completion_ids), 0.7))
+        )
 
 
 def packed(model: Any, batch: Batch) -> str:
@@ -223,7 +231,9 @@ def trains(family: str, tokenizer: Any, lora: bool) -> str:
     model = with_lora(model) if lora else model
     before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
     task = kit.tasks.largest(n_train=8, n_held_out=2, max_completion_tokens=6)
-    config = Config(steps=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, warmup=0, seed=1, resample=0)
+    config = Config(
+        steps=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, warmup=0, seed=1, resample=0
+    )
     with tempfile.TemporaryDirectory() as folder:
         # Random models are never right: a reward that differs within groups.
         task = _paying_letters(task)
@@ -317,14 +327,19 @@ def row(family: str, tokenizer: Any) -> dict[str, Any]:
 def main() -> None:
     """All families, a line each."""
     parser = command_line(__doc__)
-    parser.add_argument("--only", nargs="*", choices=list(FAMILIES), help="these families, printed and not saved")
+    parser.add_argument(
+        "--only", nargs="*", choices=list(FAMILIES), help="these families, printed and not saved"
+    )
     only = parser.parse_args().only
     tokenizer = kit.load_policy("tiny-random", quiet=True)[1]
     result = origin("python -m benchmarks.architectures", "torch", "transformers", "peft", "grpo-kit")
     result["families"] = {}
     for family in only or FAMILIES:
         found = result["families"][family] = row(family, tokenizer)
-        print(f"{family}: " + "; ".join(f"{name}: {str(value)[:150]}" for name, value in found.items()), flush=True)
+        print(
+            f"{family}: " + "; ".join(f"{name}: {str(value)[:150]}" for name, value in found.items()),
+            flush=True,
+        )
     if not only:
         print(save(RESULTS, "architectures", result))
 

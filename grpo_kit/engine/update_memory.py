@@ -19,7 +19,8 @@ from grpo_kit.engine.packed_attention import NAME as PACKED
 from grpo_kit.engine.packing import Row
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.models.model_facts import base_model, is_tested
+from grpo_kit.models.layer_kinds import is_tested
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE
@@ -54,7 +55,9 @@ class UpdateMemory:
     ) -> None:
         self.model, self.device, self.compute_itemsize = model, device, compute_itemsize
         self.attention = _attention(model, device)
-        self.by_layer = self.attention != TREE and not is_tested(model)  # layers may have windows, soft caps, sinks
+        self.by_layer = self.attention != TREE and not is_tested(
+            model
+        )  # layers may have windows, soft caps, sinks
         self.chunk_tokens: int | None = None
         self.checkpointed_layers = 0
         self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?

@@ -61,7 +61,10 @@ class _Sizes:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or self.hidden // self.heads
         self.query, self.key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.tied, self.query_key_norm = bool(config.tie_word_embeddings), config.model_type not in ("llama", "qwen2")
+        self.tied, self.query_key_norm = (
+            bool(config.tie_word_embeddings),
+            config.model_type not in ("llama", "qwen2"),
+        )
 
     @property
     def layer_weights(self) -> int:

@@ -11,34 +11,13 @@ from transformers import PreTrainedModel
 
 from grpo_kit.cuda import has_bf16
 
-# Types that engine and update are tested with: full causal attention, rotary positions, no scaling of logits. Any other
-# is compared with its own forward pass at its first use (rollout/first_use.py).
+# Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
 def base_model(model: Any) -> PreTrainedModel:
     """The transformers model, with its adapters: the model inside a peft model, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def is_tested(model: Any) -> bool:
-    """Is it one of MODEL_TYPES, a class of transformers' own, all of whose layers see everything before them?"""
-    base = base_model(model)
-    own = type(base).__module__.startswith("transformers.models.") and type(base).__name__.endswith("ForCausalLM")
-    return own and base.config.model_type in MODEL_TYPES and set(layer_kinds(base)) == {"full_attention"}
-
-
-def layer_kinds(model: Any) -> list[str]:
-    """The kinds of its layers, as transformers names them; ["full_attention"] where the config names none."""
-    return list(getattr(base_model(model).config, "layer_types", None) or ["full_attention"])
-
-
-def window_of(model: Any) -> int | None:
-    """Tokens that its layers with a sliding window see, None if it has none."""
-    config = base_model(model).config
-    kinds = getattr(config, "layer_types", None)
-    slides = kinds is None or "sliding_attention" in kinds
-    return getattr(config, "sliding_window", None) if slides else None
 
 
 def model_name(model: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_kit.models.model_facts import is_tested
+from grpo_kit.models.layer_kinds import is_tested
 
 
 class _Known:

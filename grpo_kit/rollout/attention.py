@@ -34,7 +34,8 @@ def attend(
 
     query (B, H, M, D); key, value (B, H, N, D) of the same dtype; bias broadcasts to (B, H, M, N), added to the
     scaled scores, 0 or -inf; 0 for the first key, unless windowed: then OUTSIDE or 0 for some key.
-    softcap: scaled scores become softcap * tanh(score / softcap). Returns float32 (B, H, M, D) and (B, H, M). Written for few kernels: torch's logsumexp alone would be nine.
+    softcap: scaled scores become softcap * tanh(score / softcap). Returns float32 (B, H, M, D) and (B, H, M).
+    Written for few kernels: torch's logsumexp alone would be nine.
     """
     scores = float32_product(query, key.transpose(-1, -2))  # (B, H, M, N)
     if softcap is not None:

@@ -16,7 +16,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from grpo_kit.models.model_facts import is_tested
+from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.rollout.cpu_matmul import Projection, available, is_plain, is_plain_weight, projection
 
 _LAYERS = (llama.LlamaDecoderLayer, qwen2.Qwen2DecoderLayer, qwen3.Qwen3DecoderLayer)

@@ -9,7 +9,8 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
-from grpo_kit.models.model_facts import base_model, layer_kinds
+from grpo_kit.models.layer_kinds import layer_kinds
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.unsloth import replaced_layers
 
 # Their frequencies change as a sequence grows, so that cached keys would need another rotation.

@@ -62,13 +62,16 @@ class TreePlan:
         return self._windows[window]
 
     def _cut(self, window: int) -> None:
-        """Leave out rectangles outside the window, and mask those that it cuts."""
+        """Leave out keys outside the window of all of a rectangle's queries, and mask what is left to mask."""
         positions, kept = torch.from_numpy(self._tree.positions), []
         for block in self.blocks:
             query, key = positions[block.first : block.last], positions[block.start : block.stop]
             inside = query[:, None] - key < window  # (queries, keys)
-            if block.kind == "whole" and not inside.any():
-                continue
+            if block.kind == "whole":
+                if not inside.any():
+                    continue
+                skipped = int(inside.any(0).int().argmax())  # keys that lie outside for every query
+                block, inside = block._replace(start=block.start + skipped), inside[:, skipped:]
             if not inside.all():
                 if block.kind == "causal":
                     inside &= self._tree.sees(block.start, block.stop)
@@ -82,7 +85,11 @@ class TreePlan:
         found = torch.zeros(self.tokens, self.tokens, dtype=torch.bool)
         for block in self.blocks:
             part = found[block.first : block.last, block.start : block.stop]
-            part |= self._tree.sees(block.start, block.stop) if block.kind == "causal" else self._sees.get(block, True)
+            part |= (
+                self._tree.sees(block.start, block.stop)
+                if block.kind == "causal"
+                else self._sees.get(block, True)
+            )
         return found
 
     def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
