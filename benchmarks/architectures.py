@@ -4,9 +4,10 @@
     python -m benchmarks.architectures --only gemma2  # one
 
 Each has its family's structure at a small size: sliding windows of 8 tokens, soft caps, sinks, experts, rotary
-positions of several kinds, norms, scaled heads. Rows are longer than the windows. Every number stands beside the model's own forward
-pass of one row without padding. "plain": padded log-probabilities, and two steps of the loop, full and LoRA. "engine": its
-log-probabilities. "packed update": its gradient's difference by the gradient's norm. What is refused says why.
+positions of several kinds, norms, scaled heads. Rows are longer than the windows. Every number stands beside the
+model's own forward pass of one row without padding. "plain": padded log-probabilities, and two steps of the loop, full
+and LoRA. "engine": its log-probabilities. "packed update": its gradient's difference by the gradient's norm. What is
+refused says why.
 Saves benchmarks/results/architectures.json.
 """
 
