@@ -19,6 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +237,7 @@ def trains(family: str, tokenizer: Any, lora: bool) -> str:
         steps=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, warmup=0, seed=1, resample=0
     )
     with tempfile.TemporaryDirectory() as folder:
-        # Random models are never right: a reward that differs within groups.
-        task = _paying_letters(task)
+        task = paying_letters(task)
         trainer = kit.GRPOTrainer(
             model, task, config, tokenizer=tokenizer, folder=Path(folder) / "run", sample=generate,
             update=PaddedUpdate(config), hooks=[],
@@ -249,8 +249,8 @@ def trains(family: str, tokenizer: Any, lora: bool) -> str:
     return f"{'yes' if moved and finite else 'NO'}, {moved} of {len(after)} tensors moved"
 
 
-def _paying_letters(task: Any) -> Any:
-    from dataclasses import replace
+def paying_letters(task: Any) -> Any:
+    """The task with a reward that differs within groups of a random model: the share of letters."""
 
     def letters(completions: list[str], **columns: Any) -> list[float]:
         return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]

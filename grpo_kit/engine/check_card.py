@@ -22,7 +22,7 @@ from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.optim.check_adamw import MOST, beside_adamw
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.rollout import RolloutEngine
@@ -128,12 +128,11 @@ def _relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> 
 def _random_batch(model: Any) -> Batch:
     """Prompts of two groups of two; their completions are random until the engine has written some."""
     generator, prompts = torch.Generator().manual_seed(1), random_prompts(model)
-    vocabulary = base_model(model).get_output_embeddings().weight.size(0)
     return Batch(
         rows=[{}] * len(prompts),
         groups=[i // GROUP for i in range(len(prompts))],
         prompt_ids=prompts,
-        completion_ids=torch.randint(vocabulary, (len(prompts), TOKENS), generator=generator).tolist(),
+        completion_ids=torch.randint(token_rows(model), (len(prompts), TOKENS), generator=generator).tolist(),
         completions=[""] * len(prompts),
         cut_off=[True] * len(prompts),
         advantages=[1.0, -1.0] * (len(prompts) // 2),

@@ -25,6 +25,7 @@ from grpo_kit.memory.activations import HEAD_TILE
 from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.own_head import head_of
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.tree_attention import NAME as TREE
 
 
@@ -106,7 +107,7 @@ class PackedUpdate:
         """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""
         head = base.get_output_embeddings()
         if is_tested(base) and usable_head(head, hidden):
-            return head_logprobs(hidden, head.weight, labels, 1 / temperature)
+            return head_logprobs(hidden, head.weight, labels, 1 / temperature, token_rows(base))
         return tiled_logprobs(
             head_of(base), hidden, labels, temperature, entropy_gradient=self.config.entropy_bonus > 0
         )

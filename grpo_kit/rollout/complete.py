@@ -22,6 +22,7 @@ from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.rollout.supported_models import engine_failed
@@ -85,6 +86,7 @@ def complete(
         )
     if not prompts:
         return []
+    close_rows(model, tokenizer)
     texts = isinstance(prompts[0], str)
     # Texts with the default special tokens.
     ids = tokenizer(list(prompts))["input_ids"] if texts else [list(prompt) for prompt in prompts]

@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from grpo_kit.models.own_head import head_of
 from grpo_kit.models.renamed import cache_name
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.attention import attention_over_slots
 from grpo_kit.rollout.cpu_matmul import padded_rows
 from grpo_kit.rollout.fused_layers import FusedLayers
@@ -216,7 +217,8 @@ class Decoder:
         seat = list(range(len(prompt)))  # row on the tape of each row slot
         on_tape = torch.arange(len(seat), device=self.device)
         lengths = tape.prompt_width - tape.padding  # (n,)
-        logits = first_logits.index_select(0, torch.tensor(prompt, device=self.device))
+        tokens = token_rows(self.base)
+        logits = first_logits[:, :tokens].index_select(0, torch.tensor(prompt, device=self.device))
         slots.arrange(prompt, self._bucket(len(seat)))
         watch = EndWatch(tape.done, _LOOK_EVERY if self.bucketed else 1)
         for step in range(limit):
@@ -236,7 +238,7 @@ class Decoder:
                     token, on_tape = token.index_select(0, kept), on_tape.index_select(0, kept)
             width = self._width(step, limit)
             slots.set_step(token, lengths[on_tape] + step, step, width)
-            logits = self._step()[: len(seat)]
+            logits = self._step()[: len(seat), :tokens]
 
     def _drop(self, live: Sequence[bool], seat: list[int], prompt: list[int], written: int) -> list[int]:
         """Fill the holes of ended rows; returns for each remaining slot its former slot."""

@@ -25,6 +25,7 @@ from grpo_kit.models.context import context_length
 from grpo_kit.models.gguf_reader import cache_folder
 from grpo_kit.models.layer_kinds import is_tested, layer_kinds, window_of
 from grpo_kit.models.model_facts import base_model, hardware
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.record.files import write_whole
 from grpo_kit.rollout.compare_logprobs import SHIFT, compared
 from grpo_kit.version import __version__
@@ -133,8 +134,9 @@ def random_prompts(model: Any) -> list[list[int]]:
     base, generator = base_model(model), torch.Generator().manual_seed(0)
     window, room = window_of(base) or 0, context_length(base) - TOKENS - SHIFT
     first = min(window + _SHORT[0], room) if window <= _LONGEST else _SHORT[0]
-    vocabulary = base.get_output_embeddings().weight.size(0)
-    prompts = (torch.randint(vocabulary, (n,), generator=generator).tolist() for n in (first, _SHORT[1]))
+    prompts = (
+        torch.randint(token_rows(base), (n,), generator=generator).tolist() for n in (first, _SHORT[1])
+    )
     return [prompt for prompt in prompts for _ in range(GROUP)]
 
 
