@@ -2,6 +2,7 @@
 
     python -m benchmarks.architectures                # all, three minutes
     python -m benchmarks.architectures --only gemma2  # one
+    python -m benchmarks.architectures --step gemma3 mistral qwen3-moe  # a step's seconds, plain and fast
 
 Each has its family's structure at a small size: sliding windows of 8 tokens, soft caps, sinks, experts, rotary
 positions of several kinds, norms, scaled heads. Rows are longer than the windows. Every number stands beside the
@@ -29,7 +30,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import grpo_kit as kit
-from benchmarks.result import RESULTS, command_line, origin, save
+from benchmarks.result import RESULTS, as_text, command_line, origin, read_result, save, write_result
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.packing import why_not_packed
 from grpo_kit.exports import ExportError
@@ -38,6 +39,7 @@ from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.token_lists import left_pad
 from grpo_kit.rollout import RolloutEngine
 
 VOCABULARY = 500  # no multiple of 64
@@ -65,7 +67,7 @@ _LONG = {
 # Family: (prefix of transformers' Config and ForCausalLM, what makes it this family, TRL's chat template of it)
 FAMILIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "qwen2": ("Qwen2", {}, "qwen2_5"),
-    "qwen3": ("Qwen3", {"head_dim": 16}, "qwen3"),
+    "qwen3": ("Qwen3", {"head_dim": 128}, "qwen3"),  # transformers reads GGUF files of no other
     "qwen3-moe": ("Qwen3Moe", {"head_dim": 16, **_EXPERTS}, "qwen3_instruct_2507"),
     "llama3": ("Llama", {"rope_parameters": _LLAMA3}, "llama3_2"),
     "mistral": ("Mistral", {"sliding_window": WINDOW}, None),
@@ -113,7 +115,9 @@ def tiny(family: str, *, vocabulary: int = VOCABULARY, seed: int = 0, **more: An
     prefix, structure, _ = FAMILIES[family]
     settings = {**_SIZES, "vocab_size": vocabulary, **structure, **more}
     if settings.get("layer_types") == "alternating":
-        settings["layer_types"] = ["sliding_attention", "full_attention"] * 2
+        settings["layer_types"] = ["sliding_attention", "full_attention"] * (
+            settings["num_hidden_layers"] // 2
+        )
     if prefix == "GPT2":
         settings = {k: v for k, v in settings.items() if not k.startswith(("hidden", "inter", "num", "max"))}
         settings |= dict(n_embd=48, n_layer=4, n_head=6, n_positions=256)
@@ -290,12 +294,18 @@ def template(family: str, tokenizer: Any) -> str:
     import trl
 
     own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"bos_token": "<bos>"})  # SmolLM2's own also begins each turn
     own.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
-    try:
-        prompt = kit.build_prompt(own, "2 + 2?", system=None, prefill="<answer>")
-    except ValueError as error:
-        return f"refused: {error}"
-    return "yes" if prompt.endswith("<answer>") else "NO"
+    why = ""
+    for opening in ("", "<think>\n\n</think>\n\n", "<|channel|>final<|message|>"):
+        try:
+            prompt = kit.build_prompt(own, "2 + 2?", prefill=f"{opening}<answer>")
+        except ValueError as error:
+            why = why or str(error)
+            continue
+        after = f", the prefill begins {opening!r}" if opening else ""
+        return f"yes{after}" if prompt.endswith(f"{opening}<answer>") else "NO"
+    return f"refused: {why}"
 
 
 def row(family: str, tokenizer: Any) -> dict[str, Any]:
@@ -325,15 +335,97 @@ def row(family: str, tokenizer: Any) -> dict[str, Any]:
     return found | {"seconds": time.perf_counter() - begin}
 
 
+_STEP = dict(
+    hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+    head_dim=32, sliding_window=64, max_position_embeddings=1024,
+)  # fmt: skip
+_ROUNDS = 3
+
+
+def step_seconds(family: str) -> dict[str, list[float]]:
+    """Seconds of the plain way and the fast one, in turns: 4 prompts of 160 tokens x 8 completions of 32, in float32.
+
+    Half of a prompt is shared by all.
+    """
+    model = tiny(family, vocabulary=8192, **_STEP)
+    draw = torch.Generator().manual_seed(0)
+    ids = lambda n: torch.randint(3, 8192, (n,), generator=draw).tolist()  # noqa: E731
+    begin = ids(80)
+    prompts = [prompt for prompt in ([*begin, *ids(80)] for _ in range(4)) for _ in range(8)]
+    how = GenerationConfig(
+        max_new_tokens=32, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
+    )
+    if (why := RolloutEngine.unsupported(model, how)) or (why := why_not_packed(model)):
+        raise ValueError(f"family={family!r} has no fast way: {why}")
+    config, engine, device = Config(max_completion_tokens=32), RolloutEngine(model), torch.device("cpu")
+    table, mask = left_pad(prompts, 0, device)
+    batch = batch_of(prompts, [ids(32) for _ in prompts])
+    ways = {
+        "sample, plain": lambda: model.generate(input_ids=table, attention_mask=mask, generation_config=how),
+        "sample, engine": lambda: engine.generate(prompts, how, seed=0),
+        "update, padded": lambda: gradient(model, batch, PaddedUpdate(config)),
+        "update, packed": lambda: gradient(model, batch, PackedUpdate(model, config)),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(_ROUNDS + 1):  # the first warms up
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: found[1:] for name, found in seconds.items()}
+
+
+_SHORT = {  # columns of the table in docs/models.md: those of the full result that each is made of
+    "trains": ("padded log-probabilities", "trains, full", "trains, LoRA"),
+    "engine": ("engine", "engine, LoRA"),
+    "packed update": ("packed update", "packed update, LoRA"),
+    "export": ("export",),
+    "GGUF": ("GGUF",),
+    "prefill": ("template with prefill",),
+}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result in Markdown: "yes" where all that a column is made of is equal, else what was said, shortened."""
+    lines = ["| family | " + " | ".join(_SHORT) + " | LoRA on |", "|---" * (len(_SHORT) + 2) + "|"]
+    for family, found in result["families"].items():
+        cells = []
+        for names in _SHORT.values():
+            said = [found[name] for name in names]
+            good = all(one.startswith(("equal", "yes")) for one in said)
+            bad = next((one for one in said if not one.startswith(("equal", "yes"))), "")
+            cells.append(
+                "yes" if good else bad.removeprefix("plain way: ").split("; ")[0].replace("|", "\\|")
+            )
+        targets = ", ".join(name.split()[0] for name in found["LoRA targets"].split(", "))
+        lines.append(f"| {family} | " + " | ".join(cells) + f" | {targets} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """All families, a line each."""
     parser = command_line(__doc__)
     parser.add_argument(
         "--only", nargs="*", choices=list(FAMILIES), help="these families, printed and not saved"
     )
-    only = parser.parse_args().only
+    parser.add_argument(
+        "--step", nargs="*", choices=list(FAMILIES), help="a step's seconds of these, added to the result"
+    )
+    asked = parser.parse_args()
+    only = asked.only
     tokenizer = kit.load_policy("tiny-random", quiet=True)[1]
-    result = origin("python -m benchmarks.architectures", "torch", "transformers", "peft", "grpo-kit")
+    command = (
+        f"python -m benchmarks.architectures{' --step ' if asked.step else ''}{' '.join(asked.step or [])}"
+    )
+    result = origin(command, "torch", "transformers", "peft", "grpo-kit")
+    if asked.step:
+        path = RESULTS / "architectures.json"
+        result = read_result(path) | {
+            "step seconds": result | {family: step_seconds(family) for family in asked.step}
+        }
+        write_result(path, result)
+        print(as_text(result["step seconds"]))
+        return
     result["families"] = {}
     for family in only or FAMILIES:
         found = result["families"][family] = row(family, tokenizer)
@@ -342,6 +434,7 @@ def main() -> None:
             flush=True,
         )
     if not only:
+        print(table(result))
         print(save(RESULTS, "architectures", result))
 
 

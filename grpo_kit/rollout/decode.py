@@ -45,7 +45,7 @@ class Decoder:
 
     def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
         self.base, self.bucketed, self._cache_name = base, bucketed, cache_name(base.get_decoder().forward)
-        self.device, self._head = base.get_input_embeddings().weight.device, head_of(base)
+        self.device = base.get_input_embeddings().weight.device
         self.slots: KVCache | None = None
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
         self._layers: PlainLayers | None = None
@@ -77,6 +77,7 @@ class Decoder:
         self._tokens = {"prefill": 0, "decode": 0}
         self._layers = None if self.bucketed else plain_layers(self.base)
         self._take_up_fused()
+        self._head = head_of(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
         first_logits = self._prefill(groups, limit, keep)  # (P, V)
         self._wait()

@@ -74,13 +74,8 @@ def shared_problem(model: Any) -> str | None:
         return f"its layers of kind {', '.join(others)} have another state than keys and values"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         return "its attention is not causal"
-    ropes = getattr(config, "rope_parameters", None)
-    if not ropes:
+    if not getattr(config, "rope_parameters", None):
         return f"model_type {config.model_type!r} has no rotary positions"
-    each = [one for one in ropes.values() if isinstance(one, dict)] or [ropes]
-    for rope in (one.get("rope_type", "default") for one in each):
-        if rope in _MOVING_ROPE:
-            return f"its rotary positions are of type {rope!r}, which change as a sequence grows"
     return None
 
 
@@ -88,6 +83,10 @@ def _model_problem(model: Any) -> str | None:
     base = base_model(model)
     if why := shared_problem(model) or _failed.get(base):
         return why
+    ropes = base.config.rope_parameters  # one for all layers, or one for each kind of them
+    for rope in [one for one in ropes.values() if isinstance(one, dict)] or [ropes]:
+        if (kind := rope.get("rope_type", "default")) in _MOVING_ROPE:
+            return f"its rotary positions are of type {kind!r}, which change as a sequence grows"
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
         return f"its weights lie on {', '.join(sorted(map(str, devices)))}; it must be one CPU or one CUDA device"
