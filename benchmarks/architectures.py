@@ -394,9 +394,8 @@ def table(result: dict[str, Any]) -> str:
             said = [found[name] for name in names]
             good = all(one.startswith(("equal", "yes")) for one in said)
             bad = next((one for one in said if not one.startswith(("equal", "yes"))), "")
-            cells.append(
-                "yes" if good else bad.removeprefix("plain way: ").split("; ")[0].replace("|", "\\|")
-            )
+            bad = "not written" if "format='gguf' knows" in bad else bad.removeprefix("plain way: ")
+            cells.append("yes" if good else bad.split("; ")[0].replace("|", "\\|"))
         targets = ", ".join(name.split()[0] for name in found["LoRA targets"].split(", "))
         lines.append(f"| {family} | " + " | ".join(cells) + f" | {targets} |")
     return "\n".join(lines)

@@ -68,6 +68,8 @@ def shared_problem(model: Any) -> str | None:
         return f"Unsloth replaced its {replaced}"
     if base.get_output_embeddings() is None:
         return f"{type(base).__name__} has no language-model head"
+    if config.get_text_config() is not config:
+        return "it reads more than text"
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         return "it attends to an encoder"
     if others := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
