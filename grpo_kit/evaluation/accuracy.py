@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_temperature, check_whole
+from grpo_kit.argument_checks import check_task, check_temperature, check_whole, is_whole
 from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
-from grpo_kit.evaluation.generate_and_score import Answers, answer
+from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, percent, shown
 from grpo_kit.record.files import write_whole
@@ -198,9 +198,12 @@ def evaluate(
 
     >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
     """
-    rows = list(task.held_out if rows is None else rows)
-    ks = sorted({size for size in k if size <= samples})
+    check_task(task)
+    rows = check_rows(task.held_out if rows is None else rows)
     check_whole("samples", samples, 0)
+    if not isinstance(k, Sequence) or not all(is_whole(size, 1) for size in k):
+        raise ValueError(f"k={k!r} must be a list of whole numbers, such as [{samples or 1}]")
+    ks = sorted({size for size in k if size <= samples})
     if samples and (not ks or ks[0] < 1):
         raise ValueError(
             f"k={tuple(k)!r} has no number in 1..samples={samples}; ask for fewer or draw more samples"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_kit.rewards.response import ResponseReward, is_blank, own_answer
+from grpo_kit.rewards.response import ResponseReward, check_tag, is_blank, own_answer
 
 
 class SoftFormat(ResponseReward):
@@ -25,7 +25,10 @@ class SoftFormat(ResponseReward):
     """
 
     def __init__(self, *, think: str | None = "think", answer: str = "answer") -> None:
-        if not answer or think == "" or think == answer:
+        check_tag("answer", answer)
+        if think is not None:
+            check_tag("think", think)
+        if think == answer:
             raise ValueError(f"think={think!r}, answer={answer!r}: use two different names, or think=None")
         self.think, self.answer = think, answer
         self.__name__ = "soft_format"

@@ -10,9 +10,11 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from grpo_kit.argument_checks import check_choice, check_whole, is_whole
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
@@ -108,10 +110,11 @@ def countdown(
     >>> countdown(numbers=(2, 2)).train[0]["question"].startswith("Use ")
     True
     """
-    low, high = numbers
-    if not 2 <= low <= high <= 4:
-        raise ValueError(f"numbers={numbers!r} must be (fewest, most) with 2 <= fewest <= most <= 4")
-    if not 10 <= highest <= 999:
+    low, high = check_range("numbers", numbers, 2, 4)
+    for name, value in (("think", think), ("balanced", balanced), ("partial_credit", partial_credit)):
+        check_choice(name, value, (True, False))
+    check_whole("seed", seed, 0)
+    if not is_whole(highest, 10) or highest > 999:
         raise ValueError(f"highest={highest!r} must lie in 10..999")
     rng = random.Random(f"countdown {seed}")
 

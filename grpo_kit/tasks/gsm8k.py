@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Iterable
 
+from grpo_kit.argument_checks import is_whole
 from grpo_kit.rewards import NumericAnswer, SoftFormat
 from grpo_kit.rewards.answers import as_number
 from grpo_kit.tasks.data_files import DataNotFoundError, packaged, read_rows
@@ -42,6 +43,11 @@ def gsm8k(
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
     Raises DataNotFoundError (a ValueError) naming ways to get the data; ValueError where all train rows are held out.
     """
+    for name, source in (("train", train), ("held_out", held_out)):
+        if not isinstance(source, str | os.PathLike):
+            raise ValueError(
+                f"{name}={source!r:.100} must name a file; rows of your own go into kit.tasks.from_rows"
+            )
     if held_out == "train":
         train_rows, test_rows = _one_in_five(train)
     elif train == "test":
@@ -154,6 +160,6 @@ def _rows(raw: Iterable[dict], source: str) -> list[dict]:
 def _pick(argument: str, rows: list[dict], count: int | None, seed: int) -> list[dict]:
     if count is None:
         return rows
-    if not isinstance(count, int) or not 1 <= count <= len(rows):
+    if not is_whole(count, 1) or count > len(rows):
         raise ValueError(f"{argument}={count!r}: gsm8k has {len(rows)} such rows; use 1..{len(rows)} or None")
     return random.Random(f"gsm8k {seed}").sample(rows, count)

@@ -38,6 +38,7 @@ from typing import NamedTuple
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct, strategy_means
 
 _LETTERS = string.ascii_uppercase
@@ -77,9 +78,7 @@ def interval_scheduling(
     >>> interval_scheduling().held_out[0]["question"].startswith("Which events give the best schedule")
     True
     """
-    low, high = count
-    if not 3 <= low <= high <= _MOST_EVENTS:
-        raise ValueError(f"count={count!r} must be (fewest, most) with 3 <= fewest <= most <= 8")
+    low, high = check_range("count", count, 3, _MOST_EVENTS)
     rng = random.Random(f"events {seed}")
 
     def draw() -> dict:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.rewards import ExactAnswer, SoftFormat
+from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _EXAMPLE = [47, 82, 15]
@@ -31,9 +33,8 @@ def largest(
     >>> largest().held_out[0]["question"].startswith("Which number is the largest: ")
     True
     """
-    low, high = numbers
-    if not 2 <= low <= high <= 90:
-        raise ValueError(f"numbers={numbers!r} must be (fewest, most) with 2 <= fewest <= most <= 90")
+    low, high = check_range("numbers", numbers, 2, 90)
+    check_whole("seed", seed, 0)
     rng = random.Random(f"largest {seed}")
 
     def draw() -> dict:

@@ -133,7 +133,7 @@ SMOKE = "train --preset smoke"
         (f"{SMOKE} --set num_iterations=2", "did you mean 'iterations'?"),
         (f"{SMOKE} --set optimizer=rocket --folder x", "optimizer='rocket'"),
         (f"{SMOKE} --set model=./nowhere --folder x", "no such folder"),
-        (f"{SMOKE} --rank 4 --folder x", "no effect with tuning='full'"),
+        (f"{SMOKE} --rank 4 --folder x", "--rank 4 is of adapters, which are trained with --tuning lora"),
         (f"{SMOKE} --tuning qlora --folder x", "qlora"),
         (f"{SMOKE} --report-to mlflow --folder x", "tracker='mlflow' is not known; use 'tensorboard'"),
         ("train --resume folder", "folder holds no run"),
