@@ -91,6 +91,7 @@ def countdown(
     balanced: bool = False,
     seed: int = 0,
     max_completion_tokens: int | None = None,
+    prefill: str | None = None,
 ) -> Task:
     """Rows "Use 3, 5 and 2, each exactly once, with + - * / to make 16."; every row has a solution.
 
@@ -98,6 +99,7 @@ def countdown(
     lie in 1..2 * highest. partial_credit: the answer reward has tiers (see CountdownAnswer).
     think: the prompt requests reasoning in <think> tags first; the prefill opens <think>, and the examples fail before
     they succeed. Without think the prefill opens <answer>.
+    prefill: the assistant's opening words; None: as above. Another where a chat template does not let that one through.
     max_completion_tokens: None means 24, and with think 64 times the most numbers.
     balanced: each operator is equally likely in a row's solution, until no new question with that operator
     is left (two numbers up to 50 make some 160 quotients; held-out rows are drawn first). Otherwise sums fill the rows,
@@ -156,7 +158,7 @@ def countdown(
         reward_weights=[0.75, 0.25],
         strategies=_strategies(high),
         system=f"Think in <think> tags, then: {system[0].lower()}{system[1:]}" if think else system,
-        prefill="<think>\n" if think else "<answer>",
+        prefill=("<think>\n" if think else "<answer>") if prefill is None else prefill,
         examples=tuple(shown),
         max_completion_tokens=length if max_completion_tokens is None else max_completion_tokens,
     )

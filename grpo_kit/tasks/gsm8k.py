@@ -29,6 +29,7 @@ def gsm8k(
     n_held_out: int | None = None,
     seed: int = 0,
     max_completion_tokens: int = 400,
+    prefill: str | None = None,
 ) -> Task:
     """GSM8K with reasoning in <think> and the number in <answer>; the prefill opens <think>.
 
@@ -39,6 +40,8 @@ def gsm8k(
     "package", or a file. One file alone serves both with held_out="train": every fifth of its questions is held out.
     A question in both is held out, never trained on; their number is reported.
     n_train, n_held_out: how many rows to keep, chosen by the seed; None keeps all.
+    prefill: the assistant's opening words; None: <think> and a new line. Another where a chat template does not let
+    that one through.
     Row columns: question, answer (the number after ####, as text), solution.
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
     Raises DataNotFoundError (a ValueError) naming ways to get the data; ValueError where all train rows are held out.
@@ -81,7 +84,7 @@ def gsm8k(
         reward_weights=[0.75, 0.25],
         strategies=most_frequent_answer(kept),
         system="Reason step by step in <think> tags, then give the number alone in <answer> tags.",
-        prefill="<think>\n",
+        prefill="<think>\n" if prefill is None else prefill,
         examples=(_EXAMPLE,),
         max_completion_tokens=max_completion_tokens,
     )

@@ -60,7 +60,12 @@ class Best(NamedTuple):
 
 
 def interval_scheduling(
-    *, n_train: int = 512, n_held_out: int = 256, count: tuple[int, int] = (3, 5), seed: int = 0
+    *,
+    n_train: int = 512,
+    n_held_out: int = 256,
+    count: tuple[int, int] = (3, 5),
+    seed: int = 0,
+    prefill: str | None = None,
 ) -> Task:
     """Rows "Which events give the best schedule without overlap?\\nA: 9 to 11, priority 2\\nB: ...".
 
@@ -73,6 +78,7 @@ def interval_scheduling(
     ways (how many schedules are worth that; any of them is right).
     Rewards: schedule share (0.75), soft format (0.25). Strategies: each set of letters, first, last, longest,
     heaviest, greedy, ...; `strategy_shares` reports their shares.
+    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
     Raises ValueError if `count` is no range within 3..8.
 
     >>> interval_scheduling().held_out[0]["question"].startswith("Which events give the best schedule")
@@ -112,7 +118,7 @@ def interval_scheduling(
         strategies=_strategies(high),
         system="Answer in <answer> tags with the letters of the events, in order. "
         "Best means the most hours times priority.",
-        prefill="<answer>",
+        prefill="<answer>" if prefill is None else prefill,
         examples=examples,
         max_completion_tokens=16,
     )

@@ -23,10 +23,12 @@ def largest(
     numbers: tuple[int, int] = (3, 5),
     seed: int = 0,
     max_completion_tokens: int = 12,
+    prefill: str | None = None,
 ) -> Task:
     """Rows "Which number is the largest: 47, 82, 15?" with distinct numbers from 10 to 99.
 
     numbers: fewest and most numbers in a question. Row columns: question, answer, numbers (list of int).
+    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
     Rewards: exact answer (0.75) and soft format (0.25). Constant strategies: always the first, ..., the last.
     Raises ValueError if `numbers` is no range within 2..90.
 
@@ -56,7 +58,7 @@ def largest(
         is_correct=lambda text, row: text.strip() == row["answer"],
         strategies=strategies,
         system="Answer in <answer> tags.",
-        prefill="<answer>",
+        prefill="<answer>" if prefill is None else prefill,
         examples=((_question(_EXAMPLE), f"<answer>{max(_EXAMPLE)}</answer>"),),
         max_completion_tokens=max_completion_tokens,
     )
