@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
+from grpo_kit.config_checks import checked
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.config_changes import check_values, check_weights, take_up
-from grpo_kit.loop.config_checks import checked
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.grpo_config import Config, StepNumbers, as_json, from_json
 from grpo_kit.loop.hooks import Hook

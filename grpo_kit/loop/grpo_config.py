@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit import config_checks as checks
 from grpo_kit.argument_checks import check_number, check_temperature
-from grpo_kit.loop import config_checks as checks
 from grpo_kit.schedules import schedule_from
 from grpo_kit.tasks import by_name
 

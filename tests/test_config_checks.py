@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from grpo_kit import objectives
-from grpo_kit.loop.config_checks import ELSEWHERE, LOSSES
+from grpo_kit.config_checks import ELSEWHERE, LOSSES
 from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.presets import preset
 from grpo_kit.schedules import constant, linear, stepwise
