@@ -128,8 +128,8 @@ def _check_at(name: str, value: Any, progress: float) -> None:
                 f"{name}={value!r:.100} must give a number for a progress in [0, 1], as kit.linear(1.0, 0.6) does "
                 f"({error})"
             ) from error
-    elif isinstance(value, list | tuple | str):
-        raise ValueError(f"{name}={value!r} must be a number{_as_schedule(value)}")
+    elif isinstance(value, list | tuple | str) and (mend := _as_schedule(value)):
+        raise ValueError(f"{name}={value!r} must be a number{mend}")
     if name != "temperature":
         if check_number(label, value, 0) > FASTEST and name == "learning_rate":
             raise ValueError(f"{label}={value!r} destroys the weights in one step; 1e-06 to 0.001 is usual")
@@ -149,7 +149,7 @@ def _as_schedule(value: Any) -> str:
             schedules.schedule_from(value)
             return f"; a schedule is written kit.{value.strip()}, without quotes"
         except ValueError:
-            return f", without quotes; or a schedule: kit.linear(1.0, 0.6){nearest(value, kinds)}"
+            return nearest(value, kinds)
     ends = f"{value[0]!r}, {value[-1]!r}" if len(value) > 1 else "1.0, 0.6"
     return f"; a schedule is a function of progress, such as kit.linear({ends})"
 

@@ -201,7 +201,7 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
     check_tokenizer(tokenizer)
     if isinstance(ids, str):
         raise PromptError(f"ids={ids!r:.100} is a text; give tokenizer(text).input_ids")
-    for position, token in enumerate(ids := list(ids)):
+    for position, token in enumerate(ids := ids.tolist() if hasattr(ids, "tolist") else list(ids)):
         if not is_whole(token, 0) or token >= len(tokenizer):
             raise PromptError(f"ids[{position}]={token} is no token; use 0 to {len(tokenizer) - 1}")
     again = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else []

@@ -57,7 +57,8 @@ def train(arguments: Namespace) -> None:
         job.change(preset | options | values)
     processes = Processes(job.config.prompts_per_step, own_device())
     folder = next_run_folder("runs", job.task.name) if folder is None else folder
-    folder = processes.from_main(lambda: run_path(folder, "--folder"))
+    run_path(folder, "--folder")  # it is refused here, and shown as it was given
+    folder = processes.from_main(lambda: Path(folder))
     try:
         _whole(job, folder, processes, resumed=resumed)
     except (KeyboardInterrupt, RewardError, EpisodeError, OSError) as error:

@@ -88,7 +88,8 @@ class Task:
             raise ValueError(
                 f"correct={self.is_correct!r:.100} must be a function of (answer text, row), or None"
             )
-        if not isinstance(self.reward_weights, list | tuple) or not all(map(is_number, self.reward_weights)):
+        given = self.reward_weights  # a NaN is refused below
+        if not isinstance(given, list | tuple) or not all(is_number(w) or w != w for w in given):
             raise ValueError(
                 f"reward_weights={self.reward_weights!r} must be a list of numbers, one a reward"
             )

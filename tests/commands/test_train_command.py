@@ -130,7 +130,7 @@ SMOKE = "train --preset smoke"
         (f"{SMOKE} --set iterations=0", "iterations=0 must be"),
         (f"{SMOKE} --set group_size", "write it as NAME=VALUE"),
         (f"{SMOKE} --set step=4", "Config has no such field; did you mean 'steps'?"),
-        (f"{SMOKE} --set num_iterations=2", "did you mean 'iterations'?"),
+        (f"{SMOKE} --set num_iterations=2", "here it is iterations"),
         (f"{SMOKE} --set optimizer=rocket --folder x", "optimizer='rocket'"),
         (f"{SMOKE} --set model=./nowhere --folder x", "no such folder"),
         (f"{SMOKE} --rank 4 --folder x", "--rank 4 is of adapters, which are trained with --tuning lora"),
