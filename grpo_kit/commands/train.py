@@ -38,11 +38,14 @@ def train(arguments: Namespace) -> None:
     from grpo_kit.lab.job import OPTIONS, Job, settings_of
     from grpo_kit.loop.processes import Processes
     from grpo_kit.record.files import next_run_folder, run_settings
+    from grpo_kit.record.run_path import run_path
     from grpo_kit.rewards import RewardError
 
     given, values, resumed = vars(arguments), settings_of(arguments.set), arguments.resume is not None
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
     values |= {} if arguments.tuning is None else {"tuning": arguments.tuning}
+    if arguments.rank is not None and not resumed and values.get("tuning", "full") == "full":
+        raise ValueError(f"--rank {arguments.rank} is of adapters, which are trained with --tuning lora")
     folder = arguments.folder if arguments.resume in (None, True) else arguments.resume
     if resumed and (folder is None or arguments.folder not in (None, folder)):
         raise ValueError("--resume needs one run folder: grpo-kit train --resume runs/mine")
@@ -53,7 +56,9 @@ def train(arguments: Namespace) -> None:
         preset = {} if arguments.preset is None else {"preset": arguments.preset}
         job.change(preset | options | values)
     processes = Processes(job.config.prompts_per_step, own_device())
-    folder = processes.from_main(lambda: Path(folder or next_run_folder("runs", job.task.name)))
+    folder = next_run_folder("runs", job.task.name) if folder is None else folder
+    run_path(folder, "--folder")  # it is refused here, and shown as it was given
+    folder = processes.from_main(lambda: Path(folder))
     try:
         _whole(job, folder, processes, resumed=resumed)
     except (KeyboardInterrupt, RewardError, EpisodeError, OSError) as error:

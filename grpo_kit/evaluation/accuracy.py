@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_temperature, check_whole
+from grpo_kit.argument_checks import check_task, check_temperature, check_whole, is_whole
 from grpo_kit.evaluation.as_trained import SAMPLING, say_difference, trained_sampling
 from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
-from grpo_kit.evaluation.generate_and_score import Answers, answer
+from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, percent, shown
 from grpo_kit.loop.grpo_config import Config
@@ -212,8 +212,11 @@ def evaluate(
 
     >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
     """
-    rows = list(task.held_out if rows is None else rows)
+    check_task(task)
+    rows = check_rows(task.held_out if rows is None else rows)
     check_whole("samples", samples, 0)
+    if not isinstance(k, Sequence) or not all(is_whole(size, 1) for size in k):
+        raise ValueError(f"k={k!r} must be a list of whole numbers, such as [{samples or 1}]")
     numbers: dict[str, Any] = {"temperature": temperature}
     if sampling is not None:
         numbers = trained_sampling(model, sampling)

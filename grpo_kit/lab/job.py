@@ -116,7 +116,7 @@ def settings_of(texts: list[str]) -> dict[str, Any]:
     found = {}
     for text in texts:
         name, there, value = text.partition("=")
-        if not there:
+        if not there or not name.strip():
             raise ValueError(f"--set {text}: write it as NAME=VALUE, such as steps=24")
         check_fields({name: value})
         try:

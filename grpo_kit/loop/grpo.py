@@ -32,8 +32,9 @@ from typing import Any
 
 import torch
 
+from grpo_kit.config_checks import checked
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.config_changes import check_values, take_up
+from grpo_kit.loop.config_changes import check_values, check_weights, take_up
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.grpo_config import Config, StepNumbers, as_json, from_json
 from grpo_kit.loop.hooks import Hook
@@ -44,7 +45,8 @@ from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.reference import start_weights, weights_of
 from grpo_kit.loop.run_checks import (
-    check_model,
+    check_given,
+    check_loaded,
     check_precision,
     check_task,
     lacks_room,
@@ -60,6 +62,7 @@ from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.files import next_run_folder, run_settings
 from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.run_lock import alone
+from grpo_kit.record.run_path import run_path
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -96,6 +99,7 @@ class GRPOTrainer:
         update: Any = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
+        check_given(model, task, config, tokenizer, sample, update, hooks)
         self.model, self.task, self.tokenizer = model, task, tokenizer
         self.config = (Config() if config is None else config).with_task(task)
         if len(task.train) < (needed := self.config.prompts_per_step):
@@ -103,8 +107,9 @@ class GRPOTrainer:
                 f"task {task.name!r} has {len(task.train)} train rows, and prompts_per_step={needed} needs as many "
                 "different ones; add rows or lower it"
             )
-        self.folder, self.hooks = Path(folder), list(hooks)
-        check_model(self.config, model)
+        self.folder, self.hooks = run_path(folder), list(hooks)
+        check_weights(task, self.config.reward_weights)
+        check_loaded(self.config, model)
         check_precision(self.config, model)
         check_task(model, tokenizer, task, self.config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
@@ -148,6 +153,10 @@ class GRPOTrainer:
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run, or another process trains into it.
         """
+        if not isinstance(resume, bool):
+            raise ValueError(
+                f"resume={resume!r:.100} must be True or False; the last whole checkpoint is taken"
+            )
         with self.guard, random_state_comes_back(), ExitStack() as held:
             self._have_begun = []
             self._open(resume, held)
@@ -324,7 +333,7 @@ class GRPOTrainer:
 
         Raises ValueError, and changes nothing, for a field that cannot change and a value that cannot be.
         """
-        check_values(self, values)
+        check_values(self, {name: checked(name, value) for name, value in values.items()})
         for name, value in values.items():
             setattr(self.config, name, value)
 

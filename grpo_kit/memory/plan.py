@@ -89,6 +89,10 @@ def request_for(
     if not isinstance(cfg, Config | str):
         raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
     cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
+    if config is not None and not isinstance(config, PretrainedConfig):
+        raise ValueError(
+            f"config={config!r:.100} must be a transformers PretrainedConfig, such as model.config"
+        )
     if config is None and cfg.model is None:
         raise ValueError("model=None: the config names no model, so nothing can be counted; give it one")
     check_choice("attention", attention, ("flex_attention", "sdpa"))
@@ -102,6 +106,8 @@ def request_for(
         check_whole(name, value, least)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB
+    if cut[1] is not None and cut[1] > (layers := config.get_text_config().num_hidden_layers):
+        raise ValueError(f"checkpointed_layers={cut[1]} must be at most {layers}, the model's layers")
     if completion_tokens is None:
         named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
         completion_tokens = named or cfg.make_task().max_completion_tokens

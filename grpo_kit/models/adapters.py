@@ -53,7 +53,8 @@ def add_adapters(
     model = _ready(model, tuning)
     unknown = sorted(set(overrides) - {field.name for field in fields(LoraConfig)})
     if unknown:
-        raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig; check the spelling")
+        mend = "; the rank is 'r'" if "rank" in unknown else "; check the spelling"
+        raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig{mend}")
     defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)

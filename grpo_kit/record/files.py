@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_text
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RunFolderError, lines_of
 
 METRIC_COLUMNS: tuple[str, ...] = (
@@ -55,6 +56,11 @@ def run_settings(folder: str | Path) -> dict[str, Any] | None:
 
 def next_run_folder(root: str | Path, name: str) -> Path:
     """The first of root/name, root/name-2, root/name-3, ... that does not exist or is an empty folder."""
+    check_text("name", name)
+    if not isinstance(root, str | os.PathLike):
+        raise RunFolderError(
+            f"root={root!r} must be the path of the folder that holds the runs, such as 'runs'."
+        )
     number = 1
     while True:
         path = Path(root) / (name if number == 1 else f"{name}-{number}")
@@ -81,7 +87,7 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
     Raises RunFolderError if there is no such folder, and for an unreadable line, naming it; a folder without lines
     gives an empty table.
     """
-    lines, table = _existing(folder) / METRICS_LINES, Path(folder) / _TABLE
+    lines, table = _existing(folder) / METRICS_LINES, _existing(folder) / _TABLE
     if table.exists() and not lines.exists():
         return _recorded(table)
     steps: dict[int, dict[str, Any]] = {}
@@ -133,6 +139,7 @@ def _as_numbers(table: pd.DataFrame, wanted: Callable[[str], bool]) -> pd.DataFr
 
 
 def _existing(folder: str | Path) -> Path:
-    if not Path(folder).is_dir():
+    path = Path(folder).expanduser()
+    if not path.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'.")
-    return Path(folder)
+    return path

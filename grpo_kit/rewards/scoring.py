@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
-from grpo_kit.rewards.parts import bare_name, check_column_names, range_of, reward_names
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.parts import Reward, bare_name, check_column_names, range_of, reward_names
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1

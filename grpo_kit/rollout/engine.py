@@ -19,7 +19,7 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit.argument_checks import check_model, check_whole
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.autocast_cache import AutocastCache
@@ -70,6 +70,7 @@ class RolloutEngine:
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+        check_model(model)
         self.model = model
         self._decoder, self._casts = self._new_decoder(), AutocastCache()
         self._most_rows: float = math.inf  # found by running out of memory

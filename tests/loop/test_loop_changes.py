@@ -57,7 +57,7 @@ def test_a_change_is_made_again_by_a_resumed_run_and_another_may_come(tmp_path):
         ("loss", "grpo", "loss='grpo' cannot be changed"),
         ("learning_rate", -1, "learning_rate=-1 must be a number"),
         ("temperature", 0, "temperature=0 must be a number above 0"),
-        ("lerning_rate", 1e-3, "lerning_rate=0.001 cannot be changed"),
+        ("lerning_rate", 1e-3, "lerning_rate=0.001: Config has no such field; did you mean 'learning_rate'"),
         ("beta", 0.1, "made with beta=0, so it has no reference"),
         ("reward_weights", [1.0], "the task has 3 rewards"),
     ],
