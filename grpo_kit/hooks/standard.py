@@ -18,6 +18,7 @@ from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import grpo
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.run_checks import check_hooks
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.watch.monitor import OnFlag
@@ -69,7 +70,10 @@ class GRPOTrainer(grpo.GRPOTrainer):
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder or next_run_folder("runs", task.name),
             sample=sample or seams.sample, update=update or seams.update,
-            hooks=[*seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say), *hooks],
+            hooks=[
+                *seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say),
+                *check_hooks(hooks),
+            ],
         )  # fmt: skip
         if self.starts_from and live is not None and self.processes.is_main:
             print(

@@ -6,17 +6,19 @@ import math
 import re
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 
-from grpo_kit.loop.checkpoint import checkpoints
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.hooks import Hook
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.record.digests import checkpoints
 from grpo_kit.rewards.parts import check_calls
 
 GIVEN = ("completions", "prompts", "completion_ids", "prefill", "log_extra", "log_metric")  # see score()
@@ -52,6 +54,20 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+def check_hooks(hooks: Sequence[Hook]) -> list[Hook]:
+    """The hooks as a list. Raises ValueError for what is none, such as a class, or a callback of transformers."""
+    for hook in hooks if isinstance(hooks, (list, tuple)) else [hooks]:
+        if isinstance(hook, type) or not all(
+            hasattr(hook, name) for name in ("begin", "before_step", "after_step", "end")
+        ):
+            raise ValueError(
+                f"hooks={hooks!r:.200}: {hook!r:.80} is no hook; give a list of objects of subclasses of kit.Hook"
+            )
+    if not isinstance(hooks, (list, tuple)):
+        raise ValueError(f"hooks={hooks!r:.200} is one hook; give a list: hooks=[...]")
+    return [*hooks]
 
 
 def check_model(config: Config, model: torch.nn.Module) -> None:

@@ -8,9 +8,11 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo_kit.rewards.response import Reward
+if TYPE_CHECKING:
+    from grpo_kit.rewards.response import Reward
+
 
 # Arguments that TRL gives every reward besides the columns of the data set.
 _GIVEN_BY_TRL = frozenset(

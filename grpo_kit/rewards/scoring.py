@@ -11,10 +11,12 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_kit.rewards.parts import bare_name, check_column_names, range_of, reward_names
-from grpo_kit.rewards.response import Reward
+
+if TYPE_CHECKING:
+    from grpo_kit.rewards.response import Reward
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
