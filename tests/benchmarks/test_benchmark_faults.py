@@ -20,7 +20,8 @@ def test_faults_are_a_function_of_seed_and_number():
     assert {f["arm"] for f in faults} == set(ARMS) and {f["kind"] for f in faults} == set(KINDS)
     for kind in KINDS:
         moments = {f["moment"] for f in faults if f["kind"] == kind}
-        assert moments == set(MOMENTS[kind in ("damage", "torn line") :]), kind
+        may = set(MOMENTS[kind in ("damage", "torn line", "damage at rest") :])
+        assert moments <= may and len(may - moments) < 2, kind  # of few faults one moment may not be drawn
     assert {0.0, 0.999} <= {f["place"] for f in faults}, "of the first step, and of the last"
 
 
