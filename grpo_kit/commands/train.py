@@ -146,7 +146,7 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
 
 def _check_folder(folder: Path, steps: int, *, resumed: bool) -> None:
     """Refuse a new run where there is one; of a run that was stopped in its first step set aside what it wrote."""
-    from grpo_kit.loop.checkpoint import newest_whole
+    from grpo_kit.record.digests import newest_whole
     from grpo_kit.record.files import RUN, RunFolderError, holds_run, next_run_folder, steps_done
     from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -88,19 +90,23 @@ def fast(model: Any, config: Config) -> Seams:
 
     sample: Any = generate if no_engine else EngineSample(model, may_stay)
 
-    def give_back() -> bool:
-        held = sample.engine.nbytes() > 0
-        sample.engine.release()
-        return held
-
     if memory is not None and not no_engine:
-        memory.give_back = give_back
+        memory.give_back = partial(_give_back, weakref.ref(sample))
     if cuda.may_fail(device):
         sample = sample if no_engine else OrPlainly(sample, generate, "engine")
         update = update if no_packing else UpdateOrPlainly(update, plain, model)
     why_not = no_packing and f"the packed update cannot do this model: {no_packing}"
     why_not = f"the engine cannot sample: {no_engine}" if no_engine else why_not
     return Seams(sample, update, hooks, why_not)
+
+
+def _give_back(sample_of: weakref.ref) -> bool:
+    """The engine's bytes for the update. By a weak reference: in a circle they would outlive the trainer on a card."""
+    sample = sample_of()
+    held = sample is not None and sample.engine.nbytes() > 0
+    if sample is not None:
+        sample.engine.release()
+    return held
 
 
 class OrPlainly:

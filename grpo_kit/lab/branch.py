@@ -21,8 +21,7 @@ from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.lab.job import Job, model_in
-from grpo_kit.loop.checkpoint import checkpoints
-from grpo_kit.loop.digests import what_is_wrong
+from grpo_kit.record.digests import checkpoints, what_is_wrong
 from grpo_kit.record.files import (
     RUN,
     RunFolderError,

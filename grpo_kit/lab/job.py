@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.literal_calls import value_from_text
-from grpo_kit.loop.checkpoint import newest_whole
 from grpo_kit.loop.grpo_config import FIELDS, Config, check_fields, from_json
 from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.presets import preset as config_of
+from grpo_kit.record.digests import newest_whole
 from grpo_kit.record.files import RunFolderError, run_settings
 from grpo_kit.tasks import from_file
 from grpo_kit.tasks.same_task import task_digest

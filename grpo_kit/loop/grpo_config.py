@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit import config_checks as checks
 from grpo_kit.argument_checks import check_number, check_temperature
-from grpo_kit.schedules import schedule_from
+from grpo_kit.schedules import schedule_from, stepwise
 from grpo_kit.tasks import by_name
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Config:
 
     A model and a task are made from it, load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype) and cfg.make_task(),
     or are the user's own. A trainer that is given another task says so here (task=None) and takes its length.
-    learning_rate, temperature and beta may each be a number or a schedule, a function of progress.
+    learning_rate, temperature and beta may each be a number or a schedule, a function of progress. A rate that begins
+    or ends at 0 is there before the first step or after the last: no step is trained at rate 0.
     A field that says changes=True may be assigned while the run trains: from the next step on the run obeys, and
     metrics.jsonl says so in that step's line. Assigning to any other field of a running config raises ValueError.
     reasons: field -> (the preset's value, why it has it). Printed, a config is a table: value, unit, reason.
@@ -126,7 +127,7 @@ class Config:
     reasons: dict[str, tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._running = False
+        self._running = self._taken = False
         if self.preset is not None and "preset" not in self.reasons:
             raise ValueError(
                 f"preset={self.preset!r} is a name alone here: kit.preset({self.preset!r}) fills a Config"
@@ -151,6 +152,10 @@ class Config:
                 "folder"
             )
         super().__setattr__(name, value)
+
+    def take(self) -> None:
+        """A trainer goes by it: another task has a config of its own."""
+        self._taken = True
 
     def freeze(self) -> None:
         """The run has begun: from here on, fields that cannot change refuse to."""
@@ -193,7 +198,7 @@ class Config:
     def with_task(self, task: Any) -> Config:
         """This config, which now says what the run's task is: by its name or, of another task, not at all; its length.
 
-        A copy where another run goes by it with another task.
+        A copy where another trainer goes by it with another task.
         """
         given = "the one that the trainer was given"
         told = {} if task.name == self.task else {"task_options": ({}, given), "task": (None, given)}
@@ -201,7 +206,7 @@ class Config:
         if self.max_completion_tokens is None or self.reasons.get("max_completion_tokens") == length:
             told["max_completion_tokens"] = (task.max_completion_tokens, "the task's")
         values, reasons = {name: value for name, (value, _) in told.items()}, self.reasons | told
-        if self._running and any(getattr(self, name) != value for name, value in values.items()):
+        if self._taken and any(getattr(self, name) != value for name, value in values.items()):
             return replace(self, **values, reasons=reasons)
         for name, value in values.items():
             setattr(self, name, value)
@@ -225,11 +230,12 @@ class Config:
     def at(self, step: int) -> StepNumbers:
         """The numbers of a step, counted from 0: a function of the step alone."""
         progress = min(step / max(self.steps - 1, 1), 1.0)
-        rate, beta = (
-            check_number(f"{name}({progress:.3f})", _at(getattr(self, name), progress), 0)
-            for name in ("learning_rate", "beta")
-        )
+        rate = self.learning_rate  # an end at 0 lies outside the steps; stepwise is asked for as it is
+        zero = [callable(rate) and not isinstance(rate, stepwise) and rate(end) == 0 for end in (0.0, 1.0)]
+        of_rate = min((step + zero[0]) / max(self.steps - 1 + sum(zero), 1), 1.0)
+        rate = check_number(f"learning_rate({of_rate:.3f})", _at(rate, of_rate), 0)
         rate *= min(1.0, (step + 1) / (self.warmup_steps + 1))
+        beta = check_number(f"beta({progress:.3f})", _at(self.beta, progress), 0)
         temperature = check_temperature(_at(self.temperature, progress), f"temperature({progress:.3f})")
         return StepNumbers(step, progress, temperature, rate, beta)
 

@@ -15,11 +15,11 @@ from peft import PeftModel
 
 from grpo_kit.argument_checks import check_model, check_tokenizer
 from grpo_kit.argument_checks import check_task as check_is_task
-from grpo_kit.loop.checkpoint import checkpoints
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.record.digests import checkpoints
 from grpo_kit.rewards.parts import check_calls
 
 GIVEN = ("completions", "prompts", "completion_ids", "prefill", "log_extra", "log_metric")  # see score()

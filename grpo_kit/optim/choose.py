@@ -18,6 +18,7 @@ import torch
 from grpo_kit.argument_checks import check_choice, check_model, check_number, is_number
 
 _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
+SETTINGS = ("betas", "eps", "weight_decay", "momentum")  # of a parameter group; the rate is the step's
 
 
 @dataclass(frozen=True)
