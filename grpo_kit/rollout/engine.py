@@ -73,6 +73,7 @@ class RolloutEngine:
         self._decoder, self._casts = self._new_decoder(), AutocastCache()
         self._most_rows: float = math.inf  # found by running out of memory
         self._backoff = Backoff()
+        self._sorts = False  # for top-p, after its quick way missed tokens
 
     def _new_decoder(self) -> Decoder:
         base = base_model(self.model)
@@ -121,7 +122,7 @@ class RolloutEngine:
             raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers)
+        sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers, sort=self._sorts)
         spent = Spent({"prefill": 0.0, "decode": 0.0}, {"prefill": 0, "decode": 0})
         with self._evaluating():
             ids = list(range(len(prompt_ids)) if rows is None else rows)
@@ -159,6 +160,10 @@ class RolloutEngine:
                 tape = OutputBuffer(prompts, limit, device=device, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
                 more = self._decoder.run(prompts, numbers, tape, sampler, limit, keep=batch.keep)
+                if sampler.too_few():
+                    self._sorts = True
+                    waiting.insert(0, part)
+                    continue
                 result.update(zip(part, tape.read(), strict=True))
                 for total, counts in zip(spent, more, strict=True):
                     total.update({phase: n + counts[phase] for phase, n in total.items()})

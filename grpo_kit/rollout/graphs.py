@@ -73,9 +73,10 @@ class DecodeGraphs:
         self._pool = None
         self._logits: torch.Tensor | None = None
 
-    def run(self, shape: Hashable, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run(self, shape: Hashable, step: Callable[..., torch.Tensor]) -> torch.Tensor:
         """The result of step(), float (rows, V), captured when `shape` is new; valid until the next run.
 
+        step(out) may write its result there, which saves a copy.
         If the layers cannot be captured it warns once and runs them one by one: slower, with the same result.
         """
         if self._failed or self._cuda is None:
@@ -102,7 +103,7 @@ class DecodeGraphs:
         logits = self._logits
         return self._bytes + (0 if logits is None else logits.numel() * logits.element_size())
 
-    def _capture(self, step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def _capture(self, step: Callable[..., torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         cuda = self._cuda
         # Warm-up off the main stream: libraries allocate workspaces.
         self._side = stream = self._side or cuda.Stream()
@@ -121,7 +122,10 @@ class DecodeGraphs:
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             before = cuda.memory_reserved()  # in here the cache has been emptied: only the pool grows
-            output.copy_(step())
+            logits = step(output)
+            if logits is not output:
+                output.copy_(logits)
+            del logits
         self.captures += 1
         self._bytes += max(0, cuda.memory_reserved() - before)
         return graph, output
