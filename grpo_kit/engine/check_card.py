@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,11 @@ from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.record.files import write_whole
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.compare_logprobs import SHIFT, gap, limits
+from grpo_kit.rollout.supported_models import decode_by_modules
 from grpo_kit.version import __version__
 
 FILE = "checked_cards.json"
+FEW_KERNELS = "decoding in few kernels"  # the part of the engine that gives way to the model's modules
 _TOKENS, _PROMPTS, _GROUP = 12, (9, 14), 2
 _WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
 _CANNOT_TELL = (
@@ -80,7 +82,16 @@ def check_card(model: Any, config: Config | None = None) -> list[Finding]:
         )
         batch = _random_batch(model)
         if RolloutEngine.unsupported(model, how) is None:
-            found.append(_guarded("engine", lambda: _engine(model, config, how, batch)))
+            engine = RolloutEngine(model)
+            try:
+                one = _guarded("engine", lambda: _engine(model, engine, config, how, batch))
+                if one.outcome == "differs" and engine.in_few_kernels:
+                    found.append(replace(one, part=FEW_KERNELS))
+                    decode_by_modules(model, str(one))
+                    one = _guarded("engine", lambda: _engine(model, engine, config, how, batch))
+            finally:
+                engine.release()
+            found.append(one)
         if why_not_packed(model) is None:
             found.append(_guarded("packed update", lambda: _update(model, config, batch)))
         name = choose_optimizer(config.optimizer, model)
@@ -135,13 +146,11 @@ def _judged(part: str, apart: float, rounding: float, least: float) -> Finding:
     return Finding(part, "equal" if apart <= most else "differs", apart, most)
 
 
-def _engine(model: Any, config: Config, how: GenerationConfig, batch: Batch) -> Finding:
-    engine = RolloutEngine(model)
-    try:
-        with autocast(config, next(model.parameters()).device):
-            made = engine.generate(batch.prompt_ids, how, seed=0)
-    finally:
-        engine.release()
+def _engine(
+    model: Any, engine: RolloutEngine, config: Config, how: GenerationConfig, batch: Batch
+) -> Finding:
+    with autocast(config, next(model.parameters()).device):
+        made = engine.generate(batch.prompt_ids, how, seed=0)
     batch.completion_ids = made.completion_ids  # what the update is compared on, too
     plain, moved = (PaddedUpdate(config, shift=shift).logprobs(model, batch, 1.0) for shift in (0, SHIFT))
     found = [torch.tensor(row) for row in made.policy_logprobs]

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from grpo_kit.rollout.cpu_matmul import Projection
 from grpo_kit.rollout.layers import Layer, Parts, read_parts
+from grpo_kit.rollout.supported_models import decoded_by_modules
 
 if TYPE_CHECKING:
     from grpo_kit.rollout.kv_cache import KVCache
@@ -129,6 +130,8 @@ class FusedLayers:
         kind, dtype = embeddings.device.type, embeddings.dtype
         if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != dtype:
             return None  # the products' dtype is not the weights'
+        if decoded_by_modules(base):
+            return None
         parts = read_parts(base, dtype)
         if parts is None or parts.head.adapters or parts.head.bias is not None:
             return None
