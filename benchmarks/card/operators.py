@@ -3,10 +3,11 @@
     python -m benchmarks.card.operators --before REVISION [--out benchmarks/results/card_operators.json]
 
 No card and no clock: tests/pretend_card counts what torch is asked for, in Qwen2.5-1.5B's shapes, random bfloat16
-weights. "layer" is what a decoded token of 64 rows (8 prompts of 64 tokens) costs in one layer: a model of two layers
-less one of one. "token" is what it costs besides its layers: embedding, head, sampling. "update" is a packed token's
-share of a forward and backward pass in one layer. Each is [launches, megabytes] by operator. A product with 4-bit
-weights is counted as bitsandbytes' kernels. REVISION is checked out in a temporary worktree.
+weights. "layer" is what a decoded token of 64 rows (8 prompts of 64 tokens) costs in one layer: a model of two less one
+of one. "token" is a decoded token of a model of one layer, 256 wide, and 151,936 tokens: the sampling. "update" is a
+packed token's share of a forward and backward pass in one layer, of 224 tokens, for which products read all weights.
+Each is [launches, megabytes] by operator. A product with 4-bit weights counts as bitsandbytes' kernels. REVISION is
+checked out in a temporary worktree.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ KINDS = ("full", "lora", "qlora")
 SAMPLERS = {"temperature 1": {}, "temperature 0.7": {"temperature": 0.7}, "top-p 0.95": {"top_p": 0.95}}
 PROMPTS, GROUP, LENGTH, TOKENS = 8, 8, 64, (2, 3)
 VOCABULARY = 151_936  # of "token"; what a layer costs does not depend on it, and 512 are counted sooner
-UPDATE_LENGTH = 96  # tokens of each completion of the update's two groups of four
+UPDATE_LENGTH = 24  # tokens of each completion of the update's two groups of four
 
 
-def _model(kind: str, layers: int, vocabulary: int = 512) -> Any:
+def _model(kind: str, layers: int, vocabulary: int = 512, hidden: int = 1536) -> Any:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     shape = Qwen2Config(
-        vocab_size=vocabulary, hidden_size=1536, intermediate_size=8960, num_hidden_layers=layers,
-        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True, dtype="bfloat16",
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden * 35 // 6, num_hidden_layers=layers,
+        num_attention_heads=hidden // 128, num_key_value_heads=2, tie_word_embeddings=True, dtype="bfloat16",
     )  # fmt: skip
     with torch.device("cuda"):
         model = Qwen2ForCausalLM(shape).to(torch.bfloat16).eval()
+    model.model.norm.weight.data.fill_(
+        20
+    )  # logits that differ as a trained model's do: top-p keeps few tokens
     if kind == "qlora":
         _to_four_bits(model)
     if kind != "full":
@@ -69,6 +73,29 @@ def _to_four_bits(model: Any) -> None:
     model.is_loaded_in_4bit = True
 
 
+def _four_bit_as_kernels(card: Any) -> Any:
+    """A mode in which an operator of bitsandbytes counts once, as on a card; here it runs by many of torch's."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Mode(TorchDispatchMode):
+        extra: Counter
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace != "bitsandbytes":
+                return func(*args, **(kwargs or {}))
+            before = _counted(card)
+            out = func(*args, **(kwargs or {}))
+            self.extra.subtract(_less(_counted(card), before))
+            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
+            name = f"bitsandbytes::{func._schema.name.split('::')[1]}"
+            self.extra.update({(name, 0): 1, (name, 1): sum(t.numel() * t.element_size() for t in tensors)})
+            return out
+
+    return Mode()
+
+
 def _token(card: Any, model: Any, options: dict[str, Any]) -> Counter:
     """(launches, bytes) by operator of one decoded token."""
     import torch
@@ -86,8 +113,11 @@ def _token(card: Any, model: Any, options: dict[str, Any]) -> Counter:
             max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0, **options
         )
         card.reset()
-        engine.generate([p for p in prompts for _ in range(GROUP)], how, seed=1)
+        with _four_bit_as_kernels(card) as mode:
+            mode.extra = Counter()
+            engine.generate([p for p in prompts for _ in range(GROUP)], how, seed=1)
         found.append(_counted(card))
+        found[-1].update(mode.extra)
     return _less(found[2], found[1])
 
 
@@ -102,7 +132,7 @@ def _update(card: Any, model: Any) -> Counter:
 
     draw = torch.Generator().manual_seed(0)
     tokens = lambda count: torch.randint(20, 500, (count,), generator=draw).tolist()  # noqa: E731
-    prompts = [prompt for prompt in (tokens(LENGTH), tokens(LENGTH)) for _ in range(4)]
+    prompts = [prompt for prompt in (tokens(16), tokens(16)) for _ in range(4)]
     batch = Batch(
         rows=[{}] * 8, groups=[0] * 4 + [1] * 4, prompt_ids=prompts, completions=[""] * 8, cut_off=[True] * 8,
         completion_ids=[tokens(UPDATE_LENGTH) for _ in prompts], advantages=[1.0, -1.0] * 4,
@@ -110,12 +140,11 @@ def _update(card: Any, model: Any) -> Counter:
     config = Config(autocast="none", max_completion_tokens=UPDATE_LENGTH)
     update = PackedUpdate(model, config)
     loss = PolicyLoss(batch, config, StepNumbers(0, 0.0, 1.0, 0.0, 0.0), device=update.memory.device)
-    found = []
-    for _ in range(2):  # the second pass adds to gradients that are there
-        card.reset()
-        update.gradients(model, batch, loss, 1.0, lambda share: share.backward())
-        found = _counted(card)
-    return _scaled(found, 8 * UPDATE_LENGTH + 2 * LENGTH)
+    card.reset()
+    update.gradients(model, batch, loss, 1.0, lambda share: share.backward())
+    found = _counted(card)
+    model.zero_grad(set_to_none=True)
+    return _scaled(found, 8 * UPDATE_LENGTH + 2 * 16)
 
 
 def _counted(card: Any) -> Counter:
@@ -123,7 +152,7 @@ def _counted(card: Any) -> Counter:
 
 
 def _less(one: Counter, other: Counter) -> Counter:
-    return Counter({key: one[key] - other[key] for key in one if one[key] != other[key]})
+    return Counter({key: one[key] - other[key] for key in one | other if one[key] != other[key]})
 
 
 def _scaled(one: Counter, by: float) -> Counter:
@@ -148,15 +177,12 @@ def measure() -> dict[str, Any]:
     for kind in KINDS:
         one, two = _model(kind, 1), _model(kind, 2)
         layer = _less(_token(card, two, {}), _token(card, one, {}))
-        found[kind] = {
-            "layer": _table(layer),
-            "update": _table(_less(_update(card, two), _update(card, one))),
-        }
+        found[kind] = {"layer": _table(layer)}
+        if kind != "qlora":
+            found[kind]["update"] = _table(_less(_update(card, two), _update(card, one)))
         if kind == "full":
-            one = _model(kind, 1, VOCABULARY)
-            found["token"] = {
-                name: _table(_less(_token(card, one, options), layer)) for name, options in SAMPLERS.items()
-            }
+            none = _model(kind, 1, VOCABULARY, 256)
+            found["token"] = {name: _table(_token(card, none, options)) for name, options in SAMPLERS.items()}
     return found
 
 

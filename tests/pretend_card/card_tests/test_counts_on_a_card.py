@@ -4,8 +4,11 @@ import pytest
 import torch
 from loop_runs import make
 from test_cuda import qwen
+from test_packed_update import ragged, step
 from transformers import GenerationConfig
 
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.loop import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import add_adapters
@@ -85,6 +88,16 @@ def test_top_p_that_looked_at_too_few_tokens_is_done_again_by_sorting(counter):
     assert made == [
         RolloutEngine(model).generate([[5, 6, 7]] * 4, how, seed=seed).completion_ids for seed in (1, 2)
     ]
+
+
+def test_a_norm_of_the_update_is_one_kernel_each_way(counter):
+    model = qwen(torch.bfloat16, layers=3, vocabulary=4096).train()
+    update = PackedUpdate(model, Config(autocast="none"))
+    counter.reset()
+    step(update, model, ragged(), autocast="none")
+    operators = counter.operators()
+    assert operators["aten::_fused_rms_norm"] == operators["aten::_fused_rms_norm_backward"] == 2 * 3 + 1
+    assert "aten::rsqrt" not in operators
 
 
 def test_waits_and_copies_a_step_only_fall(counter, tmp_path):
