@@ -37,6 +37,7 @@ from grpo_kit.memory.plan import plan_memory
 from grpo_kit.memory.shapes import config_of
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.rollout.layers import shipped_norms
 
 GIB = 2**30
 
@@ -109,6 +110,33 @@ def measure_chunk(
     with memory:  # foreach: as torch chooses on CUDA
         torch.optim.AdamW(trained, foreach=True).step()
     return {"weights": weights, "update": update, "optimizer step": memory.peak}
+
+
+class _OneKernel(torch.autograd.Function):
+    """A norm that keeps what a card's kernel keeps (engine/update_norms.py): its input and a number a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, (x.float().square().mean(-1, keepdim=True) + eps).rsqrt())
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight) if weight.requires_grad else None, None
+
+
+@contextmanager
+def norms_of_a_card(model: Any) -> Any:
+    """For fake tensors, whose numbers nobody reads."""
+    before = {kind: kind.forward for kind in shipped_norms(model)}
+    for kind in before:
+        kind.forward = lambda self, x: _OneKernel.apply(x, self.weight, self.variance_epsilon)
+    try:
+        yield
+    finally:
+        for kind, forward in before.items():
+            kind.forward = forward
 
 
 def fake_model(config: Any, dtype: torch.dtype, *, lora: bool) -> Any:
@@ -210,14 +238,15 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
         model = fake_model(config_of(cfg.model), weights, lora=not full)
         state = sum(p.numel() for p in model.parameters() if p.requires_grad)
         state *= OPTIMIZERS[optimizer].state_bytes if full else 8
-        measured = measure_chunk(
-            model,
-            tokens=group,
-            scored=8 * 512,
-            checkpointed=checkpointed,
-            gradients=True,
-            autocast=not full or weights == torch.float32,
-        )
+        with norms_of_a_card(model):
+            measured = measure_chunk(
+                model,
+                tokens=group,
+                scored=8 * 512,
+                checkpointed=checkpointed,
+                gradients=True,
+                autocast=not full or weights == torch.float32,
+            )
     name = f"Qwen2.5-1.5B {tuning}, {plan.title.split(', ')[2]}, {optimizer if full else 'adamw'}"
     name += f", {group} tokens, {checkpointed} of 28 layers checkpointed"
     predicted = {m: sum(v for k, v in p.items() if k != "reserve") for m, p in plan.parts.items()}

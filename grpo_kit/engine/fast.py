@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_kit import cuda
-from grpo_kit.engine.check_card import checked
+from grpo_kit.engine.check_card import FEW_KERNELS, checked
 from grpo_kit.engine.engine_sample import EngineSample
 from grpo_kit.engine.freed_memory import kept_for_the_next_step
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -23,7 +23,9 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 
@@ -72,6 +74,8 @@ def fast(model: Any, config: Config) -> Seams:
         wrong = ("differs", "failed") if tested else ("differs", "failed", "cannot tell")
         off = {one.part: str(one) for one in checked(model, config) if one.outcome in wrong}
         no_engine, no_packing = no_engine or off.get("engine"), no_packing or off.get("packed update")
+        if FEW_KERNELS in off and not decoded_by_modules(base_model(model)):  # found in an earlier process
+            decode_by_modules(model, off[FEW_KERNELS])
         if "optimizer" in off:
             print(
                 f"torch's AdamW takes the place of an optimizer that is off on this machine: {off['optimizer']}."

@@ -160,7 +160,7 @@ class GRPOTrainer:
         if not isinstance(resume, bool):
             raise ValueError(
                 f"resume={str(resume)!r:.200}: give True, which goes on from the last whole checkpoint of this "
-                f"trainer's folder, {str(self.folder)!r}; to begin a new run from another one's weights, load_policy(its folder)"
+                f"trainer's folder, {str(self.folder)!r}; to begin from another run's weights, load_policy(its folder)"
             )
         with self.guard, random_state_comes_back(), modes_of_training(self.device.type), ExitStack() as held:
             self._have_begun = []

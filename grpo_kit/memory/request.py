@@ -162,6 +162,8 @@ class Request:
             "mask_keys": group if self.attention == "sdpa" else 0,
             "rank": self.rank,
             "four_bit": self.four_bit,
+            "fused_norms": True,
+            "entropy_bonus": self.cfg.entropy_bonus > 0,
         }
 
     def _update(

@@ -25,7 +25,7 @@ from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.supported_models import engine_failed
+from grpo_kit.rollout.supported_models import decode_by_modules, engine_failed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -134,6 +134,11 @@ def _decoder(
         first = cuda.may_fail(next(model.parameters()).device) and due(model)
         try:
             made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
+            if first and engine.in_few_kernels:
+                why = engine_differs(model, prompts, made, config.temperature or 1.0)
+                if why is not None:
+                    decode_by_modules(model, why)
+                    made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -222,8 +222,12 @@ class Decoder:
         logits = first_logits[:, :tokens].index_select(0, torch.tensor(prompt, device=self.device))
         slots.arrange(prompt, self._bucket(len(seat)))
         watch = EndWatch(tape.done, _LOOK_EVERY if self.bucketed else 1)
+        chances, text = sampler.chances(rows, limit), (None, None)
         for step in range(limit):
-            sampled = sampler(logits, rows[on_tape], step, tape.so_far(on_tape, step), tape.padding[on_tape])
+            if sampler.changes_scores:
+                text = tape.so_far(on_tape, step), tape.padding[on_tape]
+            chance = chances[:, step].index_select(0, on_tape)
+            sampled = sampler(logits, rows[on_tape], step, *text, chance)
             tape.write(step, on_tape, sampled)
             if step + 1 == limit:
                 return
@@ -283,12 +287,12 @@ class Decoder:
         )
         return layers.head(layers.hidden(ids, positions, slots.attend_rows))
 
-    def _forward(self) -> torch.Tensor:
+    def _forward(self, out: torch.Tensor | None = None) -> torch.Tensor:
         slots = self.slots
         slots.begin_step()
         if self.fused is not None:
             return self.fused.logits(
-                slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0], slots
+                slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0], slots, out
             )
         hidden = self.base.get_decoder()(
             input_ids=slots.input_ids[: slots.rows],

@@ -150,8 +150,13 @@ def reset() -> None:
 
 def operators() -> dict[str, int]:
     """Launches by operator."""
+    return {name: launches for name, (launches, _) in traffic().items()}
+
+
+def traffic() -> dict[str, tuple[int, float]]:
+    """(launches, bytes read and written) by operator; what a capture records counts as if it ran."""
     lines = (line.split("\t") for line in lib.card_operators().decode().splitlines())
-    return {name: int(launches) for name, launches, *_ in lines}
+    return {name: (int(launches), float(moved)) for name, launches, moved, _ in lines}
 
 
 def waits() -> dict[str, int]:

@@ -37,6 +37,14 @@ def test_launches_are_counted_a_kernel_each_and_views_are_none(counter):
     }
 
 
+def test_bytes_are_what_is_read_and_what_is_written(counter):
+    x, y = on_card(100), torch.empty(100, device="cuda", dtype=torch.float64)
+    counter.reset()
+    x + x, x.add_(1), torch.exp(x, out=x), y.copy_(x), y.zero_(), x.sum()
+    moved = {name.split("::")[1].split(".")[0]: moved for name, (_, moved) in counter.traffic().items()}
+    assert moved == {"add": 1200, "add_": 800, "exp": 800, "copy_": 1200, "zero_": 800, "sum": 404}
+
+
 @pytest.mark.parametrize(
     ("numbers", "tensors", "launches"),
     # add_ with a number reads and writes one list: 110 tensors a launch, and 320 blocks of 65,536

@@ -14,6 +14,7 @@ const Names WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"
                      "aten::repeat_interleave", "aten::bincount", "aten::_linalg_check_errors"};
 const Names INDEXED = {"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put", "aten::_unsafe_index"};
 const Names GATHERS = {"aten::embedding", "aten::index_select", "aten::gather", "aten::index"};
+const Names OVERWRITES = {"aten::copy_", "aten::zero_", "aten::fill_"};  // their first argument is not read
 const Names SCATTERS = {"aten::index_copy", "aten::index_copy_", "aten::scatter", "aten::scatter_",
                         "aten::_index_put_impl_", "aten::index_add_", "aten::index_fill_", "aten::scatter_add_"};
 
@@ -103,7 +104,7 @@ class Call {
     }
     auto r = on_host(t, storages_);
     pairs_.push_back({t, r, storage_of(r)->mutable_data()});
-    read_ += extent(t);
+    (only_written_ ? written_ : read_) += extent(t);
     half_ |= t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
     masks_ += index && indexed_ && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte);
     return r;
@@ -112,6 +113,9 @@ class Call {
   void take_arguments() {
     for (size_t i = 0; i < schema_.arguments().size(); i++) {
       IValue& v = (*stack_)[base_ + i];
+      bool out = schema_.arguments()[i].is_out();
+      outs_ |= out;
+      only_written_ = out || (i == 0 && OVERWRITES.count(name_));
       if (v.isTensor()) {
         v = swap(v.toTensor(), false);
       } else if (v.isTensorList()) {
@@ -195,7 +199,8 @@ class Call {
       for (size_t i = 1; i < pairs_.size(); i++) bytes += 2 * extent(pairs_[i].card);
       return std::max(bytes, 1.0);
     }
-    return read_ + written_ + (writes_ && !pairs_.empty() ? extent(pairs_[0].card) : 0);
+    bool in_place = writes_ && !outs_ && !OVERWRITES.count(name_) && !pairs_.empty();
+    return read_ + written_ + (in_place ? extent(pairs_[0].card) : 0);
   }
 
   at::Tensor back(const at::Tensor& r) {
@@ -258,7 +263,7 @@ class Call {
   std::string full_;
   Stack* stack_;
   size_t base_;
-  bool indexed_ = false, view_ = false, writes_ = false, half_ = false;
+  bool indexed_ = false, view_ = false, writes_ = false, half_ = false, outs_ = false, only_written_ = false;
   int masks_ = 0, special_ = NONE, lists_ = 0;
   double read_ = 0, written_ = 0;
   Storages storages_;
