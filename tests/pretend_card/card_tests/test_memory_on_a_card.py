@@ -10,8 +10,10 @@ from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig
 
 from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packing import FLEX_BLOCK, pack_rows
 from grpo_kit.loop import Config
 from grpo_kit.memory import request
+from grpo_kit.memory.plan import plan_memory
 from grpo_kit.optim import split_adamw
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.rollout import RolloutEngine
@@ -68,6 +70,41 @@ def test_captures_share_one_stream(counter):
     engine, _ = generated(qwen(torch.bfloat16, vocabulary=4096))
     assert engine._decoder.graphs.captures > 1
     assert counter.get("streams_made") - made <= 2  # the warm-ups', and at most torch.cuda.graph's own
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "vocabulary", "narrowed"),
+    [(512, 4096, {}), (64, 16384, {}), (64, 16384, {"top_p": 0.9}), (64, 16384, {"repetition_penalty": 1.1})],
+)
+def test_the_plan_of_a_rollout_is_within_ten_percent_of_the_allocators(prompt_tokens, vocabulary, narrowed):
+    """The second rollout, which finds the keys, values and graphs of the first."""
+    model = qwen(torch.bfloat16, hidden=256, vocabulary=vocabulary)
+    config = Config(dtype="bfloat16", prompts_per_step=8, group_size=8, **narrowed)
+    plan = plan_memory(config, config=model.config, prompt_tokens=prompt_tokens, completion_tokens=6)
+    planned = plan.parts["rollout"]
+    prompts = [[20 + group] * prompt_tokens for group in range(8) for _ in range(8)]
+    how = GenerationConfig(max_new_tokens=6, do_sample=True, pad_token_id=0, eos_token_id=[], **narrowed)
+    before = torch.cuda.memory_allocated()
+    engine = RolloutEngine(model)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        engine.generate(prompts, how, seed=1)
+    measured = torch.cuda.max_memory_allocated() - before
+    slots = engine._decoder.slots
+    assert planned["keys and values"] == pytest.approx(slots.nbytes(), rel=0.1)
+    assert planned["keys and values"] + planned["logits and sampling"] == pytest.approx(measured, rel=0.1)
+
+
+def test_a_block_mask_takes_next_to_nothing():
+    """The plan leaves it out: torch's own way to it takes 3 bytes a pair of positions."""
+    packed = pack_rows([((7,), list(range(8, 4104)))], torch.device("cuda"), multiple=FLEX_BLOCK)
+    before, length = torch.cuda.memory_allocated(), len(packed.end)
+    torch.cuda.reset_peak_memory_stats()
+    mask = packed.block_mask()
+    assert int(mask.kv_num_blocks.sum()) == length // FLEX_BLOCK, (
+        "the diagonal; the blocks before it are full"
+    )
+    assert torch.cuda.max_memory_allocated() - before < length**2 / 100
 
 
 def stepped(name, free=None, counter=None):
