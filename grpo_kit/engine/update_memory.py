@@ -243,6 +243,8 @@ def _within(module: str, packages: tuple[str, ...]) -> bool:
 
 def _attention(model: torch.nn.Module, device: torch.device) -> str:
     if device.type == "cuda":
-        return "flex_attention" if find_spec("triton") else "sdpa"
+        # Below capability 8.0 Triton has no fast products, and FlexAttention does not compile.
+        compiled = find_spec("triton") and torch.cuda.get_device_capability(device) >= (8, 0)
+        return "flex_attention" if compiled else "sdpa"
     dropout = getattr(base_model(model).config, "attention_dropout", 0.0)
     return "sdpa" if dropout or device.type != "cpu" else TREE  # of other devices only SDPA is sure

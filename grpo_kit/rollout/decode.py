@@ -21,6 +21,7 @@ from grpo_kit.rollout.kv_cache import KVCache, fill_holes, row_bucket
 from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.rollout.layers import PlainLayers, plain_layers
 from grpo_kit.rollout.output_buffer import EndWatch, OutputBuffer
+from grpo_kit.rollout.prompt_attention import attention_over_prompts
 from grpo_kit.rollout.sampling import Sampler
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
@@ -79,7 +80,8 @@ class Decoder:
         self._take_up_fused()
         self._head = head_of(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
-        first_logits = self._prefill(groups, limit, keep)  # (P, V)
+        with attention_over_prompts(self.base):
+            first_logits = self._prefill(groups, limit, keep)  # (P, V)
         self._wait()
         middle = time.perf_counter()
         with attention_over_slots(self.base):

@@ -94,8 +94,10 @@ def test_freed_memory_is_not_a_number(counter):
 
 def captured(work):
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
+    torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph):
         out = work()
     return graph, out
@@ -127,6 +129,19 @@ def test_a_graph_that_reads_memory_that_was_given_back_fails(counter):
     torch.cuda.empty_cache()
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         graph.replay()
+
+
+def test_a_stream_waits_for_what_it_reads(counter):
+    stream, x = torch.cuda.Stream(), torch.ones(4, device="cuda") + 1
+    with torch.cuda.stream(stream), pytest.raises(RuntimeError, match="does not wait for it"):
+        x * 2
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        y = x * 2
+    with pytest.raises(RuntimeError, match="does not wait for it"):
+        y.tolist()
+    torch.cuda.current_stream().wait_stream(stream)
+    assert y.tolist() == [4, 4, 4, 4]
 
 
 def test_generators_repeat_and_are_the_cards(counter):
