@@ -1,0 +1,96 @@
+"""A report of a card: beside which row it stands, what is kept, what is said; it runs on the pretend card."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks.card import report
+from benchmarks.result import ROOT
+
+RIG = ROOT / "tests" / "pretend_card"
+
+
+def test_the_row_is_the_cards_own_or_the_nearest_in_bandwidth():
+    names = {
+        "NVIDIA GeForce RTX 4090": "RTX 4090",
+        "NVIDIA A10G": "A10G",
+        "NVIDIA L4": "L4",
+        "Tesla T4": "T4",
+    }
+    assert {name: report.row_of(name, None)[0] for name in names} == names
+    assert report.row_of("NVIDIA GeForce RTX 4080", 0.85 * 0.717e12)[0] == "A10G"
+    assert report.row_of("NVIDIA RTX A6000", 0.85 * 0.768e12)[0] == "RTX 3090"
+
+
+def test_a_report_stands_beside_its_row():
+    parts = {
+        "decode": {"full": {"8x8": {"ms a token": 7.5}}, "peaks": {"bytes/s": 9e11}},
+        "step full": {"seconds": 11.0, "reserved ever": 21.0},
+        "step lora": {"failed": "one line\nno memory"},
+        "main job": {"before": {"value": 0.2}, "after": {"value": 0.875}},
+        "tests": {"summary": "25 passed, 3 skipped in 50.1s"},
+    }
+    text = report.beside({"hardware": "NVIDIA GeForce RTX 4090", "parts": parts})
+    cell = report.row_of("NVIDIA GeForce RTX 4090", None)[1]["full"]["512"]
+    lines = {line[:34].strip(): line[34:].split() for line in text.splitlines()}
+    assert lines["ms a token of 64 rows, full"] == ["7.5", f"{cell['ms a token at 288']:.4g}"]
+    assert lines["s a step of 64 x 512, full"] == ["11", f"{cell['step']:.4g}"]
+    assert (
+        "0.200 -> 0.875" in text and "25 passed, 3 skipped" in text and "step lora: failed: no memory" in text
+    )
+
+
+@pytest.fixture
+def with_a_card(tmp_path, monkeypatch):
+    """Every Python that starts from here on has a pretend card."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a real card: `make card` runs the report on it")
+    monkeypatch.syspath_prepend(str(RIG))
+    import build
+
+    try:
+        build.library()
+    except build.NotHere as reason:
+        pytest.skip(str(reason))
+    (tmp_path / "sitecustomize.py").write_text("import card\n\ncard.install()\n")
+    paths = [str(tmp_path), str(RIG), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PRETEND_CARD": "rtx4090",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_it_runs_and_goes_on_where_it_ended(with_a_card, tmp_path):
+    """Tiny shapes on the pretend card; its seconds are nobody's."""
+    out = tmp_path / "card_report.json"
+
+    def run(*parts):
+        command = [sys.executable, "-m", "benchmarks.card.report", str(out), "--small", "--parts", *parts]
+        command += ["--tests", "tests/test_cuda_card.py"]
+        return subprocess.run(command, cwd=ROOT, env=with_a_card, capture_output=True, text=True)
+
+    done = run("decode", "step full")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert (
+        found["hardware"] == "NVIDIA GeForce RTX 4090"
+        and found["parts"]["decode"]["lora"]["8x8"]["ms a token"] > 0
+    )
+    assert found["parts"]["step full"]["seconds"] > 0 and "ms a token of 64 rows, LoRA" in done.stdout
+    found["parts"]["step full"] = {"failed": "as if"}
+    out.write_text(json.dumps(found))
+    done = run(*report.PARTS)
+    assert done.returncode == 0, done.stderr
+    again = json.loads(out.read_text())["parts"]
+    assert again["decode"] == found["parts"]["decode"] and again["step full"]["seconds"] > 0
+    assert "passed" in again["tests"]["summary"], again["tests"]
+    assert {"before", "after"} <= again["main job"].keys(), again["main job"]
+    found["hardware"] = "NVIDIA L4"
+    out.write_text(json.dumps(found))
+    done = run("decode")
+    assert done.returncode == 2 and "holds a report of NVIDIA L4" in done.stderr
