@@ -19,20 +19,21 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.card.expect import LENGTHS
-from benchmarks.card.peaks import CARDS, results
+from benchmarks.card.expect import LENGTHS, plan_of
+from benchmarks.card.peaks import CARDS, H200, results
 from benchmarks.result import ROOT, command_line, origin, read_result, write_result
 from grpo_kit.cuda import has_bf16
 
 PARTS = ("tests", "decode", "step full", "step lora", "main job")
 TESTS = ("tests/engine/test_cuda.py", "tests/test_cuda_card.py", "tests/pretend_card")
-SHORT = ("steps=32", "task=largest", "learning_rate=1e-5", "model=smollm2-135m-instruct")
-STEP = ("seconds", "phases", "allocated ever", "reserved ever", "optimizer", "device")
+SHORT = ("model=smollm2-135m-instruct", "learning_rate=1e-5", "steps=32")  # on the task "largest"
+STEP = ("seconds", "phases", "memory", "reserved ever", "optimizer")
 
 
 class Failed(Exception):
@@ -75,9 +76,10 @@ def decode(asked: Namespace, folder: Path) -> dict[str, Any]:
 
 def step(tuning: str, asked: Namespace, folder: Path) -> dict[str, Any]:
     """Seconds and peak memory of a step of 64 x 512 tokens."""
-    expected = row_of(torch.cuda.get_device_name(), None)
-    if not asked.small and not expected[1]["full" if tuning == "full" else "LoRA"]["512"]["fits"]:
-        return {"skipped": f"does not fit on a {expected[0]}, by the plan"}
+    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    plan = plan_of("full" if tuning == "full" else "LoRA", replace(H200, gib=gib, bf16=has_bf16()), 512)
+    if not (plan.fits or asked.small):
+        return {"skipped": f"does not fit, by the plan: {plan.peak_gib:.1f} of {gib:.1f} GiB"}
     optimizer = "adamw-8bit-split" if tuning == "full" and has_bf16() else "adamw"
     out = folder / "out.json"
     run("-m", "benchmarks.card.step", "kit", "long", tuning, optimizer, str(out), *asked.small)
@@ -88,10 +90,11 @@ def step(tuning: str, asked: Namespace, folder: Path) -> dict[str, Any]:
 def main_job(asked: Namespace, folder: Path) -> dict[str, Any]:
     """Held-out accuracy before and after, and seconds; by gpu24, or t4 on a card without bfloat16."""
     preset = "smoke" if asked.small else "gpu24" if has_bf16() else "t4"
+    task = [] if asked.weights else ["largest"]
     changes = [] if asked.small else [f"model={asked.weights}", "steps=20"] if asked.weights else SHORT
     named = [word for change in changes for word in ("--set", change)]
     begin = time.perf_counter()
-    run("-m", "grpo_kit", "train", "--preset", preset, *named, "--folder", str(folder / "run"))
+    run("-m", "grpo_kit", "train", *task, "--preset", preset, *named, "--folder", str(folder / "run"))
     saved = json.loads((folder / "run" / "results.json").read_text())
     return saved | {"preset": preset, "changes": list(changes), "seconds in all": time.perf_counter() - begin}
 
@@ -103,8 +106,8 @@ def measure(part: str, asked: Namespace) -> dict[str, Any]:
             if part.startswith("step"):
                 return step(part.split()[1], asked, Path(folder))
             return {"tests": tests, "decode": decode, "main job": main_job}[part](asked, Path(folder))
-        except Failed as failure:
-            return {"failed": str(failure)}
+        except Exception as error:  # written, and the next part goes on: a lent card's time is short
+            return {"failed": str(error) if isinstance(error, Failed) else repr(error)}
 
 
 def row_of(name: str, bandwidth: float | None) -> tuple[str, dict[str, Any]]:
@@ -142,11 +145,10 @@ def beside(report: dict[str, Any]) -> str:
             line(f"s a step of 64 x 512, {label}", found["seconds"], cell.get("step"))
             line(f"GiB reserved at the peak, {label}", found["reserved ever"], cell["peak GiB"])
     if "after" in (job := parts.get("main job", {})):
-        accuracy = [
-            str(job[when]) if not isinstance(job[when], dict) else f"{job[when]['value']:.3f}"
-            for when in ("before", "after")
-        ]
-        line("main job, before -> after", " -> ".join(accuracy))
+        line(
+            f"main job, {job['measure']}",
+            " -> ".join(f"{job[when][job['measure']]:.3f}" for when in ("before", "after")),
+        )
     if "summary" in (found := parts.get("tests", {})):
         line("tests", found["summary"].split(" in ")[0])
     for part, found in parts.items():
@@ -154,6 +156,16 @@ def beside(report: dict[str, Any]) -> str:
             if word in found:
                 lines.append(f"{part}: {word}: {found[word].splitlines()[-1]}")
     return "\n".join(lines)
+
+
+def begun(out: Path, card: str) -> dict[str, Any]:
+    """What an earlier call wrote there, to go on with. Raises ValueError where that is of another card."""
+    report = read_result(out, parts={})
+    if report.get("hardware", card) != card:
+        raise ValueError(
+            f"out={str(out)!r} holds a report of {report['hardware']}, this is {card}; name another file"
+        )
+    return report
 
 
 def main() -> None:
@@ -175,12 +187,10 @@ def main() -> None:
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA card on this machine; `make card` runs its tests on a pretend one")
-    report = read_result(asked.out, parts={})
-    card = torch.cuda.get_device_name()
-    if report.get("hardware", card) != card:
-        parser.error(
-            f"{asked.out} holds a report of {report['hardware']}, and this is {card}; name another file"
-        )
+    try:
+        report = begun(asked.out, torch.cuda.get_device_name())
+    except ValueError as error:
+        parser.error(str(error))
     packages = ("torch", "transformers", "peft", "bitsandbytes", "triton")
     report |= origin("python -m benchmarks.card.report", *packages)
     report["memory GiB"] = torch.cuda.get_device_properties(0).total_memory / 2**30

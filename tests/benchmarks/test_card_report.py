@@ -31,7 +31,7 @@ def test_a_report_stands_beside_its_row():
         "decode": {"full": {"8x8": {"ms a token": 7.5}}, "peaks": {"bytes/s": 9e11}},
         "step full": {"seconds": 11.0, "reserved ever": 21.0},
         "step lora": {"failed": "one line\nno memory"},
-        "main job": {"before": {"value": 0.2}, "after": {"value": 0.875}},
+        "main job": {"measure": "accuracy", "before": {"accuracy": 0.2}, "after": {"accuracy": 0.875}},
         "tests": {"summary": "25 passed, 3 skipped in 50.1s"},
     }
     text = report.beside({"hardware": "NVIDIA GeForce RTX 4090", "parts": parts})
@@ -65,32 +65,42 @@ def with_a_card(tmp_path, monkeypatch):
     }
 
 
-def test_it_runs_and_goes_on_where_it_ended(with_a_card, tmp_path):
-    """Tiny shapes on the pretend card; its seconds are nobody's."""
+def test_a_report_of_another_card_is_not_gone_on_with(tmp_path, monkeypatch, capsys):
     out = tmp_path / "card_report.json"
+    assert report.begun(out, "NVIDIA L4") == {"parts": {}}
+    out.write_text(json.dumps({"hardware": "NVIDIA L4", "parts": {}}))
+    assert report.begun(out, "NVIDIA L4")["hardware"] == "NVIDIA L4"
+    with pytest.raises(ValueError, match="report of NVIDIA L4, this is NVIDIA A10G"):
+        report.begun(out, "NVIDIA A10G")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["report", str(out)])
+    with pytest.raises(SystemExit):
+        report.main()
+    assert "no CUDA card on this machine" in capsys.readouterr().err
 
-    def run(*parts):
-        command = [sys.executable, "-m", "benchmarks.card.report", str(out), "--small", "--parts", *parts]
-        command += ["--tests", "tests/test_cuda_card.py"]
-        return subprocess.run(command, cwd=ROOT, env=with_a_card, capture_output=True, text=True)
 
-    done = run("decode", "step full")
+def test_it_runs_on_the_pretend_card_and_goes_on_where_it_ended(with_a_card, tmp_path):
+    """Tiny shapes; its seconds are nobody's. Two parts are there already, one failed before."""
+    out = tmp_path / "card_report.json"
+    kept = {"seconds": 1.5, "reserved ever": 2.0}
+    rows = {kind: {"8x8": {"ms a token": 1.25}} for kind in ("full", "lora")}
+    parts = {"decode": rows, "step lora": kept, "step full": {"failed": "out of memory"}}
+    out.write_text(json.dumps({"parts": parts}))
+    command = [sys.executable, "-m", "benchmarks.card.report", str(out), "--small"]
+    command += ["--tests", "tests/test_cuda_card.py"]
+    done = subprocess.run(command, cwd=ROOT, env=with_a_card, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    assert (
-        found["hardware"] == "NVIDIA GeForce RTX 4090"
-        and found["parts"]["decode"]["lora"]["8x8"]["ms a token"] > 0
-    )
-    assert found["parts"]["step full"]["seconds"] > 0 and "ms a token of 64 rows, LoRA" in done.stdout
-    found["parts"]["step full"] = {"failed": "as if"}
-    out.write_text(json.dumps(found))
-    done = run(*report.PARTS)
-    assert done.returncode == 0, done.stderr
-    again = json.loads(out.read_text())["parts"]
-    assert again["decode"] == found["parts"]["decode"] and again["step full"]["seconds"] > 0
-    assert "passed" in again["tests"]["summary"], again["tests"]
-    assert {"before", "after"} <= again["main job"].keys(), again["main job"]
-    found["hardware"] = "NVIDIA L4"
-    out.write_text(json.dumps(found))
-    done = run("decode")
-    assert done.returncode == 2 and "holds a report of NVIDIA L4" in done.stderr
+    parts = found["parts"]
+    assert found["hardware"] == "NVIDIA GeForce RTX 4090" and parts.keys() == set(report.PARTS)
+    assert not [part for part in parts.values() if "failed" in part], parts
+    assert parts["step lora"] == kept and parts["step full"]["seconds"] > 0
+    assert parts["decode"] == rows and "passed" in parts["tests"]["summary"]
+    assert {"before", "after"} <= parts["main job"].keys()
+    for word in (
+        "step lora: kept from before",
+        "ms a token of 64 rows, LoRA",
+        "main job, before -> after",
+        str(out),
+    ):
+        assert word in done.stdout
