@@ -72,6 +72,7 @@ def test_seconds_by_hand():
     card = replace(H200, bandwidth=2e12, flops16=4e12, flops32=1e12)
     assert costs.card(Work(9, 3e12, 1e12, 2e12), card) == max(3, 1) + 2
     assert costs.card(Work(9, 3e12, 4e12, 2e12, 1e12), card) == max(3 + 4, 4) + 2
+    assert costs.card(Work(flops=1e12, product_bytes=5e12), card) == 5
     assert costs.token(Work(1e6, 1e12), card) == 1 + 2
     assert costs.phase(Work(1e6, 1e12), card) == 50 and costs.phase(Work(10, 1e12), card) == 1
 
@@ -101,3 +102,16 @@ def test_cards_are_the_pretend_ones(monkeypatch):
     spec.loader.exec_module(rig)
     theirs = {(m.gib, m.bandwidth, m.flops16, m.flops32, m.capability >= (8, 0)) for m in rig.CARDS.values()}
     assert theirs == {(c.gib, c.bandwidth, c.flops16, c.flops32, c.bf16) for c in CARDS}
+
+
+def test_memory_at_full_scale_is_within_a_tenth_of_the_plan():
+    rows = peaks.results("card_memory.json")["rows"]
+    cards = {card.name: card for card in CARDS}
+    assert {(row["card"], row["tuning"]) for row in rows} == {
+        (c.name, k) for c in CARDS[:4] for k in ("full", "LoRA")
+    }
+    for row in rows:
+        plan = expect.plan_of(row["tuning"], cards[row["card"]], 512)
+        cut = (row["chunk tokens"], row["checkpointed layers"])
+        assert cut == (plan.chunk_tokens, plan.checkpointed_layers), "python -m benchmarks.card.full_memory"
+        assert row["planned GiB"] == pytest.approx(row["allocated GiB"], rel=0.1) and row["ended"] == "fits"

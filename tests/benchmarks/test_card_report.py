@@ -87,7 +87,7 @@ def test_it_runs_on_the_pretend_card_and_goes_on_where_it_ended(with_a_card, tmp
     parts = {"decode": rows, "step lora": kept, "step full": {"failed": "out of memory"}}
     out.write_text(json.dumps({"parts": parts}))
     command = [sys.executable, "-m", "benchmarks.card.report", str(out), "--small"]
-    command += ["--tests", "tests/test_cuda_card.py"]
+    command += ["--tests", "tests/test_cuda_card.py::test_everybody_asks_this_one_function"]
     done = subprocess.run(command, cwd=ROOT, env=with_a_card, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
