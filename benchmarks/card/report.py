@@ -1,6 +1,6 @@
 """What a card does, in one file, beside what the model of it expects (docs/what_to_expect.md). `make card` runs it.
 
-    python -m benchmarks.card.report                     # card_report.json; about half an hour
+    python -m benchmarks.card.report                     # card_report.json
     python -m benchmarks.card.report --weights FOLDER    # the main job with these weights, by the card's own preset
 
 Parts, each in a process of its own and written as it ends: the tests of a card; milliseconds a decoded token (random
@@ -33,6 +33,7 @@ from grpo_kit.cuda import has_bf16
 PARTS = ("tests", "decode", "step full", "step lora", "main job")
 TESTS = ("tests/engine/test_cuda.py", "tests/test_cuda_card.py", "tests/pretend_card")
 SHORT = ("model=smollm2-135m-instruct", "learning_rate=1e-5", "steps=32")  # on the task "largest"
+MOST_SECONDS = 3600  # of a part
 STEP = ("seconds", "phases", "memory", "reserved ever", "optimizer")
 
 
@@ -42,9 +43,15 @@ class Failed(Exception):
 
 def run(*arguments: str) -> str:
     """What `python ARGUMENTS` printed. Raises Failed."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {
+        "PYTHONPATH": paths,
+        "KIT_PROFILE": "smoke",
+    }  # for the tests; all else names its own
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=MOST_SECONDS
+    )
     if done.returncode:
         raise Failed("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
     return done.stdout

@@ -100,7 +100,7 @@ def test_it_runs_on_the_pretend_card_and_goes_on_where_it_ended(with_a_card, tmp
     for word in (
         "step lora: kept from before",
         "ms a token of 64 rows, LoRA",
-        "main job, before -> after",
+        "main job, accuracy",
         str(out),
     ):
         assert word in done.stdout
