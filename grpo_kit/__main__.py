@@ -71,6 +71,9 @@ _COMMANDS = {
         _number("--last N", "earlier steps that are shown; default: 10", 10, int),
         _number("--every SECONDS", "between two looks; default: 1", 1.0, float),
     ]),
+    "diagnose": (other.diagnose, [
+        _text("LOG", "trainer_state.json, a notebook, a printed log, a CSV, TensorBoard's or a run folder"),
+    ]),
     "evaluate": (other.evaluate, [
         _RUN, _RUNS_TASK,
         _number("--rows N", "the first N held-out questions; default: all"),

@@ -6,7 +6,7 @@ played. Longer than 300 lines because generating and judging are one loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,7 +33,6 @@ from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import Scores, totals
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
-from grpo_kit.rollout.supported_models import unsupported
 from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag
 from grpo_kit.tasks.right import PaidInFull, full_pay, leniently_right
 
@@ -237,6 +236,7 @@ def answer(
     *,
     samples: int = 1,
     temperature: float = 0.0,
+    sampling: Mapping[str, float] | None = None,
     max_completion_tokens: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -247,7 +247,8 @@ def answer(
 ) -> Answers:
     """Generate the model's answers to the rows (default: the task's held-out rows). The model is restored afterwards.
 
-    samples: completions a row; temperature 0 is greedy. max_completion_tokens: None means the task's.
+    samples: completions a row; temperature 0 is greedy. sampling: top_p and the like, see complete().
+    max_completion_tokens: None means the task's.
     batch_size: sequences decoded at once; None: as many as free memory holds, up to a bound (decoding.rows_at_once).
     The completions do not depend on it, except for rounding.
     folder, chunk: save the completions in the folder, `chunk` prompts a file. Rows with a prompt that occurred before
@@ -261,6 +262,7 @@ def answer(
         raise ValueError("rows is empty; give at least one row")
     limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
+    how |= {"sampling": dict(sampling)} if sampling else {}
     if isinstance(task, EpisodeTask):
         if folder is not None:
             raise ValueError(
@@ -309,7 +311,7 @@ def _told(what: str, progress: Progress | None) -> Any:
 def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
     sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
     free = free_bytes(next(model.parameters()).device)
-    if unsupported(model, GenerationConfig()):  # then transformers decodes: too many rows fail
+    if RolloutEngine.unsupported(model, GenerationConfig()):  # then transformers decodes: too many rows fail
         return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
     return rows_at_once(model, free, samples=max(1, samples), **sizes)
 
@@ -332,7 +334,8 @@ def _in_turns(
 
     def write(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], None]]:
         at_once = batch_size or _rows_at_once(model, max(map(len, prompts)), limit, samples)
-        settings = dict(max_completion_tokens=limit, temperature=how["temperature"], batch_size=at_once)
+        settings = {name: how[name] for name in ("temperature", "sampling") if name in how}
+        settings |= dict(max_completion_tokens=limit, batch_size=at_once)
         made = complete(
             model, tokenizer, prompts, numbers=[first + i for i in who], engine=engine, seed=how["seed"] + turn,
             **settings,

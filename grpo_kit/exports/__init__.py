@@ -21,8 +21,9 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.evaluation.as_trained import run_of, say_difference
 from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, part_folder
-from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub, run_of
+from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub
 from grpo_kit.exports.template import (
     ExportError,
     Prompting,
@@ -35,6 +36,7 @@ from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models.model_facts import model_name
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.version import __version__
 
@@ -115,6 +117,7 @@ def export(
     trainer = model if isinstance(model, GRPOTrainer) else None
     if trainer is not None:
         model, run = trainer.model, run or trainer.folder
+    close_rows(model, tokenizer)
     stored = _checked(model, tokenizer, format, quant)
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -130,12 +133,20 @@ def export(
         "temperature": 1.0 if temperature is None else temperature,
         "max_completion_tokens": tokens or (task.max_completion_tokens if task is not None else 256),
     }
+    run = Path(run) if run else run_of(model)
+    say_difference(
+        model,
+        task,
+        what="export",
+        temperature=sampling["temperature"],
+        tokens=sampling["max_completion_tokens"],
+        run=run,
+    )
     served = with_serving_template(tokenizer, prompting)
     chosen = _rows(task, rows)
     questions = _questions(task, chosen)
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
-    run = Path(run) if run else run_of(model_name(model))
     base = (run and base_of_run(run)) or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     try:

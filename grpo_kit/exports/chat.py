@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from grpo_kit.argument_checks import check_temperature
 from grpo_kit.display import escape
 from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
@@ -198,6 +199,8 @@ def chat(
         temperature = check_temperature(temperature, greedy=True)
     except ValueError as error:
         raise ExportError(str(error)) from None
+    asked = next(iter(sides.values()))
+    say_difference(asked.model, task, what="chat", temperature=temperature, tokens=limit)
     return Chat(sides, temperature=temperature, tokens=limit, seed=seed)
 
 

@@ -14,9 +14,11 @@ from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
 from grpo_kit.hooks.off_scale_hook import OffScale
 from grpo_kit.hooks.watch_run import WatchRun
+from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import grpo
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.watch.monitor import OnFlag
 
@@ -54,6 +56,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
             raise ValueError(
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
             )
+        close_rows(model, tokenizer)
         seams = fast_for(model, task, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
@@ -62,10 +65,11 @@ class GRPOTrainer(grpo.GRPOTrainer):
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
         scales = [] if live is None else [OffScale()]
+        watchdog = [] if live is None or any(isinstance(each, Watchdog) for each in hooks) else [Watchdog()]
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder or next_run_folder("runs", task.name),
             sample=sample or seams.sample, update=update or seams.update,
-            hooks=[*seams.hooks, *measuring, *scales, watching, ControlFolder(watching.say), *hooks],
+            hooks=[*seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say), *hooks],
         )  # fmt: skip
         if self.starts_from and live is not None and self.processes.is_main:
             print(

@@ -84,9 +84,8 @@ def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Con
     optimizer: its name. step: steps that are done.
     """
     one = checkpoint_bytes(model, optimizer)
-    due = (
-        math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
-    )  # where it is stopped
+    # Without save_steps the one where it is stopped.
+    due = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
     there = len(checkpoints(folder))
     # The next one is written before the oldest goes.
     more = max(min(there + due, config.save_total_limit + 1) - there, 0)
@@ -113,7 +112,12 @@ def mark_trained(model: Any, folder: Path, steps: int) -> None:
     setattr(base_model(model), _TRAINED, (str(folder), steps))
 
 
+def trained_in(model: Any) -> tuple[str | None, int]:
+    """The folder of the run that a model in memory was trained in, and its steps; (None, 0) for one as loaded."""
+    return getattr(base_model(model), _TRAINED, (None, 0))
+
+
 def trained_before(model: Any, folder: Path) -> str | None:
-    """The run, other than the one in `folder`, that a model in memory was trained in; None for one as it was loaded."""
-    run, steps = getattr(base_model(model), _TRAINED, (str(folder), 0))
-    return None if run == str(folder) else f"{steps} steps in {run}"
+    """The run, other than the one in `folder`, that a model in memory was trained in."""
+    run, steps = trained_in(model)
+    return None if run in (None, str(folder)) else f"{steps} steps in {run}"

@@ -23,14 +23,15 @@ def settings_of(
     reward_parts: each reward by name, then the parts of those that are sums. reward_ranges: what rewards and parts
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
     earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: the file that it was
-    read from, if any, and the digest of what the config makes of it: a command finds the task by these, or by the
-    config's name of it.
+    read from, if any, the digest of what the config makes of it (a command finds the task by these, or by the config's
+    name of it), and its prompt's system text and prefill.
     """
     rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
     names = reward_names(rewards)
     inside = [pair for r in rewards for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
     known = [*zip(names, rewards, strict=True), *inside]
     constant = getattr(task, "best_constant_parts", None)
+    prompt = getattr(task, "view", task)
     return {
         "config": config.values(),
         "reward_parts": list(dict.fromkeys([*names, *(name for name, _ in inside)])) or ["episode_return"],
@@ -44,7 +45,8 @@ def settings_of(
         if is_dataclass(sample)
         else getattr(sample, "__name__", type(sample).__name__),
         "model": model_name(model),
-        "task": {"file": getattr(task, "file", None), "digest": _digest(task, config)},
+        "task": {"file": getattr(task, "file", None), "system": prompt.system, "prefill": prompt.prefill}
+        | {"digest": task_digest(config.cut(task)) if is_dataclass(task) else None},
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -52,7 +54,3 @@ def settings_of(
         "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
     }
-
-
-def _digest(task: Any, config: Config) -> str | None:
-    return task_digest(config.cut(task)) if is_dataclass(task) else None

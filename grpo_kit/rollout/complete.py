@@ -9,7 +9,7 @@ Simplification: one device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,9 +22,10 @@ from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.supported_models import engine_failed, unsupported
+from grpo_kit.rollout.supported_models import engine_failed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,6 +50,7 @@ def complete(
     max_completion_tokens: int,
     samples: int = 1,
     temperature: float = 0.0,
+    sampling: Mapping[str, float] | None = None,
     batch_size: int = 64,
     seed: int = 0,
     numbers: Sequence[int] | None = None,
@@ -58,7 +60,8 @@ def complete(
     """The model's completions of rendered prompts, `samples` adjacent ones for each: B prompts give B * samples.
 
     temperature: 0 decodes greedily; above 0 samples from the model's whole distribution (no top-k, no top-p, no
-    penalty, whatever the checkpoint sets). Prompts are tokenized and completions ended as in TRL.
+    penalty, whatever the checkpoint sets), but for what sampling has of top_p, top_k, min_p and
+    repetition_penalty. Prompts are tokenized and completions ended as in TRL.
     batch_size: sequences decoded at once; a prompt's samples share a batch if they fit into one.
     seed: sample i of the result depends on (seed, i) and its prompt alone, not on batch_size; the draws are those of
     grpo_kit.rollout.RolloutEngine. (A model that the engine does not support is sampled by transformers' generate,
@@ -85,6 +88,7 @@ def complete(
         )
     if not prompts:
         return []
+    close_rows(model, tokenizer)
     texts = isinstance(prompts[0], str)
     # Texts with the default special tokens.
     ids = tokenizer(list(prompts))["input_ids"] if texts else [list(prompt) for prompt in prompts]
@@ -97,7 +101,7 @@ def complete(
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
         disable_compile=True,
         do_sample=bool(temperature),
-        **({"temperature": float(temperature), "top_k": 0} if temperature else {}),
+        **({"temperature": float(temperature), "top_k": 0} | dict(sampling or {}) if temperature else {}),
     )
     written: dict[int, list[int]] = {}
     # transformers' draws depend on the batch alone: separate calls must not share them.
@@ -121,11 +125,11 @@ def _decoder(
 ) -> Callable[..., list[list[int]]]:
     """f(prompts, their row numbers) -> the completion tokens of each."""
     keep = engine is not None
-    if engine is None and not unsupported(model, config):
+    if engine is None and not RolloutEngine.unsupported(model, config):
         engine = RolloutEngine(model)
 
     def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
-        if engine is None or unsupported(model, config):
+        if engine is None or RolloutEngine.unsupported(model, config):
             return generate(prompts)
         first = cuda.may_fail(next(model.parameters()).device) and due(model)
         try:
