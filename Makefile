@@ -49,8 +49,10 @@ train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by K
 test: $(VENV)/.installed lint ## lint, then every test; notebooks run in the smoke profile
 	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS)
 
-card: $(VENV)/.installed ## the tests of a CUDA card: on this machine's, else on a pretend one (compiled once, 30 s)
-	KIT_PROFILE=smoke $(PY) -m pytest -q tests/engine/test_cuda.py tests/test_cuda_card.py tests/pretend_card
+card: $(VENV)/.installed ## on a CUDA card: its tests, seconds, main job into card_report.json; without: the tests on a pretend one
+	@if $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
+	then $(PY) -m benchmarks.card.report; \
+	else KIT_PROFILE=smoke $(PY) -m pytest -q tests/engine/test_cuda.py tests/test_cuda_card.py tests/pretend_card; fi
 
 browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has a Chromium
 	@$(PY) -c "import playwright" 2> /dev/null || $(PIP) -c requirements.txt -e ".[browser]" || true

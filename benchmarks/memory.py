@@ -43,22 +43,25 @@ GIB = 2**30
 
 
 class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of live tensor storages; `peak` since the last reset()."""
+    """Counts the bytes of live tensor storages; `peak` since the last reset(). events: (storage, bytes; 0 if gone)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[int, int] = {}
         self.now = self.peak = 0
+        self.events: list[tuple[int, int]] = []
 
     def hold(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self.live and storage.nbytes():
             self.live[storage._cdata] = storage.nbytes()
             self.now += storage.nbytes()
+            self.events.append((storage._cdata, storage.nbytes()))
             weakref.finalize(storage, self._drop, storage._cdata)
 
     def _drop(self, key: int) -> None:
         self.now -= self.live.pop(key)
+        self.events.append((key, 0))
 
     def reset(self) -> None:
         self.peak = self.now
@@ -73,9 +76,20 @@ class PeakMemory(TorchDispatchMode):
 
 
 def measure_chunk(
-    model: Any, *, tokens: int, scored: int, checkpointed: int, gradients: bool, autocast: bool
+    model: Any,
+    *,
+    tokens: int,
+    scored: int,
+    checkpointed: int,
+    gradients: bool,
+    autocast: bool,
+    dense_mask: bool = True,
 ) -> dict:
-    """Peak bytes (weights included) of one chunk's forward and backward pass, and of AdamW's step after it."""
+    """Peak bytes (weights included) of one chunk's forward and backward pass, and of AdamW's step after it.
+
+    dense_mask: SDPA's; False: causal without one, which keeps what FlexAttention keeps. "events": PeakMemory's, up to
+    the optimizer.
+    """
     base = base_model(model)
     model.train()
     if checkpointed:
@@ -92,7 +106,7 @@ def measure_chunk(
             p.grad = torch.zeros_like(p)
             memory.hold(p.grad)
     ids = torch.zeros(1, tokens, dtype=torch.long)
-    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril() if dense_mask else None
     positions = torch.arange(tokens)[None]
     with memory, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         hidden = base.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
@@ -104,12 +118,12 @@ def measure_chunk(
     del states
     with memory:
         loss.backward()
-    update = memory.peak
+    update, events = memory.peak, list(memory.events)
     del loss, logprobs, entropy
     memory.reset()
     with memory:  # foreach: as torch chooses on CUDA
         torch.optim.AdamW(trained, foreach=True).step()
-    return {"weights": weights, "update": update, "optimizer step": memory.peak}
+    return {"weights": weights, "update": update, "optimizer step": memory.peak, "events": events}
 
 
 class _OneKernel(torch.autograd.Function):
