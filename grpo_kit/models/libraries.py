@@ -17,7 +17,8 @@ def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 # A saved notebook would keep a widget for each reading or writing of weights. Downloads keep their bars.
-_bar_before = logging.set_tqdm_hook(_bar)
+# transformers before 5.5 has no such hook and keeps its bars.
+_bar_before = logging.set_tqdm_hook(_bar) if hasattr(logging, "set_tqdm_hook") else None
 
 
 def _import_bitsandbytes() -> None:
