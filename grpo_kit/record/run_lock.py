@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,28 +31,33 @@ def alone(folder: Path) -> Iterator[None]:
         ) from None
     try:
         if lock.lock_counter == 1:
-            (folder / GOING).write_bytes(MARK)
+            with suppress(PermissionError):
+                (folder / GOING).write_bytes(MARK)
         yield
     finally:
         if lock.lock_counter == 1:
-            (folder / GOING).unlink(missing_ok=True)
+            with suppress(PermissionError):
+                (folder / GOING).unlink(missing_ok=True)
         lock.release()
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Does a process of this machine train into the folder? False after it was killed, None after it ended."""
+    """Does a process of this machine train into the folder? False after it was killed, None after it ended.
+
+    Windows keeps a locked file from reading and writing: there a killed run counts as ended.
+    """
     path = folder.resolve() / GOING
     try:
         seen = open(path, "rb")
     except OSError:
         return None
     with seen:
-        marked = seen.read() == MARK
         try:
+            marked = seen.read() == MARK
             with FileLock(path, is_singleton=False).acquire(timeout=0):
                 if not marked or not os.fstat(seen.fileno()).st_nlink:
                     return None  # it begins in this moment, or has ended in it
                 path.write_bytes(MARK)  # which the lock may have emptied
                 return False
-        except Timeout:
+        except (Timeout, PermissionError):
             return True
