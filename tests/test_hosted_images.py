@@ -8,7 +8,9 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -130,3 +132,70 @@ def test_pip_itself_leaves_them(name, tmp_path):
     assert not OURS_TO_LEAVE & set(changed)
     if name in ("colab", "kaggle", "runpod"):
         assert not changed
+
+
+@pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="installs 1 GB; KIT_SLOW_TESTS=1 runs it")
+def test_the_first_cell_then_notebook_05_among_colabs_versions(tmp_path):
+    """Every package that the kit needs in Colab's version, but Python and torch: those of this environment."""
+    _, has = image("colab")
+    others = {
+        name: version
+        for name, version in has.items()
+        if not name.startswith(("torch", "nvidia", "triton", "setuptools"))
+    }
+    (tmp_path / "has.txt").write_text("".join(f"{name}=={version}\n" for name, version in others.items()))
+    names = {canonicalize_name(Requirement(text).name) for text in wanted(PLAIN)} & set(others)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    torch = f"torch=={metadata.version('torch').split('+')[0]}"
+    install = [python, "-m", "pip", "install", "-q", "-c", tmp_path / "has.txt", torch, *sorted(names)]
+    subprocess.run([*install, "ipykernel", "ipywidgets", "pip==24.1.2", "setuptools"], check=True)
+    before, size = versions(python), megabytes(tmp_path / "venv")
+
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\n")
+    for file in filter(None, files):
+        (tmp_path / "clone" / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / "clone" / file)
+    kernel = [python, "-m", "ipykernel", "install", "--prefix", tmp_path / "kernels", "--name", "colab"]
+    subprocess.run(kernel, check=True, capture_output=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"KIT_PROFILE": "smoke", "JUPYTER_PATH": str(tmp_path / "kernels" / "share" / "jupyter")}
+    out = tmp_path / "out.ipynb"
+    run = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "05_train_full.ipynb",
+        out,
+        "--kernel",
+        "colab",
+        "--no-progress-bar",
+    ]
+    subprocess.run(run, cwd=tmp_path / "clone" / "notebooks", env=environment, check=True)
+
+    after = versions(python)
+    changed = {
+        name: (version, after.get(name)) for name, version in before.items() if after.get(name) != version
+    }
+    cell = next(cell for cell in json.loads(out.read_text())["cells"] if cell["id"] == "install")
+    seconds, added = cell["metadata"]["papermill"]["duration"], megabytes(tmp_path / "venv") - size
+    print(
+        f"first cell: {seconds:.0f} s, {added} MB, {len(set(after) - set(before))} packages added, changed: {changed}"
+    )
+    assert not changed and "grpo-kit" in after
+
+
+def versions(python):
+    done = subprocess.run(
+        [python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True
+    )
+    return {canonicalize_name(one["name"]): one["version"] for one in json.loads(done.stdout)}
+
+
+def megabytes(folder):
+    return (
+        sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        >> 20
+    )

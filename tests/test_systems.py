@@ -16,8 +16,8 @@ WITHOUT = """
 import os, select, signal, sys
 import datasets, filelock, matplotlib.pyplot, pandas, peft, psutil, torch, transformers  # with all that they find
 import subprocess, multiprocessing, asyncio
-for name in ("fork", "register_at_fork", "sched_getaffinity", "killpg", "setsid", "getuid", "geteuid", "uname", "sysconf",
-             "pidfd_open"):
+for name in ("fork", "register_at_fork", "sched_getaffinity", "killpg", "setsid", "getuid", "geteuid", "uname",
+             "sysconf", "pidfd_open"):
     delattr(os, name)
 del select.poll, signal.SIGKILL, signal.SIGUSR1
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):

@@ -16,8 +16,7 @@ def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return (_bar_before or (lambda make, a, k: make(*a, **k)))(factory, args, kwargs)
 
 
-# A saved notebook would keep a widget for each reading or writing of weights. Downloads keep their bars.
-# transformers before 5.5 has no such hook and keeps its bars.
+# A saved notebook would keep a widget for each reading or writing of weights. Downloads and transformers < 5.5 do.
 _bar_before = logging.set_tqdm_hook(_bar) if hasattr(logging, "set_tqdm_hook") else None
 
 

@@ -42,10 +42,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Does a process of this machine train into the folder? False after it was killed, None after it ended.
-
-    Windows keeps a locked file from reading and writing: there a killed run counts as ended.
-    """
+    """Does a process of this machine train into it? False after it was killed (Windows: None), None after it ended."""
     path = folder.resolve() / GOING
     try:
         seen = open(path, "rb")
