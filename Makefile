@@ -107,10 +107,11 @@ $(DOCS)/.installed: docs/requirements.txt
 	@$(DOCS)/bin/python -m pip install -qq --prefer-binary --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
 
+# trl, beside which the losses are tested, asks for newer datasets and pyarrow than the kit does: it comes without them.
 $(LOWEST)/.installed: requirements-lowest.txt pyproject.toml
 	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install -qq --prefer-binary -r requirements-lowest.txt -e ".[test]"
-	@$(LOWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY)
+	@$(LOWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY) trl==1.16.0
 	@touch $@
 
 # The names in requirements.txt without their versions; the ranges are the kit's own.
@@ -118,5 +119,6 @@ $(NEWEST)/.installed: requirements.txt pyproject.toml
 	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(NEWEST)
 	@sed -E 's/^([A-Za-z0-9_.-]+)==[^ ;]+/\1/' requirements.txt > $(NEWEST)/names.txt
 	@$(NEWEST)/bin/python -m pip install -qq --prefer-binary -r $(NEWEST)/names.txt -e ".[test]"
+	@$(NEWEST)/bin/python -m pip freeze --exclude-editable > $(NEWEST)/lock.txt # what requirements-newest.txt records
 	@$(NEWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY)
 	@touch $@

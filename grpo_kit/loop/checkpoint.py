@@ -12,7 +12,6 @@ random numbers are a function of (seed, step).
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from safetensors.torch import load_file
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import SETTINGS
 from grpo_kit.record.digests import checkpoints, newest_whole, what_is_wrong, write_digests
-from grpo_kit.record.files import RUN, RunFolderError
+from grpo_kit.record.files import RUN, RunFolderError, sync
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
 
@@ -68,10 +67,10 @@ def save(
             *part.rglob("*"),
             part,
         ]:  # else a power cut could leave a name without what it stands for
-            _sync(path)
+            sync(path)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one
         os.replace(part, target)
-        _sync(folder)
+        sync(folder)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, Exception):
@@ -126,19 +125,3 @@ def load_weights(model: Any, folder: Path) -> None:
     tied = set(getattr(base, "all_tied_weights_keys", None) or {})
     if missing.unexpected_keys or set(missing.missing_keys) - tied:
         raise RunFolderError(f"{folder} holds the weights of another model than the trainer has")
-
-
-def _sync(path: Path) -> None:
-    """Ask the disk to keep a file or a folder's names. Raises OSError where the disk fails or is full.
-
-    Some file systems refuse that of a folder, and Windows of what is open for reading: those go on without.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno in (errno.EIO, errno.ENOSPC, getattr(errno, "EDQUOT", None)):
-            raise

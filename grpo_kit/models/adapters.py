@@ -88,6 +88,8 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
             f"name_or_path={str(folder)!r} holds {kind}, which cannot be merged into weights; use tuning='lora'"
         )
     merged = adapted.merge_and_unload(safe_merge=True)
+    if hasattr(merged, "peft_config"):  # before 0.19 peft leaves it, the sign of a model with adapters
+        del merged.peft_config
     merged.name_or_path = merged.config.name_or_path = os.fspath(folder)
     for parameter in merged.parameters():
         parameter.requires_grad_(True)

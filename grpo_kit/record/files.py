@@ -1,5 +1,6 @@
 """The files of a run by name: whether there is a run, which name is free, and its tables read back."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -78,6 +79,22 @@ def write_whole(target: Path, data: bytes) -> None:
     except OSError:
         hidden.unlink(missing_ok=True)
         raise
+
+
+def sync(path: Path) -> None:
+    """Ask the disk to keep a file or a folder's names. Raises OSError where the disk fails or is full.
+
+    Some file systems refuse that of a folder, and Windows of what is open for reading: those go on without.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+            raise
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:

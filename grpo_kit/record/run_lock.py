@@ -50,19 +50,19 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Does a process of this machine train into the folder? False after it was killed, None after it ended."""
+    """Does a process of this machine train into it? False after it was killed (Windows: None), None after it ended."""
     path = folder.resolve() / GOING
     try:
         seen = open(path, "rb")
     except OSError:
         return None
     with seen:
-        marked = seen.read() == MARK
         try:
+            marked = seen.read() == MARK
             with FileLock(path, is_singleton=False).acquire(timeout=0):
                 if not marked or not os.fstat(seen.fileno()).st_nlink:
                     return None  # it begins in this moment, or has ended in it
                 path.write_bytes(MARK)  # which the lock may have emptied
                 return False
-        except Timeout:
+        except (Timeout, PermissionError):
             return True
