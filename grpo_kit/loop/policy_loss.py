@@ -63,9 +63,7 @@ class PolicyLoss:
         config, rows = self.config, list(places)
         mask, advantages = self.mask[rows], self.advantages[rows]
         old = logprobs.detach() if self.batch.old_logprobs is None else self.batch.old_logprobs[rows]
-        if (
-            self.sampled is not None
-        ):  # truncated importance sampling: the sampler rounds otherwise than the update
+        if self.sampled is not None:  # truncated importance sampling: the sampler rounds otherwise
             weight = torch.exp(old - self.sampled[rows]).clamp(max=config.sampler_weight_cap)  # (n, T)
             advantages = advantages[:, None] * weight
         reference = None if self.batch.ref_logprobs is None else self.batch.ref_logprobs[rows]

@@ -18,6 +18,7 @@ from grpo_kit.rewards.response import Reward
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
+_TEXTS = "; completions are texts here, not lists of messages: write text, not text[0]['content']"
 _LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 
@@ -65,8 +66,9 @@ def score(
         raise
     except Exception as error:
         row, completion = _culprit(reward, completions, columns)
+        mend = _TEXTS if "string ind" in str(error) else ""  # completion[0]["content"], as for conversations
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
+            f"reward {name!r} raised {type(error).__name__}: {error}{mend}\nrow {row}, completion {completion!r}"
         ) from error
     if given != list(completions):
         raise RewardError(
