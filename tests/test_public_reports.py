@@ -5,6 +5,8 @@ Longer than 300 lines because it is one list.
 """
 
 import copy
+import json
+import re
 import sys
 import time
 from dataclasses import replace
@@ -14,12 +16,17 @@ import pytest
 import torch
 from loop_runs import SMALL, letters, make, press_after, task
 from peft import LoraConfig
+from safetensors.torch import load_file, save_file
 
 import grpo_kit as kit
+from grpo_kit import objectives
+from grpo_kit.engine.episode_sample import EpisodeSample
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import View
 from grpo_kit.exports.template import ExportError
 from grpo_kit.exports.weights import whole_model
 from grpo_kit.hooks.watchdog import Watchdog
-from grpo_kit.loop import Config
+from grpo_kit.loop import Config, GRPOTrainer
 from grpo_kit.loop import generate as plain
 from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.policy_loss import PolicyLoss
@@ -208,7 +215,7 @@ def test_prompts_are_text_and_have_all_their_tokens(folder):
     assert len(batch.prompt_ids[0]) > 20
 
 
-@report("cs336/assignment5-alignment#15")
+@report("assignment5-alignment#15")
 def test_sampled_tokens_are_trained_not_their_text():
     """<answer> as one letter a token is text that reads back as fewer tokens; the batch keeps what was sampled."""
     _, tokenizer = policy()
@@ -227,6 +234,38 @@ def test_nothing_is_cut_to_fit(folder):
 
 
 # Sampling
+
+
+class Twice:
+    """Two turns, paid for letters."""
+
+    def reset(self, row):
+        self.turn = 0
+        return f"Say {row['question']}."
+
+    def step(self, text):
+        self.turn += 1
+        return "More.", sum(map(str.isalpha, text)), self.turn == 2
+
+
+@report("verl#6719")
+def test_a_later_turn_is_behind_the_very_tokens_of_the_earlier_ones(folder):
+    model, tokenizer = policy()
+    own = EpisodeTask(
+        "twice", [{"question": "a"}, {"question": "b"}], [{"question": "c"}], Twice, View(chat=True), max_turns=2,
+        max_completion_tokens=6,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, sample=EpisodeSample()
+    )
+    batch, _ = trainer.roll_out(trainer.config.at(0))
+    turns = {}
+    for place, episode in enumerate(batch.extra["episode"]):
+        turns.setdefault(episode, []).append(place)
+    assert len(turns) == 8
+    for first, second in turns.values():
+        sent = batch.prompt_ids[first] + batch.completion_ids[first]
+        assert batch.prompt_ids[second][: len(sent)] == sent
 
 
 @report("trl#5783")
@@ -331,6 +370,14 @@ def test_the_gap_to_the_sampler_is_measured_before_the_cap():
     assert gap(1.0) == gap(100.0) == pytest.approx(4.0)
 
 
+@report("unsloth-zoo#870")
+def test_a_sequences_ratio_is_made_of_the_product_of_its_tokens():
+    """Tokens of 4 and 1: their product's root, not the mean of either; padding does not count."""
+    logprobs = torch.tensor([[4.0, 1.0, 9.0]]).log()
+    ratio = objectives.sequence_ratio(logprobs, torch.zeros(1, 3), torch.tensor([[1, 1, 0]]))
+    assert ratio.item() == pytest.approx(2.0)
+
+
 @report("CoursIA#10603")
 def test_equal_groups_are_counted(folder):
     rare = lambda completions, **_: [float(i == 0) for i in range(len(completions))]  # noqa: E731
@@ -407,6 +454,18 @@ def test_kinds_of_lora_merge_as_they_are_or_are_refused(folder):
         kit.load_policy(folder / "bias", quiet=True)
     with pytest.raises(ExportError, match="no bias.*use format='adapter'"):
         whole_model(model)
+
+
+@report("aprender#2189")
+def test_an_adapter_in_bfloat16_is_read_as_such(folder):
+    model = adapted(folder, use_rslora=True)
+    file = folder / "adapter_model.safetensors"
+    save_file({name: value.bfloat16() for name, value in load_file(file).items()}, file)
+    merged, _ = kit.load_policy(folder, quiet=True)
+    rounded, _ = kit.load_policy(folder, tuning="lora", quiet=True)
+    torch.testing.assert_close(logits(merged), logits(rounded), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(merged), logits(model), rtol=0, atol=0.1)
+    assert (logits(merged) - logits(policy()[0])).abs().max() > 0.5
 
 
 @report("peft#3608")
@@ -534,7 +593,37 @@ def test_progress_in_a_pipe_is_lines(folder, capsys):
     assert "\r" not in said
 
 
+@report("mlx-vlm#1337")
+def test_an_export_is_served_as_it_was_trained(folder):
+    """Its generation settings are the training's, not those of the checkpoint before."""
+    model, tokenizer = policy()
+    model.generation_config.update(top_k=20, top_p=0.8, temperature=0.7, repetition_penalty=1.1)
+    kit.export(model, tokenizer, folder, temperature=0.9, max_completion_tokens=6, proof=False)
+    said = json.loads((folder / "generation_config.json").read_text())
+    assert (said["do_sample"], said["temperature"], said["max_new_tokens"]) == (True, 0.9, 6)
+    assert (said.get("top_k", 0), said.get("top_p", 1.0), said.get("repetition_penalty", 1.0)) == (
+        0,
+        1.0,
+        1.0,
+    )
+
+
 @report("unsloth#764")
 def test_a_quantisation_that_is_not_made_here_is_refused(folder):
     with pytest.raises(ExportError, match="quant='q4_k_m' is none of format='gguf''s: f32, f16, bf16, q8_0"):
         kit.export(*policy(), folder, format="gguf", quant="q4_k_m")
+
+
+def test_the_docs_have_every_report_once_and_count_them():
+    text = (Path(__file__).parents[1] / "docs/what_others_ran_into.md").read_text(encoding="utf-8")
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| [")]
+    names = [cells[0].split("]")[0][3:] for cells in lines]
+    assert sorted(names) == sorted([*REPORTS, "PufferDrive#468"])
+    begins = {
+        "right": "right", "refused clearly": "refused", "silently wrong": "was silently", "raw error": "was a raw",
+        "unclear": "was unclear", "not supported": "not supported",
+    }  # fmt: skip
+    counted = {name: sum(cells[2].startswith(word) for cells in lines) for name, word in begins.items()}
+    told = re.findall(r"^\| ([a-z ]+) \| (\d+) \| (\d+) \|$", text, flags=re.M)
+    assert {name: int(number) for name, number, _ in told} == counted
+    assert sum(counted.values()) == sum(int(after) for *_, after in told) == len(lines)
