@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from grpo_kit.exports.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
     from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
+    from grpo_kit.lab.branch import branch, branches  # an exact what-if from a checkpoint; the tree of a run
     from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
 
@@ -93,7 +94,8 @@ __all__ = [
     "episodes", "audit_turns", "show_turns",
     "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder",
     "read_completions", "read_metrics",
-    "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "lab", "objectives",
+    "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "branch", "branches",
+    "lab", "objectives",
 ]  # fmt: skip
 
 _MODULES = {
@@ -131,6 +133,7 @@ _MODULES = {
     "exports.chat": ["chat"],
     "watch.run_card": ["model_card"],
     "preferences": ["sample"],
+    "lab.branch": ["branch", "branches"],
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

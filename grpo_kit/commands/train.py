@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_kit.commands import CommandEnds
 
 if TYPE_CHECKING:
-    from grpo_kit.commands.job import Job
+    from grpo_kit.lab.job import Job
     from grpo_kit.loop.processes import Processes
 
 BEFORE, AFTER, RESULTS, MODEL = "before.json", "after.json", "results.json", "model"
@@ -32,10 +32,10 @@ def train(arguments: Namespace) -> None:
     my_task.py has a line task = kit.tasks.from_rows(...). Ctrl-C ends the step, saves and says how to go on. While it
     trains, `grpo-kit watch runs/mine` follows it from another terminal. No run is overwritten.
     """
-    from grpo_kit.commands.job import OPTIONS, Job, settings_of
     from grpo_kit.cuda import own_device
     from grpo_kit.episodes.environment import EpisodeError
     from grpo_kit.hooks.watch_run import StoppedByFlag
+    from grpo_kit.lab.job import OPTIONS, Job, settings_of
     from grpo_kit.loop.processes import Processes
     from grpo_kit.record.files import next_run_folder, run_settings
     from grpo_kit.rewards import RewardError

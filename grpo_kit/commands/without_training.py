@@ -10,7 +10,7 @@ from grpo_kit.commands import CommandEnds
 from grpo_kit.commands.train import AFTER, BEFORE, MODEL
 
 if TYPE_CHECKING:
-    from grpo_kit.commands.job import Job
+    from grpo_kit.lab.job import Job
 
 
 def watch(arguments: Namespace) -> None:
@@ -72,8 +72,8 @@ def readiness(arguments: Namespace) -> None:
 
     The exit code is 0 for GO and 1 for CHANGE SOMETHING FIRST.
     """
-    from grpo_kit.commands.job import Job, settings_of
     from grpo_kit.evaluation.readiness import readiness
+    from grpo_kit.lab.job import Job, settings_of
 
     job = Job.asked(arguments.task, arguments.preset, settings_of(arguments.set))
     size, model = job.config.group_size, job.policy()
@@ -97,8 +97,8 @@ def chat(arguments: Namespace) -> None:
       grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
       grpo-kit chat smollm2-135m-instruct --task largest
     """
-    from grpo_kit.commands.job import Job
     from grpo_kit.exports.chat import chat
+    from grpo_kit.lab.job import Job
     from grpo_kit.record.files import has_metrics, run_settings
 
     model, task, base = (arguments.model,), None, None
@@ -153,7 +153,7 @@ def export(arguments: Namespace) -> None:
 
 def _trained(run: str, task: str | None) -> tuple[Job, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
-    from grpo_kit.commands.job import Job, model_in
+    from grpo_kit.lab.job import Job, model_in
 
     job, (place, what) = Job.of_run(Path(run), task), model_in(Path(run))
     print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)

@@ -1,4 +1,4 @@
-"""Fast ways through a step, for the decoders that grpo_kit.models.MODEL_TYPES names: same numbers, less work.
+"""Fast ways through a step, for decoders whose only state is keys and values: same numbers, less work.
 
 engine_sample.py   completions by grpo_kit.rollout's engine: shared prompts, one batch, graphs on a card
 packed_update.py   log-probabilities and gradients of a step's completions as one tree of shared prefixes

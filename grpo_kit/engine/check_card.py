@@ -7,13 +7,9 @@ way on the same rows, moved to other positions. Where that rounding alone would 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,42 +22,23 @@ from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models.gguf_reader import cache_folder
-from grpo_kit.models.model_facts import base_model, hardware
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.optim.check_adamw import MOST, beside_adamw
 from grpo_kit.optim.choose import choose_optimizer
-from grpo_kit.record.files import write_whole
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.compare_logprobs import SHIFT, gap, limits
-from grpo_kit.version import __version__
-
-FILE = "checked_cards.json"
-_TOKENS, _PROMPTS, _GROUP = 12, (9, 14), 2
-_WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
-_CANNOT_TELL = (
-    0.4  # a limit above this, in nats or as a share of the gradient, would let a wrong mask through
+from grpo_kit.rollout.first_use import (
+    GROUP,
+    TOKENS,
+    Finding,
+    evaluating,
+    guarded,
+    judged,
+    random_prompts,
+    remembered,
 )
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One part beside its plain way. outcome: "equal", "differs", "cannot tell" or "failed".
-
-    apart: nats a token of the worst completion (engine), the norm of the difference by the gradient's norm (update), or
-    by the norm of AdamW's change (optimizer; torch's own AdamW is not compared with itself).
-    most: what two right ways may be apart. why: what failed, or what hides a difference.
-    """
-
-    part: str
-    outcome: str
-    apart: float = math.nan
-    most: float = math.nan
-    why: str = ""
-
-    def __str__(self) -> str:
-        if self.outcome in ("equal", "differs"):
-            return f"{self.part}: {self.outcome} (off by {self.apart:.2g}, at most {self.most:.2g})"
-        return f"{self.part}: {self.outcome} ({self.why})"
+_WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
 
 
 def check_card(model: Any, config: Config | None = None) -> list[Finding]:
@@ -76,16 +53,16 @@ def check_card(model: Any, config: Config | None = None) -> list[Finding]:
     found = []
     with _as_it_was(model):
         how = GenerationConfig(
-            max_new_tokens=_TOKENS, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
+            max_new_tokens=TOKENS, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
         )
         batch = _random_batch(model)
         if RolloutEngine.unsupported(model, how) is None:
-            found.append(_guarded("engine", lambda: _engine(model, config, how, batch)))
+            found.append(guarded("engine", lambda: _engine(model, config, how, batch)))
         if why_not_packed(model) is None:
-            found.append(_guarded("packed update", lambda: _update(model, config, batch)))
+            found.append(guarded("packed update", lambda: _update(model, config, batch)))
         name = choose_optimizer(config.optimizer, model)
         if name != "adamw":
-            found.append(_guarded("optimizer", lambda: _optimizer(model, name)))
+            found.append(guarded("optimizer", lambda: _optimizer(model, name)))
     return found
 
 
@@ -94,45 +71,7 @@ def checked(model: Any, config: Config, folder: Path | None = None) -> list[Find
 
     folder: of the cache; default GRPO_KIT_CACHE. A cache that cannot be read or written is done without.
     """
-    path = (cache_folder() if folder is None else folder) / FILE
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    key = _key(model, config)
-    if key not in known:
-        known[key] = [asdict(finding) for finding in check_card(model, config)]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, (json.dumps(known, indent=1) + "\n").encode())
-        except OSError:
-            pass
-    return [Finding(**finding) for finding in known[key]]
-
-
-def _key(model: Any, config: Config) -> str:
-    base = base_model(model)
-    kinds = sorted({str(p.dtype) for p in model.parameters()})
-    facts = [hardware(), base.config.model_type, kinds, base.config._attn_implementation, config.autocast]
-    facts += [config.optimizer]
-    facts += [version(name) for name in ("torch", "transformers", "peft")] + [__version__]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {facts[0]}, {facts[1]}"
-
-
-def _guarded(part: str, work: Any) -> Finding:
-    try:
-        return work()
-    except Exception as error:  # of a kernel, a driver, a compiler: any
-        first = next(iter(str(error).splitlines()), "")
-        return Finding(part, "failed", why=f"{type(error).__name__}: {first}")
-
-
-def _judged(part: str, apart: float, rounding: float, least: float) -> Finding:
-    most = max(least, 2.5 * rounding)
-    if apart <= most and most > _CANNOT_TELL:
-        why = f"rounding alone is {rounding:.2g}, so that off by {apart:.2g} says nothing"
-        return Finding(part, "cannot tell", apart, most, why)
-    return Finding(part, "equal" if apart <= most else "differs", apart, most)
+    return remembered(lambda: check_card(model, config), model, [config.autocast, config.optimizer], folder)
 
 
 def _engine(model: Any, config: Config, how: GenerationConfig, batch: Batch) -> Finding:
@@ -149,11 +88,11 @@ def _engine(model: Any, config: Config, how: GenerationConfig, batch: Batch) -> 
         [row[: len(one)] for row, one in zip(table, found, strict=True)] for table in (plain, moved)
     )
     least = limits(model, autocast=config.autocast != "none").logprobs
-    return _judged("engine", gap(found, wanted), gap(others, wanted), least)
+    return judged("engine", gap(found, wanted), gap(others, wanted), least)
 
 
 def _update(model: Any, config: Config, batch: Batch) -> Finding:
-    plain = Config(autocast=config.autocast, max_completion_tokens=_TOKENS)
+    plain = Config(autocast=config.autocast, max_completion_tokens=TOKENS)
 
     def gradient(update: Any) -> list[torch.Tensor]:
         model.zero_grad(set_to_none=True)
@@ -166,7 +105,7 @@ def _update(model: Any, config: Config, batch: Batch) -> Finding:
     wanted = gradient(PaddedUpdate(plain))
     rounding = _relative(gradient(PaddedUpdate(plain, shift=SHIFT)), wanted)
     least = limits(model, autocast=config.autocast != "none").gradient
-    return _judged("packed update", _relative(gradient(PackedUpdate(model, plain)), wanted), rounding, least)
+    return judged("packed update", _relative(gradient(PackedUpdate(model, plain)), wanted), rounding, least)
 
 
 def _optimizer(model: Any, name: str) -> Finding:
@@ -176,7 +115,7 @@ def _optimizer(model: Any, name: str) -> Finding:
     draw = torch.Generator().manual_seed(0)
     gradients = [(1e-3 * torch.randn(len(w), generator=draw)).to(w) for w in weights]
     how = {"learning_rate": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": [0.1, 0.0]}
-    return _judged("optimizer", beside_adamw(name, weights, gradients, **how), 0.0, MOST)
+    return judged("optimizer", beside_adamw(name, weights, gradients, **how), 0.0, MOST)
 
 
 def _relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
@@ -187,19 +126,13 @@ def _relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> 
 
 
 def _random_batch(model: Any) -> Batch:
-    """Two groups of two on random tokens: what rows share, and what lies between groups, are both there."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = base_model(model).config.vocab_size
-
-    def draw(count: int) -> list[int]:
-        return torch.randint(vocabulary, (count,), generator=generator).tolist()
-
-    prompts = [prompt for prompt in map(draw, _PROMPTS) for _ in range(_GROUP)]
+    """Prompts of two groups of two; their completions are random until the engine has written some."""
+    generator, prompts = torch.Generator().manual_seed(1), random_prompts(model)
     return Batch(
         rows=[{}] * len(prompts),
-        groups=[i // _GROUP for i in range(len(prompts))],
+        groups=[i // GROUP for i in range(len(prompts))],
         prompt_ids=prompts,
-        completion_ids=[draw(_TOKENS) for _ in prompts],
+        completion_ids=torch.randint(token_rows(model), (len(prompts), TOKENS), generator=generator).tolist(),
         completions=[""] * len(prompts),
         cut_off=[True] * len(prompts),
         advantages=[1.0, -1.0] * (len(prompts) // 2),
@@ -209,13 +142,9 @@ def _random_batch(model: Any) -> Batch:
 @contextmanager
 def _as_it_was(model: Any) -> Iterator[None]:
     """No dropout and no gradients inside; modes and random numbers are as before afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
     device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        model.eval()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), evaluating(model):
         try:
             yield
         finally:
             model.zero_grad(set_to_none=True)
-            for module, training in modes:
-                module.training = training

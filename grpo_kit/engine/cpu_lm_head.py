@@ -17,11 +17,14 @@ _KEPT_OF_FREE = 0.25  # of free memory, what kept probabilities may take
 
 
 class _Head(torch.autograd.Function):
-    """hidden (S, hidden), weight (V, hidden), labels (S,) -> their log-probabilities and the entropies, (S,) each."""
+    """hidden (S, hidden), weight (V, hidden), labels (S,) -> their log-probabilities and the entropies, (S,) each.
+
+    Of the first `vocabulary` rows of weight; the others have no probability.
+    """
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, scale: float):
-        count, vocabulary = len(hidden), len(weight)
+    def forward(ctx, hidden, weight, labels, scale: float, vocabulary: int):
+        count, matrix = len(hidden), weight[:vocabulary]
         logprobs, entropies = torch.empty(count), torch.empty(count)
         room = int(_KEPT_OF_FREE * free_bytes(hidden.device)) // (4 * vocabulary) // _TILE * _TILE
         kept = torch.empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
@@ -29,7 +32,7 @@ class _Head(torch.autograd.Function):
         scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
         for begin in range(0, count, _TILE):
             rows = slice(begin, min(begin + _TILE, count))
-            logits = _logits(hidden[rows], weight, scale, tile)
+            logits = _logits(hidden[rows], matrix, scale, tile)
             probs = torch.softmax(
                 logits, dim=-1, out=kept[rows] if begin < len(kept) else scratch[: len(logits)]
             )
@@ -39,16 +42,16 @@ class _Head(torch.autograd.Function):
             entropies[rows] = normaliser - torch.linalg.vecdot(probs, logits)
             logprobs[rows] = logits.gather(1, labels[rows, None])[:, 0] - normaliser
         ctx.save_for_backward(hidden, labels, entropies)
-        ctx.weight, ctx.kept, ctx.scale = weight, kept, scale
+        ctx.weight, ctx.matrix, ctx.kept, ctx.scale = weight, matrix, kept, scale
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx, by_logprob, by_entropy):
         hidden, labels, entropies = ctx.saved_tensors
-        weight, kept, scale = ctx.weight, ctx.kept, ctx.scale
+        weight, matrix, kept, scale = ctx.weight, ctx.matrix, ctx.kept, ctx.scale
         # Written over below, and not held any longer than that; a second time it is computed again.
-        ctx.kept = kept.new_empty(0, len(weight))
+        ctx.kept = kept.new_empty(0, len(matrix))
         if by_logprob is None:
             by_logprob = torch.zeros_like(entropies)
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -62,7 +65,7 @@ class _Head(torch.autograd.Function):
             if begin < len(kept):
                 probs = kept
             else:
-                logits = _logits(hidden[rows], weight, scale, torch.empty(rows.stop - begin, len(weight)))
+                logits = _logits(hidden[rows], matrix, scale, torch.empty(rows.stop - begin, len(matrix)))
                 probs = torch.softmax(logits, dim=-1)
             factor = by_logprob[rows, None]
             if by_entropy is not None:
@@ -74,11 +77,11 @@ class _Head(torch.autograd.Function):
             if scale != 1:
                 by_logits.mul_(scale)
             if by_hidden is not None:
-                torch.mm(by_logits, weight, out=by_hidden[rows])
+                torch.mm(by_logits, matrix, out=by_hidden[rows])
             if by_weight is not None:
                 by_weight.add_product(by_logits, hidden[rows])
             begin = rows.stop
-        return by_hidden, by_weight and by_weight.result(), None, None
+        return by_hidden, by_weight and by_weight.result(), None, None, None
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: float, tile: torch.Tensor) -> torch.Tensor:
@@ -118,12 +121,15 @@ class GradientSum:
         self._apart: torch.Tensor | None = None
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Adds left^T @ right; left (S, rows), right (S, columns)."""
-        held = self._held()
-        if held is None:
+        """Adds left^T @ right to the first rows; left (S, rows), right (S, columns)."""
+        rows, held = left.size(1), self._held()
+        if held is None and rows == len(self.parameter):
             self._hold(left.t() @ right)
+        elif held is None:
+            self._hold(torch.zeros_like(self.parameter))
+            self.add_product(left, right)
         else:
-            held.addmm_(left.t(), right)
+            held[:rows].addmm_(left.t(), right)
 
     def add_rows(self, places: torch.Tensor, rows: torch.Tensor) -> None:
         """Adds rows (S, columns) at these places (S,)."""
@@ -153,10 +159,13 @@ def usable_head(head: torch.nn.Module, hidden: torch.Tensor) -> bool:
 
 
 def head_logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: float
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: float, rows: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of labels (S,) and entropies (S,) of softmax(scale * hidden @ weight^T)."""
-    return _Head.apply(hidden, weight, labels, float(scale))
+    """Log-probabilities of labels (S,) and entropies (S,) of softmax(scale * hidden @ weight^T).
+
+    rows: of weight, that have a probability; None: all.
+    """
+    return _Head.apply(hidden, weight, labels, float(scale), len(weight) if rows is None else rows)
 
 
 def usable(*tensors: torch.Tensor) -> bool:

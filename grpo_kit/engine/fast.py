@@ -20,6 +20,7 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.free import free_bytes
+from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.rollout import RolloutEngine
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
@@ -64,8 +65,10 @@ def fast(model: Any, config: Config) -> Seams:
         min_p=config.min_p or None, repetition_penalty=config.repetition_penalty,
     )  # fmt: skip
     no_engine, no_packing = RolloutEngine.unsupported(model, how), why_not_packed(model)
-    if cuda.may_fail(device):
-        off = {one.part: str(one) for one in checked(model, config) if one.outcome in ("differs", "failed")}
+    tested = is_tested(model)
+    if cuda.may_fail(device) or not (tested or no_packing):
+        wrong = ("differs", "failed") if tested else ("differs", "failed", "cannot tell")
+        off = {one.part: str(one) for one in checked(model, config) if one.outcome in wrong}
         no_engine, no_packing = no_engine or off.get("engine"), no_packing or off.get("packed update")
         if "optimizer" in off:
             print(

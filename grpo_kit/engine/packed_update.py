@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine.cpu_lm_head import embed, head_logprobs, usable_head
+from grpo_kit.engine.packed_attention import PackedMasks
 from grpo_kit.engine.packing import FLEX_BLOCK, PackedBatch, Row, make_chunks, pack_rows
 from grpo_kit.engine.update_memory import UpdateMemory
 from grpo_kit.loop.grpo_config import Config
@@ -21,7 +22,10 @@ from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.memory.activations import HEAD_TILE
+from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.own_head import head_of
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.tree_attention import NAME as TREE
 
 
@@ -83,7 +87,7 @@ class PackedUpdate:
         with autocast(self.config, self.memory.device):
             embedded = embed(base.get_input_embeddings(), packed.input_ids)
             inputs = {"input_ids": packed.input_ids} if embedded is None else {"inputs_embeds": embedded}
-            hidden = base.model(
+            hidden = base.get_decoder()(
                 **inputs, **self._mask(packed), position_ids=packed.position_ids, use_cache=False
             ).last_hidden_state[0]
             scored = (packed.labels[0] != -100).nonzero().squeeze(1)
@@ -94,16 +98,18 @@ class PackedUpdate:
         """Who sees whom, in the words of the attention that computes it."""
         if self.memory.attention == TREE:
             return {"tree": packed.plan(), "attention_mask": None}
+        if self.memory.by_layer:
+            return {"masks": PackedMasks(packed, self.memory.attention), "attention_mask": None}
         flex = self.memory.attention == "flex_attention"
         return {"attention_mask": packed.block_mask() if flex else packed.dense_mask()}
 
     def _head(self, base: Any, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""
         head = base.get_output_embeddings()
-        if usable_head(head, hidden):
-            return head_logprobs(hidden, head.weight, labels, 1 / temperature)
+        if is_tested(base) and usable_head(head, hidden):
+            return head_logprobs(hidden, head.weight, labels, 1 / temperature, token_rows(base))
         return tiled_logprobs(
-            head, hidden, labels, temperature, entropy_gradient=self.config.entropy_bonus > 0
+            head_of(base), hidden, labels, temperature, entropy_gradient=self.config.entropy_bonus > 0
         )
 
 

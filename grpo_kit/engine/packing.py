@@ -6,7 +6,7 @@ all prompts of a task begin with B*G times. Here the rows of a step are one row 
 up to rounding.
 
 Three ways of attention: rectangles (CPU), a block mask (FlexAttention, CUDA), a dense mask (SDPA, anywhere).
-Text-only decoders with full causal attention.
+Decoders whose only state is keys and values; layers may see a sliding window (packed_attention.py).
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from grpo_kit.models.model_facts import MODEL_TYPES, base_model
+from grpo_kit.models.model_facts import base_model
+from grpo_kit.rollout.supported_models import shared_problem
 from grpo_kit.rollout.tree import PrefixTree, build_tree, common_length
 from grpo_kit.rollout.tree_attention import TreePlan
-from grpo_kit.unsloth import replaced_layers
 
 _ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2")
 FLEX_BLOCK = 128  # FlexAttention's block; the row is padded to a multiple of it
@@ -49,17 +48,21 @@ class PackedBatch:
     length: torch.Tensor
     tree: PrefixTree
 
-    def dense_mask(self) -> torch.Tensor:
-        """bool (1, 1, L, L), True where a query (row) may see a key (column)."""
+    def dense_mask(self, window: int | None = None) -> torch.Tensor:
+        """bool (1, 1, L, L), True where a query (row) may see a key (column). window: tokens that a query sees."""
         order = torch.arange(len(self.end), device=self.end.device)
-        return ((order <= order[:, None]) & (order[:, None] < self.end))[None, None]
+        sees = (order <= order[:, None]) & (order[:, None] < self.end)
+        if window is not None:
+            sees &= self.position_ids.mT - self.position_ids < window
+        return sees[None, None]
 
-    def block_mask(self) -> BlockMask:
+    def block_mask(self, window: int | None = None) -> BlockMask:
         """The same mask for FlexAttention, which skips blocks that no query sees."""
-        end, length = self.end, len(self.end)
+        end, place, length = self.end, self.position_ids[0], len(self.end)
 
         def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            return (k <= q) & (q < end[k])
+            continues = (k <= q) & (q < end[k])
+            return continues if window is None else continues & (place[q] - place[k] < window)
 
         return create_block_mask(sees, None, None, length, length, device=str(end.device))
 
@@ -78,22 +81,11 @@ class PackedBatch:
 
 
 def why_not_packed(model: Any) -> str | None:
-    """None if this model can be computed packed, else one sentence that says why not.
-
-    A known decoder with full causal attention, whose layers nobody replaced.
-    """
+    """None if this model can be computed packed, else one sentence that says why not."""
     config = base_model(model).config
-    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
-        return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"
-    if config.model_type not in MODEL_TYPES:
-        return f"model_type {config.model_type!r} is not one of {', '.join(MODEL_TYPES)}"
-    if replaced := replaced_layers(model):
-        return f"Unsloth replaced its {replaced}"
     if config._attn_implementation not in _ATTENTIONS:
         return f"attention {config._attn_implementation!r} is not one of {', '.join(_ATTENTIONS)}"
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
-        return "some of its layers see a sliding window only"
-    return None
+    return shared_problem(model)
 
 
 def _positions(rows: Sequence[Row], order: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,9 +15,11 @@ import torch
 from peft import PeftModel
 from torch.utils.checkpoint import checkpoint
 
+from grpo_kit.engine.packed_attention import NAME as PACKED
 from grpo_kit.engine.packing import Row
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
+from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.tree import tree_tokens
@@ -45,7 +47,7 @@ class UpdateMemory:
     checkpointed_layers: the first so many layers
     compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
     (CPU), or "sdpa" under a dense mask.
-    compute_itemsize: bytes a number under autocast, None without it.
+    compute_itemsize: bytes a number under autocast, None without it. by_layer: see packed_attention.py.
     """
 
     def __init__(
@@ -53,6 +55,9 @@ class UpdateMemory:
     ) -> None:
         self.model, self.device, self.compute_itemsize = model, device, compute_itemsize
         self.attention = _attention(model, device)
+        self.by_layer = self.attention != TREE and not is_tested(
+            model
+        )  # layers may have windows, soft caps, sinks
         self.chunk_tokens: int | None = None
         self.checkpointed_layers = 0
         self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
@@ -96,7 +101,9 @@ class UpdateMemory:
         """
         config = base_model(model).config
         before = config._attn_implementation
-        if self.attention != "sdpa" or before not in ("sdpa", "eager"):
+        if self.by_layer:
+            config._attn_implementation = PACKED
+        elif self.attention != "sdpa" or before not in ("sdpa", "eager"):
             config._attn_implementation = self.attention
         limits = {"recompile_limit": _SHAPES, "fail_on_recompile_limit_hit": True}
         flex = self.attention == "flex_attention"
@@ -197,7 +204,7 @@ class UpdateMemory:
         return sum(p.numel() * p.element_size() for p in trained)
 
     def _layers(self) -> list[Any]:
-        return list(base_model(self.model).model.layers)
+        return list(base_model(self.model).get_decoder().layers)
 
 
 def _tell_of_flex(error: Exception) -> None:

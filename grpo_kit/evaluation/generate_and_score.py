@@ -33,7 +33,6 @@ from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import Scores, totals
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
-from grpo_kit.rollout.supported_models import unsupported
 from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag
 from grpo_kit.tasks.right import PaidInFull, full_pay, leniently_right
 
@@ -312,7 +311,7 @@ def _told(what: str, progress: Progress | None) -> Any:
 def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
     sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
     free = free_bytes(next(model.parameters()).device)
-    if unsupported(model, GenerationConfig()):  # then transformers decodes: too many rows fail
+    if RolloutEngine.unsupported(model, GenerationConfig()):  # then transformers decodes: too many rows fail
         return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
     return rows_at_once(model, free, samples=max(1, samples), **sizes)
 

@@ -36,6 +36,7 @@ from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models.model_facts import model_name
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.version import __version__
 
@@ -116,6 +117,7 @@ def export(
     trainer = model if isinstance(model, GRPOTrainer) else None
     if trainer is not None:
         model, run = trainer.model, run or trainer.folder
+    close_rows(model, tokenizer)
     stored = _checked(model, tokenizer, format, quant)
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -19,6 +19,7 @@ from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.exports.template import Prompting, trained_ids
 from grpo_kit.memory.free import free_bytes
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.complete import Completion, complete
 
 if TYPE_CHECKING:
@@ -208,7 +209,8 @@ def _scores(model: PreTrainedModel, prompt: list[int], made: list[int]) -> torch
     try:
         with torch.no_grad():
             ids = torch.tensor([[*prompt, *made]], device=next(model.parameters()).device)
-            return model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1).cpu()
+            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : token_rows(model)]
+            return logits.float().log_softmax(-1).cpu()
     finally:
         model.train(was)
 
@@ -218,6 +220,7 @@ def _apart(ours: list, theirs: list, scored: list) -> dict[str, float]:
     if not ours:
         return {"kl": 0.0, "largest": 0.0, "mean": 0.0, "widest": 0.0, "agreement": 1.0}
     one, other = torch.cat(ours), torch.cat(theirs)
+    other = other[:, : one.size(1)]  # an adapter's base has its rows without tokens still, closed
     written = torch.tensor([token for _, made in scored for token in made])[:, None]
     apart = (one - other).abs()
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> floa
         return None
     base, moved, numbers = _without_adapters(base_model(model)), 0, 0
     after = merged.state_dict()
-    for name in (f"{name}.weight" for name in _adapted(base_model(model))):
+    for name in _adapted(base_model(model)):
         one, other = base[name].float().cpu().to(dtype), after[name].to(dtype)
         moved += int((one != other).sum())
         numbers += one.numel()
@@ -167,7 +168,7 @@ def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
     for name, tensor in base.state_dict().items():
         if any(part in name for part in _NOT_THE_BASES) or name.endswith((".absmax", ".quant_map")):
             continue
-        state[name.replace(".base_layer.", ".").replace(".original_module.", ".")] = tensor.detach()
+        state[re.sub(r"(\.base_layer)+\.", ".", name).replace(".original_module.", ".")] = tensor.detach()
     for name, module in base.named_modules():
         weight = getattr(module, "weight", None)
         if getattr(weight, "quant_state", None) is not None:
@@ -181,8 +182,11 @@ def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _adapted(base: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """The layers under adapters, by name."""
+    """The layers under adapters, by the name of the weight; experts have several, each under its own."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {name: m for name, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
-    return {name: layer.get_base_layer() for name, layer in layers.items()}
+    return {
+        f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}": layer.get_base_layer()
+        for name, layer in layers.items()
+    }

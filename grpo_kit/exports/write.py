@@ -13,6 +13,7 @@ from grpo_kit.exports.ollama import modelfile
 from grpo_kit.exports.template import ExportError, Prompting
 from grpo_kit.exports.weights import STORED, save_adapter, share_moved, stored_as, whole_model
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models.token_rows import token_rows
 
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 _BESIDE = 50 * 10**6  # bytes of tokenizer and config
@@ -44,6 +45,8 @@ def write_files(
             notes.append(
                 f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
             )
+        if (rows := token_rows(model)) < token_rows(whole):  # whoever serves it must not sample the others
+            whole.resize_token_embeddings(rows)
         if format == "gguf":
             file = f"{name}-{stored}.gguf"
             write_gguf(

@@ -18,6 +18,7 @@ from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import grpo
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.watch.monitor import OnFlag
 
@@ -55,6 +56,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
             raise ValueError(
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
             )
+        close_rows(model, tokenizer)
         seams = fast_for(model, task, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -95,9 +96,12 @@ class PaddedUpdate:
         ids = torch.cat([ids, padded(completions, width, device)], 1)
         inside = padded([[1] * len(tokens) for tokens in completions], width, device)
         mask = torch.cat([mask, inside], 1)
+        # Padding takes no positions: where they are absolute (GPT-2), it would move the others.
+        places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0) + self._shift}
+        places = places if {*places} <= {*inspect.signature(base_model(model).forward).parameters} else {}
         with autocast(self.config, device):
             logits = model(
-                input_ids=ids, attention_mask=mask, logits_to_keep=width + 1, use_cache=False
+                input_ids=ids, attention_mask=mask, logits_to_keep=width + 1, use_cache=False, **places
             ).logits
         table = torch.log_softmax(logits[:, -width - 1 : -1].float() / temperature, dim=-1)  # (n, T, V)
         logprobs = table.gather(-1, ids[:, -width:, None]).squeeze(-1)

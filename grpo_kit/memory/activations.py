@@ -24,6 +24,9 @@ USED_OF_FREE = 0.9  # the rest: the allocator's fragmentation and kernels' works
 HEAD_TILE = 1024  # scored tokens whose logits, over the whole vocabulary, are there at once
 _TILE_COPIES = 3  # of them in float32: log-probabilities, probabilities, their product
 _FLOAT = 4  # bytes of a float32
+_NEEDED = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads"
+)  # fmt: skip
 
 
 class ChunkBytes(NamedTuple):
@@ -39,18 +42,29 @@ class ChunkBytes(NamedTuple):
     moment: str
 
 
+def has_sizes(config: PretrainedConfig) -> bool:
+    """Does a config name the sizes that the estimates are made of? Of types that are not tested they are rougher."""
+    return all(isinstance(getattr(config.get_text_config(), name, None), int) for name in _NEEDED)
+
+
 class _Sizes:
     """The numbers of an architecture that determine its bytes."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         config = config.get_text_config()
-        check_choice("config.model_type", config.model_type, MODEL_TYPES)
+        if not has_sizes(config):
+            check_choice("config.model_type", config.model_type, MODEL_TYPES)
         self.hidden, self.mlp = config.hidden_size, config.intermediate_size
+        if experts := getattr(config, "num_experts_per_tok", None):
+            self.mlp = experts * (getattr(config, "moe_intermediate_size", None) or self.mlp)
         self.layers, self.vocabulary = config.num_hidden_layers, config.vocab_size
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or self.hidden // self.heads
         self.query, self.key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.tied, self.query_key_norm = bool(config.tie_word_embeddings), config.model_type == "qwen3"
+        self.tied, self.query_key_norm = (
+            bool(config.tie_word_embeddings),
+            config.model_type not in ("llama", "qwen2"),
+        )
 
     @property
     def layer_weights(self) -> int:

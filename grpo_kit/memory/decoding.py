@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from grpo_kit.memory.activations import USED_OF_FREE
-from grpo_kit.models.model_facts import MODEL_TYPES, base_model
+from grpo_kit.memory.activations import USED_OF_FREE, has_sizes
+from grpo_kit.models.model_facts import base_model
 
 # Most rows of a batch. CPU: SmolLM2-135M on 2 cores, where 32 took a fifth longer and 128 and 256 were not clearly
 # faster. A card is bound by launches, so more rows cost little: an estimate, not measured.
@@ -59,10 +59,10 @@ def rows_at_once(
 
     On a card the number is one that the engine need not pad.
     prompt_tokens: of the longest prompt. samples: completions a prompt, which share its keys and values if all of
-    them are in one batch. Models of an unknown architecture get UNKNOWN_ROWS.
+    them are in one batch. Models whose config does not name their sizes get UNKNOWN_ROWS.
     """
     base = base_model(model)
-    if base.config.get_text_config().model_type not in MODEL_TYPES:
+    if not has_sizes(base.config):
         return UNKNOWN_ROWS
 
     card = base.device.type == "cuda"

@@ -29,6 +29,7 @@ from grpo_kit.models.card_memory import stay_on_the_card
 from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
 from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.models.model_facts import describe
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.unsloth import warn_if_late
 
 TINY = "tiny-random"
@@ -86,6 +87,7 @@ def load_policy(
     model, tokenizer = _load(name, kwargs, tuning)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    close_rows(model, tokenizer)
     if tuning != "full" and not hasattr(model, "peft_config"):
         model = add_adapters(model, tuning, lora or {}, seed)
     elif lora and tuning != "full":

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from grpo_kit.cuda import has_bf16
 
-# Decoders known to engine, update and memory plan: causal attention, rotary positions, no scaling of logits.
+# Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 

@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "grpo_kit_shared_prefix"
+# Of keys outside a window. Not -inf: where a part holds no key inside, its softmax must stay finite.
+OUTSIDE = -1e30
 
 
 def attend(
@@ -24,17 +26,26 @@ def attend(
     value: torch.Tensor,
     scale: float,
     bias: torch.Tensor | None = None,
+    *,
+    softcap: float | None = None,
+    windowed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and the log-sum-exp of its scores, from plain products.
 
     query (B, H, M, D); key, value (B, H, N, D) of the same dtype; bias broadcasts to (B, H, M, N), added to the
-    scaled scores, 0 or -inf, 0 for the first key. Returns float32 (B, H, M, D) and (B, H, M).
+    scaled scores, 0 or -inf; 0 for the first key, unless windowed: then OUTSIDE or 0 for some key.
+    softcap: scaled scores become softcap * tanh(score / softcap). Returns float32 (B, H, M, D) and (B, H, M).
     Written for few kernels: torch's logsumexp alone would be nine.
     """
     scores = float32_product(query, key.transpose(-1, -2))  # (B, H, M, N)
+    if softcap is not None:
+        scores, scale = torch.tanh(scores * (scale / softcap)), softcap
     scores = scores * scale if bias is None else torch.add(bias, scores, alpha=scale)
     logs = torch.log_softmax(scores, dim=-1)
-    lse = scores[..., 0] - logs[..., 0]
+    if windowed:  # of a first key outside both are too large to subtract
+        lse = scores.amax(-1) - logs.amax(-1)
+    else:
+        lse = scores[..., 0] - logs[..., 0]
     return float32_product(logs.exp_().to(value.dtype), value), lse
 
 
@@ -51,10 +62,20 @@ def attend_fused(
     )
 
 
-def join(first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Attention over the keys of both parts, float32; a part is (..., D) and its log-sum-exp (...)."""
+def join(
+    first: tuple[torch.Tensor, torch.Tensor],
+    second: tuple[torch.Tensor, torch.Tensor],
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention over the keys of both parts, float32; a part is (..., D) and its log-sum-exp (...).
+
+    sinks: scores of one more key, whose value is 0; broadcasts to (...).
+    """
     share = torch.sigmoid(second[1] - first[1])[..., None]
-    return torch.lerp(first[0].float(), second[0].float(), share)
+    joined = torch.lerp(first[0].float(), second[0].float(), share)
+    if sinks is None:
+        return joined
+    return joined * torch.sigmoid(torch.logaddexp(first[1], second[1]) - sinks)[..., None]
 
 
 def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -74,10 +95,14 @@ def _forward(
     scaling: float,
     *,
     slots: Any,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers calls this in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); `slots` holds keys and values."""
-    return slots.attend(query, module.layer_idx, scaling), None
+    how = {"window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    return slots.attend(query, module.layer_idx, scaling, **how), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)

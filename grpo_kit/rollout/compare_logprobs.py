@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 
 from grpo_kit.models.model_facts import base_model
-
-if TYPE_CHECKING:
-    from grpo_kit.rollout.engine import Rollouts
 
 _PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
 
@@ -93,26 +90,36 @@ def due(model: Any) -> bool:
 
 
 @torch.no_grad()
-def engine_differs(
-    model: Any, prompts: Sequence[list[int]], made: Rollouts, temperature: float
-) -> str | None:
+def engine_differs(model: Any, prompts: Sequence[list[int]], made: Any, temperature: float) -> str | None:
     """None if the engine's log-probabilities equal the plain model's on a few rows, which settles it; else in words.
 
     temperature: the divisor of the logits; 1 if decoding was greedy.
     """
-    rows = few(list(map(tuple, prompts)), list(map(len, made.completion_ids)))
-    pairs = [(prompts[i], made.completion_ids[i]) for i in rows]
     try:
-        wanted = [_plain(model, *pair, temperature) for pair in pairs]
-        moved = [_plain(model, *pair, temperature, shift=SHIFT) for pair in pairs]
+        apart, rounding, least = compared(model, prompts, made, temperature)
     except Exception:  # no evidence about the engine; the next completions are checked
         return None
-    apart = gap([torch.tensor(made.policy_logprobs[i]) for i in rows], wanted)
-    most = limits(model).beside(gap(moved, wanted)).logprobs
-    if finite(wanted) and not apart <= most:
-        return f"{len(rows)} completions computed both ways: logprobs off by {apart:.2g}, at most {most:g}"
+    most = max(least, _ROUNDING * rounding)
+    if math.isfinite(rounding) and not apart <= most:
+        return f"completions computed both ways: logprobs off by {apart:.2g}, at most {most:g}"
     _agrees.add(base_model(model))
     return None
+
+
+@torch.no_grad()
+def compared(
+    model: Any, prompts: Sequence[list[int]], made: Any, temperature: float
+) -> tuple[float, float, float]:
+    """Nats a token: how far the engine is from the plain model on a few rows, how far moved rows are, the limit.
+
+    made: the engine's Rollouts.
+    """
+    rows = few(list(map(tuple, prompts)), list(map(len, made.completion_ids)))
+    pairs = [(prompts[i], made.completion_ids[i]) for i in rows]
+    wanted = [_plain(model, *pair, temperature) for pair in pairs]
+    moved = [_plain(model, *pair, temperature, shift=SHIFT) for pair in pairs]
+    apart = gap([torch.tensor(made.policy_logprobs[i]) for i in rows], wanted)
+    return apart, gap(moved, wanted), limits(model).logprobs
 
 
 def _plain(

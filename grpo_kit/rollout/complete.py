@@ -22,9 +22,10 @@ from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
+from grpo_kit.models.token_rows import close_rows
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.supported_models import engine_failed, unsupported
+from grpo_kit.rollout.supported_models import engine_failed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -87,6 +88,7 @@ def complete(
         )
     if not prompts:
         return []
+    close_rows(model, tokenizer)
     texts = isinstance(prompts[0], str)
     # Texts with the default special tokens.
     ids = tokenizer(list(prompts))["input_ids"] if texts else [list(prompt) for prompt in prompts]
@@ -123,11 +125,11 @@ def _decoder(
 ) -> Callable[..., list[list[int]]]:
     """f(prompts, their row numbers) -> the completion tokens of each."""
     keep = engine is not None
-    if engine is None and not unsupported(model, config):
+    if engine is None and not RolloutEngine.unsupported(model, config):
         engine = RolloutEngine(model)
 
     def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
-        if engine is None or unsupported(model, config):
+        if engine is None or RolloutEngine.unsupported(model, config):
             return generate(prompts)
         first = cuda.may_fail(next(model.parameters()).device) and due(model)
         try:

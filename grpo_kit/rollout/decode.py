@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from grpo_kit.models.own_head import head_of
 from grpo_kit.models.renamed import cache_name
+from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.attention import attention_over_slots
 from grpo_kit.rollout.cpu_matmul import padded_rows
 from grpo_kit.rollout.fused_layers import FusedLayers
@@ -75,6 +77,7 @@ class Decoder:
         self._tokens = {"prefill": 0, "decode": 0}
         self._layers = None if self.bucketed else plain_layers(self.base)
         self._take_up_fused()
+        self._head = head_of(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
         first_logits = self._prefill(groups, limit, keep)  # (P, V)
         self._wait()
@@ -124,7 +127,7 @@ class Decoder:
             # Padded on the right: causal attention hides the padding, and no mask is needed.
             ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in part], device=self.device)
             self._tokens["prefill"] += ids.numel()
-            cache = DynamicCache(config=self.base.config)
+            cache = DynamicCache()  # without a config: layers with a sliding window keep everything too
             for place, layer in enumerate(prefix.layers if prefix else ()):
                 cache.update(*(x.expand(len(part), -1, -1, -1) for x in (layer.keys, layer.values)), place)
             hidden = self.base.get_decoder()(
@@ -143,11 +146,11 @@ class Decoder:
                 self.slots.prefix[0, layer, begin:end, :, : shared + width] = held.keys
                 self.slots.prefix[1, layer, begin:end, :, : shared + width] = held.values
         self.slots.set_prompts([len(p) for p in prompts])
-        return self.base.get_output_embeddings()(torch.cat(last))
+        return self._head(torch.cat(last))
 
     def _compute(self, prefix: Sequence[int]) -> DynamicCache:
         """Keys and values of the prefix, one row."""
-        cache = DynamicCache(config=self.base.config)
+        cache = DynamicCache()
         ids = torch.tensor([list(prefix)], device=self.device)
         self._tokens["prefill"] += len(prefix)
         self.base.get_decoder()(input_ids=ids, use_cache=True, **{self._cache_name: cache})
@@ -215,7 +218,8 @@ class Decoder:
         seat = list(range(len(prompt)))  # row on the tape of each row slot
         on_tape = torch.arange(len(seat), device=self.device)
         lengths = tape.prompt_width - tape.padding  # (n,)
-        logits = first_logits.index_select(0, torch.tensor(prompt, device=self.device))
+        tokens = token_rows(self.base)
+        logits = first_logits[:, :tokens].index_select(0, torch.tensor(prompt, device=self.device))
         slots.arrange(prompt, self._bucket(len(seat)))
         watch = EndWatch(tape.done, _LOOK_EVERY if self.bucketed else 1)
         for step in range(limit):
@@ -235,7 +239,7 @@ class Decoder:
                     token, on_tape = token.index_select(0, kept), on_tape.index_select(0, kept)
             width = self._width(step, limit)
             slots.set_step(token, lengths[on_tape] + step, step, width)
-            logits = self._step()[: len(seat)]
+            logits = self._step()[: len(seat), :tokens]
 
     def _drop(self, live: Sequence[bool], seat: list[int], prompt: list[int], written: int) -> list[int]:
         """Fill the holes of ended rows; returns for each remaining slot its former slot."""
@@ -293,4 +297,4 @@ class Decoder:
             slots=slots,
             **{self._cache_name: slots},
         ).last_hidden_state  # (rows, 1, hidden)
-        return self.base.get_output_embeddings()(hidden[:, 0])
+        return self._head(hidden[:, 0])

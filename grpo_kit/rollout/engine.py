@@ -25,6 +25,7 @@ from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.autocast_cache import AutocastCache
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.decode import Decoder, Spent
+from grpo_kit.rollout.first_use import why_unproven
 from grpo_kit.rollout.output_buffer import OutputBuffer
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.supported_models import unsupported
@@ -81,7 +82,7 @@ class RolloutEngine:
     @staticmethod
     def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
         """None if the engine supports the call, else one sentence with the reason."""
-        return unsupported(model, generation_config)
+        return unsupported(model, generation_config) or why_unproven(model, RolloutEngine)
 
     @torch.no_grad()
     def generate(

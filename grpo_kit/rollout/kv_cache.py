@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from transformers import Cache
 
-from grpo_kit.rollout.attention import attend, attend_fused, join
+from grpo_kit.rollout.attention import OUTSIDE, attend, attend_fused, join
 from grpo_kit.rollout.bucket_attention import BucketAttention
 from grpo_kit.rollout.row_attention import RowAttention
 
@@ -79,6 +80,9 @@ class KVCache(Cache):
         self._prefix_bias = torch.zeros(prompts, 1, 1, prompt_length, device=device)
         self._suffix_order = torch.arange(width, device=device)
         self._suffix_bias: torch.Tensor | None = None
+        self._prompt_order = torch.arange(prompt_length, device=device)
+        self._prompt_lengths = integers(prompts)
+        self._in_window: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # biases of a step, by window
         self._lengths: list[int] = []
         self._in_buckets = BucketAttention(prompts, group, rows, heads, groups, device) if groups else None
         self._by_rows = RowAttention(heads) if not bucketed and dtype == torch.float32 else None
@@ -105,8 +109,8 @@ class KVCache(Cache):
 
     def _mask_prompts(self) -> None:
         lengths = torch.tensor(self._lengths, device=self.prefix.device)
-        order = torch.arange(self.prefix.size(4), device=self.prefix.device)
-        outside = order >= lengths[:, None]  # (P, T)
+        self._prompt_lengths[: len(lengths)] = lengths
+        outside = self._prompt_order >= lengths[:, None]  # (P, T)
         bias = self._prefix_bias[: len(self._lengths), 0, 0]
         bias.zero_().masked_fill_(outside, -torch.inf)
 
@@ -149,6 +153,7 @@ class KVCache(Cache):
 
     def begin_step(self) -> None:
         """Masks that depend on the column; part of what a graph captures."""
+        self._in_window.clear()
         if self.bucketed:
             unwritten = self._suffix_order[: self.width] > self.column
             self._suffix_bias = torch.zeros_like(unwritten, dtype=torch.float32).masked_fill_(
@@ -170,8 +175,34 @@ class KVCache(Cache):
             )
         return key_states, value_states
 
-    def attend(self, query: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
-        """query (rows, Hq, 1, D) over its prompt and its own completion so far; returns (rows, 1, Hq, D)."""
+    def _biases(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Of prompts (P, 1, 1, T) and of completions (..., W), with what lies outside the window, in tokens."""
+        if window is None or window >= self.prompt_length + self.width:
+            return self._bias, self._suffix_bias
+        if window not in self._in_window:
+            first = self.column + 1 - window  # the first column inside
+            places = self._prompt_order[: self.prompt_length] - self._prompt_lengths[: self.prompts, None]
+            prefix = self._prefix_bias[: self.prompts, ..., : self.prompt_length]
+            prefix = torch.where((places < first)[:, None, None], OUTSIDE, prefix)
+            outside = self._suffix_order[: self.width] < first
+            suffix = torch.where(outside, OUTSIDE, 0.0 if self._suffix_bias is None else self._suffix_bias)
+            self._in_window[window] = prefix, suffix[None, None, None]
+        return self._in_window[window]
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """query (rows, Hq, 1, D) over its prompt and its own completion so far; returns (rows, 1, Hq, D).
+
+        window: tokens that a query sees, itself included. softcap, sinks (Hq,): see attention.py.
+        """
         rows, query_heads, _, dim = query.shape
         heads = self.suffix.size(3)
         shared = query_heads // heads  # query heads to a key head
@@ -181,13 +212,18 @@ class KVCache(Cache):
         grid = grid.view(prompts, seats, heads, shared, dim).transpose(1, 2)
         grid = grid.reshape(prompts, heads, seats * shared, dim)
         with torch.autocast(query.device.type, enabled=False):
+            before, own = self._biases(window)
+            windowed = before is not self._bias
+            plain = softcap is None and not (windowed and self.bucketed)
+            attention = self._attend if plain else partial(attend, softcap=softcap, windowed=windowed)
             key, value = self.prefix[:, layer, :prompts, :, : self.prompt_length]
-            prefix, prefix_lse = self._attend(grid, key, value, scale, self._bias)
+            prefix, prefix_lse = attention(grid, key, value, scale, before)
             key, value = self.suffix[:, layer, :rows, :, : self.width]
-            suffix = self._attend(query, key, value, scale, self._suffix_bias)
+            suffix = attention(query, key, value, scale, own)
             prefix = self._to_rows(prefix.reshape(prompts, heads, seats, shared, dim), rows)
             prefix_lse = self._to_rows(prefix_lse.reshape(prompts, heads, seats, shared), rows)
-            joined = join((prefix, prefix_lse), suffix)  # (rows, Hkv, shared, D)
+            sinks = None if sinks is None else sinks.float().view(heads, shared)
+            joined = join((prefix, prefix_lse), suffix, sinks)  # (rows, Hkv, shared, D)
         return joined.to(query.dtype).view(rows, 1, query_heads, dim)
 
     def begin_rows(self, groups: int) -> None:

@@ -16,6 +16,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
+from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.rollout.cpu_matmul import Projection, available, is_plain, is_plain_weight, projection
 
 _LAYERS = (llama.LlamaDecoderLayer, qwen2.Qwen2DecoderLayer, qwen3.Qwen3DecoderLayer)
@@ -139,7 +140,7 @@ def plain_layers(base: PreTrainedModel) -> PlainLayers | None:
 def read_parts(base: PreTrainedModel, dtype: torch.dtype) -> Parts | None:
     """The model's tensors, or None if a module is not plain or a weight, adapters aside, of another dtype."""
     decoder = base.get_decoder()
-    if not _is(decoder, _DECODERS) or not _is(decoder.rotary_emb, _ROTARY):
+    if not is_tested(base) or not _is(decoder, _DECODERS) or not _is(decoder.rotary_emb, _ROTARY):
         return None
     embeddings = decoder.embed_tokens
     known = type(embeddings) is torch.nn.Embedding and embeddings.max_norm is None and is_plain(embeddings)

@@ -9,11 +9,13 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
-from grpo_kit.models.model_facts import MODEL_TYPES, base_model
+from grpo_kit.models.layer_kinds import layer_kinds
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.unsloth import replaced_layers
 
 # Their frequencies change as a sequence grows, so that cached keys would need another rotation.
 _MOVING_ROPE = frozenset({"dynamic", "longrope"})
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _USED = frozenset(
@@ -51,28 +53,42 @@ def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
     return _model_problem(model) or _config_problem(model, generation_config)
 
 
-def _model_problem(model: Any) -> str | None:
+def shared_problem(model: Any) -> str | None:
+    """None if what rows share can be computed once for them, else one sentence that says why not.
+
+    That takes keys and values as the only state, causal attention, and positions that mean the same in each row.
+    """
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
-        return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens, which the engine does not"
+        return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"
     base = base_model(model)
     if not isinstance(base, PreTrainedModel):
         return f"{type(base).__name__} is no transformers model"
-    if base in _failed:
-        return _failed[base]
     config = base.config
-    if config.model_type not in MODEL_TYPES:
-        return f"model_type {config.model_type!r} is not one of {', '.join(MODEL_TYPES)}"
     if replaced := replaced_layers(model):
         return f"Unsloth replaced its {replaced}"
     if base.get_output_embeddings() is None:
         return f"{type(base).__name__} has no language-model head"
-    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
-        return "some of its layers see a sliding window only"
-    if not getattr(config, "is_causal", True):
+    if config.get_text_config() is not config:
+        return "it reads more than text"
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        return "it attends to an encoder"
+    if others := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
+        return f"its layers of kind {', '.join(others)} have another state than keys and values"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         return "its attention is not causal"
-    rope = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope in _MOVING_ROPE:
-        return f"its rotary positions are of type {rope!r}, which change as a sequence grows"
+    if not getattr(config, "rope_parameters", None):
+        return f"model_type {config.model_type!r} has no rotary positions"
+    return None
+
+
+def _model_problem(model: Any) -> str | None:
+    base = base_model(model)
+    if why := shared_problem(model) or _failed.get(base):
+        return why
+    ropes = base.config.rope_parameters  # one for all layers, or one for each kind of them
+    for rope in [one for one in ropes.values() if isinstance(one, dict)] or [ropes]:
+        if (kind := rope.get("rope_type", "default")) in _MOVING_ROPE:
+            return f"its rotary positions are of type {kind!r}, which change as a sequence grows"
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
         return f"its weights lie on {', '.join(sorted(map(str, devices)))}; it must be one CPU or one CUDA device"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from grpo_kit.rollout.attention import OUTSIDE
 from grpo_kit.rollout.tree import PrefixTree, Stretch
 
 NAME = "grpo_kit_prefix_tree"
@@ -40,23 +41,66 @@ class TreePlan:
     """The blocks of attention over one tree; the same in every layer.
 
     blocks: first those that begin a query's attention, then those that are joined to it.
+    window: tokens that a query sees, itself included; None: all that it continues.
     """
 
-    def __init__(self, tree: PrefixTree) -> None:
+    def __init__(self, tree: PrefixTree, window: int | None = None) -> None:
         blocks = plan_blocks(tree.stretches)
         own = [block for block in blocks if block.kind != "whole"]
         self.blocks = own + [block for block in blocks if block.kind == "whole"]
-        self.tokens = len(tree)
+        self.tokens, self._tree = len(tree), tree
         self._sees = {block: tree.sees(block.start, block.stop) for block in own if block.kind == "masked"}
         self._biases: dict[tuple[Block, torch.dtype], torch.Tensor] = {}
+        self._windows: dict[int | None, TreePlan] = {None: self, window: self}
+        if window is not None:
+            self._cut(window)
+
+    def within(self, window: int | None) -> TreePlan:
+        """The plan of layers with this window."""
+        if window not in self._windows:
+            self._windows[window] = TreePlan(self._tree, window)
+        return self._windows[window]
+
+    def _cut(self, window: int) -> None:
+        """Leave out keys outside the window of all of a rectangle's queries, and mask what is left to mask."""
+        positions, kept = torch.from_numpy(self._tree.positions), []
+        for block in self.blocks:
+            query, key = positions[block.first : block.last], positions[block.start : block.stop]
+            inside = query[:, None] - key < window  # (queries, keys)
+            if block.kind == "whole":
+                if not inside.any():
+                    continue
+                skipped = int(inside.any(0).int().argmax())  # keys that lie outside for every query
+                block, inside = block._replace(start=block.start + skipped), inside[:, skipped:]
+            if not inside.all():
+                if block.kind == "causal":
+                    inside &= self._tree.sees(block.start, block.stop)
+                    block = block._replace(kind="masked")
+                self._sees[block] = inside & self._sees.get(block, torch.tensor(True))
+            kept.append(block)
+        self.blocks = kept
+
+    def sees(self) -> torch.Tensor:
+        """bool (N, N), True where a query (row) sees a key (column)."""
+        found = torch.zeros(self.tokens, self.tokens, dtype=torch.bool)
+        for block in self.blocks:
+            part = found[block.first : block.last, block.start : block.stop]
+            part |= (
+                self._tree.sees(block.start, block.stop)
+                if block.kind == "causal"
+                else self._sees.get(block, True)
+            )
+        return found
 
     def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
         """The bias of the block's scores, (1, 1, queries, keys)."""
-        if block.kind != "masked":
+        sees = self._sees.get(block)
+        if sees is None:
             return None
         if (block, dtype) not in self._biases:
-            sees = self._sees[block]
-            bias = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
+            # A query that sees nothing of a block which is joined to others must stay finite.
+            never = OUTSIDE if block.kind == "whole" else -torch.inf
+            bias = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, never)
             self._biases[block, dtype] = bias[None, None]
         return self._biases[block, dtype]
 
@@ -127,10 +171,10 @@ def _whole_cost(block: Block) -> float:
 
 
 class _TreeAttention(torch.autograd.Function):
-    """query (1, H, N, D), key and value (1, Hkv, N, D) -> (1, N, H, D)."""
+    """query (1, H, N, D), key and value (1, Hkv, N, D), sinks (H,) or None -> (1, N, H, D)."""
 
     @staticmethod
-    def forward(ctx, query, key, value, plan: TreePlan, scale: float):
+    def forward(ctx, query, key, value, sinks, plan: TreePlan, scale: float):
         groups = query.size(1) // key.size(1)
         keys, values = _repeat(key, groups), _repeat(value, groups)
         out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
@@ -148,13 +192,16 @@ class _TreeAttention(torch.autograd.Function):
                 share = torch.sigmoid(part_lse - before)[..., None].to(out.dtype)
                 out[:, :, first].lerp_(part, share)
                 torch.logaddexp(before, part_lse, out=before)
-        ctx.save_for_backward(query, key, value, out, lse)
+        if sinks is not None:  # one more key, whose value is 0: the others' share falls
+            total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            out, lse = out * (lse - total).exp()[..., None].to(out.dtype), total
+        ctx.save_for_backward(query, key, value, out, lse, sinks)
         ctx.plan, ctx.scale = plan, scale
         return out.transpose(1, 2)
 
     @staticmethod
     def backward(ctx, gradient):
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, out, lse, sinks = ctx.saved_tensors
         plan, groups = ctx.plan, query.size(1) // key.size(1)
         keys, values = _repeat(key, groups), _repeat(value, groups)
         gradient = gradient.transpose(1, 2)
@@ -170,19 +217,51 @@ class _TreeAttention(torch.autograd.Function):
             by_key[:, :, last] += parts[1]
             by_value[:, :, last] += parts[2]
         by_key, by_value = (x.unflatten(1, (-1, groups)).sum(2) for x in (by_key, by_value))
-        return by_query, by_key, by_value, None, None
+        by_sinks = None
+        if sinks is not None and ctx.needs_input_grad[3]:
+            share = (sinks.to(lse.dtype)[:, None] - lse).exp()  # (1, H, N)
+            by_sinks = -(share * (gradient * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+        return by_query, by_key, by_value, by_sinks, None, None
 
 
 def tree_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: TreePlan, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: TreePlan,
+    scale: float,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of a tree's tokens to all tokens that they continue; differentiable. CPU.
 
     query (1, H, N, D); key, value (1, Hkv, N, D), H a multiple of Hkv; scale: of the scores. Returns (1, N, H, D).
+    sinks (H,): scores of one more key a head, whose value is 0.
     """
     if torch.is_autocast_enabled("cpu"):  # as in torch's own attention
         query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
-    return _TreeAttention.apply(query, key, value, plan, scale)
+    return _TreeAttention.apply(query, key, value, sinks, plan, scale)
+
+
+def dense_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sees: torch.Tensor,
+    scale: float,
+    *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same by plain products under a mask, bool (N, N), for what no kernel has: scores capped by a tanh."""
+    groups = query.size(1) // key.size(1)
+    scores = (query @ _repeat(key, groups).mT).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~sees, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
+    weights = scores.softmax(-1).to(value.dtype)[..., : key.size(2)]
+    return (weights @ _repeat(value, groups)).transpose(1, 2).contiguous()
 
 
 def _repeat(states: torch.Tensor, groups: int) -> torch.Tensor:
@@ -199,10 +278,16 @@ def _forward(
     scaling: float,
     *,
     tree: TreePlan,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers calls this in each layer; `tree` comes from the model's keyword arguments."""
-    return tree_attention(query, key, value, tree, scaling), None
+    plan = tree.within(sliding_window)
+    if softcap is not None:
+        return dense_attention(query, key, value, plan.sees(), scaling, softcap=softcap, sinks=s_aux), None
+    return tree_attention(query, key, value, plan, scaling, s_aux), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)

@@ -11,7 +11,6 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_kit import episodes
 from grpo_kit.cuda import has_bf16
-from grpo_kit.engine import check_card as check_card_module
 from grpo_kit.engine.check_card import check_card
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -27,7 +26,7 @@ from grpo_kit.memory.free import free_bytes, releasable_bytes
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import add_adapters
 from grpo_kit.optim.choose import make_optimizer
-from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout import RolloutEngine, first_use
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 PROMPTS = [[5, 6, 7, 8]] * 4 + [[9] * 11] * 4 + [[40, 41]] * 4
@@ -110,7 +109,7 @@ def exact_products():
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     """What an earlier version found of this card counts for nothing here; models that are cached stay so."""
-    monkeypatch.setattr(check_card_module, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])

@@ -61,7 +61,7 @@ def test_models_that_transformers_decodes_share_nothing(tiny, asked, monkeypatch
         generate_and_score, "rows_at_once", lambda *a, **how: seen.append(how) or inner(*a, **how)
     )
     monkeypatch.setattr(
-        generate_and_score, "unsupported", lambda *args: "some of its layers see a sliding window only"
+        generate_and_score.RolloutEngine, "unsupported", lambda *args: "its layers have another state"
     )
     monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: 2**50)
     task = kit.tasks.largest(n_train=4, n_held_out=4)

@@ -143,7 +143,7 @@ def test_a_row_that_cannot_be_asked_is_refused_before_the_first(tiny, clock):
 
 
 def test_portions_that_transformers_draws_do_not_share_their_draws(tiny, monkeypatch):
-    monkeypatch.setattr(completing, "unsupported", lambda *args: "so that generate is used")
+    monkeypatch.setattr(completing.RolloutEngine, "unsupported", lambda *args: "so that generate is used")
     how = {"max_completion_tokens": 4, "samples": 2, "temperature": 1.0, "seed": 3}
     texts = [
         [one.text for one in complete(*tiny, ["1 + 1 ="], numbers=n, **how)] for n in (None, [0, 1], [2, 3])

@@ -8,7 +8,7 @@ from loop_runs import make, record
 
 from grpo_kit import cuda
 from grpo_kit.engine import fast as fast_module
-from grpo_kit.engine.check_card import FILE, Finding, check_card, checked
+from grpo_kit.engine.check_card import check_card, checked
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.packing import PackedBatch
@@ -17,6 +17,7 @@ from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models import load_policy
 from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.first_use import FILE, Finding, judged
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def untried(monkeypatch, tmp_path):
     """This machine, as if it were a card that nobody has tried."""
     monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     # Only what is found is kept apart: in a cache of its own, the tiny model's tokenizer would be converted anew.
-    monkeypatch.setattr("grpo_kit.engine.check_card.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("grpo_kit.rollout.first_use.cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / FILE
 
 
@@ -97,13 +98,11 @@ def test_what_was_found_is_kept_for_this_card_versions_and_model_type(untried, m
 
 
 def test_rounding_that_hides_an_error_is_never_called_equal():
-    from grpo_kit.engine.check_card import _judged
-
-    assert _judged("engine", 0.3, 0.05, 1e-4).outcome == "differs"
-    assert _judged("engine", 0.1, 0.05, 1e-4).outcome == "equal"
-    hidden = _judged("engine", 0.5, 0.3, 1e-4)
+    assert judged("engine", 0.3, 0.05, 1e-4).outcome == "differs"
+    assert judged("engine", 0.1, 0.05, 1e-4).outcome == "equal"
+    hidden = judged("engine", 0.5, 0.3, 1e-4)
     assert hidden.outcome == "cannot tell" and "rounding alone is 0.3" in str(hidden)
-    assert _judged("engine", float("inf"), 0.3, 1e-4).outcome == "differs"
+    assert judged("engine", float("inf"), 0.3, 1e-4).outcome == "differs"
     assert (
         str(Finding("engine", "failed", why="RuntimeError: no kernel"))
         == "engine: failed (RuntimeError: no kernel)"

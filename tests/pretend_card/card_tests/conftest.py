@@ -8,7 +8,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / part) for part in (".", "engine")]
 
-from grpo_kit.engine import check_card  # noqa: E402
+from grpo_kit.rollout import first_use  # noqa: E402
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def counter():
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     """What an earlier version found of this card counts for nothing here; models that are cached stay so."""
-    monkeypatch.setattr(check_card, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.fixture(autouse=True)

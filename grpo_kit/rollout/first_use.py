@@ -1,0 +1,175 @@
+"""Is a model of a type that the kit was not tested with computed by the engine as by its own forward pass?
+
+A few rows are sampled by the engine and scored by the model alone. They are longer than a sliding window of the model,
+where it has one small enough. Equal within rounding: the engine is in use. This is done at the first use of a type, and
+kept for the machine, the versions and the kind of model. No list of names says what is fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from grpo_kit.models.context import context_length
+from grpo_kit.models.gguf_reader import cache_folder
+from grpo_kit.models.layer_kinds import is_tested, layer_kinds, window_of
+from grpo_kit.models.model_facts import base_model, hardware
+from grpo_kit.models.token_rows import token_rows
+from grpo_kit.record.files import write_whole
+from grpo_kit.rollout.compare_logprobs import SHIFT, compared
+from grpo_kit.version import __version__
+
+FILE = "checked_cards.json"
+TOKENS, GROUP = 12, 2
+_SHORT = (9, 14)  # tokens of the prompts
+_LONGEST = 1024  # a window that is larger is not filled: that would take minutes on a CPU
+_CANNOT_TELL = (
+    0.4  # a limit above this, in nats or as a share of the gradient, would let a wrong mask through
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part beside its plain way. outcome: "equal", "differs", "cannot tell" or "failed".
+
+    apart: nats a token of the worst completion (engine), the norm of the difference by the gradient's norm (update), or
+    by the norm of AdamW's change (optimizer; torch's own AdamW is not compared with itself).
+    most: what two right ways may be apart. why: what failed, or what hides a difference.
+    """
+
+    part: str
+    outcome: str
+    apart: float = math.nan
+    most: float = math.nan
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.outcome in ("equal", "differs"):
+            return f"{self.part}: {self.outcome} (off by {self.apart:.2g}, at most {self.most:.2g})"
+        return f"{self.part}: {self.outcome} ({self.why})"
+
+
+def judged(part: str, apart: float, rounding: float, least: float) -> Finding:
+    """What a difference means where two right ways are `rounding` apart, or `least`."""
+    most = max(least, 2.5 * rounding)
+    if apart <= most and most > _CANNOT_TELL:
+        why = f"rounding alone is {rounding:.2g}, so that off by {apart:.2g} says nothing"
+        return Finding(part, "cannot tell", apart, most, why)
+    return Finding(part, "equal" if apart <= most else "differs", apart, most)
+
+
+def guarded(part: str, work: Callable[[], Finding]) -> Finding:
+    """work(), or that it failed."""
+    try:
+        return work()
+    except Exception as error:  # of a kernel, a driver, a compiler, another architecture: any
+        first = next(iter(str(error).splitlines()), "")
+        return Finding(part, "failed", why=f"{type(error).__name__}: {first}")
+
+
+def remembered(
+    find: Callable[[], list[Finding]], model: Any, facts: list[Any], folder: Path | None = None
+) -> list[Finding]:
+    """find(), or what it gave before for this machine, these versions, this kind of model and these facts.
+
+    folder: of the cache; default GRPO_KIT_CACHE. A cache that cannot be read or written is done without, and nothing is
+    kept of a class that is not transformers' own: it may be another one under its name tomorrow.
+    """
+    if not type(base_model(model)).__module__.startswith("transformers."):
+        return find()
+    path = (cache_folder() if folder is None else folder) / FILE
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    key = _key(model, facts)
+    if key not in known:
+        known[key] = [asdict(finding) for finding in find()]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, (json.dumps(known, indent=1) + "\n").encode())
+        except OSError:
+            pass
+    return [Finding(**finding) for finding in known[key]]
+
+
+def _key(model: Any, more: list[Any]) -> str:
+    base = base_model(model)
+    kinds = sorted({str(p.dtype) for p in model.parameters()})
+    facts = [hardware(), base.config.model_type, kinds, base.config._attn_implementation, *more]
+    if not is_tested(base):
+        facts += [type(base).__name__, sorted(set(layer_kinds(base))), window_of(base)]
+    facts += [version(name) for name in ("torch", "transformers", "peft")] + [__version__]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {facts[0]}, {facts[1]}"
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Inside, no dropout; afterwards each module has its mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def random_prompts(model: Any) -> list[list[int]]:
+    """Two groups of two on random tokens: what rows share, and what lies between groups, are both there.
+
+    The first group's are longer than the model's sliding window, if that is not too large.
+    """
+    base, generator = base_model(model), torch.Generator().manual_seed(0)
+    window, room = window_of(base) or 0, context_length(base) - TOKENS - SHIFT
+    first = min(window + _SHORT[0], room) if window <= _LONGEST else _SHORT[0]
+    prompts = (
+        torch.randint(token_rows(base), (n,), generator=generator).tolist() for n in (first, _SHORT[1])
+    )
+    return [prompt for prompt in prompts for _ in range(GROUP)]
+
+
+_found: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+
+
+def why_unproven(model: Any, engine: Callable[[Any], Any]) -> str | None:
+    """None if the engine computes this model as the model itself does, else one sentence that says why not.
+
+    engine: RolloutEngine. Takes seconds at the first use of a model type that is not one of MODEL_TYPES; on a CPU
+    minutes where a window is long.
+    """
+    base = base_model(model)
+    if is_tested(base):
+        return None
+    if base not in _found:
+        _found[base] = None  # while it is tried
+        how = GenerationConfig(
+            max_new_tokens=TOKENS, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
+        )
+
+        def ask() -> Finding:
+            prompts, one = random_prompts(model), engine(model)
+            try:
+                made = one.generate(prompts, how, seed=0)
+            finally:
+                one.release()
+            return judged("engine", *compared(model, prompts, made, 1.0))
+
+        with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []), evaluating(model):
+            (finding,) = remembered(lambda: [guarded("engine", ask)], model, ["first use"])
+        if finding.outcome != "equal":
+            _found[base] = (
+                f"model_type {base.config.model_type!r} was compared with its own forward pass: {finding}"
+            )
+    return _found[base]

@@ -1,0 +1,106 @@
+"""The packed update of architectures that no list names: the padded one's gradient, or the plain way is taken."""
+
+import pytest
+import torch
+
+from benchmarks.architectures import alone, gradient, off, random_batch, tiny, with_lora
+from grpo_kit.engine.fast import fast
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packing import pack_rows, why_not_packed
+from grpo_kit.loop import Config
+from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.models.layer_kinds import is_tested
+from grpo_kit.rollout import first_use
+from grpo_kit.rollout.tree import build_tree
+from grpo_kit.rollout.tree_attention import TreePlan, dense_attention, tree_attention
+
+FAST = [
+    "qwen3-moe",
+    "mistral",
+    "ministral",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "olmo3",
+    "gpt-oss",
+]
+CONFIG = Config(max_completion_tokens=12)
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
+
+
+def packed_update(model, way):
+    update = PackedUpdate(model, CONFIG)
+    if way != "tree":
+        update.memory.attention, update.memory.by_layer = way, not is_tested(model)
+    return update
+
+
+@pytest.mark.parametrize("family", FAST)
+@pytest.mark.parametrize("way", ["tree", "sdpa"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_packed_gradient_is_the_padded_one(family, way, lora):
+    model, batch = tiny(family), random_batch()
+    model = with_lora(model) if lora else model
+    assert why_not_packed(model) is None
+    wanted = gradient(model, batch, PaddedUpdate(CONFIG))
+    found = gradient(model, batch, packed_update(model, way))
+    assert (found - wanted).norm() < 1e-4 * wanted.norm()
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "olmo3"])
+def test_flex_attention_scores_as_each_row_alone(family):
+    model, batch = tiny(family), random_batch()
+    with torch.no_grad():
+        found = packed_update(model, "flex_attention").logprobs(model, batch, 0.7)
+        assert off(found, alone(model, batch, 0.7)) < 1e-4
+
+
+ROWS = [([n] * 2 + [5] * n, [7, 8, 9, k]) for n in (2, 330, 700) for k in (1, 2)]
+
+
+@pytest.mark.parametrize("window", [1, 8, 100, 2000])
+def test_a_plan_within_a_window_sees_what_the_dense_mask_sees(window):
+    """Keys outside the window of all queries are not computed, those of some are masked."""
+    whole = TreePlan(build_tree(ROWS))
+    packed = pack_rows([(tuple(p), c) for p, c in ROWS], torch.device("cpu"))
+    assert torch.equal(whole.within(window).sees(), packed.dense_mask(window)[0, 0])
+    assert torch.equal(whole.sees(), packed.dense_mask()[0, 0])
+    assert {block.kind for block in whole.blocks} == {"whole", "causal", "masked"}
+    before, after = (
+        sum((b.last - b.first) * (b.stop - b.start) for b in plan.blocks)
+        for plan in (whole, whole.within(window))
+    )
+    assert (after < 0.7 * before) == (window <= 100) and after <= before
+
+
+@pytest.mark.parametrize("window", [8, 100, None])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_rectangles_within_a_window_and_with_sinks_are_plain_attention(window, sinks):
+    draw, plan = torch.Generator().manual_seed(0), TreePlan(build_tree(ROWS)).within(window)
+    shapes = [(1, 4, plan.tokens, 8), (1, 2, plan.tokens, 8), (1, 2, plan.tokens, 8), (4,)]
+    given = [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+    of = given if sinks else given[:3]
+    found = tree_attention(*given[:3], plan, 0.3, given[3] if sinks else None)
+    wanted = dense_attention(*given[:3], plan.sees(), 0.3, sinks=given[3] if sinks else None)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    by = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    for a, b in zip(torch.autograd.grad(found, of, by), torch.autograd.grad(wanted, of, by), strict=True):
+        assert (a - b).norm() < 1e-5 * b.norm()
+
+
+def test_one_whose_update_is_off_takes_the_padded_one(monkeypatch):
+    monkeypatch.setattr(TreePlan, "within", lambda self, window: self)
+    seams = fast(tiny("olmo3"), CONFIG)
+    assert isinstance(seams.update, PaddedUpdate) and "packed update: differs" in seams.why_not
+
+
+def test_a_new_type_is_fast_without_a_word():
+    seams = fast(tiny("gemma2"), CONFIG)
+    assert isinstance(seams.update, PackedUpdate) and seams.why_not is None

@@ -1,0 +1,139 @@
+"""Architectures that no list names: proven equal at their first use, or left to the plain way with a reason."""
+
+import json
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from benchmarks.architectures import FAMILIES, alone, batch_of, off, random_batch, tiny, with_lora
+from grpo_kit.loop import Config
+from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.models.layer_kinds import is_tested, window_of
+from grpo_kit.models.own_head import head_of
+from grpo_kit.rollout import RolloutEngine, first_use
+from grpo_kit.rollout.decode import Decoder
+from grpo_kit.rollout.kv_cache import KVCache
+
+PLAIN = {
+    "lfm2": "kind conv have another state",
+    "qwen3-next": "kind linear_attention have another state",
+    "qwen3.5": "kind linear_attention have another state",
+    "phi4-mini": "'longrope', which change as a sequence grows",
+    "gpt2": "'gpt2' has no rotary positions",
+}
+FAST = [family for family in FAMILIES if family not in PLAIN]
+HOW = GenerationConfig(
+    max_new_tokens=12, do_sample=True, temperature=0.7, top_k=0, eos_token_id=[], pad_token_id=0
+)
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch, tmp_path):
+    """What is found at a first use is kept here."""
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
+    return tmp_path / first_use.FILE
+
+
+@pytest.mark.parametrize("family", FAST)
+@pytest.mark.parametrize("bucketed, lora", [(False, False), (True, False), (False, True)])
+def test_the_engines_logprobs_are_those_of_the_models_forward_pass(family, bucketed, lora):
+    """Rows are longer than the windows; bucketed is what a card runs."""
+    model, batch = tiny(family), random_batch()
+    model = with_lora(model) if lora else model
+    engine = RolloutEngine(model)
+    engine._decoder = Decoder(engine._decoder.base, bucketed=bucketed)
+    assert RolloutEngine.unsupported(model, HOW) is None
+    made = engine.generate(batch.prompt_ids, HOW, seed=0)
+    with torch.no_grad():
+        wanted = alone(model, batch_of(batch.prompt_ids, made.completion_ids), 0.7)
+    assert off(made.policy_logprobs, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("family, why", PLAIN.items())
+def test_what_shares_nothing_says_why(family, why):
+    assert why in RolloutEngine.unsupported(tiny(family), HOW)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_rows_score_as_each_row_alone(family):
+    """GPT-2's positions are absolute: padding in front must not move them."""
+    model, batch = tiny(family), random_batch()
+    with torch.no_grad():
+        assert off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), alone(model, batch, 0.7)) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "granite", "qwen3-moe", "gpt-oss"])
+def test_the_head_is_the_models_own_with_what_stands_behind_it(family):
+    model = tiny(family)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    hidden = model.get_decoder()(ids).last_hidden_state[0].detach().requires_grad_()
+    found = head_of(model)(hidden)
+    assert torch.allclose(found, model(ids).logits[0], atol=1e-5)
+    assert "forward" not in vars(model.get_decoder())  # the decoder is itself again
+    found.sum().backward()
+    assert hidden.grad.abs().sum() > 0
+
+
+def test_tested_types_are_not_asked_and_others_once(kept, monkeypatch):
+    calls, inner = [], RolloutEngine.generate
+    monkeypatch.setattr(
+        RolloutEngine, "generate", lambda self, *a, **k: calls.append(1) or inner(self, *a, **k)
+    )
+    assert RolloutEngine.unsupported(tiny("llama3"), HOW) is None and not calls and not kept.exists()
+    model = tiny("gemma3")
+    assert RolloutEngine.unsupported(model, HOW) is None and len(calls) == 1
+    assert RolloutEngine.unsupported(model, HOW) is None and len(calls) == 1
+    assert RolloutEngine.unsupported(tiny("gemma3", seed=1), HOW) is None and len(calls) == 1
+    ((found,),) = json.loads(kept.read_text()).values()
+    assert found["part"] == "engine" and found["outcome"] == "equal"
+    assert RolloutEngine.unsupported(tiny("gemma3", sliding_window=5), HOW) is None and len(calls) == 2
+
+
+def test_a_type_that_is_computed_wrongly_goes_the_plain_way(monkeypatch):
+    """As if the engine did not know windows: rows must be longer than one for that to show."""
+    monkeypatch.setattr(KVCache, "_biases", lambda self, window: (self._bias, self._suffix_bias))
+    why = RolloutEngine.unsupported(tiny("mistral"), HOW)
+    assert why.startswith("model_type 'mistral' was compared with its own forward pass: engine: differs")
+    with pytest.raises(ValueError, match="mistral"):
+        RolloutEngine(tiny("mistral")).generate([[5, 6]], HOW)
+
+
+class Own(LlamaForCausalLM):
+    """A user's class with a known type's name, which does something else behind its head."""
+
+    def forward(self, *args, **kwargs):
+        made = super().forward(*args, **kwargs)
+        made.logits = made.logits[..., torch.arange(made.logits.size(-1)).roll(1)]
+        return made
+
+
+class Other(LlamaForCausalLM):
+    """One whose decoder is not all of it."""
+
+    def forward(self, input_ids=None, **kwargs):
+        if input_ids is None:
+            return super().forward(**kwargs)
+        return super().forward(input_ids, **kwargs, output_hidden_states=False) | {"logits": None}
+
+
+def test_a_class_of_ones_own_is_compared_each_time_and_never_kept(kept):
+    own = Own(tiny("llama3").config).eval()
+    assert not is_tested(own) and RolloutEngine.unsupported(own, HOW) is None  # its own head is called
+    made = RolloutEngine(own).generate([[5, 6, 7]], HOW, seed=0)
+    with torch.no_grad():
+        assert off(made.policy_logprobs, alone(own, batch_of([[5, 6, 7]], made.completion_ids), 0.7)) < 1e-4
+    other = Other(tiny("llama3").config).eval()
+    assert "engine: failed" in RolloutEngine.unsupported(other, HOW)
+    assert not kept.exists()
+
+
+def test_known_types_with_windows_are_no_plain_layers():
+    """Qwen2 knows windows, the plain functions for a CPU do not."""
+    model = tiny("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    assert window_of(model) == 8 and not is_tested(model) and RolloutEngine.unsupported(model, HOW) is None
+    batch = random_batch()
+    made = RolloutEngine(model).generate(batch.prompt_ids, HOW, seed=0)
+    with torch.no_grad():
+        wanted = alone(model, batch_of(batch.prompt_ids, made.completion_ids), 0.7)
+    assert off(made.policy_logprobs, wanted) < 1e-4
