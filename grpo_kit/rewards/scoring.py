@@ -18,7 +18,6 @@ from grpo_kit.rewards.response import Reward
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
-_TEXTS = "; completions are texts here, not lists of messages: write text, not text[0]['content']"
 _LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 
@@ -66,7 +65,7 @@ def score(
         raise
     except Exception as error:
         row, completion = _culprit(reward, completions, columns)
-        mend = _TEXTS if "string ind" in str(error) else ""  # completion[0]["content"], as for conversations
+        mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(
             f"reward {name!r} raised {type(error).__name__}: {error}{mend}\nrow {row}, completion {completion!r}"
         ) from error
