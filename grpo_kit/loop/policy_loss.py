@@ -108,12 +108,8 @@ class PolicyLoss:
         fresh: the weights are those that sampled, so that sampler and update can be compared.
         """
         sums = {name: self.sums[name] for name in ("tokens", "entropy", "clip_ratio", "kl")}
-        sums |= {
-            "gap": 0.0,
-            "compared": 0.0,
-            "skipped": float((~self.scored).sum()),
-            "rows": float(len(batch)),
-        }
+        sums |= {"gap": 0.0, "compared": 0.0, "rows": float(len(batch))}
+        sums["skipped"] = float((~self.scored).sum())
         sums["entropies"] = float(batch.entropies is None) * self.sums["tokens"]  # the sampler gave none
         if fresh and batch.sampler_logprobs is not None:
             sampled = padded(batch.sampler_logprobs, self.mask.size(1), self.mask.device)
