@@ -19,7 +19,7 @@ from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, percent, shown
 from grpo_kit.loop.grpo_config import Config
-from grpo_kit.record.files import write_whole
+from grpo_kit.record.kept_results import write_where_asked
 from grpo_kit.tasks.measure import Measure, has_accuracy
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Evaluation:
         data["as_trained"] = self.as_trained and asdict(self.as_trained)
         data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
         data["rows"] = self.rows.to_dict("records")
-        write_whole(Path(path), json.dumps(data, ensure_ascii=False, indent=1).encode())
+        write_where_asked(path, json.dumps(data, ensure_ascii=False, indent=1).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Evaluation:

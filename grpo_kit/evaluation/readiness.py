@@ -46,6 +46,7 @@ from grpo_kit.evaluation.verdict import (
     possible_verdicts,
     verdict_of,
 )
+from grpo_kit.record.kept_results import write_where_asked
 from grpo_kit.rewards.auditing import audit
 from grpo_kit.rewards.parts import range_of
 from grpo_kit.rewards.scoring import Scores
@@ -330,7 +331,7 @@ class Readiness:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one JSON file; Readiness.load reads it."""
-        Path(path).write_text(json.dumps(asdict(self), ensure_ascii=False) + "\n", encoding="utf-8")
+        write_where_asked(path, (json.dumps(asdict(self), ensure_ascii=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Readiness:

@@ -64,8 +64,9 @@ def score(
         raise
     except Exception as error:
         row, completion = _culprit(reward, completions, columns)
+        mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
+            f"reward {name!r} raised {type(error).__name__}: {error}{mend}\nrow {row}, completion {completion!r}"
         ) from error
     if given != list(completions):
         raise RewardError(
