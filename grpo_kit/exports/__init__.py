@@ -116,8 +116,8 @@ def export(
     trainer = model if isinstance(model, GRPOTrainer) else None
     if trainer is not None:
         model, run = trainer.model, run or trainer.folder
-    close_rows(model, tokenizer)
     stored = _checked(model, tokenizer, format, quant)
+    close_rows(model, tokenizer)
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
