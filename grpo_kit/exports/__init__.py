@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors import SafetensorError
 
+from grpo_kit.argument_checks import check_model, check_task, check_temperature, check_tokenizer, check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.evaluation.as_trained import run_of, say_difference
 from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, part_folder
-from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub, run_of
+from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub
 from grpo_kit.exports.template import (
     ExportError,
     Prompting,
@@ -36,7 +38,8 @@ from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models.model_facts import model_name
 from grpo_kit.models.token_rows import close_rows
-from grpo_kit.record.files import next_run_folder
+from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
+from grpo_kit.record.run_path import run_path
 from grpo_kit.version import __version__
 
 if TYPE_CHECKING:
@@ -116,9 +119,24 @@ def export(
     trainer = model if isinstance(model, GRPOTrainer) else None
     if trainer is not None:
         model, run = trainer.model, run or trainer.folder
-    stored = _checked(model, tokenizer, format, quant)
     close_rows(model, tokenizer)
-    target = Path(folder).expanduser()
+    stored = _checked(model, tokenizer, format, quant)
+    try:
+        if task is not None:
+            check_task(task)
+        target = run_path(folder)
+        if temperature is not None:
+            check_temperature(temperature, greedy=True)
+        if max_completion_tokens is not None:
+            check_whole("max_completion_tokens", max_completion_tokens)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+    if (
+        run is not None
+        and run_settings(Path(run).expanduser()) is None
+        and not has_metrics(Path(run).expanduser())
+    ):
+        raise ExportError(f"run={os.fspath(run)!r} holds no run; give a run's folder, or leave it out")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
     prompting, tokens = Prompting.of(task), max_completion_tokens
@@ -132,12 +150,20 @@ def export(
         "temperature": 1.0 if temperature is None else temperature,
         "max_completion_tokens": tokens or (task.max_completion_tokens if task is not None else 256),
     }
+    run = Path(run) if run else run_of(model)
+    say_difference(
+        model,
+        task,
+        what="export",
+        temperature=sampling["temperature"],
+        tokens=sampling["max_completion_tokens"],
+        run=run,
+    )
     served = with_serving_template(tokenizer, prompting)
     chosen = _rows(task, rows)
     questions = _questions(task, chosen)
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
-    run = Path(run) if run else run_of(model_name(model))
     base = (run and base_of_run(run)) or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     try:
@@ -195,11 +221,11 @@ def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
             f"model={os.fspath(model)!r} is a path; load it: model, tokenizer = kit.load_policy(...), "
             "with tuning='lora' where it is an adapter"
         )
-    if not hasattr(model, "named_parameters") or not hasattr(tokenizer, "apply_chat_template"):
-        raise ExportError(
-            f"model is a {type(model).__name__} and tokenizer a {type(tokenizer).__name__}; give a trainer or a model, "
-            "and its tokenizer"
-        )
+    try:
+        check_model(model)
+        check_tokenizer(tokenizer)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
     if format not in QUANTS:
         raise ExportError(f"format={format!r} is not known; use {', '.join(map(repr, QUANTS))}")
     stored = quant or ("f32" if format == "adapter" else "f16")
