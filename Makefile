@@ -49,8 +49,10 @@ train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by K
 test: $(VENV)/.installed lint ## lint, then every test; notebooks run in the smoke profile
 	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS)
 
-card: $(VENV)/.installed ## the tests of a CUDA card: on this machine's, else on a pretend one (compiled once, 30 s)
-	KIT_PROFILE=smoke $(PY) -m pytest -q tests/engine/test_cuda.py tests/test_cuda_card.py tests/pretend_card
+card: $(VENV)/.installed ## on a CUDA card: its tests, seconds, main job into card_report.json; without: the tests on a pretend one
+	@if $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
+	then $(PY) -m benchmarks.card.report; \
+	else KIT_PROFILE=smoke $(PY) -m pytest -q tests/engine/test_cuda.py tests/test_cuda_card.py tests/pretend_card; fi
 
 browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has a Chromium
 	@$(PY) -c "import playwright" 2> /dev/null || $(PIP) -c requirements.txt -e ".[browser]" || true
@@ -105,10 +107,11 @@ $(DOCS)/.installed: docs/requirements.txt
 	@$(DOCS)/bin/python -m pip install -qq --prefer-binary --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
 
+# trl, beside which the losses are tested, asks for newer datasets and pyarrow than the kit does: it comes without them.
 $(LOWEST)/.installed: requirements-lowest.txt pyproject.toml
 	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install -qq --prefer-binary -r requirements-lowest.txt -e ".[test]"
-	@$(LOWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY)
+	@$(LOWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY) trl==1.16.0
 	@touch $@
 
 # The names in requirements.txt without their versions; the ranges are the kit's own.
@@ -116,5 +119,6 @@ $(NEWEST)/.installed: requirements.txt pyproject.toml
 	@python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(NEWEST)
 	@sed -E 's/^([A-Za-z0-9_.-]+)==[^ ;]+/\1/' requirements.txt > $(NEWEST)/names.txt
 	@$(NEWEST)/bin/python -m pip install -qq --prefer-binary -r $(NEWEST)/names.txt -e ".[test]"
+	@$(NEWEST)/bin/python -m pip freeze --exclude-editable > $(NEWEST)/lock.txt # what requirements-newest.txt records
 	@$(NEWEST)/bin/python -m pip install -qq --no-deps $(FILES_ONLY)
 	@touch $@

@@ -37,27 +37,31 @@ from grpo_kit.memory.plan import plan_memory
 from grpo_kit.memory.shapes import config_of
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.rollout.layers import shipped_norms
 
 GIB = 2**30
 
 
 class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of live tensor storages; `peak` since the last reset()."""
+    """Counts the bytes of live tensor storages; `peak` since the last reset(). events: (storage, bytes; 0 if gone)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[int, int] = {}
         self.now = self.peak = 0
+        self.events: list[tuple[int, int]] = []
 
     def hold(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self.live and storage.nbytes():
             self.live[storage._cdata] = storage.nbytes()
             self.now += storage.nbytes()
+            self.events.append((storage._cdata, storage.nbytes()))
             weakref.finalize(storage, self._drop, storage._cdata)
 
     def _drop(self, key: int) -> None:
         self.now -= self.live.pop(key)
+        self.events.append((key, 0))
 
     def reset(self) -> None:
         self.peak = self.now
@@ -72,9 +76,20 @@ class PeakMemory(TorchDispatchMode):
 
 
 def measure_chunk(
-    model: Any, *, tokens: int, scored: int, checkpointed: int, gradients: bool, autocast: bool
+    model: Any,
+    *,
+    tokens: int,
+    scored: int,
+    checkpointed: int,
+    gradients: bool,
+    autocast: bool,
+    dense_mask: bool = True,
 ) -> dict:
-    """Peak bytes (weights included) of one chunk's forward and backward pass, and of AdamW's step after it."""
+    """Peak bytes (weights included) of one chunk's forward and backward pass, and of AdamW's step after it.
+
+    dense_mask: SDPA's; False: causal without one, which keeps what FlexAttention keeps. "events": PeakMemory's, up to
+    the optimizer.
+    """
     base = base_model(model)
     model.train()
     if checkpointed:
@@ -91,7 +106,7 @@ def measure_chunk(
             p.grad = torch.zeros_like(p)
             memory.hold(p.grad)
     ids = torch.zeros(1, tokens, dtype=torch.long)
-    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril() if dense_mask else None
     positions = torch.arange(tokens)[None]
     with memory, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         hidden = base.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
@@ -103,12 +118,39 @@ def measure_chunk(
     del states
     with memory:
         loss.backward()
-    update = memory.peak
+    update, events = memory.peak, list(memory.events)
     del loss, logprobs, entropy
     memory.reset()
     with memory:  # foreach: as torch chooses on CUDA
         torch.optim.AdamW(trained, foreach=True).step()
-    return {"weights": weights, "update": update, "optimizer step": memory.peak}
+    return {"weights": weights, "update": update, "optimizer step": memory.peak, "events": events}
+
+
+class _OneKernel(torch.autograd.Function):
+    """A norm that keeps what a card's kernel keeps (engine/update_norms.py): its input and a number a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, (x.float().square().mean(-1, keepdim=True) + eps).rsqrt())
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight) if weight.requires_grad else None, None
+
+
+@contextmanager
+def norms_of_a_card(model: Any) -> Any:
+    """For fake tensors, whose numbers nobody reads."""
+    before = {kind: kind.forward for kind in shipped_norms(model)}
+    for kind in before:
+        kind.forward = lambda self, x: _OneKernel.apply(x, self.weight, self.variance_epsilon)
+    try:
+        yield
+    finally:
+        for kind, forward in before.items():
+            kind.forward = forward
 
 
 def fake_model(config: Any, dtype: torch.dtype, *, lora: bool) -> Any:
@@ -210,14 +252,15 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
         model = fake_model(config_of(cfg.model), weights, lora=not full)
         state = sum(p.numel() for p in model.parameters() if p.requires_grad)
         state *= OPTIMIZERS[optimizer].state_bytes if full else 8
-        measured = measure_chunk(
-            model,
-            tokens=group,
-            scored=8 * 512,
-            checkpointed=checkpointed,
-            gradients=True,
-            autocast=not full or weights == torch.float32,
-        )
+        with norms_of_a_card(model):
+            measured = measure_chunk(
+                model,
+                tokens=group,
+                scored=8 * 512,
+                checkpointed=checkpointed,
+                gradients=True,
+                autocast=not full or weights == torch.float32,
+            )
     name = f"Qwen2.5-1.5B {tuning}, {plan.title.split(', ')[2]}, {optimizer if full else 'adamw'}"
     name += f", {group} tokens, {checkpointed} of 28 layers checkpointed"
     predicted = {m: sum(v for k, v in p.items() if k != "reserve") for m, p in plan.parts.items()}

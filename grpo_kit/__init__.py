@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
+    from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
     from grpo_kit.watch.found_case import case_from  # one of them as a case for rewards.check_rewards
     from grpo_kit.watch.monitor import read_flags  # its red flags
@@ -72,11 +73,13 @@ if TYPE_CHECKING:
     # After training.
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
+    from grpo_kit.evaluation.rescore import rescore  # what another reward would have taught
     from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
     from grpo_kit.exports import export  # weights, prompt and temperature in a folder that proves itself
     from grpo_kit.exports.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
     from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
+    from grpo_kit.lab.branch import branch, branches  # an exact what-if from a checkpoint; the tree of a run
     from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
 
@@ -89,9 +92,10 @@ __all__ = [
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
-    "plot_run", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "read_completions",
-    "read_metrics",
-    "evaluate", "compare", "plot_pass_at_k", "export", "chat", "model_card", "sample", "lab", "objectives",
+    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder",
+    "read_completions", "read_metrics",
+    "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "branch", "branches",
+    "lab", "objectives",
 ]  # fmt: skip
 
 _MODULES = {
@@ -115,6 +119,7 @@ _MODULES = {
     "optim.rounding": ["survival_plot", "update_survival"],
     "rollout": ["RolloutEngine"],
     "watch.chart": ["plot_run"],
+    "watch.diagnose": ["diagnose"],
     "watch.browse": ["browse"],
     "watch.found_case": ["case_from"],
     "watch.monitor": ["read_flags"],
@@ -122,11 +127,13 @@ _MODULES = {
     "record.files": ["next_run_folder", "read_completions", "read_metrics"],
     "evaluation.accuracy": ["evaluate"],
     "evaluation.comparison": ["compare"],
+    "evaluation.rescore": ["rescore"],
     "evaluation.pass_curves": ["plot_pass_at_k"],
     "exports": ["export"],
     "exports.chat": ["chat"],
     "watch.run_card": ["model_card"],
     "preferences": ["sample"],
+    "lab.branch": ["branch", "branches"],
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

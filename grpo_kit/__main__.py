@@ -30,6 +30,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _every(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number of at least 1, or 0 for none")
+    return int(text)
+
+
 def _number(
     words: str, what: str, default: float | None = None, type: Any = _count
 ) -> tuple[list[str], dict]:
@@ -60,7 +66,7 @@ _COMMANDS = {
         _number("--rank R", "of LoRA adapters; their alpha is twice that"),
         _text("--folder RUN", "the run folder; default: the next free runs/<task>"),
         _text("--resume RUN", "go on with the run in RUN, or in --folder", nargs="?", const=True),
-        _number("--held-out-every N", "steps between two looks at held-out rows, default 8; 0: none", None, int),
+        _number("--held-out-every N", "steps between two looks at held-out rows, default 8; 0: none", None, _every),
         _choice("--keep", ("last", "best"), "whose weights the model has in the end; default: last"),
         _choice("--on-flag", ("warn", "stop"), "what a red flag does; default: warn"),
         _text("--report-to NAME", "a tracker: tensorboard, trackio, wandb", action="append"),
@@ -70,6 +76,9 @@ _COMMANDS = {
         _switch("--once", "print what there is and end"),
         _number("--last N", "earlier steps that are shown; default: 10", 10, int),
         _number("--every SECONDS", "between two looks; default: 1", 1.0, float),
+    ]),
+    "diagnose": (other.diagnose, [
+        _text("LOG", "trainer_state.json, a notebook, a printed log, a CSV, TensorBoard's or a run folder"),
     ]),
     "evaluate": (other.evaluate, [
         _RUN, _RUNS_TASK,

@@ -1,11 +1,13 @@
-"""Checks of numbers that many rooms take as arguments, one function per check.
+"""Checks of arguments that many rooms take, one function per check: numbers, texts, models, tokenizers, tasks.
 
 A bool, a text and a NaN never count as numbers here; numpy's numbers do.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
+import os
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -67,9 +69,36 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     ValueError: keep='first' is not known; use 'last' or 'best'
     """
     known = list(choices)
-    if value not in known:
+    if not any(value is one or type(value) is type(one) and value == one for one in known):
         *others, last = map(repr, known)
-        raise ValueError(f"{name}={value!r} is not known; use {', '.join(others)} or {last}")
+        raise ValueError(
+            f"{name}={value!r:.200} is not known; use {', '.join(others)} or {last}{nearest(value, known)}"
+        )
+
+
+def nearest(value: Any, known: Iterable[Any]) -> str:
+    """The end of a message that suggests one of the known names for a misspelt one; "" where none is near.
+
+    >>> nearest("Larges", ["largest", "code", None])
+    "; did you mean 'largest'?"
+    """
+    names = {one.lower(): one for one in known if isinstance(one, str)}
+    near = difflib.get_close_matches(str(value).lower(), names, 1) if isinstance(value, str) else []
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+
+def check_text(name: str, value: Any, *, hint: str = "", blank: bool = False) -> str:
+    """The value. Raises ValueError, naming the argument, unless it is a text; blank: one without a letter will do.
+
+    hint: the end of the message, such as ", or None for none".
+
+    >>> check_text("name", 3)
+    Traceback (most recent call last):
+    ValueError: name=3 must be a text that is not blank
+    """
+    if not isinstance(value, str) or not (blank or value.strip()):
+        raise ValueError(f"{name}={value!r:.200} must be a text{'' if blank else ' that is not blank'}{hint}")
+    return value
 
 
 def check_above_zero(name: str, value: Any, *, hint: str = "") -> None:
@@ -101,3 +130,46 @@ def check_temperature(value: Any, name: str = "temperature", *, greedy: bool = F
     raise ValueError(
         f"{name}={value!r} must be a number above 0, such as 1.0; at 0 (greedy) all samples of a prompt are alike"
     )
+
+
+def check_model(model: Any) -> None:
+    """Raises ValueError, with what would do, for what is no loaded model: a name, or load_policy's pair.
+
+    >>> check_model("tiny-random")
+    Traceback (most recent call last):
+    ValueError: model='tiny-random' is a name; load it: model, tokenizer = kit.load_policy('tiny-random')
+    """
+    if not hasattr(model, "parameters"):
+        raise ValueError(_not_loaded("model", model))
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises ValueError, with what would do, for what is no tokenizer: a name, a model, or load_policy's pair."""
+    if not hasattr(tokenizer, "chat_template") or hasattr(tokenizer, "parameters"):
+        raise ValueError(_not_loaded("tokenizer", tokenizer))
+
+
+def _not_loaded(name: str, value: Any) -> str:
+    call = "model, tokenizer = kit.load_policy"
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return f"{name} is a pair, as kit.load_policy gives it; take it apart: {call}(...)"
+    if isinstance(value, str | os.PathLike):
+        return f"{name}={os.fspath(value)!r} is a name; load it: {call}({os.fspath(value)!r})"
+    return f"{name}={value!r:.60} is no {name} of transformers; {call}(...) loads both"
+
+
+def check_task(task: Any) -> None:
+    """Raises ValueError, with what would do, for what is no task: a name, a function that makes one, or rows.
+
+    >>> check_task("largest")
+    Traceback (most recent call last):
+    ValueError: task='largest' is a name; make the task: kit.tasks.largest()
+    """
+    if isinstance(task, str):
+        raise ValueError(f"task={task!r} is a name; make the task: kit.tasks.{task}()")
+    if callable(task) and hasattr(task, "__name__"):
+        raise ValueError(f"task={task.__name__} is a function; call it: {task.__name__}()")
+    if not hasattr(task, "train") or not hasattr(task, "name"):
+        raise ValueError(
+            f"task={task!r:.100} is no task; kit.tasks has some, and of your rows kit.tasks.from_rows makes one"
+        )

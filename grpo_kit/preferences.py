@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from datasets import Dataset
 
-from grpo_kit.argument_checks import check_number, check_temperature
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.argument_checks import (
+    check_model,
+    check_number,
+    check_task,
+    check_temperature,
+    check_tokenizer,
+)
+from grpo_kit.evaluation.generate_and_score import answer, check_rows
 from grpo_kit.evaluation.sample_cache import trained_as_sampled
+from grpo_kit.record.run_path import run_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -214,9 +221,11 @@ def sample(
     >>> samples.pairs(margin=0.1).column_names  # doctest: +SKIP
     ['prompt', 'chosen', 'rejected', 'score_chosen', 'score_rejected']
     """
-    rows = list(task.train if rows is None else rows)
-    if not rows:
-        raise ValueError("rows is empty; give at least one row")
+    check_model(model)
+    check_tokenizer(tokenizer)
+    check_task(task)
+    rows = check_rows(task.train if rows is None else rows)
+    folder = run_path(folder)
     check_temperature(temperature)
     first = {
         prompt: row for prompt, row in reversed(list(zip(task.render(tokenizer, rows), rows, strict=True)))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from grpo_kit.argument_checks import check_choice, nearest
 from grpo_kit.cuda import has_bf16
 from grpo_kit.loop.grpo_config import FIELDS, Config, check_fields
 
@@ -132,6 +133,8 @@ def preset(name: str | Config = "auto", **changes: Any) -> Config:
     0.0002
     """
     check_fields(changes)
+    if name is None:
+        check_choice("preset", name, ("auto", *NAMES))
     given, picked = {}, "asked for"
     if isinstance(name, Config):
         given, (name, picked) = _set_by_hand(name), name.reasons.get("preset", (name.preset, ""))
@@ -143,8 +146,9 @@ def preset(name: str | Config = "auto", **changes: Any) -> Config:
     if name == "auto":
         name, picked = _pick()
     if name is not None and name not in NAMES:
+        mend = nearest(name, NAMES) or "; a model is named by model=" * isinstance(name, str)
         raise ValueError(
-            f"preset {name!r} is not known; use auto, {', '.join(NAMES)} (KIT_PROFILE or the argument)"
+            f"preset {name!r:.100} is not known; use auto, {', '.join(NAMES)} (KIT_PROFILE or the argument){mend}"
         )
     reasons = {} if name is None else _numbers(name, picked, {**given, **changes}.get("tuning") or "full")
     values = {

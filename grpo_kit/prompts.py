@@ -10,7 +10,7 @@ Longer than 300 lines because a chat template can spoil a prompt in ten ways, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
@@ -19,6 +19,7 @@ import pandas as pd
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from grpo_kit.argument_checks import check_tokenizer, is_whole
 from grpo_kit.unsloth import warn_if_late
 
 _OPENING_TAG = re.compile(r"<[A-Za-z][\w-]*>\s*\Z")
@@ -94,7 +95,18 @@ def continue_messages(
     >>> continue_messages(tokenizer, turns)[-30:]  # doctest: +SKIP
     '<|im_start|>assistant\\n<answer>'
     """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise PromptError(
+            f"messages={messages!r:.200} must be a list of at least one message, the assistant's the last"
+        )
+    if not all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in messages):
+        cure = cure_of(messages) or "; each is a dict with 'role' and 'content'"
+        raise PromptError(f"messages={messages!r:.200} are no messages of 'role' and 'content'{cure}")
     *before, last = messages
+    if last["role"] != "assistant" or not before:
+        raise PromptError(
+            f"the last message is the {last['role']}'s, the first of {len(messages)}; the assistant's is continued"
+        )
     opening = last["content"]
     if not isinstance(opening, str) or not opening:
         raise PromptError(
@@ -158,6 +170,7 @@ def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.Da
     """
     if isinstance(tags, str):
         raise PromptError(f"tags={tags!r} is one string; use a list such as [{tags!r}]")
+    check_tokenizer(tokenizer)
     return pd.DataFrame([_audit(tokenizer, tag) for tag in tags], columns=list(_audit(tokenizer, "<a>")))
 
 
@@ -185,9 +198,11 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
     >>> roundtrip_drift(tokenizer, tokenizer("<answer>").input_ids).same  # doctest: +SKIP
     True
     """
-    ids = [int(token) for token in ids]
-    for position, token in enumerate(ids):
-        if not 0 <= token < len(tokenizer):
+    check_tokenizer(tokenizer)
+    if isinstance(ids, str):
+        raise PromptError(f"ids={ids!r:.100} is a text; give tokenizer(text).input_ids")
+    for position, token in enumerate(ids := ids.tolist() if hasattr(ids, "tolist") else list(ids)):
+        if not is_whole(token, 0) or token >= len(tokenizer):
             raise PromptError(f"ids[{position}]={token} is no token; use 0 to {len(tokenizer) - 1}")
     again = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else []
     if again == ids:
@@ -220,19 +235,12 @@ def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
 
 
 def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, examples: Any) -> None:
-    if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(NO_TEMPLATE)
+    _check_template(tokenizer)
     if not isinstance(question, str) or not question.strip():
-        raise PromptError(f"question={question!r} is no text; give a string that is not blank")
-    if system is not None and not isinstance(system, str):
-        raise PromptError(f"system={system!r} is no text; give a string, or None for the template's own")
-    if not isinstance(prefill, str):
-        raise PromptError(f"prefill={prefill!r} is no text; give a string, or '' for none")
-    _check_no_space(prefill)
-    for pair in examples:
-        two = not isinstance(pair, str) and len(pair) == 2
-        if not (two and all(isinstance(part, str) and part for part in pair)):
-            raise PromptError(f"examples holds {pair!r}; use (question, response) pairs of strings")
+        raise PromptError(
+            f"question={question!r:.200} is no text{cure_of(question)}; give a string that is not blank"
+        )
+    check_parts(system, prefill, examples)
     texts = {"question": question, "prefill": prefill, "system": system or ""}
     for name, text in [*texts.items(), *(("examples", part) for pair in examples for part in pair)]:
         _check_encodes(name, text)
@@ -242,6 +250,57 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
             f"question={question!r:.200} holds the special token {found!r}, which the model would read as the "
             "template's own and not as text; write it in another way"
         )
+
+
+def _check_template(tokenizer: Any) -> None:
+    try:
+        check_tokenizer(tokenizer)
+    except ValueError as error:
+        raise PromptError(str(error)) from None
+    if not tokenizer.chat_template:
+        raise PromptError(NO_TEMPLATE)
+
+
+def check_parts(system: Any, prefill: Any, examples: Any) -> None:
+    """Raises PromptError for what cannot stand around a question: a prefill that ends in a space, other examples."""
+    if system is not None and not isinstance(system, str):
+        raise PromptError(f"system={system!r} is no text; give a string, or None for the template's own")
+    if not isinstance(prefill, str):
+        raise PromptError(f"prefill={prefill!r} is no text; give a string, or '' for none")
+    _check_no_space(prefill)
+    if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
+        raise PromptError(
+            f"examples={examples!r:.200}; use a list of (question, response) pairs of strings, or ()"
+        )
+    for pair in examples:
+        if not (
+            isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(p, str) and p for p in pair)
+        ):
+            cure = ""
+            if isinstance(pair, Mapping):
+                keys = " and ".join(map(repr, pair))
+                cure = f"; of messages and rows take the texts out, they have {keys}"
+            elif isinstance(pair, str) and len(examples) == 2:
+                cure = f": [({examples[0]!r:.80}, {examples[1]!r:.80})]"
+            raise PromptError(
+                f"examples holds {pair!r:.200}; use (question, response) pairs of strings{cure}"
+            )
+
+
+def cure_of(question: Any) -> str:
+    """What to do with a question that is no text: token ids, messages, also in ShareGPT's form."""
+    items = list(question) if isinstance(question, Sequence) or hasattr(question, "tolist") else [question]
+    if items and all(is_whole(item, 0) for item in items) and not is_whole(question, 0):
+        return " but token ids; tokenizer.decode(ids) makes text of them"
+    keys = {key for item in items if isinstance(item, Mapping) for key in item}
+    if {"from", "value"} <= keys:
+        return ": these are messages as ShareGPT has them; the question is the human's 'value', the answer the gpt's"
+    if {"role", "content"} <= keys:
+        return (
+            ": these are messages; take the 'content' of the user's last one (earlier turns go into examples, a system "
+            "message into system)"
+        )
+    return ""
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:

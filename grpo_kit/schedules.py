@@ -6,12 +6,12 @@ exact at both ends, never outside the range between its ends, and prints as the 
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grpo_kit.argument_checks import check_above_zero, is_number
-from grpo_kit.literal_calls import call_from_text
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class stepwise:  # noqa: N801
     at: Sequence[float]
 
     def __post_init__(self) -> None:
+        for name in ("values", "at"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0.5]")
         object.__setattr__(self, "values", tuple(self.values))
         object.__setattr__(self, "at", tuple(self.at))
         for i, value in enumerate(self.values):
@@ -124,7 +127,9 @@ class stepwise:  # noqa: N801
                 f"values has {len(self.values)} entries and at has {len(self.at)}; give one value more"
             )
         edges = (0, *self.at, 1)
-        if not all(low < high for low, high in zip(edges, edges[1:], strict=False)):
+        if not all(map(is_number, edges)) or not all(
+            low < high for low, high in zip(edges, edges[1:], strict=False)
+        ):
             raise ValueError(f"at={list(self.at)!r} must rise and lie between 0 and 1, such as [0.5, 0.75]")
 
     def __call__(self, progress: float) -> float:
@@ -143,17 +148,28 @@ def schedule_from(text: str) -> Callable[[float], float]:
     """
     known = {kind.__name__: kind for kind in (constant, linear, cosine, exponential, stepwise)}
     try:
-        call = call_from_text(text)
-        return known[call.name](*call.arguments, **call.keywords)
-    except (KeyError, TypeError, ValueError) as error:
+        call = ast.parse(text.strip(), mode="eval").body
+        keywords = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+        if len(keywords) < len(call.keywords):
+            raise ValueError("a keyword is given twice")
+        return known[call.func.id](*map(ast.literal_eval, call.args), **keywords)
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise ValueError(
-            f"schedule {text!r} cannot be read ({error}); write it as 'linear(1.2, 0.6)', one of {', '.join(known)}"
+            f"schedule {text!r:.200} cannot be read ({error}); write 'linear(1.2, 0.6)', one of {', '.join(known)}"
         ) from error
 
 
 def _clamp(progress: float) -> float:
-    if math.isnan(progress):
-        raise ValueError("progress=nan is no fraction of training; give a number in [0, 1]")
+    if isinstance(progress, str | None) or math.isnan(progress):
+        raise ValueError(f"progress={progress!r} is no fraction of training; give a number in [0, 1]")
     return min(max(progress, 0.0), 1.0)
 
 

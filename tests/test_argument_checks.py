@@ -1,6 +1,7 @@
 """Checks of numbers: one table of what each refuses, and that the places which check a number use the same words."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,15 @@ import torch
 from grpo_kit.argument_checks import (
     check_above_zero,
     check_choice,
+    check_model,
     check_number,
+    check_task,
     check_temperature,
+    check_text,
+    check_tokenizer,
     check_whole,
     is_number,
+    nearest,
 )
 from grpo_kit.exports.chat import chat
 from grpo_kit.lab.arm import arm_of
@@ -78,7 +84,7 @@ def test_numbers_from_a_least_one_on():
 def test_choices(value):
     check_choice("letter", "c", {"a": 1, "b": 2, "c": 3})
     check_choice("letter", None, ("a", None))
-    words = f"letter={value!r} is not known; use 'a', 'b' or 'c'"
+    words = f"letter={value!r} is not known; use 'a', 'b' or 'c'" + "; did you mean 'a'?" * (value == "A")
     assert refusal(lambda: check_choice("letter", value, {"a": 1, "b": 2, "c": 3})) == words
 
 
@@ -105,3 +111,49 @@ def test_chat_is_greedy_at_zero(tmp_path):
     model, tokenizer = load_policy("tiny-random", quiet=True)
     assert chat(model, tokenizer, temperature=0).temperature == 0.0
     assert refusal(lambda: chat(model, tokenizer, temperature=math.nan)) == f"temperature=nan{GREEDY}"
+
+
+def test_a_true_is_no_one_among_choices():
+    check_choice("think", True, (True, False))
+    assert "think=1 is not known" in refusal(lambda: check_choice("think", 1, (True, False)))
+
+
+@pytest.mark.parametrize("value, words", [
+    ("tiny-random", "model='tiny-random' is a name; load it: model, tokenizer = kit.load_policy('tiny-random')"),
+    ((1, 2), "model is a pair, as kit.load_policy gives it; take it apart: model, tokenizer = kit.load_policy(...)"),
+    (None, "model=None is no model of transformers; model, tokenizer = kit.load_policy(...) loads both"),
+])  # fmt: skip
+def test_what_is_no_model_says_how_it_is_loaded(value, words):
+    assert refusal(lambda: check_model(value)) == words
+    assert refusal(lambda: check_tokenizer(value)) == words.replace("model", "tokenizer", 1).replace(
+        "no model of", "no tokenizer of"
+    )
+
+
+def test_a_model_is_no_tokenizer():
+    model = SimpleNamespace(parameters=list, chat_template="")
+    check_model(model)
+    assert "is no tokenizer of transformers" in refusal(lambda: check_tokenizer(model))
+    check_tokenizer(SimpleNamespace(chat_template=None))
+
+
+def largest():
+    """A function that makes a task."""
+
+
+@pytest.mark.parametrize("value, words", [
+    ("largest", "task='largest' is a name; make the task: kit.tasks.largest()"),
+    (largest, "task=largest is a function; call it: largest()"),
+    ([{"question": "?"}], "kit.tasks.from_rows makes one"),
+    (None, "task=None is no task"),
+])  # fmt: skip
+def test_what_is_no_task_says_how_one_is_made(value, words):
+    assert words in refusal(lambda: check_task(value))
+
+
+def test_texts_and_near_names():
+    assert check_text("name", "a") == "a" and check_text("name", "", blank=True) == ""
+    assert refusal(lambda: check_text("name", " ")) == "name=' ' must be a text that is not blank"
+    assert refusal(lambda: check_text("name", 3, blank=True, hint="!")) == "name=3 must be a text!"
+    assert nearest("Larges", ["largest", None]) == "; did you mean 'largest'?"
+    assert nearest("zzz", ["largest"]) == nearest(3, ["3"]) == ""

@@ -306,11 +306,17 @@ def test_cards_are_described_and_what_they_lack_is_said(monkeypatch):
     assert values["card 1"] == "Fake T4" and values["bfloat16"] is False and values["tf32"] is False
     assert values["card 0 free (GiB)"] == 9.0
     said = "\n".join(section.to_do)
-    assert (
-        "has no bfloat16" in said
-        and "2 cards" in said
-        and ("C compiler" in said or "triton is missing" in said)
-    )
+    assert values["attention of the update"] == "SDPA", "FlexAttention does not compile below capability 8.0"
+    assert "has no bfloat16" in said and "2 cards" in said and "triton" not in said
+
+
+def test_a_card_whose_attention_cannot_be_compiled_is_told_what_is_missing(monkeypatch):
+    _fake_cards(monkeypatch, bf16=True, capability=(8, 9))
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None if name == "triton" else True)
+    section = Section("Machine")
+    machine._cards(section)
+    assert {row.name: row.value for row in section.rows}["attention of the update"] == "SDPA"
+    assert "triton is missing" in "\n".join(section.to_do)
 
 
 def test_a_card_with_everything_asks_for_nothing(monkeypatch):

@@ -20,7 +20,7 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
     "prompts", "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
-    "tasks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks",
+    "tasks", "config_checks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks",
     "preferences", "lab", "exports", "integrations", "doctor", "commands",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
@@ -213,7 +213,7 @@ def test_a_file_is_read_in_one_sitting(path):
 CORE = {
     "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
     "prompts", "cuda",
-    "models", "record", "display", "verdicts", "rewards", "optim", "tasks", "loop",
+    "models", "record", "display", "verdicts", "rewards", "optim", "tasks", "config_checks", "loop",
 }  # fmt: skip
 
 

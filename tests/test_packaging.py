@@ -63,9 +63,12 @@ def test_this_environment_has_the_pinned_version(name):
 
 
 def test_the_lowest_versions_are_the_floors():
-    """Of all that `make` installs, but JupyterLab, trackers and tests' tools; where they differ the file says why."""
+    """Of all that `make` installs, but JupyterLab, TRL, trackers and tests' tools."""
     lowest = _pins((ROOT / "requirements-lowest.txt").read_text())
-    tools = {canonicalize_name(Requirement(text).name) for text in EXTRAS["test"] + EXTRAS["trackers"]}
+    tools = {
+        canonicalize_name(Requirement(text).name)
+        for text in EXTRAS["test"] + EXTRAS["trackers"] + EXTRAS["trl"]
+    }
     assert set(lowest) == set(WANTED) - tools - {"jupyterlab"}
     for name, requirement in lowest.items():
         (pin,) = requirement.specifier

@@ -2,7 +2,8 @@
 
     python -m benchmarks.card.step kit realistic full adamw-8bit-split OUT.json
 
-Arms and work are those of benchmarks.step, weights random in Qwen2.5-1.5B's shapes; the third step is measured.
+Arms and work are those of benchmarks.step, weights random in Qwen2.5-1.5B's shapes, in bfloat16 (float32 on a card
+without it); the third step is measured. --small: tiny shapes, to see that it runs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from benchmarks.card.decode import capped_card
 from benchmarks.result import command_line
 from benchmarks.step import arms
 from benchmarks.step.setup import Setup
-from benchmarks.step.sizes import SIZES, WORKLOADS, random_weights
+from benchmarks.step.sizes import SIZES, WORKLOADS, qwen_config, random_weights, tiny_config
 from benchmarks.step.workload import make_workload
+from grpo_kit.cuda import has_bf16
 
 
 def main() -> None:
@@ -29,16 +31,19 @@ def main() -> None:
     parser.add_argument("tuning", choices=("full", "lora"))
     parser.add_argument("optimizer", help="of the kit's Config, such as adamw or adamw-8bit-split")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
     asked = parser.parse_args()
     name = capped_card()
     torch.manual_seed(0)
     Config = arms.Config
     arms.Config = lambda **fields: Config(**fields | {"optimizer": asked.optimizer})
-    model, tokenizer = random_weights(asked.tuning, "bfloat16")
-    work = make_workload(tokenizer, SIZES["gpu"].shape(asked.kind), 0)
+    bf16, size = has_bf16(), SIZES["smoke" if asked.small else "gpu"]
+    shapes = tiny_config() if asked.small else qwen_config()
+    model, tokenizer = random_weights(asked.tuning, "bfloat16" if bf16 else "float32", shapes)
+    work = make_workload(tokenizer, size.shape(asked.kind), 0)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    setup = Setup(model, tokenizer, work, cuda=True, bf16=True, warmup=2, tuned=(4, False))
+    setup = Setup(model, tokenizer, work, cuda=True, bf16=bf16, warmup=2, tuned=(4, False))
     found = asdict(arms.measure(asked.arm, setup, say=print))
     found["work done"] = found.pop("completion_ids") == work.completion_ids
     for name in ("rewards", "timeline"):

@@ -7,8 +7,11 @@ Each fault is drawn from the seed and its number: what is trained (an arm), what
 press is SIGINT, one or two; of two processes it meets one or both, and where one dies both end, as under torchrun. A
 full disk is a tmpfs that is filled to the last bytes (root alone can mount one), or a limit on the size of files
 (RLIMIT_FSIZE: no privileges; the kernel refuses larger files with EFBIG instead of ENOSPC, smaller ones still fit).
-Damage: the process is killed, then a file of a checkpoint is cut, changed in a byte or removed; a torn line: half a
-line stands at the end of metrics.jsonl or completions.jsonl. The moment is any, or in a sampling, an update, the
+A folder that becomes read-only refuses every write (to another user than root), and is given back.
+Damage: the process is killed, then a file of a checkpoint is cut, emptied, changed in a byte or removed; a torn line:
+half a line stands at the end of metrics.jsonl or completions.jsonl; damage at rest: one to three of all files of the
+run, those beside the checkpoints as often as those inside. Where words ask for it, the line is deleted or the file is
+moved away, and the run goes on. The moment is any, or in a sampling, an update, the
 writing of a row, a save or an evaluation: of the first step, of the last, or between.
 Then the run goes on: after a kill in a new process by train(resume=True); after a press by train() in the same process
 or a new one; on a disk by train() once there is space. It must end in the untouched run's weights, rows of

@@ -15,12 +15,15 @@ import torch
 from benchmarks.faults.child import resumed, touched, untouched
 from benchmarks.faults.processes import in_children
 from benchmarks.faults.runs import ARMS, policy, task_of
-from grpo_kit.loop.checkpoint import checkpoints
+from grpo_kit.record.digests import checkpoints
+from grpo_kit.record.files import KEPT
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
 
 KINDS = {
-    "kill": 4, "press": 3, "two presses": 2, "full tmpfs": 2, "file size limit": 2, "damage": 3, "torn line": 1,
-}  # of 17 faults  # fmt: skip
+    "kill": 4, "press": 3, "two presses": 2, "full tmpfs": 2, "file size limit": 2, "read-only folder": 2, "damage": 3,
+    "torn line": 1, "damage at rest": 4,
+}  # of 23 faults  # fmt: skip
+HOWS = ("cut", "changed", "removed", "emptied")
 MOMENTS = ("any", "sampling", "update", "writing", "saving", "evaluation")
 ROOM = (
     0,
@@ -30,16 +33,24 @@ ROOM = (
     8_000_000,
 )  # bytes a full disk still takes; a checkpoint is 23 MB, adapters 5
 LOST = "the damaged best is named, the rest equal"
+LINES = "the damaged table is named and lacks lines, the rest equal"
+BYTE = "a changed byte of a table is not seen, the rest equal"  # a table has no digest
 FINE = (
-    "equal", "words, then equal", "equal; the fault came after the end", "nothing saved yet, in words", LOST,
+    "equal", "words, then equal", "equal; the fault came after the end", "nothing saved yet, in words", LOST, LINES,
+    BYTE,
 )  # fmt: skip
+TABLES = {METRICS_LINES: "rows", COMPLETIONS_LINES: "completions", KEPT: "kept"}
 
 
 def drawn(seed: int, number: int) -> dict[str, Any]:
     """Fault `number` of the campaign."""
     draw = random.Random(f"fault {seed} {number}")
     kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
-    damaged = kind in ("damage", "torn line")  # a process that was killed once there may be a checkpoint
+    damaged = kind in (
+        "damage",
+        "torn line",
+        "damage at rest",
+    )  # a process that was killed once there may be a checkpoint
     return {
         "number": number,
         "arm": list(ARMS)[number % len(ARMS)],
@@ -53,9 +64,12 @@ def drawn(seed: int, number: int) -> dict[str, Any]:
         "room": draw.choice(ROOM),
         "new_process": draw.random() < 0.5,
         "stays": draw.randrange(2),  # calls of train() on a disk still full
-        "damage": draw.choice(["cut", "changed", "removed"]),
+        "damage": draw.choice(HOWS),
         "file": draw.random(),  # which of a checkpoint's files
         "checkpoint": draw.choice([-1, -1, -1, 0]),  # the last one, or the first
+        "files": [
+            [draw.random(), draw.choice(HOWS)] for _ in range(draw.choice([1, 1, 2, 3]))
+        ],  # at rest: of all
     }
 
 
@@ -75,7 +89,7 @@ def one(fault: dict[str, Any], reference: dict[str, Any], work: Path) -> dict[st
         if "killed" in first or "goes_on" in first:
             what = damage(fault, folder) if "killed" in first else ""
             last = in_children(lambda: resumed(fault, folder), place, count)
-        outcome = ended(first, last, reference)
+        outcome = ended(first, last, reference, what, ARMS[fault["arm"]].keep)
     finally:
         if mounted:
             subprocess.run(["umount", str(place)], check=True)
@@ -99,25 +113,41 @@ def damage(fault: dict[str, Any], folder: Path) -> str:
         with open(path, "ab") as file:
             file.write(b'{"step": 5, "rew')
         return f"half a line at the end of {path.name}"
+    if fault["kind"] == "damage at rest":
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        # A table or a file beside them as often as a file of a checkpoint: of those there are many.
+        beside = [path for path in files if path.parent == folder]
+        inside = [path for path in files if path.parent != folder] or beside
+        hurt = {}
+        for place, how in fault["files"] if beside else ():
+            among = beside if place < 0.5 else inside
+            hurt[among[int(2 * place % 1 * len(among))]] = how
+        return "; ".join(f"{path.relative_to(folder)} {_hurt(path, how)}" for path, how in hurt.items())
     if fault["kind"] != "damage" or not (saved := checkpoints(folder)):
         return ""
     files = sorted(path for path in saved[fault["checkpoint"]].rglob("*") if path.is_file())
     if not files:
         return ""
     path = files[int(fault["file"] * len(files))]
+    return f"{path.relative_to(folder)} {_hurt(path, fault['damage'])}, of {', '.join(one.name for one in saved)}"
+
+
+def _hurt(path: Path, how: str) -> str:
     data = path.read_bytes()
     middle = len(data) // 2
-    if fault["damage"] == "removed":
+    if how == "removed":
         path.unlink()
-    elif fault["damage"] == "cut":
-        path.write_bytes(data[:middle])
+    elif how in ("cut", "emptied"):
+        path.write_bytes(data[: middle if how == "cut" else 0])
     elif data:
         path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
-    return f"{path.relative_to(folder)} {fault['damage']}, of {', '.join(one.name for one in saved)}"
+    return how
 
 
-def ended(first: dict[str, Any], last: dict[str, Any], reference: dict[str, Any]) -> str:
-    """A name of FINE; different ...; hung; a raw error."""
+def ended(
+    first: dict[str, Any], last: dict[str, Any], reference: dict[str, Any], what: str = "", keep: str = "last"
+) -> str:
+    """A name of FINE; different ...; hung; a raw error. what: the damage at rest, as damage says it."""
     if "nothing_yet" in last:
         return "nothing saved yet, in words"
     if "weights" not in last:
@@ -126,6 +156,15 @@ def ended(first: dict[str, Any], last: dict[str, Any], reference: dict[str, Any]
     unlike = [name for name in names if last[name] != reference[name]]
     if unlike and {*unlike} <= {"weights", "kept"} and "cannot be kept" in last.get("words", ""):
         return LOST
+    hurt = dict(one.split(" ") for one in what.split("; ") if one.count(" ") == 1)  # file -> how
+    own = {TABLES[name] for name in hurt if name in TABLES}
+    if METRICS_LINES in hurt and keep == "best":  # the best is that of the evaluations on record
+        own |= {"weights", "kept"}
+    if unlike and {*unlike} <= own:
+        named = [name for name in hurt if name in TABLES and name in last.get("words", "")]
+        silent = [name for name, how in hurt.items() if TABLES.get(name) in unlike and name not in named]
+        if not silent or all(hurt[name] == "changed" for name in silent):
+            return BYTE if silent else LINES
     if unlike:
         return "different " + ", ".join(unlike)
     if "killed" not in first and not first.get("hit"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
+import re
 import resource
 import shutil
 import signal
@@ -19,11 +21,13 @@ from typing import Any
 from benchmarks.faults.processes import pids
 from benchmarks.faults.runs import STEPS, make, result_of
 from grpo_kit.hooks.held_out_hook import HeldOutHook
-from grpo_kit.loop.checkpoint import checkpoints
-from grpo_kit.loop.digests import what_is_wrong
 from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.record.digests import checkpoints, what_is_wrong
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.record.lines import METRICS_LINES
+
+_CAPABILITIES = 0x20080522  # the version of Linux' capset
+_WRITES_ANYWHERE = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 
 class Watched:
@@ -73,6 +77,8 @@ def untouched(arm: str, folder: Path) -> dict[str, Any]:
 def touched(fault: dict[str, Any], folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
     """Train with the fault, to the end or to where it goes on in a new process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # outside train(); inside the loop listens
+    if fault["kind"] == "read-only folder" and os.geteuid() == 0:
+        obey_permissions()
     trainer, said, disk = make(fault["arm"], folder), [], Disk(fault, folder)
     striker = Striker(trainer, fault, reference, disk)
     processes, calls = trainer.processes, 0
@@ -130,7 +136,7 @@ class Striker:
         kind = self._fault["kind"]
         self.hit.append(self._trainer.step)
         (self._trainer.folder.parent / "hit").write_text(str(self._trainer.step))
-        if kind in ("kill", "damage", "torn line"):
+        if kind in ("kill", "damage", "torn line", "damage at rest"):
             self._send(signal.SIGKILL)
         elif "press" in kind:
             self._send(signal.SIGINT)
@@ -152,11 +158,16 @@ class Disk:
 
     def __init__(self, fault: dict[str, Any], folder: Path) -> None:
         self.full = False
+        self._folder = folder
         self._filler, self._room, self._kind = folder.parent / "filler", fault["room"], fault["kind"]
 
     def fill(self, full: bool) -> None:
-        """Take all of it but the fault's room, or give it back."""
+        """Take all of it but the fault's room, or give it back. Or let nobody write into the folder."""
         self.full = full
+        if self._kind == "read-only folder":
+            for path in [self._folder, *self._folder.rglob("*")]:
+                path.chmod((0o555 if full else 0o755) if path.is_dir() else (0o444 if full else 0o644))
+            return
         if self._kind == "full tmpfs":
             self._filler.unlink(missing_ok=True)
             if full:
@@ -170,13 +181,20 @@ class Disk:
 
 def resumed(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A new process goes on with the run that is in the folder, or begins it where the words say so."""
-    shown = io.StringIO()
+    shown, done = io.StringIO(), []
     try:
-        trainer = make(fault["arm"], folder)
-        with redirect_stdout(shown):
-            trainer.train(resume=True)
+        while True:
+            try:
+                trainer = make(fault["arm"], folder)
+                with redirect_stdout(shown):
+                    trainer.train(resume=True)
+                break
+            except RunFolderError as error:
+                if fault["kind"] != "damage at rest" or len(done) > 4 or not mended(str(error)):
+                    raise
+                done.append(str(error))
     except RunFolderError as error:
-        words = str(error)
+        words = "; ".join([*done, str(error)])
         if "holds no run to go on with" in words:
             trainer = make(fault["arm"], folder)
             trainer.train()
@@ -187,8 +205,32 @@ def resumed(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
         if there or any(map(_whole, checkpoints(folder))):
             raise
         return {"nothing_yet": words}
-    words = [line for line in shown.getvalue().splitlines() if "damaged" in line]
+    words = [
+        *done,
+        *(line for line in shown.getvalue().splitlines() if "damaged" in line or "were lost" in line),
+    ]
     return {"words": "; ".join(words)} | result_of(trainer)
+
+
+def obey_permissions() -> None:
+    """Root, too, is then refused what a folder's permissions refuse."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_CAPABILITIES, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    failed = libc.capget(header, sets)
+    sets[0] &= ~_WRITES_ANYWHERE
+    if failed or libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "this process writes into every folder")
+
+
+def mended(words: str) -> bool:
+    """Do what the words of a refusal say: delete the line, or move the file away. False where they say neither."""
+    if found := re.search(r"(\S+), line (\d+) cannot be read", words):
+        lines = Path(found[1]).read_bytes().splitlines(keepends=True)
+        del lines[int(found[2]) - 1]
+        Path(found[1]).write_bytes(b"".join(lines))
+    elif found := re.search(r"(\S+) cannot be read .*move it away", words):
+        os.replace(found[1], f"{found[1]}.damaged")
+    return found is not None
 
 
 def _whole(checkpoint: Path) -> bool:

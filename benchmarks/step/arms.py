@@ -75,7 +75,7 @@ def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: b
         for number, (prompt, flat) in enumerate(zip(work.prompts, work.flat, strict=True))
     ]
     task = SimpleNamespace(
-        name="work", train=rows, rewards=[work], reward_weights=[1.0], prefill="",
+        name="work", train=rows, rewards=[work], reward_weights=[1.0], prefill="", system=None,
         max_completion_tokens=work.max_completion, render=lambda tokenizer, rows: [r["question"] for r in rows],
     )  # fmt: skip
     micro_batch, checkpointing = setup.tuned

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_kit.commands import CommandEnds
 
 if TYPE_CHECKING:
-    from grpo_kit.commands.job import Job
+    from grpo_kit.lab.job import Job
     from grpo_kit.loop.processes import Processes
 
 BEFORE, AFTER, RESULTS, MODEL = "before.json", "after.json", "results.json", "model"
@@ -32,17 +32,20 @@ def train(arguments: Namespace) -> None:
     my_task.py has a line task = kit.tasks.from_rows(...). Ctrl-C ends the step, saves and says how to go on. While it
     trains, `grpo-kit watch runs/mine` follows it from another terminal. No run is overwritten.
     """
-    from grpo_kit.commands.job import OPTIONS, Job, settings_of
     from grpo_kit.cuda import own_device
     from grpo_kit.episodes.environment import EpisodeError
     from grpo_kit.hooks.watch_run import StoppedByFlag
+    from grpo_kit.lab.job import OPTIONS, Job, settings_of
     from grpo_kit.loop.processes import Processes
     from grpo_kit.record.files import next_run_folder, run_settings
+    from grpo_kit.record.run_path import run_path
     from grpo_kit.rewards import RewardError
 
     given, values, resumed = vars(arguments), settings_of(arguments.set), arguments.resume is not None
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
     values |= {} if arguments.tuning is None else {"tuning": arguments.tuning}
+    if arguments.rank is not None and not resumed and values.get("tuning", "full") == "full":
+        raise ValueError(f"--rank {arguments.rank} is of adapters, which are trained with --tuning lora")
     folder = arguments.folder if arguments.resume in (None, True) else arguments.resume
     if resumed and (folder is None or arguments.folder not in (None, folder)):
         raise ValueError("--resume needs one run folder: grpo-kit train --resume runs/mine")
@@ -53,7 +56,9 @@ def train(arguments: Namespace) -> None:
         preset = {} if arguments.preset is None else {"preset": arguments.preset}
         job.change(preset | options | values)
     processes = Processes(job.config.prompts_per_step, own_device())
-    folder = processes.from_main(lambda: Path(folder or next_run_folder("runs", job.task.name)))
+    folder = next_run_folder("runs", job.task.name) if folder is None else folder
+    run_path(folder, "--folder")  # it is refused here, and shown as it was given
+    folder = processes.from_main(lambda: Path(folder))
     try:
         _whole(job, folder, processes, resumed=resumed)
     except (KeyboardInterrupt, RewardError, EpisodeError, OSError) as error:
@@ -141,7 +146,7 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
 
 def _check_folder(folder: Path, steps: int, *, resumed: bool) -> None:
     """Refuse a new run where there is one; of a run that was stopped in its first step set aside what it wrote."""
-    from grpo_kit.loop.checkpoint import newest_whole
+    from grpo_kit.record.digests import newest_whole
     from grpo_kit.record.files import RUN, RunFolderError, holds_run, next_run_folder, steps_done
     from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
 

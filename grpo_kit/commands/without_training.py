@@ -1,4 +1,4 @@
-"""The commands that train nothing: watch, evaluate, readiness, chat, export. The docstrings are their help."""
+"""The commands that train nothing: watch, diagnose, evaluate, readiness, chat, export. Docstrings are their help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo_kit.commands import CommandEnds
 from grpo_kit.commands.train import AFTER, BEFORE, MODEL
 
 if TYPE_CHECKING:
-    from grpo_kit.commands.job import Job
+    from grpo_kit.lab.job import Job
 
 
 def watch(arguments: Namespace) -> None:
@@ -23,6 +23,19 @@ def watch(arguments: Namespace) -> None:
     from grpo_kit.watch.terminal import follow
 
     follow(Path(arguments.run), last=arguments.last, every=arguments.every, once=arguments.once)
+
+
+def diagnose(arguments: Namespace) -> None:
+    """What went wrong in a run of anybody, from its log: red flags, since which step, and what to try.
+
+    examples:
+      grpo-kit diagnose outputs/checkpoint-500/trainer_state.json
+      grpo-kit diagnose my_grpo.ipynb                 the outputs that it has stored
+      grpo-kit diagnose train.log                     the lines that TRL prints
+    """
+    from grpo_kit.watch.diagnose import diagnose
+
+    print(diagnose(arguments.log))
 
 
 def evaluate(arguments: Namespace) -> None:
@@ -59,8 +72,8 @@ def readiness(arguments: Namespace) -> None:
 
     The exit code is 0 for GO and 1 for CHANGE SOMETHING FIRST.
     """
-    from grpo_kit.commands.job import Job, settings_of
     from grpo_kit.evaluation.readiness import readiness
+    from grpo_kit.lab.job import Job, settings_of
 
     job = Job.asked(arguments.task, arguments.preset, settings_of(arguments.set))
     size, model = job.config.group_size, job.policy()
@@ -84,8 +97,8 @@ def chat(arguments: Namespace) -> None:
       grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
       grpo-kit chat smollm2-135m-instruct --task largest
     """
-    from grpo_kit.commands.job import Job
     from grpo_kit.exports.chat import chat
+    from grpo_kit.lab.job import Job
     from grpo_kit.record.files import has_metrics, run_settings
 
     model, task, base = (arguments.model,), None, None
@@ -140,7 +153,7 @@ def export(arguments: Namespace) -> None:
 
 def _trained(run: str, task: str | None) -> tuple[Job, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
-    from grpo_kit.commands.job import Job, model_in
+    from grpo_kit.lab.job import Job, model_in
 
     job, (place, what) = Job.of_run(Path(run), task), model_in(Path(run))
     print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)

@@ -107,21 +107,26 @@ def _cards(section: Section) -> None:
     add(Row("card 0 free (GiB)", torch.cuda.mem_get_info(0)[0] / GIB))
     bf16 = has_bf16()
     add(Row("bfloat16", bf16, "in hardware" if bf16 else "emulated at best"))
-    tf32 = torch.cuda.get_device_capability(0)[0] >= 8
-    add(Row("tf32", tf32, "turned on by load_policy" if tf32 else ""))
+    ampere = torch.cuda.get_device_capability(0)[0] >= 8
+    add(Row("tf32", ampere, "turned on by load_policy" if ampere else ""))
     triton = importlib.util.find_spec("triton") is not None
     compiler = next(filter(shutil.which, ("gcc", "clang", "cc")), None)
     add(Row("triton", metadata.version("triton") if triton else None, f"C compiler: {compiler or 'none'}"))
+    flex = triton and ampere
+    how = "compiled by triton" if flex else "the memory-efficient kernel, under a dense mask"
+    add(Row("attention of the update", "FlexAttention" if flex else "SDPA", how))
     if not bf16:
-        to_do(f"card: {torch.cuda.get_device_name(0)} has no bfloat16: take kit.preset('t4')")
+        to_do(
+            f"card: {torch.cuda.get_device_name(0)} has no bfloat16, nor attention in it: take kit.preset('t4')"
+        )
     if importlib.util.find_spec("bitsandbytes") is None:
         to_do(
             "bitsandbytes is missing: QLoRA and the optimizers with 8-bit moments, which bfloat16 weights are trained "
             'by, need it: pip install "grpo-kit[cuda]"'
         )
-    if not triton:
+    if ampere and not triton:
         to_do("triton is missing: the update's attention on a card is compiled with it; install torch's own")
-    elif compiler is None:
+    elif ampere and compiler is None:
         to_do(
             "no C compiler was found (gcc, clang): triton asks for one where it compiles for the first time"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ from grpo_kit.rollout.first_use import (
     random_prompts,
     remembered,
 )
+from grpo_kit.rollout.supported_models import decode_by_modules
 
+FEW_KERNELS = "decoding in few kernels"  # the part of the engine that gives way to the model's modules
 _WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
 
 
@@ -57,7 +60,16 @@ def check_card(model: Any, config: Config | None = None) -> list[Finding]:
         )
         batch = _random_batch(model)
         if RolloutEngine.unsupported(model, how) is None:
-            found.append(guarded("engine", lambda: _engine(model, config, how, batch)))
+            engine = RolloutEngine(model)
+            try:
+                one = guarded("engine", lambda: _engine(model, engine, config, how, batch))
+                if one.outcome == "differs" and engine.in_few_kernels:
+                    found.append(replace(one, part=FEW_KERNELS))
+                    decode_by_modules(model, str(one))
+                    one = guarded("engine", lambda: _engine(model, engine, config, how, batch))
+            finally:
+                engine.release()
+            found.append(one)
         if why_not_packed(model) is None:
             found.append(guarded("packed update", lambda: _update(model, config, batch)))
         name = choose_optimizer(config.optimizer, model)
@@ -74,13 +86,11 @@ def checked(model: Any, config: Config, folder: Path | None = None) -> list[Find
     return remembered(lambda: check_card(model, config), model, [config.autocast, config.optimizer], folder)
 
 
-def _engine(model: Any, config: Config, how: GenerationConfig, batch: Batch) -> Finding:
-    engine = RolloutEngine(model)
-    try:
-        with autocast(config, next(model.parameters()).device):
-            made = engine.generate(batch.prompt_ids, how, seed=0)
-    finally:
-        engine.release()
+def _engine(
+    model: Any, engine: RolloutEngine, config: Config, how: GenerationConfig, batch: Batch
+) -> Finding:
+    with autocast(config, next(model.parameters()).device):
+        made = engine.generate(batch.prompt_ids, how, seed=0)
     batch.completion_ids = made.completion_ids  # what the update is compared on, too
     plain, moved = (PaddedUpdate(config, shift=shift).logprobs(model, batch, 1.0) for shift in (0, SHIFT))
     found = [torch.tensor(row) for row in made.policy_logprobs]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig
 
 from grpo_kit import cuda
-from grpo_kit.engine.check_card import checked
+from grpo_kit.engine.check_card import FEW_KERNELS, checked
 from grpo_kit.engine.engine_sample import EngineSample
 from grpo_kit.engine.freed_memory import kept_for_the_next_step
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -21,7 +23,9 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 
@@ -70,6 +74,8 @@ def fast(model: Any, config: Config) -> Seams:
         wrong = ("differs", "failed") if tested else ("differs", "failed", "cannot tell")
         off = {one.part: str(one) for one in checked(model, config) if one.outcome in wrong}
         no_engine, no_packing = no_engine or off.get("engine"), no_packing or off.get("packed update")
+        if FEW_KERNELS in off and not decoded_by_modules(base_model(model)):  # found in an earlier process
+            decode_by_modules(model, off[FEW_KERNELS])
         if "optimizer" in off:
             print(
                 f"torch's AdamW takes the place of an optimizer that is off on this machine: {off['optimizer']}."
@@ -88,19 +94,23 @@ def fast(model: Any, config: Config) -> Seams:
 
     sample: Any = generate if no_engine else EngineSample(model, may_stay)
 
-    def give_back() -> bool:
-        held = sample.engine.nbytes() > 0
-        sample.engine.release()
-        return held
-
     if memory is not None and not no_engine:
-        memory.give_back = give_back
+        memory.give_back = partial(_give_back, weakref.ref(sample))
     if cuda.may_fail(device):
         sample = sample if no_engine else OrPlainly(sample, generate, "engine")
         update = update if no_packing else UpdateOrPlainly(update, plain, model)
     why_not = no_packing and f"the packed update cannot do this model: {no_packing}"
     why_not = f"the engine cannot sample: {no_engine}" if no_engine else why_not
     return Seams(sample, update, hooks, why_not)
+
+
+def _give_back(sample_of: weakref.ref) -> bool:
+    """The engine's bytes for the update. By a weak reference: in a circle they would outlive the trainer on a card."""
+    sample = sample_of()
+    held = sample is not None and sample.engine.nbytes() > 0
+    if sample is not None:
+        sample.engine.release()
+    return held
 
 
 class OrPlainly:

@@ -63,6 +63,7 @@ class PackedUpdate:
         places = loss.needed()
         of_batch = rows_of(batch)
         rows = [of_batch[place] for place in places]
+        self.memory.entropy_bonus = self.config.entropy_bonus > 0
 
         def work(limit: int) -> float:
             loss.start_over()

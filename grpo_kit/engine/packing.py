@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.supported_models import shared_problem
@@ -57,14 +57,35 @@ class PackedBatch:
         return sees[None, None]
 
     def block_mask(self, window: int | None = None) -> BlockMask:
-        """The same mask for FlexAttention, which skips blocks that no query sees."""
+        """The same mask for FlexAttention, which skips blocks that no query sees; of a length that blocks fill.
+
+        From each block's ends: torch's create_block_mask would take 3 L^2 bytes, 0.8 GB for 16,384 positions.
+        """
         end, place, length = self.end, self.position_ids[0], len(self.end)
 
         def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             continues = (k <= q) & (q < end[k])
             return continues if window is None else continues & (place[q] - place[k] < window)
 
-        return create_block_mask(sees, None, None, length, length, device=str(end.device))
+        ends, block = end.view(-1, FLEX_BLOCK), torch.arange(length // FLEX_BLOCK, device=end.device)
+        # The first query of a block of them; the blocks of keys that lie in front of it.
+        first, before = block[:, None] * FLEX_BLOCK, block < block[:, None]
+        full = before & (ends.amin(1) >= first + FLEX_BLOCK)
+        partly = (before & (ends.amax(1) > first) & ~full) | (block == block[:, None])
+        if window is not None:  # it may cut through any block
+            partly, full = partly | full, torch.zeros_like(full)
+
+        def listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            order = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+            return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
+
+        return BlockMask.from_kv_blocks(
+            *listed(partly),
+            *listed(full),
+            BLOCK_SIZE=FLEX_BLOCK,
+            mask_mod=sees,
+            seq_lengths=(length, length),
+        )
 
     def plan(self) -> TreePlan:
         """The same in rectangles; for a row without padding."""

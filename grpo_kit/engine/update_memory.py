@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine.packed_attention import NAME as PACKED
 from grpo_kit.engine.packing import Row
+from grpo_kit.engine.update_norms import norms_in_one_kernel
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
@@ -48,6 +49,7 @@ class UpdateMemory:
     compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
     (CPU), or "sdpa" under a dense mask.
     compute_itemsize: bytes a number under autocast, None without it. by_layer: see packed_attention.py.
+    entropy_bonus: do entropies have a gradient?
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class UpdateMemory:
         )  # layers may have windows, soft caps, sinks
         self.chunk_tokens: int | None = None
         self.checkpointed_layers = 0
+        self.entropy_bonus = False
         self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
         self.flex_failed: Callable[[Exception], None] = _tell_of_flex
         self._checkpoint_all = False
@@ -95,7 +98,8 @@ class UpdateMemory:
 
     @contextmanager
     def attention_of(self, model: Any) -> Iterator[None]:
-        """Inside, the model has the packed mask's attention, also while backward recomputes checkpointed layers.
+        """Inside, the model has the packed mask's attention, also while backward recomputes checkpointed layers; on a
+        card its norms are one kernel.
 
         FlexAttention that torch would run unfused, because it compiled too many shapes, is an error: see run().
         """
@@ -105,10 +109,14 @@ class UpdateMemory:
             config._attn_implementation = PACKED
         elif self.attention != "sdpa" or before not in ("sdpa", "eager"):
             config._attn_implementation = self.attention
+        on_card = self.device.type == "cuda"
         limits = {"recompile_limit": _SHAPES, "fail_on_recompile_limit_hit": True}
         flex = self.attention == "flex_attention"
         try:
-            with torch._dynamo.config.patch(limits) if flex else nullcontext():
+            with (
+                torch._dynamo.config.patch(limits) if flex else nullcontext(),
+                norms_in_one_kernel(model) if on_card else nullcontext(),
+            ):
                 yield
         finally:
             config._attn_implementation = before
@@ -196,6 +204,8 @@ class UpdateMemory:
             trainable="lora" if lora else "full",
             rank=getattr(self.model.active_peft_config, "r", 16) if lora else 16,
             mask_keys=total if self.attention == "sdpa" else 0,
+            fused_norms=self.device.type == "cuda",
+            entropy_bonus=self.entropy_bonus,
         )
         return tokens, len(self._layers()) if self._checkpoint_all else layers
 
@@ -233,6 +243,8 @@ def _within(module: str, packages: tuple[str, ...]) -> bool:
 
 def _attention(model: torch.nn.Module, device: torch.device) -> str:
     if device.type == "cuda":
-        return "flex_attention" if find_spec("triton") else "sdpa"
+        # Below capability 8.0 Triton has no fast products, and FlexAttention does not compile.
+        compiled = find_spec("triton") and torch.cuda.get_device_capability(device) >= (8, 0)
+        return "flex_attention" if compiled else "sdpa"
     dropout = getattr(base_model(model).config, "attention_dropout", 0.0)
     return "sdpa" if dropout or device.type != "cpu" else TREE  # of other devices only SDPA is sure

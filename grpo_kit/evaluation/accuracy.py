@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_temperature, check_whole
+from grpo_kit.argument_checks import check_task, check_temperature, check_whole, is_whole
+from grpo_kit.evaluation.as_trained import SAMPLING, say_difference, trained_sampling
 from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
-from grpo_kit.evaluation.generate_and_score import Answers, answer
+from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, percent, shown
-from grpo_kit.record.files import write_whole
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.record.kept_results import write_where_asked
 from grpo_kit.tasks.measure import Measure, has_accuracy
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Evaluation:
     measure: which measure leads the result, "accuracy" or "reward". With "reward", constant_reward is name and mean
     reward of the best completion given to every row, None if unknown. own_constant: the answer that the model gives to
     more than half of the rows, and its accuracy given to all; None if there is none.
+    as_trained: accuracy, or mean reward, of completions sampled as in training; None where it was not asked for.
     rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
     total) and reward/<name> of each reward, n_right of `samples` if there were samples, and unjudged if an answer
     could not be judged. settings: how it was decoded.
@@ -56,6 +60,7 @@ class Evaluation:
     measure: Measure = "accuracy"
     constant_reward: Constant | None = None
     own_constant: Constant | None = None
+    as_trained: Estimate | None = None
 
     @property
     def n(self) -> int:
@@ -126,7 +131,11 @@ class Evaluation:
 
         Shares are numbers in [0, 1]; a notebook and print() show percent, after a sentence with the result.
         """
-        named = self.rates | {f"pass@{k}": e for k, e in self.pass_at.items()} | self.rewards
+        sampled = {f"pass@{k}": e for k, e in self.pass_at.items()}
+        if self.as_trained is not None:
+            name = "as trained" if self.measure == "accuracy" else "reward, as trained"
+            sampled[f"{name} (temperature {self.settings['temperature']:g})"] = self.as_trained
+        named = self.rates | sampled | self.rewards
         rows = {name: asdict(e) for name, e in named.items()}
         words = {
             name: {"value, 95 % interval": e.words(rate=not is_reward(name)), "n": str(e.n)}
@@ -152,15 +161,16 @@ class Evaluation:
             for name in ("task", "constant", "settings", "measure", "constant_reward", "own_constant")
         }
         data |= {name: self.rates.get(name) and asdict(self.rates[name]) for name in _RATES}
+        data["as_trained"] = self.as_trained and asdict(self.as_trained)
         data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
         data["rows"] = self.rows.to_dict("records")
-        write_whole(Path(path), json.dumps(data, ensure_ascii=False, indent=1).encode())
+        write_where_asked(path, json.dumps(data, ensure_ascii=False, indent=1).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Evaluation:
         """Read a file of save()."""
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        data |= {name: Estimate(**data[name]) if data[name] else None for name in _RATES}
+        data |= {name: Estimate(**data[name]) if data.get(name) else None for name in (*_RATES, "as_trained")}
         data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
         for name in ("constant", "constant_reward", "own_constant"):
             data[name] = tuple(data[name]) if data.get(name) else None
@@ -169,7 +179,7 @@ class Evaluation:
 
 def is_reward(column: str) -> bool:
     """Does this column of Evaluation.rows hold the total or a part?"""
-    return column == "reward" or column.startswith("reward/")
+    return column == "reward" or column.startswith(("reward/", "reward, "))
 
 
 def evaluate(
@@ -181,6 +191,7 @@ def evaluate(
     samples: int = 0,
     k: Sequence[int] = (1, 4, 8),
     temperature: float = 1.0,
+    sampling: str | Config | None = None,
     max_completion_tokens: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -189,18 +200,30 @@ def evaluate(
     interval.
 
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
+    sampling: "as trained": these (one, if samples is 0) are sampled as in the last step of the model's run, and their
+    accuracy stands beside the greedy one. A Config: as that, for a base beside it. A model whose run is known and that
+    is asked otherwise than it was trained is told of in one line.
     max_completion_tokens: None means the task's. batch_size: sequences generated at once; None: by free memory.
     seed: of the sampling only. The model's mode, random state and settings are restored afterwards.
     Rates have Wilson's interval; pass@k and rewards a bootstrap over prompts. A task on which nothing is right or wrong
     has no rates and no pass@k: see Evaluation.measure.
-    Raises ValueError naming the argument for empty rows, sizes below 1, a temperature of 0, no k <= samples, and
-    a prompt that leaves no room in the model's context.
+    Raises ValueError naming the argument for a model whose training is not known, empty rows, sizes below 1, a
+    temperature of 0, no k <= samples, and a prompt that leaves no room in the model's context.
 
     >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
     """
-    rows = list(task.held_out if rows is None else rows)
-    ks = sorted({size for size in k if size <= samples})
+    check_task(task)
+    rows = check_rows(task.held_out if rows is None else rows)
     check_whole("samples", samples, 0)
+    if not isinstance(k, Sequence) or not all(is_whole(size, 1) for size in k):
+        raise ValueError(f"k={k!r} must be a list of whole numbers, such as [{samples or 1}]")
+    numbers: dict[str, Any] = {"temperature": temperature}
+    if sampling is not None:
+        numbers = trained_sampling(model, sampling)
+        temperature = numbers["temperature"]
+        if not samples:
+            samples, k = 1, (1,)
+    ks = sorted({size for size in k if size <= samples})
     if samples and (not ks or ks[0] < 1):
         raise ValueError(
             f"k={tuple(k)!r} has no number in 1..samples={samples}; ask for fewer or draw more samples"
@@ -209,10 +232,21 @@ def evaluate(
         check_temperature(temperature)
 
     how = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size, "seed": seed}
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    if sampling is None:
+        say_difference(model, task, what="evaluate", temperature=0.0, tokens=limit)
     greedy, sampled = answer(model, tokenizer, task, rows, **how), None
     if samples:
-        sampled = answer(model, tokenizer, task, rows, samples=samples, temperature=temperature, **how)
-    return evaluation_of(greedy, sampled, ks)
+        more = {name: numbers.pop(name) for name in SAMPLING if name in numbers}
+        sampled = answer(model, tokenizer, task, rows, samples=samples, sampling=more, **numbers, **how)
+    if sampling is None:
+        return evaluation_of(greedy, sampled, ks)
+    found = evaluation_of(greedy, sampled, ks if samples > 1 else ())
+    if found.measure == "accuracy":
+        means = [fmean(right) for right in sampled.by_row(sampled.right)]
+        return replace(found, as_trained=bootstrap_mean(means))
+    judged = [[x for x in row if x is not None] for row in sampled.by_row(sampled.rewards)]
+    return replace(found, as_trained=mean_reward([fmean(row) for row in judged if row]))
 
 
 def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()) -> Evaluation:

@@ -240,6 +240,11 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
     Raises ValueError unless both have the same questions in the same order with the same greedy decoding, and if
     nothing is right or wrong and no row has a reward in both.
     """
+    for name, one in (("base", base), ("tuned", tuned)):
+        if not hasattr(one, "rates"):
+            raise ValueError(
+                f"{name}={one!r:.100} is no Evaluation; kit.evaluate(model, tokenizer, task) makes one"
+            )
     if base.task != tuned.task or base.rows["question"].tolist() != tuned.rows["question"].tolist():
         raise ValueError(
             f"base has {base.n} rows of {base.task!r} and tuned {tuned.n} of {tuned.task!r}, not the same ones in the "

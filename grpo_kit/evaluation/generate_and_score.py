@@ -6,7 +6,7 @@ played. Longer than 300 lines because generating and judging are one loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import GenerationConfig
 
+from grpo_kit.argument_checks import check_model, check_task, check_tokenizer, check_whole, is_number
 from grpo_kit.display import progress_line
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer
@@ -28,8 +29,14 @@ from grpo_kit.models.context import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, score_in_full
 from grpo_kit.rewards.off_scale import warn_off_scale
-from grpo_kit.rewards.parts import check_column_names, check_columns, columns_of, judges_answer, reward_names
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.parts import (
+    Reward,
+    check_column_names,
+    check_columns,
+    columns_of,
+    judges_answer,
+    reward_names,
+)
 from grpo_kit.rewards.scoring import Scores, totals
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
@@ -236,6 +243,7 @@ def answer(
     *,
     samples: int = 1,
     temperature: float = 0.0,
+    sampling: Mapping[str, float] | None = None,
     max_completion_tokens: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -246,7 +254,8 @@ def answer(
 ) -> Answers:
     """Generate the model's answers to the rows (default: the task's held-out rows). The model is restored afterwards.
 
-    samples: completions a row; temperature 0 is greedy. max_completion_tokens: None means the task's.
+    samples: completions a row; temperature 0 is greedy. sampling: top_p and the like, see complete().
+    max_completion_tokens: None means the task's.
     batch_size: sequences decoded at once; None: as many as free memory holds, up to a bound (decoding.rows_at_once).
     The completions do not depend on it, except for rounding.
     folder, chunk: save the completions in the folder, `chunk` prompts a file. Rows with a prompt that occurred before
@@ -255,11 +264,14 @@ def answer(
     A progress line shows how far the work is if it takes more than a second; or progress is called with (done, all).
     Raises ValueError for empty rows, a column that a reward needs and the rows lack, and the errors of complete().
     """
-    rows = list(task.held_out if rows is None else rows)
-    if not rows:
-        raise ValueError("rows is empty; give at least one row")
+    check_model(model)
+    check_tokenizer(tokenizer)
+    check_task(task)
+    rows = check_rows(task.held_out if rows is None else rows)
+    check_whole("seed", seed, 0)
     limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
+    how |= {"sampling": dict(sampling)} if sampling else {}
     if isinstance(task, EpisodeTask):
         if folder is not None:
             raise ValueError(
@@ -282,7 +294,21 @@ def answer(
     return Answers(task, rows, prompts, made, samples, settings)
 
 
-def check_rows(
+def check_rows(rows: Any) -> list[Any]:
+    """The rows as a list. Raises ValueError for a number, a text or one row, and where there is none."""
+    if is_number(rows):
+        raise ValueError(
+            f"rows={rows!r} is a number; give the rows themselves, such as task.held_out[:{rows}]"
+        )
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+        raise ValueError(f"rows={rows!r:.100} must be a list of rows, such as task.held_out[:32]")
+    rows = list(rows)
+    if not rows:
+        raise ValueError("rows is empty; give at least one row")
+    return rows
+
+
+def check_before(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: Task | EpisodeTask,
@@ -331,7 +357,8 @@ def _in_turns(
 
     def write(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], None]]:
         at_once = batch_size or _rows_at_once(model, max(map(len, prompts)), limit, samples)
-        settings = dict(max_completion_tokens=limit, temperature=how["temperature"], batch_size=at_once)
+        settings = {name: how[name] for name in ("temperature", "sampling") if name in how}
+        settings |= dict(max_completion_tokens=limit, batch_size=at_once)
         made = complete(
             model, tokenizer, prompts, numbers=[first + i for i in who], engine=engine, seed=how["seed"] + turn,
             **settings,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit.argument_checks import check_task, check_whole
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import mean_reward, wilson_interval
 from grpo_kit.tasks.measure import has_accuracy, measure_of, reads_tag
@@ -37,6 +37,7 @@ class HeldOut:
     every: int = 8
 
     def __post_init__(self) -> None:
+        check_task(self.task)
         for name in ("rows", "every"):
             check_whole(name, getattr(self, name))
         if self.rows > len(self.task.held_out):

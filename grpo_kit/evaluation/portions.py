@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.display import progress_line
-from grpo_kit.evaluation.generate_and_score import Answers, Played, answer, check_rows
+from grpo_kit.evaluation.generate_and_score import Answers, Played, answer, check_before
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,7 +59,7 @@ def answer_in_portions(
     began, parts, done, known = time.monotonic(), [], 0, ""
     how |= {"samples": samples, "max_completion_tokens": max_completion_tokens}
     if rows and seconds is not None:
-        check_rows(model, tokenizer, task, rows, max_completion_tokens)
+        check_before(model, tokenizer, task, rows, max_completion_tokens)
     with progress_line(f"{task.name}, readiness") as line:
 
         def tell(made: int, of: int = 0) -> None:

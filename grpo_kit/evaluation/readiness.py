@@ -20,9 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_temperature
+from grpo_kit.argument_checks import (
+    check_model,
+    check_task,
+    check_temperature,
+    check_tokenizer,
+    check_whole,
+    is_whole,
+)
 from grpo_kit.evaluation.constant import Constant, constant_reward, doing
-from grpo_kit.evaluation.generate_and_score import Answers
+from grpo_kit.evaluation.generate_and_score import Answers, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths
 from grpo_kit.evaluation.portions import answer_in_portions, check_seconds
@@ -39,6 +46,7 @@ from grpo_kit.evaluation.verdict import (
     possible_verdicts,
     verdict_of,
 )
+from grpo_kit.record.kept_results import write_where_asked
 from grpo_kit.rewards.auditing import audit
 from grpo_kit.rewards.parts import range_of
 from grpo_kit.rewards.scoring import Scores
@@ -323,7 +331,7 @@ class Readiness:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one JSON file; Readiness.load reads it."""
-        Path(path).write_text(json.dumps(asdict(self), ensure_ascii=False) + "\n", encoding="utf-8")
+        write_where_asked(path, (json.dumps(asdict(self), ensure_ascii=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Readiness:
@@ -376,11 +384,15 @@ def readiness(
     >>> ready = readiness(model, tokenizer, largest(), seconds=60)  # doctest: +SKIP
     Readiness('largest', 32 prompts x 64 samples: ready)
     """
-    if not 2 <= group_size <= samples:
+    check_whole("samples", samples)
+    if not is_whole(group_size, 2) or group_size > samples:
         raise ValueError(f"group_size={group_size!r} must lie in 2..samples={samples!r}")
     check_temperature(temperature)
     check_seconds(seconds)
-    rows = list(task.held_out if rows is None else rows)
+    check_model(model)
+    check_tokenizer(tokenizer)
+    check_task(task)
+    rows = check_rows(task.held_out if rows is None else rows)
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
     looks: list[Readiness] = []
 

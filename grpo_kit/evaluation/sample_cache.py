@@ -49,7 +49,7 @@ def sample_chunks(
     the folder holds samples of other settings, or another process uses it.
     """
     for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
-        if name != "temperature":
+        if name not in ("temperature", "sampling"):
             check_whole(name, value)
     ids = tokenizer(list(prompts))["input_ids"]
     check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled

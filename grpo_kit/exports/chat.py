@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
-from grpo_kit.argument_checks import check_temperature
+from grpo_kit.argument_checks import (
+    check_model,
+    check_task,
+    check_temperature,
+    check_text,
+    check_tokenizer,
+    check_whole,
+)
 from grpo_kit.display import escape
 from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
@@ -77,6 +85,7 @@ class Chat:
 
         Sampled above temperature 0; the seed increases with each question. Raises PromptError for a blank one.
         """
+        check_text("question", question)
         seed = self.seed + len(self.asked)
         how = {"tokens": self.tokens, "temperature": self.temperature, "seed": seed}
         said = {name: side.respond(question, **how) for name, side in self.sides.items()}
@@ -170,6 +179,11 @@ def chat(
         raise ExportError(
             f"task {task.name!r} has several turns; let evaluate(model, tokenizer, task) play them"
         )
+    if task is not None:
+        try:
+            check_task(task)
+        except ValueError as error:
+            raise ExportError(str(error)) from None
     sides, brought = {}, {}
     name, sides["tuned"], brought = _side(model, tokenizer, task)
     if base is not None and base is not False:
@@ -196,8 +210,12 @@ def chat(
         temperature = float(brought.get("temperature") or 0.0)
     try:
         temperature = check_temperature(temperature, greedy=True)
+        check_whole("max_completion_tokens", limit)
+        check_whole("seed", seed, 0)
     except ValueError as error:
         raise ExportError(str(error)) from None
+    asked = next(iter(sides.values()))
+    say_difference(asked.model, task, what="chat", temperature=temperature, tokens=limit)
     return Chat(sides, temperature=temperature, tokens=limit, seed=seed)
 
 
@@ -206,8 +224,13 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
     prompting = None if task is None else Prompting.of(task)
     prefill = prompting.prefill if prompting else ""
     if not isinstance(model, str | os.PathLike):
-        if tokenizer is None:
-            raise ExportError("tokenizer=None: a model in memory needs its tokenizer")
+        try:
+            check_model(model)
+            if tokenizer is None:
+                raise ExportError("tokenizer=None: a model in memory needs its tokenizer")
+            check_tokenizer(tokenizer)
+        except ValueError as error:
+            raise ExportError(str(error)) from None
         return "", Side(model, tokenizer, prompting, prefill), {}
     folder = Path(model).expanduser()
     report, source = _report_of(folder), model

@@ -10,7 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from grpo_kit.exports.template import ExportError
+from grpo_kit.record.files import sync
 
 REPORT = "export.json"  # the export's own report
 CARD = "README.md"
@@ -47,11 +50,7 @@ def part_folder(target: Path, needed: int) -> Path:
 def finish(part: Path, target: Path) -> None:
     """Rename the complete export once all of it is on the disk. Raises OSError and then leaves part in place."""
     for path in [*(p for p in part.rglob("*") if p.is_file()), part]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(path)
     if target.is_dir() and not target.is_symlink():
         target.rmdir()
     part.rename(target)
@@ -106,10 +105,4 @@ def _is_worked_on(left: Path) -> bool:
     machine, _, pid = left.name.rpartition(_MARK)[2].rpartition("-")
     if machine != platform.node() or not pid.isdigit() or int(pid) == os.getpid():
         return machine != platform.node()
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return psutil.pid_exists(int(pid))

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_kit.exports.export_folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models.gguf_reader import EMBEDDED
-from grpo_kit.record.files import RunFolderError, has_metrics, read_metrics, run_settings
+from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
 
@@ -99,13 +99,6 @@ def base_of_run(run: Path) -> str | None:
         return (run_settings(run) or {}).get("model")
     except (OSError, ValueError):
         return None
-
-
-def run_of(model: str) -> Path | None:
-    """The run folder that contains a model's folder, or is it (save_model); None for another model."""
-    path = Path(model).expanduser()
-    folders = (path, path.parent) if path.is_dir() else ()
-    return next((folder for folder in folders if has_metrics(folder)), None)
 
 
 def curve(run: Path, folder: Path) -> bool:

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_kit.exports.template import ExportError
+from grpo_kit.models.adapters import on_both_ends
 from grpo_kit.models.model_facts import base_model, model_name
 
 STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -68,7 +69,12 @@ def whole_model(model: Any) -> PreTrainedModel:
         state = {key: tensor.detach().float().cpu() for key, tensor in state.items()}
         if missing := set_peft_model_state_dict(adapted, state, adapter_name=name).unexpected_keys:
             raise ExportError(f"model has adapter weights that fit nowhere: {missing[:3]}")
-    return adapted.merge_and_unload(safe_merge=True, adapter_names=names)
+    try:
+        return adapted.merge_and_unload(safe_merge=True, adapter_names=names)
+    except (ValueError, RuntimeError) as error:  # an adapter with a bias, on layers without
+        raise ExportError(
+            f"model has adapters that cannot be merged ({error}); use format='adapter'"
+        ) from error
 
 
 def save_adapter(model: Any, folder: Path) -> str:
@@ -100,17 +106,13 @@ def save_adapter(model: Any, folder: Path) -> str:
 def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any]) -> None:
     kinds = {config.peft_type.value for config in configs.values()}
     several = len(configs) > 1 and any(getattr(config, "use_dora", False) for config in configs.values())
-    tied = base.config.tie_word_embeddings and any(
-        isinstance(module, torch.nn.Embedding) for module in _adapted(base).values()
-    )
     indices = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
     why = (
         "no adapter is active" if not configs
         else f"kind {', '.join(kinds)}" if not hasattr(model, "merge_and_unload")
         else "several DoRA adapters, whose sum depends on their order" if several
-        else "an adapter on the embedding, which is the head too" if tied
         else "single tokens of the embedding (trainable_token_indices)" if indices
-        else None
+        else on_both_ends(model)
     )  # fmt: skip
     if why:
         raise ExportError(

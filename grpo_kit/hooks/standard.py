@@ -7,16 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.argument_checks import check_choice
 from grpo_kit.engine.episode_sample import fast_for
 from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
 from grpo_kit.hooks.off_scale_hook import OffScale
+from grpo_kit.hooks.still_step_hook import StillStep
 from grpo_kit.hooks.watch_run import WatchRun
+from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import grpo
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.run_checks import check_given
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.watch.monitor import OnFlag
@@ -50,7 +54,14 @@ class GRPOTrainer(grpo.GRPOTrainer):
         update: Any = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
+        check_given(model, task, config, tokenizer, sample, update, hooks)
         config = Config() if config is None else config
+        folder = next_run_folder("runs", task.name) if folder is None else folder
+        check_choice("keep", keep, ("last", "best"))
+        if held_out is not None and not isinstance(held_out, HeldOut):
+            raise ValueError(
+                f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None"
+            )
         if keep == "best" and held_out is None:
             raise ValueError(
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
@@ -63,11 +74,12 @@ class GRPOTrainer(grpo.GRPOTrainer):
             sample = replace(sample, inner=sample.inner or seams.sample)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
-        scales = [] if live is None else [OffScale()]
+        scales = [] if live is None else [OffScale(), StillStep()]
+        watchdog = [] if live is None or any(isinstance(each, Watchdog) for each in hooks) else [Watchdog()]
         super().__init__(
-            model, task, config, tokenizer=tokenizer, folder=folder or next_run_folder("runs", task.name),
+            model, task, config, tokenizer=tokenizer, folder=folder,
             sample=sample or seams.sample, update=update or seams.update,
-            hooks=[*seams.hooks, *measuring, *scales, watching, ControlFolder(watching.say), *hooks],
+            hooks=[*seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say), *hooks],
         )  # fmt: skip
         if self.starts_from and live is not None and self.processes.is_main:
             print(

@@ -32,6 +32,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
 
+from grpo_kit.argument_checks import check_model, check_task
 from grpo_kit.engine.fast import fast
 from grpo_kit.integrations.trl_config import config_of, fields_of
 from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
@@ -105,7 +106,11 @@ def from_trl(
             raise ValueError(f"{name}={value!r:.100} is no argument of from_trl nor of trl.GRPOTrainer")
         if value not in (None, [], (None, None)):
             raise ValueError(f"{name}: from_trl cannot do this; {_ELSEWHERE[name]}")
+    if not isinstance(model, str):
+        check_model(model)
     args = GRPOConfig(f"{_name(model)}-GRPO") if args is None else args
+    if not isinstance(args, GRPOConfig):
+        raise ValueError(f"args={args!r:.100} must be a trl.GRPOConfig(...)")
     check_fields(args)
     model, tokenizer = _loaded(model, processing_class, args)
     model = _prepared(model, peft_config, args)
@@ -162,6 +167,9 @@ def to_trl(
     >>> trainer = to_trl(task, Config(steps=100), model, tokenizer, "runs/two-cards")  # doctest: +SKIP
     >>> trainer.train()  # doctest: +SKIP
     """
+    check_task(task)
+    if not isinstance(model, str):
+        check_model(model)
     if not hasattr(task, "dataset") or not hasattr(task, "rewards"):
         raise ValueError(
             f"task={task!r:.100} has no data set and rewards of one turn; of episodes give TRL an environment_factory"

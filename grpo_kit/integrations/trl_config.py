@@ -11,6 +11,7 @@ import torch
 from transformers import get_scheduler
 from trl import GRPOConfig
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.integrations.trl_fields import SAME, TRL, check_fields
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.schedules import constant, cosine, linear, stepwise
@@ -44,7 +45,12 @@ def config_of(args: GRPOConfig, rows: int, *, narrow: bool = False) -> Config:
     Raises ValueError, naming the field and what would do, for what the loop cannot do.
     """
     check_fields(args)
+    check_whole("num_iterations", args.num_iterations)
     prompts, minibatches = _batches(args)
+    if rows < prompts:
+        raise ValueError(
+            f"train_dataset has {rows} train rows, and a step takes prompts_per_step={prompts}; give more"
+        )
     a_step = minibatches * args.num_iterations  # updates
     per_epoch = rows // prompts  # steps
     updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch * a_step)

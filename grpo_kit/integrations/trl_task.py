@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import TrainerState
 from trl import is_conversational
 
-from grpo_kit.prompts import NO_TEMPLATE, continue_messages
+from grpo_kit.prompts import NO_TEMPLATE, continue_messages, cure_of
 from grpo_kit.rewards.parts import bare_name, check_calls, range_of
 
 _ROW = "trl_row"  # the data set's row, under a name that no column of it can take
@@ -89,7 +89,7 @@ class TrlReward:
     """
 
     def __init__(self, function: Callable[..., Any], task: TrlTask) -> None:
-        if isinstance(function, str) or not callable(function) or hasattr(function, "parameters"):
+        if isinstance(function, str) or not callable(function) or hasattr(function, "state_dict"):
             raise ValueError(
                 f"reward_funcs has a {type(function).__name__}; the loop takes functions: write one that calls the "
                 "reward model on prompts and completions"
@@ -130,10 +130,25 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
         raise ValueError(
             f"train_dataset has a column {pictures[0]!r}; the loop trains on text: use trl.GRPOTrainer"
         )
+    for place, row in enumerate(rows):
+        if not _is_prompt(row["prompt"]):
+            cure = cure_of(row["prompt"]) or ("; it is empty" if not row["prompt"] else "")
+            raise ValueError(
+                f"train_dataset: row {place} has the prompt {row['prompt']!r:.200}{cure}; give a text, or messages "
+                "with 'role' and 'content'"
+            )
     kinds = {isinstance(row["prompt"], str) for row in rows}
     if len(kinds) > 1:
         raise ValueError("train_dataset has texts and messages in 'prompt'; give one of the two")
     return rows
+
+
+def _is_prompt(prompt: Any) -> bool:
+    """Whether it is a text, or messages of roles, at least one."""
+    if isinstance(prompt, str):
+        return bool(prompt)
+    listed = isinstance(prompt, list | tuple) and bool(prompt)
+    return listed and all(isinstance(one, Mapping) and "role" in one for one in prompt)
 
 
 def _row(row: dict[str, Any], columns: bool) -> dict[str, Any]:

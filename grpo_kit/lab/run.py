@@ -21,12 +21,12 @@ from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.lab.arm import Arm, digest, fingerprint, prompt_fingerprint
-from grpo_kit.loop.checkpoint import last_whole
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import hardware
+from grpo_kit.record.digests import last_whole
 from grpo_kit.record.files import RunFolderError, holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
 from grpo_kit.watch.flags import Flag

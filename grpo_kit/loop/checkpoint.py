@@ -12,20 +12,20 @@ random numbers are a function of (seed, step).
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from grpo_kit.loop.digests import DIGESTS, what_is_wrong, write_digests
 from grpo_kit.models.model_facts import base_model
-from grpo_kit.record.files import RunFolderError
+from grpo_kit.optim.choose import SETTINGS
+from grpo_kit.record.digests import checkpoints, newest_whole, what_is_wrong, write_digests
+from grpo_kit.record.files import RUN, RunFolderError, sync
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
 
@@ -67,10 +67,10 @@ def save(
             *part.rglob("*"),
             part,
         ]:  # else a power cut could leave a name without what it stands for
-            _sync(path)
+            sync(path)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one
         os.replace(part, target)
-        _sync(folder)
+        sync(folder)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, Exception):
@@ -83,35 +83,15 @@ def save(
     return target
 
 
-def last_whole(folder: Path) -> Path:
-    """The newest checkpoint whose files are as they were written; one that is passed over is named.
-
-    Raises RunFolderError where none is whole.
-    """
-    passed = []
-    for path in reversed(checkpoints(folder)):
-        wrong = what_is_wrong(path) if (path / DIGESTS).exists() else "it was not written to its end"
-        if wrong is None:
-            for line in passed:
-                print(f"{line}. Going on from {path}.", flush=True)
-            return path
-        passed.append(f"{path} is damaged and is passed over: {wrong}")
-    named = f" ({'; '.join(passed)})" if passed else ""
-    raise RunFolderError(
-        f"folder={str(folder)!r} holds no whole checkpoint to go on from{named}; begin under another name"
-    )
-
-
-def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
-    """The newest checkpoint whose files are as they were written; None where there is none.
-
-    digests: False compares the sizes of its files alone, which takes no time.
-    """
-    return next((p for p in reversed(checkpoints(folder)) if what_is_wrong(p, digests=digests) is None), None)
-
-
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """run_state.json of a checkpoint that is whole."""
+    """run_state.json of a checkpoint. Raises RunFolderError for one that is not whole, naming one that is."""
+    is_run = (checkpoint / RUN).exists()
+    if wrong := "it is the folder of a run" if is_run else what_is_wrong(checkpoint):
+        whole = newest_whole(checkpoint if is_run else checkpoint.parent)
+        takes = (
+            f"{whole} is whole, train(resume=True) takes it" if whole else "there is no other that is whole"
+        )
+        raise RunFolderError(f"{checkpoint} is no whole checkpoint: {wrong}; {takes}")
     return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
 
 
@@ -122,10 +102,13 @@ def read_sample_state(checkpoint: Path, device: torch.device) -> dict[str, Any] 
 
 
 def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's weights and moments into a model and its optimizer, bit for bit."""
+    """Put a checkpoint's weights and moments into a model and its optimizer, which keeps its settings, bit for bit."""
     load_weights(model, checkpoint)
+    own = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
     # Read to the CPU: the optimizer moves what belongs on a card. AdamW's step counts on it would cost a wait each.
     optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True))
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -142,31 +125,3 @@ def load_weights(model: Any, folder: Path) -> None:
     tied = set(getattr(base, "all_tied_weights_keys", None) or {})
     if missing.unexpected_keys or set(missing.missing_keys) - tied:
         raise RunFolderError(f"{folder} holds the weights of another model than the trainer has")
-
-
-def checkpoints(folder: str | Path) -> list[Path]:
-    """The folders checkpoint-<step>, whole or not, lowest step first."""
-
-    def found() -> Iterator[tuple[int, Path]]:
-        for path in Path(folder).glob("checkpoint-*"):
-            number = path.name.removeprefix("checkpoint-")
-            if number.isdecimal() and path.is_dir():
-                yield int(number), path
-
-    return [path for _, path in sorted(found())]
-
-
-def _sync(path: Path) -> None:
-    """Ask the disk to keep a file or a folder's names. Raises OSError where the disk fails or is full.
-
-    Some file systems refuse that of a folder, and Windows of what is open for reading: those go on without.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno in (errno.EIO, errno.ENOSPC, getattr(errno, "EDQUOT", None)):
-            raise

@@ -32,10 +32,11 @@ from typing import Any
 
 import torch
 
+from grpo_kit.config_checks import checked
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.config_changes import check_values, take_up
+from grpo_kit.loop.config_changes import Changes, check_values, check_weights
 from grpo_kit.loop.generate import generate
-from grpo_kit.loop.grpo_config import Config, StepNumbers, as_json, from_json
+from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.measures import completions_table, first_rollout, measures, tokens_of
@@ -44,22 +45,25 @@ from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.reference import start_weights, weights_of
 from grpo_kit.loop.run_checks import (
-    check_model,
+    check_given,
+    check_loaded,
     check_precision,
     check_task,
     lacks_room,
     mark_trained,
     trained_before,
 )
-from grpo_kit.loop.run_settings import settings_of
+from grpo_kit.loop.run_settings import began_with, made_with, settings_of
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
-from grpo_kit.loop.seeds import random_state_comes_back, rows_of_step, seed_everything
+from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.model_facts import has_dropout
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
-from grpo_kit.record.files import next_run_folder, run_settings
+from grpo_kit.record.digests import checkpoints, last_whole
+from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.run_lock import alone
+from grpo_kit.record.run_path import run_path
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -96,6 +100,7 @@ class GRPOTrainer:
         update: Any = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
+        check_given(model, task, config, tokenizer, sample, update, hooks)
         self.model, self.task, self.tokenizer = model, task, tokenizer
         self.config = (Config() if config is None else config).with_task(task)
         if len(task.train) < (needed := self.config.prompts_per_step):
@@ -103,8 +108,9 @@ class GRPOTrainer:
                 f"task {task.name!r} has {len(task.train)} train rows, and prompts_per_step={needed} needs as many "
                 "different ones; add rows or lower it"
             )
-        self.folder, self.hooks = Path(folder), list(hooks)
-        check_model(self.config, model)
+        self.folder, self.hooks = run_path(folder), list(hooks)
+        check_weights(task, self.config.reward_weights)
+        check_loaded(self.config, model)
         check_precision(self.config, model)
         check_task(model, tokenizer, task, self.config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
@@ -121,6 +127,7 @@ class GRPOTrainer:
         self.optimizer = make_optimizer(self.optimizer_name, model, learning_rate=rate, weight_decay=decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.autocast == "float16")
         self.reference = start_weights(self.trained, self.config.beta)
+        self.began_with = began_with(model, self.reference)
         self.step = 0  # steps that are done
         self.tokens = 0  # that went through the model in them
         self.seconds = 0.0  # that they took
@@ -130,12 +137,13 @@ class GRPOTrainer:
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.notes: dict[str, Any] = {}  # whatever you want run.json to hold besides
         self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
-        self._known, self._opened, self._begun = self.config.values(), False, False
+        self._changes, self._opened, self._begun = Changes(self.config), False, False
         self._sample_state = self._state_of_sample()  # after the last step that is done
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
         self._have_begun: list[Hook] = []  # hooks whose end is due
         self._half_done = False  # between the first update of a step and its last line: weights of no step
+        self.config.take()
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
@@ -144,11 +152,17 @@ class GRPOTrainer:
 
         Of a run whose last rows, checkpoint or evaluation are missing (a full disk, a stop at the end) it does those.
 
-        resume: go on with the run that the folder holds, from its last whole checkpoint.
+        resume: True goes on with the run that the folder holds, from its last whole checkpoint. What is given otherwise
+        than then is obeyed, said and written down, or refused by name before anything is loaded.
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run, or another process trains into it.
         """
-        with self.guard, random_state_comes_back(), ExitStack() as held:
+        if not isinstance(resume, bool):
+            raise ValueError(
+                f"resume={str(resume)!r:.200}: give True, which goes on from the last whole checkpoint of this "
+                f"trainer's folder, {str(self.folder)!r}; to begin from another run's weights, load_policy(its folder)"
+            )
+        with self.guard, random_state_comes_back(), modes_of_training(self.device.type), ExitStack() as held:
             self._have_begun = []
             self._open(resume, held)
             error: BaseException | None = None
@@ -188,7 +202,8 @@ class GRPOTrainer:
         """One step: a function of (weights, optimizer state, the sampler's state, seed, step)."""
         began = time.monotonic()
         self._call_hooks("before_step")
-        changes, values = self._note_changes()
+        again = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
+        changes, known = self._changes.of_step(self, again)
         numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
         self._own = [(p, p.data) for p in self.trained.values()]
         seed_everything(self.config.seed, self.step, "sample")
@@ -198,7 +213,7 @@ class GRPOTrainer:
         self.step, self._own = self.step + 1, []
         self._sample_state = self._state_of_sample()
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
-        self._half_done, self._known = False, values
+        self._half_done, self._changes.known = False, known
         self._call_hooks("after_step", row, whole)
         if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
             self._save_or_warn()
@@ -209,7 +224,7 @@ class GRPOTrainer:
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
         """Sample, score and compare within groups; with config.resample again, until every group has a signal."""
         config, kept, reported, signals = self.config, [], {}, 0
-        self.model.eval()  # no dropout while sampling and scoring
+        self.model.eval().zero_grad()  # no dropout while sampling and scoring; no gradient of a pass beside the loop
         for attempt in range(1 + config.resample):
             rows = self.processes.share(rows_of_step(self.task.train, config, numbers.step, attempt))
             batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
@@ -324,7 +339,7 @@ class GRPOTrainer:
 
         Raises ValueError, and changes nothing, for a field that cannot change and a value that cannot be.
         """
-        check_values(self, values)
+        check_values(self, {name: checked(name, value) for name, value in values.items()})
         for name, value in values.items():
             setattr(self.config, name, value)
 
@@ -344,7 +359,8 @@ class GRPOTrainer:
     def save(self) -> Path:
         """A checkpoint of the steps done so far, in the run's folder. Raises CheckpointNotSaved where it cannot."""
         state = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
-        state |= {"config": self.config.values(), "scaler": self.scaler.state_dict()}
+        state |= {"config": self.config.values(), "begun": self._changes.begun, "made_with": made_with(self)}
+        state |= {"scaler": self.scaler.state_dict()}
         return self.processes.from_main(
             lambda: checkpoint.save(
                 self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
@@ -353,20 +369,18 @@ class GRPOTrainer:
         )  # fmt: skip
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint of this run that is whole: weights, moments, step, and the config of then."""
+        """Go on from a checkpoint of this run: weights, moments, step, and the config of then.
+
+        Raises RunFolderError, and changes nothing, for one that is damaged or was made otherwise: a table says how.
+        """
+        folder = Path(folder)
         state = checkpoint.read_state(folder)
-        self._known = take_up(self.config, state["config"], run_settings(self.folder)["config"])
-        kept = checkpoint.read_sample_state(folder, self.device)
-        if (kept is None) != (self._sample_state is None):
-            was, now = ("no state", "one") if kept is None else ("a state", "none")
-            raise ValueError(
-                f"{folder} holds {was} of a sampler, and this trainer's has {now}: sample={self.sample!r:.200}; go on "
-                "with the sampler that the run was begun with, or begin a new run from these weights"
-            )
-        self._sample_state = kept
+        self._changes.take_up(self, state, str(folder))
+        self._sample_state = checkpoint.read_sample_state(folder, self.device)
         checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        mark_trained(self.model, self.folder, self.step)
 
     def save_model(self, folder: str | Path) -> Path:
         """The model, or its adapters, and the tokenizer, as load_policy opens them. Returns the folder.
@@ -403,11 +417,16 @@ class GRPOTrainer:
     def _open(self, resume: bool, held: ExitStack) -> None:
         if self.processes.is_main and self.folder.is_dir():
             held.enter_context(alone(self.folder))
+        loads = self._half_done or resume and not self._begun and checkpoints(self.folder)
+        if loads:
+            self.load(self.processes.from_main(lambda: last_whole(self.folder)))
         self.open(resume=resume)
+        self._changes.begin(self, first=not (self._begun or loads))
         if not self._begun and self.processes.is_main:
             held.enter_context(alone(self.folder))
-        if resume and not self._begun or self._half_done:
-            self.load(self.processes.from_main(lambda: checkpoint.last_whole(self.folder)))
+        if loads and self.log is not None:
+            for line in self.log.lost(self.step):
+                print(line, flush=True)
         if not self._begun and self.processes.is_main:
             found = lacks_room(self.folder, self.model, self.optimizer_name, self.config, self.step)
             if found is not None:
@@ -418,21 +437,6 @@ class GRPOTrainer:
         self.config.freeze()
         if self.log is not None:
             self.log.go_on_from(self.step)
-
-    def _note_changes(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What was assigned to the config since the last row, as the row has it: {"changes": {field: [was, now]}}.
-
-        And the config's values, which are known once the row is written: a step that is dropped notes them again.
-        A resumed run makes the changes again that it made at this step before. The main process's are those of all.
-        """
-        again = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
-        for name, value in (again | self.processes.from_main(self.config.values)).items():
-            if as_json(getattr(self.config, name)) != (value := again.get(name, value)):
-                setattr(self.config, name, from_json(name, value, getattr(self.config, name)))
-        now = self.config.values()
-        changed = {name: [self._known[name], now[name]] for name in now if now[name] != self._known[name]}
-        check_values(self, {name: getattr(self.config, name) for name in changed})
-        return ({"changes": changed} if changed else {}), now
 
     def _save_where_it_stopped(self, why: str) -> str:
         """Save what is done; the line that says how to go on."""

@@ -1,26 +1,20 @@
 """Config: every number of a run, each with its unit and what it is for; StepNumbers: the numbers of one step.
 
-Longer than 300 lines because the fields of a run and the checks of their values are read together.
+Longer than 300 lines because the fields of a run are read together.
 """
 
 from __future__ import annotations
 
-import difflib
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import (
-    check_above_zero,
-    check_choice,
-    check_number,
-    check_temperature,
-    check_whole,
-)
-from grpo_kit.optim.choose import OPTIMIZERS
-from grpo_kit.schedules import schedule_from
+from grpo_kit import config_checks as checks
+from grpo_kit.argument_checks import check_number, check_temperature
+from grpo_kit.schedules import schedule_from, stepwise
 from grpo_kit.tasks import by_name
 
 if TYPE_CHECKING:
@@ -30,7 +24,6 @@ if TYPE_CHECKING:
 
 Schedule = Callable[[float], float]
 """f(progress in [0, 1]) -> value, such as those of grpo_kit.schedules."""
-LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo", "sapo", "luspo", "vespo")
 
 
 def _number(default: Any, unit: str, *, changes: bool = False) -> Any:
@@ -45,11 +38,13 @@ class Config:
 
     A model and a task are made from it, load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype) and cfg.make_task(),
     or are the user's own. A trainer that is given another task says so here (task=None) and takes its length.
-    learning_rate, temperature and beta may each be a number or a schedule, a function of progress.
+    learning_rate, temperature and beta may each be a number or a schedule, a function of progress. A rate that begins
+    or ends at 0 is there before the first step or after the last: no step is trained at rate 0.
     A field that says changes=True may be assigned while the run trains: from the next step on the run obeys, and
     metrics.jsonl says so in that step's line. Assigning to any other field of a running config raises ValueError.
     reasons: field -> (the preset's value, why it has it). Printed, a config is a table: value, unit, reason.
-    Raises ValueError, naming the field and what would do, for a value that cannot be.
+    Raises ValueError, naming the field and what would do, for a name that is no field, a value that cannot be, and
+    values that together move no weight.
 
     >>> Config(steps=2).group_size
     8
@@ -87,7 +82,7 @@ class Config:
     repetition_penalty: float = _number(1.0, "divides the logits of tokens that were there; 1: none")
     resample: int = _number(0, "times that groups without a signal are drawn anew, with other prompts")
     # What it optimises
-    loss: str = _number("dapo", "a name of LOSSES")
+    loss: str = _number("dapo", "a name of config_checks.LOSSES")
     level: Literal["token", "sequence"] = _number("token", "what an importance ratio is taken of")
     epsilon: float = _number(0.2, "how far a ratio may fall below 1", changes=True)
     epsilon_high: float = _number(
@@ -132,16 +127,21 @@ class Config:
     reasons: dict[str, tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._running = False
-        if self.task and self.task_options:
-            by_name.check_options(self.task, self.task_options)
+        self._running = self._taken = False
+        if self.preset is not None and "preset" not in self.reasons:
+            raise ValueError(
+                f"preset={self.preset!r} is a name alone here: kit.preset({self.preset!r}) fills a Config"
+            )
+        checks.check_together(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name == "reasons":
             return super().__setattr__(name, value)
         if name not in FIELDS:
             check_fields({name: value})
-        value = _checked(name, value)
+        value = checks.checked(name, value)
+        if name == "loss_options":
+            checks.check_loss_options(self.loss, value)
         if (
             getattr(self, "_running", False)
             and not FIELDS[name].metadata["changes"]
@@ -152,6 +152,10 @@ class Config:
                 "folder"
             )
         super().__setattr__(name, value)
+
+    def take(self) -> None:
+        """A trainer goes by it: another task has a config of its own."""
+        self._taken = True
 
     def freeze(self) -> None:
         """The run has begun: from here on, fields that cannot change refuse to."""
@@ -194,7 +198,7 @@ class Config:
     def with_task(self, task: Any) -> Config:
         """This config, which now says what the run's task is: by its name or, of another task, not at all; its length.
 
-        A copy where another run goes by it with another task.
+        A copy where another trainer goes by it with another task.
         """
         given = "the one that the trainer was given"
         told = {} if task.name == self.task else {"task_options": ({}, given), "task": (None, given)}
@@ -202,7 +206,7 @@ class Config:
         if self.max_completion_tokens is None or self.reasons.get("max_completion_tokens") == length:
             told["max_completion_tokens"] = (task.max_completion_tokens, "the task's")
         values, reasons = {name: value for name, (value, _) in told.items()}, self.reasons | told
-        if self._running and any(getattr(self, name) != value for name, value in values.items()):
+        if self._taken and any(getattr(self, name) != value for name, value in values.items()):
             return replace(self, **values, reasons=reasons)
         for name, value in values.items():
             setattr(self, name, value)
@@ -226,9 +230,18 @@ class Config:
     def at(self, step: int) -> StepNumbers:
         """The numbers of a step, counted from 0: a function of the step alone."""
         progress = min(step / max(self.steps - 1, 1), 1.0)
-        rate = _at(self.learning_rate, progress) * min(1.0, (step + 1) / (self.warmup_steps + 1))
+        rate = self.learning_rate  # an end at 0 lies outside the steps; stepwise is asked for as it is
+        zero = [callable(rate) and not isinstance(rate, stepwise) and rate(end) == 0 for end in (0.0, 1.0)]
+        of_rate = min((step + zero[0]) / max(self.steps - 1 + sum(zero), 1), 1.0)
+        rate = check_number(f"learning_rate({of_rate:.3f})", _at(rate, of_rate), 0)
+        rate *= min(1.0, (step + 1) / (self.warmup_steps + 1))
+        beta = check_number(f"beta({progress:.3f})", _at(self.beta, progress), 0)
         temperature = check_temperature(_at(self.temperature, progress), f"temperature({progress:.3f})")
-        return StepNumbers(step, progress, temperature, rate, _at(self.beta, progress))
+        return StepNumbers(step, progress, temperature, rate, beta)
+
+
+def _at(value: float | Schedule, progress: float) -> float:
+    return float(value(progress)) if callable(value) else float(value)
 
 
 FIELDS = {each.name: each for each in fields(Config) if each.metadata}
@@ -244,9 +257,23 @@ def check_fields(values: Mapping[str, Any], besides: Sequence[str] = ()) -> None
     """
     for name, value in values.items():
         if name not in FIELDS:
-            near = difflib.get_close_matches(name, [*FIELDS, *besides], 1)
-            mend = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(FIELDS)}"
-            raise ValueError(f"{name}={value!r}: Config has no such field; {mend}")
+            raise ValueError(checks.unknown_field(name, value, [*FIELDS, *besides]))
+
+
+_as_made = Config.__init__
+
+
+@functools.wraps(_as_made)
+def _by_name(self: Config, *unnamed: Any, **values: Any) -> None:
+    if unnamed:
+        what = unnamed[0]
+        cure = f"kit.preset({what!r}) fills one" if isinstance(what, str) else "of a dict, Config(**values)"
+        raise ValueError(f"Config({what!r:.100}): name each field, such as Config(steps=100); {cure}")
+    check_fields({name: value for name, value in values.items() if name != "reasons"})
+    _as_made(self, **values)
+
+
+Config.__init__ = _by_name
 
 
 @dataclass(frozen=True)
@@ -283,72 +310,10 @@ def as_json(value: Any) -> Any:
 
 def from_json(name: str, value: Any, given: Any) -> Any:
     """What as_json wrote of a field. given: what a function that is there by its name alone is taken from."""
-    if name not in ("temperature", "learning_rate", "beta") or not isinstance(value, str):
+    if name not in checks.SCHEDULED or not isinstance(value, str):
         return value
     if not value.startswith("function "):
         return schedule_from(value)
     if not callable(given):
         raise ValueError(f"{name}={given!r}: the run was begun with {value}; give it that")
     return given
-
-
-def _at(value: float | Schedule, progress: float) -> float:
-    return float(value(progress)) if callable(value) else float(value)
-
-
-_WHOLE = {
-    "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,
-    "held_out": 1, "eval_batch": 1,
-    "seed": 0, "top_k": 0, "resample": 0, "save_steps": 0, "save_total_limit": 1,
-}  # fmt: skip
-_AT_LEAST_0 = (
-    "epsilon", "epsilon_high", "entropy_bonus", "positive_weight", "negative_weight", "warmup", "weight_decay",
-)  # fmt: skip
-_CHOICES = {
-    "tuning": (None, "full", "lora", "qlora"),
-    "dtype": (None, "float32", "bfloat16", "float16"),
-    "task": (*by_name.NAMES, None),
-    "loss": LOSSES,
-    "level": ("token", "sequence"),
-    "scale": ("group", "batch", "none"),
-    "credit": ("episode", "return", "state"),
-    "autocast": ("none", "bfloat16", "float16"),
-    "optimizer": (None, *OPTIMIZERS),
-}
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value, or ValueError with the field's name and what would do."""
-    if name in _WHOLE:
-        return check_whole(name, value, _WHOLE[name])
-    if name in _AT_LEAST_0:
-        return check_number(name, value, 0)
-    if name in _CHOICES:
-        check_choice(name, value, _CHOICES[name])
-    elif name == "max_completion_tokens" and value is not None:
-        return check_whole(name, value, hint=", or None for the task's")
-    elif name == "sampler_weight_cap" and value is not None:
-        check_above_zero(name, value)
-    elif name in ("temperature", "learning_rate", "beta"):
-        for progress in (0.0, 0.5, 1.0):
-            found = value(progress) if callable(value) else value
-            label = f"{name}({progress})" if callable(value) else name
-            if name == "temperature":
-                check_temperature(found, label)
-            else:
-                check_number(label, found, 0)
-    elif name in ("top_p", "max_grad_norm", "repetition_penalty", "discount"):
-        check_above_zero(name, value)
-        if name in ("top_p", "discount") and value > 1:
-            raise ValueError(f"{name}={value!r} must lie in (0, 1]")
-    elif name == "min_p" and not 0 <= check_number(name, value) < 1:
-        raise ValueError(f"min_p={value!r} must lie in [0, 1)")
-    elif name == "reward_weights" and value is not None:
-        if not isinstance(value, (list, tuple)) or not value:
-            raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
-        return [check_number("reward_weights", weight) for weight in value]
-    elif name in ("task_options", "loss_options") and not isinstance(value, dict):
-        raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")
-    elif name in ("mask_cut_off", "gradient_checkpointing") and not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False")
-    return value

@@ -63,9 +63,7 @@ class PolicyLoss:
         config, rows = self.config, list(places)
         mask, advantages = self.mask[rows], self.advantages[rows]
         old = logprobs.detach() if self.batch.old_logprobs is None else self.batch.old_logprobs[rows]
-        if (
-            self.sampled is not None
-        ):  # truncated importance sampling: the sampler rounds otherwise than the update
+        if self.sampled is not None:  # truncated importance sampling: the sampler rounds otherwise
             weight = torch.exp(old - self.sampled[rows]).clamp(max=config.sampler_weight_cap)  # (n, T)
             advantages = advantages[:, None] * weight
         reference = None if self.batch.ref_logprobs is None else self.batch.ref_logprobs[rows]
@@ -110,12 +108,8 @@ class PolicyLoss:
         fresh: the weights are those that sampled, so that sampler and update can be compared.
         """
         sums = {name: self.sums[name] for name in ("tokens", "entropy", "clip_ratio", "kl")}
-        sums |= {
-            "gap": 0.0,
-            "compared": 0.0,
-            "skipped": float((~self.scored).sum()),
-            "rows": float(len(batch)),
-        }
+        sums |= {"gap": 0.0, "compared": 0.0, "rows": float(len(batch))}
+        sums["skipped"] = float((~self.scored).sum())
         sums["entropies"] = float(batch.entropies is None) * self.sums["tokens"]  # the sampler gave none
         if fresh and batch.sampler_logprobs is not None:
             sampled = padded(batch.sampler_logprobs, self.mask.size(1), self.mask.device)

@@ -6,23 +6,56 @@ import math
 import re
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 
-from grpo_kit.loop.checkpoint import checkpoints
+from grpo_kit.argument_checks import check_model, check_tokenizer
+from grpo_kit.argument_checks import check_task as check_is_task
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.record.digests import checkpoints
 from grpo_kit.rewards.parts import check_calls
 
 GIVEN = ("completions", "prompts", "completion_ids", "prefill", "log_extra", "log_metric")  # see score()
 _OPEN_TAG = re.compile(r"<(\w+)>\s*\Z")
 _GIB = 2**30
 _TRAINED = "_grpo_kit_trained"  # a model's own mark: (folder, steps)
+
+
+def check_given(
+    model: Any, task: Any, config: Any, tokenizer: Any, sample: Any, update: Any, hooks: Any
+) -> None:
+    """Raises ValueError, with what would do, where an argument of a trainer is something else than it takes."""
+    check_model(model)
+    check_tokenizer(tokenizer)
+    check_is_task(task)
+    if config is not None and not isinstance(config, Config):
+        call = f"kit.preset({config!r})" if isinstance(config, str) else "kit.Config(...) or kit.preset(...)"
+        raise ValueError(f"config={config!r:.100} must be a Config, as {call} makes one")
+    embedded = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "num_embeddings", None)
+    if embedded is not None and (more := len(tokenizer) - embedded) > 0:
+        raise ValueError(
+            f"tokenizer has {more} tokens more than the model's {embedded} embeddings; call "
+            "model.resize_token_embeddings(len(tokenizer)) first, or load the tokenizer that belongs to the model"
+        )
+    if sample is not None and not callable(sample):
+        raise ValueError(f"sample={sample!r:.100} must be a function as generate is; vLLM's is VllmSample()")
+    if update is not None and not hasattr(update, "gradients"):
+        raise ValueError(f"update={update!r:.100} must have gradients and logprobs, as PaddedUpdate has")
+    if not isinstance(hooks, Sequence):
+        raise ValueError(f"hooks={hooks!r:.100} must be a list of them: hooks=[...]")
+    for hook in hooks:
+        if isinstance(hook, type) or not hasattr(hook, "before_step"):
+            made = (
+                f"make one: {hook.__name__}()" if isinstance(hook, type) else "write a subclass of kit.Hook"
+            )
+            raise ValueError(f"hooks has {hook!r:.100}, which is no Hook; {made}")
 
 
 def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
@@ -54,7 +87,7 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
         )
 
 
-def check_model(config: Config, model: torch.nn.Module) -> None:
+def check_loaded(config: Config, model: torch.nn.Module) -> None:
     """Raises ValueError for a model that was loaded otherwise than the config says: another tuning or dtype."""
     load = "load it with load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype), or change the config"
     if config.tuning is not None and (config.tuning == "full") == isinstance(model, PeftModel):
@@ -84,9 +117,8 @@ def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Con
     optimizer: its name. step: steps that are done.
     """
     one = checkpoint_bytes(model, optimizer)
-    due = (
-        math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
-    )  # where it is stopped
+    # Without save_steps the one where it is stopped.
+    due = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
     there = len(checkpoints(folder))
     # The next one is written before the oldest goes.
     more = max(min(there + due, config.save_total_limit + 1) - there, 0)
@@ -113,7 +145,12 @@ def mark_trained(model: Any, folder: Path, steps: int) -> None:
     setattr(base_model(model), _TRAINED, (str(folder), steps))
 
 
+def trained_in(model: Any) -> tuple[str | None, int]:
+    """The folder of the run that a model in memory was trained in, and its steps; (None, 0) for one as loaded."""
+    return getattr(base_model(model), _TRAINED, (None, 0))
+
+
 def trained_before(model: Any, folder: Path) -> str | None:
-    """The run, other than the one in `folder`, that a model in memory was trained in; None for one as it was loaded."""
-    run, steps = getattr(base_model(model), _TRAINED, (str(folder), 0))
-    return None if run == str(folder) else f"{steps} steps in {run}"
+    """The run, other than the one in `folder`, that a model in memory was trained in."""
+    run, steps = trained_in(model)
+    return None if run in (None, str(folder)) else f"{steps} steps in {run}"

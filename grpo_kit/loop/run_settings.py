@@ -1,18 +1,29 @@
-"""What run.json of a run holds: its config, its task and rewards, the model and the machine. Readers go by it."""
+"""What run.json holds of a run: config, task, rewards, model, machine; and what its checkpoints were made with."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import is_dataclass
+from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from grpo_kit.loop.grpo_config import Config, as_json
-from grpo_kit.models.model_facts import hardware, model_name
+from grpo_kit.models.model_facts import base_model, hardware, model_name
+from grpo_kit.models.token_lists import end_ids
+from grpo_kit.optim.choose import SETTINGS
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
-from grpo_kit.tasks.same_task import task_digest
+from grpo_kit.tasks.same_task import content_digest, task_digest
+
+_ADAPTER = (
+    "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "rank_pattern",
+    "alpha_pattern", "use_rslora", "use_dora", "bias",
+)  # fmt: skip
 
 
 def settings_of(
@@ -23,14 +34,15 @@ def settings_of(
     reward_parts: each reward by name, then the parts of those that are sums. reward_ranges: what rewards and parts
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
     earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: the file that it was
-    read from, if any, and the digest of what the config makes of it: a command finds the task by these, or by the
-    config's name of it.
+    read from, if any, the digest of what the config makes of it (a command finds the task by these, or by the config's
+    name of it), and its prompt's system text and prefill.
     """
     rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
     names = reward_names(rewards)
     inside = [pair for r in rewards for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
     known = [*zip(names, rewards, strict=True), *inside]
     constant = getattr(task, "best_constant_parts", None)
+    prompt = getattr(task, "view", task)
     return {
         "config": config.values(),
         "reward_parts": list(dict.fromkeys([*names, *(name for name, _ in inside)])) or ["episode_return"],
@@ -40,11 +52,10 @@ def settings_of(
         "best_constant": constant() if constant else None,
         "temperature_schedule": as_json(config.temperature) if callable(config.temperature) else None,
         "optimizer": optimizer,
-        "sample": repr(sample)
-        if is_dataclass(sample)
-        else getattr(sample, "__name__", type(sample).__name__),
+        "sample": name_of_sample(sample),
         "model": model_name(model),
-        "task": {"file": getattr(task, "file", None), "digest": _digest(task, config)},
+        "task": {"file": getattr(task, "file", None), "system": prompt.system, "prefill": prompt.prefill}
+        | {"digest": task_digest(config.cut(task)) if is_dataclass(task) else None},
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -54,5 +65,52 @@ def settings_of(
     }
 
 
-def _digest(task: Any, config: Config) -> str | None:
-    return task_digest(config.cut(task)) if is_dataclass(task) else None
+def name_of_sample(sample: Any) -> str:
+    """A sampler by its name; a dataclass with its options."""
+    return repr(sample) if is_dataclass(sample) else getattr(sample, "__name__", type(sample).__name__)
+
+
+def made_with(trainer: Any) -> dict[str, Any]:
+    """What a step depends on besides the config and the weights, each as words or a digest that JSON can hold.
+
+    A checkpoint keeps it, and a run that goes on compares; config_changes.OBEYED says what may be otherwise.
+    """
+    model, task, tokenizer = trainer.model, trainer.task, trainer.tokenizer
+    own = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainer.trained.items()]
+    adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
+    groups = trainer.optimizer.param_groups
+    return {
+        **{f"adapter.{name}": _plain(getattr(adapter, name, None)) for name in _ADAPTER},
+        "trained": f"{type(base_model(model)).__name__}, {len(own)} tensors, {content_digest(own)}",
+        **trainer.began_with,
+        "optimizer_kind": type(trainer.optimizer).__name__,
+        **{f"optimizer.{name}": [_plain(group.get(name)) for group in groups] for name in SETTINGS},
+        "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
+        "rewards": reward_names(getattr(task, "rewards", [])),
+        "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
+        "system": getattr(task, "system", None),
+        "prefill": getattr(task, "prefill", None),
+        "examples": content_digest(getattr(task, "examples", None), str),
+        "template": content_digest(getattr(tokenizer, "chat_template", None), str),
+        "ends": end_ids(model, tokenizer),
+    }
+
+
+def began_with(model: torch.nn.Module, reference: Mapping[str, torch.Tensor] | None) -> dict[str, str]:
+    """Digests of what a run keeps of the model that it began with: its frozen weights, the reference of a KL.
+
+    Of each tensor up to 64 numbers count: two models differ in nearly all of them.
+    """
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    found = {}
+    for name, tensors in (("frozen_weights", frozen), ("reference", (reference or {}).values())):
+        few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64].float() for p in tensors]
+        if few:
+            found[name] = sha256(torch.cat(few).cpu().numpy().tobytes()).hexdigest()[:16]
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set):  # of modules: in which layers they lie, the trained tensors tell
+        return sorted({name.rpartition(".")[2] for name in value})
+    return list(value) if isinstance(value, tuple) else getattr(value, "value", value)

@@ -65,3 +65,10 @@ def random_state_comes_back() -> Iterator[None]:
         torch.set_rng_state(state[2])
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def modes_of_training(device: str) -> Iterator[None]:
+    """Gradients on and autocast off inside, whatever the notebook has set. device: the model's, by type."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+        yield

@@ -22,7 +22,8 @@ Trainable = Literal["full", "lora"]
 PREFERRED_TOKENS = 4096  # of a chunk: large enough for matrix products to keep a card busy
 USED_OF_FREE = 0.9  # the rest: the allocator's fragmentation and kernels' workspaces
 HEAD_TILE = 1024  # scored tokens whose logits, over the whole vocabulary, are there at once
-_TILE_COPIES = 3  # of them in float32: log-probabilities, probabilities, their product
+# Of them in float32: log-probabilities, probabilities, their product; with a gradient of entropies those of all three.
+_TILE_COPIES, _ENTROPY_COPIES = 3, 6
 _FLOAT = 4  # bytes of a float32
 _NEEDED = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads"
@@ -80,6 +81,7 @@ def layer_bytes(
     compute_itemsize: int | None = None,
     mask_keys: int = 0,
     rank: int = 16,
+    fused_norms: bool = False,
 ) -> float:
     """Bytes a token that one decoder layer keeps for the backward pass when it is not checkpointed.
 
@@ -89,6 +91,7 @@ def layer_bytes(
     mask_keys: keys of a dense mask (columns); PyTorch's SDPA keeps a converted copy of it in every layer.
     0 means no dense mask (FlexAttention).
     trainable "lora": adapters of `rank` in float32 on every linear layer; weights are frozen.
+    fused_norms: norms are one kernel, as in the packed update on a card (engine/update_norms.py).
     Raises ValueError for an unknown architecture or size.
 
     >>> from transformers import Qwen2Config
@@ -103,7 +106,7 @@ def layer_bytes(
     copy = compute_itemsize or _FLOAT  # the dtype an adapter computes in
 
     # Input, 1/rms; normalised, for the norm's weight.
-    norms = 2 * (_FLOAT * h + _FLOAT + (w * h if full else 0))
+    norms = 2 * (w * h + _FLOAT if fused_norms else _FLOAT * h + _FLOAT + (w * h if full else 0))
     if full:
         linear_inputs = 2 * w * h if w == c else 5 * c * h  # q, k, v share one; gate, up share one
     else:
@@ -117,7 +120,8 @@ def layer_bytes(
         mlp += (copy - c) * sizes.mlp
     if sizes.query_key_norm:
         both = sizes.query + sizes.key
-        attention += _FLOAT * both + _FLOAT * (sizes.heads + sizes.kv_heads) + (c * both if full else 0)
+        attention += _FLOAT * (sizes.heads + sizes.kv_heads)
+        attention += c * both if fused_norms and w == c else _FLOAT * both + (c * both if full else 0)
     adapters = 0 if full else 7 * rank * (copy if adapters_cast else _FLOAT)
     return float(norms + linear_inputs + attention + mlp + adapters)
 
@@ -139,19 +143,21 @@ def head_bytes(
     scored_tokens: int,
     trainable: Trainable = "full",
     compute_itemsize: int | None = None,
+    entropy_bonus: bool = False,
 ) -> float:
     """Bytes of the packed update's LM head at the peak of its backward pass, in total.
 
     scored_tokens: positions with a label. Bytes: the scored hidden states and their gradients; either one tile of
     HEAD_TILE tokens over the whole vocabulary, or, training the head, what a tile adds to the head's gradient; and what
     earlier tiles left of it. A CPU's own head (cpu_lm_head.py) needs less, or what is free.
+    entropy_bonus: entropies have a gradient, too.
     """
     sizes = _Sizes(config)
     w, c = _itemsizes(itemsize, compute_itemsize)
     tile = min(scored_tokens, HEAD_TILE)
     matrix = sizes.vocabulary * sizes.hidden
     cast = matrix * c if w != c else 0
-    of_tile = tile * sizes.vocabulary * _TILE_COPIES * _FLOAT
+    of_tile = tile * sizes.vocabulary * (_ENTROPY_COPIES if entropy_bonus else _TILE_COPIES) * _FLOAT
     left = 0
     if _is_full(trainable):
         left = matrix * w if scored_tokens > HEAD_TILE else 0
@@ -173,6 +179,8 @@ def chunk_bytes(
     rank: int = 16,
     gradient_bytes: float = 0.0,
     four_bit: bool = False,
+    fused_norms: bool = False,
+    entropy_bonus: bool = False,
 ) -> ChunkBytes:
     """The peak of a chunk's forward and backward pass: the largest of the moments named in ChunkBytes.
 
@@ -181,6 +189,7 @@ def chunk_bytes(
     gradients: whether an earlier chunk of the step has left gradients; otherwise they (gradient_bytes) exist only
     where the backward pass ends, which decides the peak.
     four_bit: frozen weights in 4 bits, each widened for its product and dropped; autocast's casts are kept instead.
+    fused_norms: as in layer_bytes. entropy_bonus: as in head_bytes.
     """
     sizes, k = _Sizes(config), checkpointed_layers
     if not 0 <= k <= sizes.layers:
@@ -195,10 +204,13 @@ def chunk_bytes(
         compute_itemsize=compute_itemsize,
         mask_keys=mask_keys,
         rank=rank,
+        fused_norms=fused_norms,
     )
     inputs = tokens * checkpoint_bytes(config, itemsize)
     stem = tokens * (2 * sizes.head_dim * w + mask_keys)  # rotary cosines and sines, the mask
-    last = tokens * sizes.hidden * (_FLOAT + (2 * w if full else w))  # the final norm
+    last = (
+        tokens * sizes.hidden * (2 * w if fused_norms else _FLOAT + (2 * w if full else w))
+    )  # the final norm
     layers = (sizes.layers - k) * layer + k * inputs
     weights = (
         sizes.layer_weights * c if w != c and not four_bit else 0
@@ -209,8 +221,9 @@ def chunk_bytes(
     tile = min(scored, HEAD_TILE) * sizes.vocabulary * _TILE_COPIES * _FLOAT
     tile += sizes.vocabulary * sizes.hidden * c if w != c else 0
     head = head_bytes(
-        config, itemsize, scored_tokens=scored, trainable=trainable, compute_itemsize=compute_itemsize
-    )
+        config, itemsize, scored_tokens=scored, trainable=trainable, compute_itemsize=compute_itemsize,
+        entropy_bonus=entropy_bonus,
+    )  # fmt: skip
     embedding = sizes.vocabulary * sizes.hidden * w if full else 0
     held = embedding if sizes.tied else 0  # the head's gradient waits for the embedding's
     adapters_cast = not full and c != _FLOAT
@@ -226,7 +239,8 @@ def chunk_bytes(
         working = held + matrix + mlp + (5 if adapters_cast else 3) * thick + cast["head"]
         moments.append((stem + layers, working, False, "layer"))
     if k:
-        working = held + matrix + layer + mlp + (4 if adapters_cast else 2) * thick + weights
+        again = layer - inputs * fused_norms  # the first norm's input is the checkpoint's
+        working = held + matrix + again + mlp + (4 if adapters_cast else 2) * thick + weights
         moments.append((stem + k * inputs, working, False, "recomputed layer"))
         moments.append((stem + inputs, working, True, "recomputed layer"))
     embedding *= gradients  # the first gradient of a step is stored, later ones are added to it
@@ -254,7 +268,7 @@ def update_budget(
     free_bytes: memory for chunks besides weights, gradients and optimizer; nine tenths of it are used.
     longest: packed tokens of the longest completion with its prompt, the smallest possible chunk.
     total: packed tokens of the step, the largest possible chunk. preferred: tokens that suffice for good matrix sizes.
-    chunk: trainable, compute_itemsize, mask_keys, rank, four_bit, as in chunk_bytes.
+    chunk: trainable, compute_itemsize, mask_keys, rank, four_bit, fused_norms, entropy_bonus, as in chunk_bytes.
     Rule: the fewest checkpointed layers with which `preferred` tokens (fewer, if `total` is less; more, if `longest`
     is more) fit, then as many tokens as fit with these; if they do not even fit with every layer checkpointed, as
     many as do. Never less than `longest`, whether it fits or not. Every position counts as scored.

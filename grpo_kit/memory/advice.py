@@ -29,7 +29,7 @@ def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed:
         ideas.append((f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half))))
     if half := request.completion_tokens // 2:
         ideas.append((f"max_completion_tokens={half}", replace(request, completion_tokens=half)))
-    if request.attention == "sdpa":
+    if request.attention == "sdpa" and narrow:
         ideas.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
     name, shape = "Qwen/Qwen2.5-0.5B-Instruct", config_of("Qwen/Qwen2.5-0.5B-Instruct")
     small = replace(request, cfg=replace(cfg, model=name), config=shape, counts=count(shape, request.rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -16,7 +17,11 @@ MOST_ROWS = {"cpu": 64, "cuda": 256}
 _CARD_ROWS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2)
 _CARD_TOKENS = 64
 UNKNOWN_ROWS = 64  # for models of unknown size
-_DECODE_COPIES = 5  # of a decode step's logits in float32, while sampling: an estimate
+# Bytes of a float32 pass over the logits, of what the sampler keeps of each logit, and of what it takes besides where
+# something narrows the distribution. Counted on the pretend card (tests/pretend_card), as is a prompt's token.
+_PASS, _SAMPLED = 4, 8
+_NARROWED = {"top_k": 12, "min_p": 16, "repetition_penalty": 20, "top_p": 30}
+_PREFILL_TOKENS = 16_384  # that the engine computes at once
 
 
 def decode_bytes(
@@ -27,28 +32,33 @@ def decode_bytes(
     prompts: int,
     prompt_tokens: int,
     completion_tokens: int,
+    narrowed_by: Collection[str] = tuple(_NARROWED),
 ) -> dict[str, float]:
     """Bytes of `rows` sequences behind `prompts` prompts (each computed once), by kind.
 
     "keys and values": of all prompt and completion tokens. "logits and sampling": the larger of one decode step's and
-    the prompts' forward pass. itemsize: bytes of a number in the model's dtype.
+    the prompts' forward pass, with its own keys and values. itemsize: bytes of a number in the model's dtype.
+    narrowed_by: of _NARROWED, what makes the sampled distribution another than softmax(logits / temperature).
 
     >>> from transformers import LlamaConfig
     >>> smol = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
     ...                    num_attention_heads=9, num_key_value_heads=3)
     >>> found = decode_bytes(smol, 4, rows=64, prompts=64, prompt_tokens=96, completion_tokens=12)
-    >>> {name: round(value / 2**20) for name, value in found.items()}  # MiB
-    {'keys and values': 304, 'logits and sampling': 189}
+    >>> {name: round(value / 2**20) for name, value in found.items()}  # MiB, whatever narrows
+    {'keys and values': 304, 'logits and sampling': 435}
     """
     config = config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     key_value = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * itemsize
     tokens = prompts * prompt_tokens
-    logits = rows * config.vocab_size * (itemsize + _DECODE_COPIES * 4)
-    prefill = tokens * (3 * config.intermediate_size + 6 * config.hidden_size) * itemsize
+    sampled = _SAMPLED + max((_NARROWED[name] for name in narrowed_by), default=0)
+    logits = rows * (2 * itemsize + max(itemsize, _PASS) + sampled) + prompts * itemsize
+    prefill = (3 * config.intermediate_size + 4 * config.hidden_size + 2 * head_dim) * itemsize + key_value
     return {
         "keys and values": float((tokens + rows * completion_tokens) * key_value),
-        "logits and sampling": float(max(logits, prefill)),
+        "logits and sampling": float(
+            max(logits * config.vocab_size, prefill * min(tokens, max(_PREFILL_TOKENS, prompt_tokens)))
+        ),
     }
 
 

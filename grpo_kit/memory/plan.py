@@ -34,7 +34,7 @@ def plan_memory(
     prompt_tokens: int = 256,
     completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
-    attention: str = "flex_attention",
+    attention: str | None = None,
     chunk_tokens: int | None = None,
     checkpointed_layers: int | None = None,
     rank: int = 16,
@@ -47,7 +47,8 @@ def plan_memory(
     256 on gsm8k, up to 700 on countdown with thoughts; from 256 to 1,024 gpu24's peaks move by less than 0.1 GiB.
     completion_tokens: such as task.max_completion_tokens. None: the config's max_completion_tokens, else its task's;
     the task is built for that if none of its arguments names them.
-    config: if a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer.
+    config: if a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer;
+    None: "sdpa" for t4, below capability 8.0, else "flex_attention".
     chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer cuts it by free memory.
     Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
     Unverified: CUDA kernels' workspaces and the allocator's fragmentation: the row `reserve`.
@@ -81,7 +82,7 @@ def request_for(
     prompt_tokens: int = 256,
     completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
-    attention: str = "flex_attention",
+    attention: str | None = None,
     rank: int = 16,
     cut: tuple[int | None, int | None] = (None, None),
 ) -> Request:
@@ -89,8 +90,13 @@ def request_for(
     if not isinstance(cfg, Config | str):
         raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
     cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
+    if config is not None and not isinstance(config, PretrainedConfig):
+        raise ValueError(
+            f"config={config!r:.100} must be a transformers PretrainedConfig, such as model.config"
+        )
     if config is None and cfg.model is None:
         raise ValueError("model=None: the config names no model, so nothing can be counted; give it one")
+    attention = attention or ("sdpa" if cfg.preset in WITHOUT_BFLOAT16 else "flex_attention")
     check_choice("attention", attention, ("flex_attention", "sdpa"))
     gpu_gb = WITHOUT_BFLOAT16.get(cfg.preset, 24.0) if gpu_gb is None else gpu_gb
     check_above_zero("gpu_gb", gpu_gb, hint=", such as 24")
@@ -102,6 +108,8 @@ def request_for(
         check_whole(name, value, least)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB
+    if cut[1] is not None and cut[1] > (layers := config.get_text_config().num_hidden_layers):
+        raise ValueError(f"checkpointed_layers={cut[1]} must be at most {layers}, the model's layers")
     if completion_tokens is None:
         named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
         completion_tokens = named or cfg.make_task().max_completion_tokens

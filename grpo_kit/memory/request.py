@@ -148,9 +148,11 @@ class Request:
         cfg, config = self.cfg, self.config.get_text_config()
         sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         sizes |= {"rows": cfg.completions_per_step, "prompts": cfg.prompts_per_step}
+        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        narrowed = [name for name, nothing in off.items() if getattr(cfg, name) != nothing]
         return {
             "cast weights": cast + config.vocab_size * config.hidden_size * self.compute if cast else 0.0,
-            **decode_bytes(config, self.compute, **sizes),
+            **decode_bytes(config, self.compute, narrowed_by=narrowed, **sizes),
         }
 
     def _chunk(self) -> dict[str, Any]:
@@ -162,6 +164,8 @@ class Request:
             "mask_keys": group if self.attention == "sdpa" else 0,
             "rank": self.rank,
             "four_bit": self.four_bit,
+            "fused_norms": True,
+            "entropy_bonus": self.cfg.entropy_bonus > 0,
         }
 
     def _update(

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_kit.models.gguf_reader import PolicyLoadError
+from grpo_kit.models.model_facts import base_model
 
 Tuning = Literal["full", "lora", "qlora"]
 _RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
@@ -53,7 +54,8 @@ def add_adapters(
     model = _ready(model, tuning)
     unknown = sorted(set(overrides) - {field.name for field in fields(LoraConfig)})
     if unknown:
-        raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig; check the spelling")
+        mend = "; the rank is 'r'" if "rank" in unknown else "; check the spelling"
+        raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig{mend}")
     defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)
@@ -81,16 +83,45 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
     """
     model, tokenizer = load_base(base_of(folder))
     adapted = _with_adapter(model, folder)
-    if not hasattr(adapted, "merge_and_unload"):
-        kind = adapted.active_peft_config.peft_type.value
+    why = (
+        None
+        if hasattr(adapted, "merge_and_unload")
+        else f"its kind is {adapted.active_peft_config.peft_type.value}"
+    )
+    try:
+        why = why or on_both_ends(adapted)
+        merged = None if why else adapted.merge_and_unload(safe_merge=True)
+    except (ValueError, RuntimeError) as error:  # an adapter with a bias, on layers without
+        why = str(error)
+    if why:
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} holds {kind}, which cannot be merged into weights; use tuning='lora'"
+            f"name_or_path={str(folder)!r} holds an adapter that cannot be merged into weights: {why}; use "
+            "tuning='lora'"
         )
-    merged = adapted.merge_and_unload(safe_merge=True)
+    if hasattr(merged, "peft_config"):  # before 0.19 peft leaves it, the sign of a model with adapters
+        del merged.peft_config
     merged.name_or_path = merged.config.name_or_path = os.fspath(folder)
     for parameter in merged.parameters():
         parameter.requires_grad_(True)
     return merged, tokenizer
+
+
+def on_both_ends(model: Any) -> str | None:
+    """Why a model's adapters cannot be merged: one is on the embedding or the head, and both are one matrix.
+
+    Merged into it, it would change the other end too.
+    """
+    base = base_model(model)
+    ends = {"embedding": base.get_input_embeddings(), "head": base.get_output_embeddings()}
+    one_matrix = (
+        len({id(getattr(end, "base_layer", end).weight) for end in ends.values() if end is not None}) == 1
+    )
+    own = [name for name, end in ends.items() if hasattr(end, "base_layer")]
+    return (
+        f"since it is on the {own[0]}, which shares its matrix with the other end"
+        if own and one_matrix
+        else None
+    )
 
 
 def _with_adapter(model: PreTrainedModel, folder: Path, **options: Any) -> Any:

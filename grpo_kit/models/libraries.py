@@ -16,8 +16,8 @@ def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return (_bar_before or (lambda make, a, k: make(*a, **k)))(factory, args, kwargs)
 
 
-# A saved notebook would keep a widget for each reading or writing of weights. Downloads keep their bars.
-_bar_before = logging.set_tqdm_hook(_bar)
+# A saved notebook would keep a widget for each reading or writing of weights. Downloads and transformers < 5.5 do.
+_bar_before = logging.set_tqdm_hook(_bar) if hasattr(logging, "set_tqdm_hook") else None
 
 
 def _import_bitsandbytes() -> None:

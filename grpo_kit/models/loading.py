@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_kit.argument_checks import check_choice
+from grpo_kit.argument_checks import check_choice, check_whole, nearest
 from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
 from grpo_kit.models.card_memory import stay_on_the_card
@@ -33,6 +33,7 @@ from grpo_kit.models.token_rows import close_rows
 from grpo_kit.unsloth import warn_if_late
 
 TINY = "tiny-random"
+PRESETS = ("smoke", "cpu", "t4", "gpu24")  # of grpo_kit.presets; no model has such a name
 
 
 def load_policy(
@@ -70,7 +71,15 @@ def load_policy(
     warn_if_late()
     check_choice("tuning", tuning, ("full", "lora", "qlora"))
     if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
-        raise ValueError(f"name_or_path={name_or_path!r} must be a name or a path, such as {EMBEDDED!r}")
+        loaded = (
+            "; it is loaded already"
+            if isinstance(name_or_path, tuple) or hasattr(name_or_path, "config")
+            else ""
+        )
+        raise ValueError(
+            f"name_or_path={name_or_path!r:.60} must be a name or a path, such as {EMBEDDED!r}{loaded}"
+        )
+    check_whole("seed", seed, 0)
     if lora is not None and not isinstance(lora, Mapping):
         raise ValueError(f"lora={lora!r} must be a dict of peft.LoraConfig's fields, such as {{'r': 32}}")
     name, cuda = os.fspath(name_or_path), torch.cuda.is_available()
@@ -160,6 +169,17 @@ def _load(
         model, tokenizer = _load_folder(path, kwargs)
         model.name_or_path = str(path.absolute())  # an adapter on it must find it from another folder too
         return model, tokenizer
+    if name in PRESETS:
+        raise PolicyLoadError(
+            f"name_or_path={name!r} is a preset; it names its model: kit.load_policy(kit.preset({name!r}).model)"
+        )
+    mend = nearest(
+        EMBEDDED if EMBEDDED.startswith(name.lower()) else name.replace("_", "-"), (TINY, EMBEDDED)
+    )
+    if mend and "/" not in name:
+        raise PolicyLoadError(
+            f"name_or_path={name!r}: no folder, and no model of the kit has that name{mend}"
+        )
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise PolicyLoadError(f"name_or_path={name!r}: no such folder; check the path")
     return _load_hub(name, kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from grpo_kit.argument_checks import check_model
 from grpo_kit.cuda import has_bf16
 
 # Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
@@ -32,6 +33,7 @@ def describe(model: PreTrainedModel) -> str:
     >>> print(describe(load_policy("tiny-random", quiet=True)[0]).splitlines()[0])  # doctest: +SKIP
     LlamaForCausalLM: 1.6 M parameters, 1.6 M trainable (100 %)
     """
+    check_model(model)
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from grpo_kit.argument_checks import check_choice
+from grpo_kit.argument_checks import check_choice, check_model, check_number, is_number
 
 _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
+SETTINGS = ("betas", "eps", "weight_decay", "momentum")  # of a parameter group; the rate is the step's
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,15 @@ def make_optimizer(
     'SplitAdamW8bit'
     """
     check_choice("name", name, OPTIMIZERS)
+    check_model(model)
     for label, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay), ("eps", eps)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{label}={value} must be a number >= 0")
-    if not all(0 <= beta < 1 for beta in betas) or len(betas) != 2:
-        raise ValueError(f"betas={betas} must be two numbers in [0, 1)")
+        check_number(label, value, 0)
+    if (
+        not isinstance(betas, tuple | list)
+        or len(betas) != 2
+        or not all(is_number(b) and 0 <= b < 1 for b in betas)
+    ):
+        raise ValueError(f"betas={betas!r} must be two numbers in [0, 1)")
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("model has no trainable parameter; load it with tuning='full' or 'lora'")

@@ -1,5 +1,6 @@
 """The files of a run by name: whether there is a run, which name is free, and its tables read back."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from grpo_kit.argument_checks import check_text
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RunFolderError, lines_of
 
 METRIC_COLUMNS: tuple[str, ...] = (
@@ -55,6 +57,11 @@ def run_settings(folder: str | Path) -> dict[str, Any] | None:
 
 def next_run_folder(root: str | Path, name: str) -> Path:
     """The first of root/name, root/name-2, root/name-3, ... that does not exist or is an empty folder."""
+    check_text("name", name)
+    if not isinstance(root, str | os.PathLike):
+        raise RunFolderError(
+            f"root={root!r} must be the path of the folder that holds the runs, such as 'runs'."
+        )
     number = 1
     while True:
         path = Path(root) / (name if number == 1 else f"{name}-{number}")
@@ -74,6 +81,22 @@ def write_whole(target: Path, data: bytes) -> None:
         raise
 
 
+def sync(path: Path) -> None:
+    """Ask the disk to keep a file or a folder's names. Raises OSError where the disk fails or is full.
+
+    Some file systems refuse that of a folder, and Windows of what is open for reading: those go on without.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+            raise
+
+
 def read_metrics(folder: str | Path) -> pd.DataFrame:
     """A run's metrics as numbers, one row a step in order; lines of one step joined, those done again left out.
 
@@ -81,7 +104,7 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
     Raises RunFolderError if there is no such folder, and for an unreadable line, naming it; a folder without lines
     gives an empty table.
     """
-    lines, table = _existing(folder) / METRICS_LINES, Path(folder) / _TABLE
+    lines, table = _existing(folder) / METRICS_LINES, _existing(folder) / _TABLE
     if table.exists() and not lines.exists():
         return _recorded(table)
     steps: dict[int, dict[str, Any]] = {}
@@ -133,6 +156,7 @@ def _as_numbers(table: pd.DataFrame, wanted: Callable[[str], bool]) -> pd.DataFr
 
 
 def _existing(folder: str | Path) -> Path:
-    if not Path(folder).is_dir():
+    path = Path(folder).expanduser()
+    if not path.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'.")
-    return Path(folder)
+    return path

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import REDONE, RUN, RunFolderError, holds_run, next_run_folder, write_whole
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RESUMED, LineFile, lines_of, plain
+from grpo_kit.record.lines import (
+    COMPLETIONS_LINES,
+    METRICS_LINES,
+    RESUMED,
+    LineFile,
+    last_step,
+    lines_of,
+    plain,
+    step_of_torn_line,
+)
 
 
 class RunLog:
@@ -39,8 +48,13 @@ class RunLog:
     def check(path: Path) -> None:
         """Refuse a folder that no run could begin or go on in, before anything is computed.
 
-        Raises RunFolderError for a file, for what cannot be written, and for a run without a checkpoint.
+        Raises RunFolderError for a file, a checkpoint, for what cannot be written, and for a run without a checkpoint.
         """
+        if path.is_dir() and path.name.startswith("checkpoint-") and holds_run(path.parent):
+            raise RunFolderError(
+                f"folder={str(path)!r} is a checkpoint; give the run's folder, {str(path.parent)!r}, and "
+                "train(resume=True)."
+            )
         there = next(p for p in (path, *path.absolute().parents) if p.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
             raise RunFolderError(
@@ -68,7 +82,7 @@ class RunLog:
                 f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
                 f"{free!r}; or go on with the run that is there: train(resume=True)."
             )
-        if resume and not (path / METRICS_LINES).exists():
+        if resume and not (path / METRICS_LINES).exists() and not next(path.glob("checkpoint-*"), None):
             what = (
                 "holds a run that ended before its first row"
                 if holds_run(path)
@@ -95,7 +109,9 @@ class RunLog:
         waiting = map(json.loads, self._files[METRICS_LINES].waiting)
         lines = [*lines_of(self.path / METRICS_LINES), *(line for line in waiting if RESUMED not in line)]
         again = [line for line in lines if line["step"] > step]
-        if not again:
+        if (
+            not again and last_step(self.path / COMPLETIONS_LINES) <= step
+        ):  # of which the metrics may have been lost
             return
         self._later = {
             line["step"]: {name: values[1] for name, values in line["changes"].items()}
@@ -109,6 +125,21 @@ class RunLog:
                 (self.path / REDONE).mkdir(exist_ok=True)
                 os.replace(saved, next_run_folder(self.path / REDONE, saved.name))
         self.flush()
+
+    def lost(self, step: int) -> list[str]:
+        """A line for each table that lacks some of the steps that are done: a disk or a person took them."""
+        said = []
+        for file in self._files.values():
+            waiting = [line for line in map(json.loads, file.waiting) if RESUMED not in line]
+            there = {line["step"] for line in [*lines_of(file.path), *waiting]} - {
+                step_of_torn_line(file.path)
+            }
+            if lost := sorted({*range(1, step + 1)} - there):
+                said.append(
+                    f"{file.path} lacks lines of {len(lost)} of the {step} steps that are done (the first is step "
+                    f"{lost[0]}): they were lost. The run goes on; charts and tables do without them."
+                )
+        return said
 
     def changes_at(self, step: int) -> dict[str, Any]:
         """What a resumed run changes at this step, because it did so before: name -> value as JSON."""

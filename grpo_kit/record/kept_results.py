@@ -1,7 +1,8 @@
-"""Results that are made once and kept: a folder for their settings, a JSON file for each."""
+"""Results made once and kept: a folder for their settings, a JSON file for each. Files where a user asks for them."""
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,3 +34,11 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
     folder = Path(root) / f"{name}_{digest}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def write_where_asked(path: str | os.PathLike, data: bytes) -> Path:
+    """Write a file where a user asked for it, into a folder that is made if it is not there; returns its path."""
+    target = Path(path).expanduser()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, data)
+    return target

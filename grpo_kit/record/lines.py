@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,17 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
                 "delete it."
             ) from error
     return iter(kept)
+
+
+def step_of_torn_line(path: Path) -> int | None:
+    """The step of a line at the end that was cut short; None where the last line is whole or does not tell."""
+    data = path.read_bytes() if path.exists() else b""
+    found = re.match(rb'{"step": (\d+),', data[data.rfind(b"\n") + 1 :])
+    return int(found[1]) if found else None
+
+
+def last_step(path: Path) -> int:
+    """The step of the last whole line; 0 where there is none, or it takes others back."""
+    lines = path.read_bytes().rpartition(b"\n")[0].rsplit(b"\n", 1) if path.exists() else [b""]
+    found = re.match(rb'{"step": (\d+),', lines[-1])
+    return int(found[1]) if found else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -21,7 +21,10 @@ _PATIENCE = 1.0  # seconds: whoever asks is_locked holds the lock for a moment
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Locks the folder for this process, once or several times. Raises RunFolderError if another one trains into it."""
+    """Locks the folder for this process, once or several times.
+
+    Raises RunFolderError if another one trains into it, and where it cannot be written.
+    """
     lock = FileLock(folder.resolve() / GOING, is_singleton=True)
     try:
         lock.acquire(timeout=_PATIENCE, poll_interval=0.05)
@@ -29,30 +32,37 @@ def alone(folder: Path) -> Iterator[None]:
         raise RunFolderError(
             f"{folder} is being trained into by another process; wait for it, or stop it"
         ) from None
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be written ({error.strerror}); make it writable, or free some space. What a trainer has "
+            "in memory is still there"
+        ) from error
     try:
         if lock.lock_counter == 1:
-            (folder / GOING).write_bytes(MARK)
+            with suppress(OSError):  # a full disk: the lock holds without its mark
+                (folder / GOING).write_bytes(MARK)
         yield
     finally:
         if lock.lock_counter == 1:
-            (folder / GOING).unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that has become read-only
+                (folder / GOING).unlink(missing_ok=True)
         lock.release()
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Does a process of this machine train into the folder? False after it was killed, None after it ended."""
+    """Does a process of this machine train into it? False after it was killed (Windows: None), None after it ended."""
     path = folder.resolve() / GOING
     try:
         seen = open(path, "rb")
     except OSError:
         return None
     with seen:
-        marked = seen.read() == MARK
         try:
+            marked = seen.read() == MARK
             with FileLock(path, is_singleton=False).acquire(timeout=0):
                 if not marked or not os.fstat(seen.fileno()).st_nlink:
                     return None  # it begins in this moment, or has ended in it
                 path.write_bytes(MARK)  # which the lock may have emptied
                 return False
-        except Timeout:
+        except (Timeout, PermissionError):
             return True

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from grpo_kit.rewards.format import SoftFormat
     from grpo_kit.rewards.language import Language
     from grpo_kit.rewards.length import Repetition, RightSize
-    from grpo_kit.rewards.response import Reward, extract_answer, last_number, on_response
+    from grpo_kit.rewards.parts import Reward
+    from grpo_kit.rewards.response import extract_answer, last_number, on_response
     from grpo_kit.rewards.scoring import RewardError, total
     from grpo_kit.rewards.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 
@@ -36,7 +37,8 @@ __all__ = lazy(
         "format": ["SoftFormat"],
         "language": ["Language"],
         "length": ["Repetition", "RightSize"],
-        "response": ["Reward", "extract_answer", "last_number", "on_response"],
+        "parts": ["Reward"],
+        "response": ["extract_answer", "last_number", "on_response"],
         "scoring": ["RewardError", "total"],
         "tool_calls": ["CallAccuracy", "CallEfficiency", "CallShape", "CallValidity", "call_reward"],
     },

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_choice, check_number, check_whole
+from grpo_kit.argument_checks import check_above_zero, check_choice, check_number, check_text, check_whole
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
-from grpo_kit.rewards.response import ResponseReward, gold_text, own_answer, pair_prefill, shown
+from grpo_kit.rewards.response import ResponseReward, check_tag, gold_text, own_answer, pair_prefill, shown
 from grpo_kit.rewards.response import column as get_column
 from grpo_kit.verdicts.spelling import exact as exact_text
 
@@ -42,10 +42,10 @@ class AnswerReward(ResponseReward):
     def __init__(self, name: str, *columns: str, tag: str | None) -> None:
         self.__name__, self.columns, self.tag = name, columns, tag
         self.column = columns[0] if columns else None
-        if not all(columns) or not (tag or (tag is None and self.takes_whole)):
-            raise ValueError(
-                f"column={self.column!r}, tag={tag!r}: name the gold column, and the tag without brackets"
-            )
+        for column in columns:
+            check_text("column", column, hint=", the name of the gold's column")
+        if tag is not None or not self.takes_whole:
+            check_tag("tag", tag)
 
     def __call__(
         self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
@@ -93,8 +93,7 @@ class _ReadAnswer(AnswerReward):
 
     def __init__(self, name: str, rules: Rules, timeout: float, column: str, tag: str) -> None:
         super().__init__(name, column, tag=tag)
-        if not timeout > 0:
-            raise ValueError(f"timeout={timeout!r} must be a number of seconds above 0, such as 5")
+        check_above_zero("timeout", timeout, hint=" of seconds, such as 5")
         self.rules, self.timeout = rules, timeout
 
     def __repr__(self) -> str:

@@ -15,8 +15,8 @@ from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import wilson_interval
 from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases
 from grpo_kit.rewards.neighbours import equal_texts, excused, near_misses, why
-from grpo_kit.rewards.parts import answer_parts, reward_names, with_parts
-from grpo_kit.rewards.response import Reward, gold_text
+from grpo_kit.rewards.parts import Reward, answer_parts, reward_names, with_parts
+from grpo_kit.rewards.response import gold_text
 from grpo_kit.rewards.scoring import score_all
 
 _ROWS = 64  # rows of a task, by default

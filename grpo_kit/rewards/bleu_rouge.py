@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.rewards.answers import AnswerReward, check_installed
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
-from grpo_kit.rewards.ngrams import common_subsequence, ngrams, normalize, words
+from grpo_kit.rewards.ngrams import common_subsequence, ngrams, normalize, unpointed, words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -67,7 +67,8 @@ class Bleu(_OverlapReward):
     N-grams up to max_order words, no more than the answer has (effective order); orders without a match are
     smoothed exponentially (sacrebleu's "exp"). Without a common word the score is 0. Short answers pay the brevity
     penalty, long and repeating ones lose precision. tokenize: sacrebleu's "13a" (punctuation marks are words),
-    "intl", "zh" or "char". Case is ignored unless lowercase=False. Unicode is normalised (CO₂ = CO2, NFKC); white
+    "intl", "zh" or "char". Case is ignored unless lowercase=False. Unicode is normalised (CO₂ = CO2, NFKC), also
+    other scripts' punctuation and, where one side leaves them out, the short vowels of Arabic and Hebrew; white
     space and full stops at the ends do not count. None if the gold is empty. No answer, two answers, or an answer
     over 50 times as long as the gold give 0.0.
     Raises ImportError where sacrebleu is not installed; it comes with the extra `rewards`.
@@ -88,7 +89,7 @@ class Bleu(_OverlapReward):
         tokenize: Literal["13a", "intl", "zh", "char"] = "13a",
     ) -> None:
         super().__init__("bleu", column, tag=tag)
-        if max_order not in range(1, 10):
+        if isinstance(max_order, bool) or max_order not in range(1, 10):
             raise ValueError(
                 f"max_order={max_order!r} must be from 1 to 9; 4 is usual, 2 for answers of few words"
             )
@@ -103,6 +104,7 @@ class Bleu(_OverlapReward):
         answer = "" if _too_long(answer, golds) else normalize(answer)
         if not answer:
             return 0.0
+        answer, *golds = unpointed([answer, *golds])
         metric = _sacrebleu(self.lowercase, self.max_order, self.tokenize)
         score = metric.sentence_score(answer, golds).score / 100
         _forget(metric)
@@ -114,7 +116,8 @@ class Rouge(_OverlapReward):
 
     variant: "rougeL" (longest common subsequence of words), "rouge2" (pairs of adjacent words), "rouge1" (words;
     ignores their order). column, tag: as for Bleu. Case and punctuation do not count. Words are runs of
-    letters and digits of any script; each Chinese or Japanese character is a word; no stemming. Repeated and
+    letters, digits and their signs of any script; each character of Chinese, Japanese, Thai, Lao, Burmese and Khmer is
+    a word; no stemming. Repeated and
     listed words cost precision, missing words cost recall. None if the gold has no word (rouge2: no pair). No
     answer, two answers, or an answer over 50 times as long as the gold give 0.0.
     On ASCII text this is the F-measure of rouge-score 0.1.2. The kit does not use that package: its last release was in
@@ -144,10 +147,11 @@ class Rouge(_OverlapReward):
 
     def _overlap(self, answer: str, golds: list[str]) -> float | None:
         order = 2 if self.variant == "rouge2" else 1
+        answer, *golds = unpointed([normalize(answer), *golds])
         wanted = [found for gold in golds if len(found := words(gold)) >= order]
         if not wanted:
             return None
-        given = [] if _too_long(answer, golds) else words(normalize(answer))
+        given = [] if _too_long(answer, golds) else words(answer)
         return max(self._f_measure(given, gold, order) for gold in wanted)
 
     def _f_measure(self, given: list[str], gold: list[str], order: int) -> float:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from grpo_kit.rewards.response import Reward, answer_span
+from grpo_kit.rewards.parts import Reward
+from grpo_kit.rewards.response import answer_span
 
 Tie = Literal["never", "format", "always"]
 
@@ -63,23 +64,26 @@ def crafted_cases(
 ) -> list[Case]:
     """The honest completion and the cheats for one row.
 
-    right, wrong: a right and a wrong answer text. think: the reasoning tag of the format, if any.
-    Raises ValueError if the prefill has a tag that the honest response lacks.
+    right, wrong: a right and a wrong answer text. think: the reasoning tag of the format, if any. What the prefill
+    opens, by whatever tag, the honest completion closes; a thought that it closes is not thought again.
+    Raises ValueError if the prefill closes the answer.
 
     >>> [case.completion for case in crafted_cases("82", "47", prefill="<answer>")][:3]
     ['82</answer>', '', '82']
     """
     columns = {"answer": right} if columns is None else columns
-    reasoning = f"<{think}>\nReasoning.\n</{think}>\n" if think else ""
-    honest = f"{reasoning}<{tag}>{right}</{tag}>"
-    body = honest
-    for opened in re.findall(r"</?\w+>", prefill):
-        if opened not in body:
-            raise ValueError(
-                f"prefill={prefill!r} does not begin {honest!r}; give think and tag as it has them"
-            )
-        body = body.partition(opened)[2]
-    body = body.lstrip() if prefill.endswith("\n") else body
+    inside = re.findall(r"<(/?\w+)>", prefill)
+    if f"/{tag}" in inside:
+        raise ValueError(
+            f"prefill={prefill!r} closes <{tag}>, so that no completion has the answer; end it before"
+        )
+    left = [name for name in inside if name[0] != "/" and inside.count(name) > inside.count(f"/{name}")]
+    body = "".join(f"Reasoning.\n</{name}>\n" for name in reversed(left) if name != tag)
+    if think and think not in inside and f"/{think}" not in inside and tag not in left:
+        body += f"<{think}>\nReasoning.\n</{think}>\n"
+    elif body and not prefill.endswith("\n"):
+        body = f"\n{body}"
+    body += f"{right}</{tag}>" if tag in left else f"<{tag}>{right}</{tag}>"
     wrong_body = body.replace(f"{right}</{tag}>", f"{wrong}</{tag}>")
     opening, closing = f"<{tag}>", f"</{tag}>"
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit.argument_checks import check_whole, is_number
 from grpo_kit.display import cut
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases
 from grpo_kit.rewards.off_scale import warn_off_scale
-from grpo_kit.rewards.parts import check_column_names, reward_names
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.parts import Reward, check_column_names, reward_names
 from grpo_kit.rewards.scoring import RewardError, score_all, totals
 
 _PAYS = 1e-9
@@ -50,8 +49,13 @@ def check_rewards(
     rewards = [rewards] if callable(rewards) else list(rewards)
     if not rewards:
         raise ValueError("rewards is empty; give at least one reward")
-    if not isinstance(cases, Sequence) and not hasattr(cases, "cases_for"):
-        raise ValueError(f"cases={cases!r:.100} must be a task or a list of Case")
+    listed = isinstance(cases, Sequence) and not isinstance(cases, str)
+    if not hasattr(cases, "cases_for") and not (
+        listed and cases and all(isinstance(one, Case) for one in cases)
+    ):
+        raise ValueError(f"cases={cases!r:.100} must be a task or a list of Case, at least one")
+    if weights is not None and (not isinstance(weights, Sequence) or not all(map(is_number, weights))):
+        raise ValueError(f"weights={weights!r} must be a list of numbers, one a reward")
     names = reward_names(rewards)
     check_whole("rows", rows)
     if not isinstance(cases, Sequence):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from grpo_kit.argument_checks import is_number
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cheat_cases import Case
-from grpo_kit.rewards.parts import all_parts, judges_answer, range_of, reward_names
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.parts import Reward, all_parts, judges_answer, range_of, reward_names
 from grpo_kit.rewards.scoring import Scores, check_scores, score, total
 
 Verdicts = list[bool | None]  # per completion: paid in full? None where that cannot be judged
@@ -108,6 +108,8 @@ class WeightedSum(_Composite):
         pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
             raise ValueError(f"parts={parts!r}: give {{reward: weight}}, or pairs (reward, weight)")
+        if any(not is_number(weight) and weight == weight for _, weight in pairs):
+            raise ValueError(f"parts={parts!r}: each weight must be a number, such as 0.75")
         self.weights: list[float] = [float(weight) for _, weight in pairs]
         if not pairs or min(self.weights) <= 0 or not math.isclose(sum(self.weights), 1, abs_tol=1e-9):
             raise ValueError(f"parts has the weights {self.weights}; use positive weights that sum to 1")
@@ -260,7 +262,7 @@ class Clipped(_Composite):
     """
 
     def __init__(self, reward: Reward, *, low: float = 0.0, high: float = 1.0) -> None:
-        if not -math.inf < low < high < math.inf:
+        if not is_number(low) or not is_number(high) or not low < high:
             raise ValueError(f"low={low!r}, high={high!r}: use finite numbers, low < high")
         self.low, self.high = float(low), float(high)
         super().__init__(f"clipped_{reward_names([reward])[0]}", [reward])

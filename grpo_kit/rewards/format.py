@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_kit.rewards.response import ResponseReward, is_blank, own_answer
+from grpo_kit.rewards.response import ResponseReward, check_tag, is_blank, own_answer
 
 
 class SoftFormat(ResponseReward):
@@ -16,7 +16,8 @@ class SoftFormat(ResponseReward):
 
     A repeated tag earns nothing, so spam does not pay. Blank text (white space, zero-width characters, &nbsp;: see
     response.is_blank) is no answer and no thought, nor is the prefill's text alone. Punctuation is an answer but
-    no thought. All steps are exact in binary. Never None. Needs no column but the optional `prefill`.
+    no thought. A thought that the prefill closes, such as Qwen3's empty one, is
+    not asked for. All steps are exact in binary. Never None. Needs no column but the optional `prefill`.
 
     >>> SoftFormat()(["<think>a</think><answer>1</answer>", "<answer>1</answer>", ""])
     [1.0, 0.5, 0.0]
@@ -25,7 +26,10 @@ class SoftFormat(ResponseReward):
     """
 
     def __init__(self, *, think: str | None = "think", answer: str = "answer") -> None:
-        if not answer or think == "" or think == answer:
+        check_tag("answer", answer)
+        if think is not None:
+            check_tag("think", think)
+        if think == answer:
             raise ValueError(f"think={think!r}, answer={answer!r}: use two different names, or think=None")
         self.think, self.answer = think, answer
         self.__name__ = "soft_format"
@@ -38,7 +42,8 @@ class SoftFormat(ResponseReward):
         score = sum(once) / (2 * len(self._tags))
         places = [response.find(tag) for tag in self._tags]
         in_order = all(once) and places == sorted(places)
-        thought = None if self.think is None else own_answer(completion, prefill, self.think) or ""
+        given = self.think is None or f"</{self.think}>" in prefill
+        thought = None if given else own_answer(completion, prefill, self.think) or ""
         answered = own_answer(completion, prefill, self.answer) is not None
         if in_order and answered and not (thought is not None and is_blank(thought, words=True)):
             score += 0.25

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_choice
+from grpo_kit.argument_checks import check_choice, check_number
 from grpo_kit.rewards.ngrams import WORD, ngrams
 from grpo_kit.rewards.response import ResponseReward, pair_prefill
 from grpo_kit.rewards.response import column as get_column
@@ -40,6 +40,8 @@ class RightSize(ResponseReward):
     def __init__(
         self, expected: int, limit: int, *, unit: Literal["tokens", "characters"], shortest: int = 0
     ) -> None:
+        for name, size in (("expected", expected), ("limit", limit), ("shortest", shortest)):
+            check_number(name, size, 0)
         if not 0 <= shortest <= expected < limit or expected < 1:
             raise ValueError(
                 f"shortest={shortest!r}, expected={expected!r}, limit={limit!r}: use 0 <= shortest <= expected "

@@ -6,25 +6,49 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-# Chinese and Japanese write no spaces: each of their characters counts as a word, as in sacrebleu's "zh".
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+# Scripts without spaces: each character, with the signs on it, counts as a word, as in sacrebleu's "zh".
+_UNSPACED = (
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese, Japanese
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+)
+# Vowel signs, tones and accents: of the word that they stand in. `re` has no class for them.
+_SIGNS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
+WORD = re.compile(rf"[{_UNSPACED}][{_SIGNS}]*|[^\W_{_UNSPACED}](?:[^\W_{_UNSPACED}]|[{_SIGNS}])*")
+# Short vowels of Arabic and Hebrew, and Arabic's stretched line, which most texts leave out (as pyarabic strips them).
+POINTS = re.compile(
+    "[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0670\u06d6-\u06dc\u06df-\u06e8]"
+)
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+# Other scripts' marks as their ASCII kin, which sacrebleu's tokenizers split off.
+_MARKS = {".": "。।॥۔။។።", ",": "、،၊፣", ";": "؛፤", "?": "؟፧", '"': "“”„‟«»「」『』", "'": "‘’‚‛"}
+_PLAIN = {ord(mark): plain for plain, marks in _MARKS.items() for mark in marks}
 
 
 def normalize(text: str) -> str:
-    """NFKC, single spaces, no white space or full stop at the ends.
+    """NFKC, other scripts' punctuation as ASCII's, single spaces, no white space or full stop at the ends.
 
-    >>> normalize(" carbon  dioxide (CO₂).")
-    'carbon dioxide (CO2)'
+    >>> normalize(" carbon  dioxide (CO₂)."), normalize("“你好。”")
+    ('carbon dioxide (CO2)', '"你好."')
     """
-    return " ".join(unicodedata.normalize("NFKC", text).split()).strip(" .")
+    text = unicodedata.normalize("NFKC", _UNSEEN.sub("", text)).translate(_PLAIN)
+    return " ".join(text.split()).strip(" .")
+
+
+def unpointed(texts: Sequence[str]) -> list[str]:
+    """The texts without the short vowels of Arabic and Hebrew, unless each of them is written with some.
+
+    >>> unpointed(["كَتَبَ", "كتب"]) == ["كتب", "كتب"]
+    True
+    """
+    pointed = [bool(POINTS.search(text)) for text in texts]
+    return [POINTS.sub("", text) for text in texts] if any(pointed) and not all(pointed) else list(texts)
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters and digits, lower case; a Chinese or Japanese character is a word by itself.
+    """Runs of letters, digits and their signs, lower case; a Chinese or Thai character is a word by itself.
 
-    >>> words("Na+ ions: 水 and β-carotene")
-    ['na', 'ions', '水', 'and', 'β', 'carotene']
+    >>> words("Na+ ions: 水 and β-carotene"), words("की कि")
+    (['na', 'ions', '水', 'and', 'β', 'carotene'], ['की', 'कि'])
     """
     return WORD.findall(text.lower())
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 
-from grpo_kit.rewards.parts import range_of
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.parts import Reward, range_of
 from grpo_kit.rewards.scoring import Scores
 
 _ROUNDING = 1e-6

@@ -7,10 +7,10 @@ import inspect
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo_kit.rewards.response import Reward
+Reward = Callable[..., list[float | None]]
 
 # Arguments that TRL gives every reward besides the columns of the data set.
 _GIVEN_BY_TRL = frozenset(
@@ -42,7 +42,7 @@ def all_parts(reward: Reward) -> list[Reward]:
     >>> reward_names(all_parts(Gated(ExactAnswer(), on=SoftFormat())))
     ['exact_answer', 'soft_format']
     """
-    direct = list(reward.parts) if getattr(reward, "made_of_others", False) else []
+    direct = list(reward.parts) if getattr(reward, "made_of_others", False) is True else []
     inside = direct + [part for outer in direct for part in all_parts(outer)]
     return list({id(part): part for part in inside}.values())
 
@@ -62,6 +62,7 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
     >>> reward_names([functools.partial(short, most=8), lambda completions, **columns: [1.0]])
     ['short', '<lambda>']
     """
+    bares = [bare_name(reward) for reward in rewards]
     objects = {id(reward) for reward in rewards}
     taken = {
         name
@@ -70,9 +71,8 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
         if id(part) not in objects
     }
     names: list[str] = []
-    for reward in rewards:
-        bare, number = bare_name(reward), 1
-        name = bare
+    for bare in bares:
+        name, number = bare, 1
         while name in taken:
             number += 1
             name = f"{bare}_{number}"
@@ -93,7 +93,13 @@ def bare_name(reward: Any) -> str:
     while isinstance(reward, functools.partial):
         reward = reward.func
     if not callable(reward):
-        raise ValueError(f"reward {reward!r} cannot be called; give a function of completions")
+        raise ValueError(f"reward {reward!r:.200} cannot be called; give a function of completions")
+    if hasattr(reward, "state_dict"):
+        raise ValueError(
+            f"reward {type(reward).__name__} is no function of completions; write one that calls it"
+        )
+    if isinstance(reward, type):
+        raise ValueError(f"reward {reward.__name__} is a class; make one: {reward.__name__}()")
     return getattr(reward, "__name__", None) or type(reward).__name__
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-Reward = Callable[..., list[float | None]]
+from grpo_kit.rewards.parts import Reward
 
 # A minus belongs to the number unless it could be a subtraction from the text before it.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
@@ -127,6 +127,8 @@ def pair_prefill(
     >>> pair_prefill(["82</answer>"], "<answer>")
     [('82</answer>', '<answer>')]
     """
+    if isinstance(completions, str):  # otherwise every letter would be one
+        raise ValueError(f"completions={completions!r:.100} is one text; give a list of them")
     texts = [text_of(completion) for completion in completions]
     if prefill is None or isinstance(prefill, str):
         prefill = [prefill] * len(texts)
@@ -135,6 +137,20 @@ def pair_prefill(
             f"prefill has {len(prefill)} rows for {len(texts)} completions; give one per completion"
         )
     return [(text, start or "") for text, start in zip(texts, prefill, strict=True)]
+
+
+def check_tag(name: str, tag: Any) -> None:
+    """Raises ValueError, naming the argument, for what is no name of a tag: blank, or with its brackets.
+
+    >>> check_tag("tag", "<answer>")
+    Traceback (most recent call last):
+    ValueError: tag='<answer>' must be the name of a tag without brackets, such as 'answer'
+    """
+    bare = tag.strip("</> ") if isinstance(tag, str) else ""
+    if not bare or {*tag} & {*"<>/\n"}:
+        raise ValueError(
+            f"{name}={tag!r} must be the name of a tag without brackets, such as {bare or 'answer'!r}"
+        )
 
 
 def extract_answer(response: str, tag: str = "answer") -> str | None:
@@ -216,6 +232,10 @@ def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Seq
         raise ValueError(
             f"reward {reward!r} needs the data set column {name!r}; columns given: {sorted(columns)}"
         )
+    if isinstance(columns[name], str) or not hasattr(columns[name], "__len__"):
+        raise ValueError(
+            f"column {name}={columns[name]!r:.100} in {reward!r} must be a list, one value a completion"
+        )
     if len(columns[name]) != rows:
         raise ValueError(
             f"column {name!r} has {len(columns[name])} rows for {rows} completions in {reward!r}"
@@ -231,6 +251,10 @@ def text_of(completion: Any) -> str:
     if isinstance(completion, str):
         return completion
     if isinstance(completion, Sequence) and completion and isinstance(completion[-1], dict):
+        if "content" not in completion[-1] and {"from", "value"} <= completion[-1].keys():
+            raise ValueError(
+                f"completion={completion!r:.200} has messages as ShareGPT has them; give the text in 'value'"
+            )
         content = completion[-1].get("content") or ""
         if isinstance(content, str):
             return content

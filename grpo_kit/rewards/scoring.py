@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
-from grpo_kit.rewards.parts import bare_name, check_column_names, range_of, reward_names
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.parts import Reward, bare_name, check_column_names, range_of, reward_names
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
@@ -65,8 +64,9 @@ def score(
         raise
     except Exception as error:
         row, completion = _culprit(reward, completions, columns)
+        mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}\nrow {row}, completion {completion!r}"
+            f"reward {name!r} raised {type(error).__name__}: {error}{mend}\nrow {row}, completion {completion!r}"
         ) from error
     if given != list(completions):
         raise RewardError(

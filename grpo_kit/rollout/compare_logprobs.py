@@ -47,7 +47,10 @@ _NARROW = Limits(1e-2, 5e-2)
 def limits(model: torch.nn.Module, *, autocast: bool = False) -> Limits:
     """The lowest limits of the model's arithmetic: float32's if all of it is float32, else bfloat16's."""
     exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
-    rounded = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
+    if hasattr(torch.backends, "fp32_precision"):
+        rounded = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
+    else:  # torch 2.8
+        rounded = torch.backends.cuda.matmul.allow_tf32
     return _FLOAT32 if exact and not (autocast or rounded) else _NARROW
 
 

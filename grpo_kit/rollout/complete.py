@@ -9,7 +9,7 @@ Simplification: one device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.supported_models import engine_failed
+from grpo_kit.rollout.supported_models import decode_by_modules, engine_failed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,6 +50,7 @@ def complete(
     max_completion_tokens: int,
     samples: int = 1,
     temperature: float = 0.0,
+    sampling: Mapping[str, float] | None = None,
     batch_size: int = 64,
     seed: int = 0,
     numbers: Sequence[int] | None = None,
@@ -59,7 +60,8 @@ def complete(
     """The model's completions of rendered prompts, `samples` adjacent ones for each: B prompts give B * samples.
 
     temperature: 0 decodes greedily; above 0 samples from the model's whole distribution (no top-k, no top-p, no
-    penalty, whatever the checkpoint sets). Prompts are tokenized and completions ended as in TRL.
+    penalty, whatever the checkpoint sets), but for what sampling has of top_p, top_k, min_p and
+    repetition_penalty. Prompts are tokenized and completions ended as in TRL.
     batch_size: sequences decoded at once; a prompt's samples share a batch if they fit into one.
     seed: sample i of the result depends on (seed, i) and its prompt alone, not on batch_size; the draws are those of
     grpo_kit.rollout.RolloutEngine. (A model that the engine does not support is sampled by transformers' generate,
@@ -99,7 +101,7 @@ def complete(
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
         disable_compile=True,
         do_sample=bool(temperature),
-        **({"temperature": float(temperature), "top_k": 0} if temperature else {}),
+        **({"temperature": float(temperature), "top_k": 0} | dict(sampling or {}) if temperature else {}),
     )
     written: dict[int, list[int]] = {}
     # transformers' draws depend on the batch alone: separate calls must not share them.
@@ -132,6 +134,11 @@ def _decoder(
         first = cuda.may_fail(next(model.parameters()).device) and due(model)
         try:
             made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
+            if first and engine.in_few_kernels:
+                why = engine_differs(model, prompts, made, config.temperature or 1.0)
+                if why is not None:
+                    decode_by_modules(model, why)
+                    made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

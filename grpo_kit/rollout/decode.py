@@ -21,6 +21,7 @@ from grpo_kit.rollout.kv_cache import KVCache, fill_holes, row_bucket
 from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.rollout.layers import PlainLayers, plain_layers
 from grpo_kit.rollout.output_buffer import EndWatch, OutputBuffer
+from grpo_kit.rollout.prompt_attention import attention_over_prompts
 from grpo_kit.rollout.sampling import Sampler
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
@@ -79,7 +80,8 @@ class Decoder:
         self._take_up_fused()
         self._head = head_of(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
-        first_logits = self._prefill(groups, limit, keep)  # (P, V)
+        with attention_over_prompts(self.base):
+            first_logits = self._prefill(groups, limit, keep)  # (P, V)
         self._wait()
         middle = time.perf_counter()
         with attention_over_slots(self.base):
@@ -222,8 +224,12 @@ class Decoder:
         logits = first_logits[:, :tokens].index_select(0, torch.tensor(prompt, device=self.device))
         slots.arrange(prompt, self._bucket(len(seat)))
         watch = EndWatch(tape.done, _LOOK_EVERY if self.bucketed else 1)
+        chances, text = sampler.chances(rows, limit), (None, None)
         for step in range(limit):
-            sampled = sampler(logits, rows[on_tape], step, tape.so_far(on_tape, step), tape.padding[on_tape])
+            if sampler.changes_scores:
+                text = tape.so_far(on_tape, step), tape.padding[on_tape]
+            chance = chances[:, step].index_select(0, on_tape)
+            sampled = sampler(logits, rows[on_tape], step, *text, chance)
             tape.write(step, on_tape, sampled)
             if step + 1 == limit:
                 return
@@ -283,12 +289,12 @@ class Decoder:
         )
         return layers.head(layers.hidden(ids, positions, slots.attend_rows))
 
-    def _forward(self) -> torch.Tensor:
+    def _forward(self, out: torch.Tensor | None = None) -> torch.Tensor:
         slots = self.slots
         slots.begin_step()
         if self.fused is not None:
             return self.fused.logits(
-                slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0], slots
+                slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0], slots, out
             )
         hidden = self.base.get_decoder()(
             input_ids=slots.input_ids[: slots.rows],

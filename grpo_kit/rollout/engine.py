@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit import cuda
+from grpo_kit.argument_checks import check_model, check_whole
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.autocast_cache import AutocastCache
@@ -28,7 +29,7 @@ from grpo_kit.rollout.decode import Decoder, Spent
 from grpo_kit.rollout.first_use import why_unproven
 from grpo_kit.rollout.output_buffer import OutputBuffer
 from grpo_kit.rollout.sampling import Processor, Sampler
-from grpo_kit.rollout.supported_models import unsupported
+from grpo_kit.rollout.supported_models import decode_by_modules, unsupported
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,12 @@ class RolloutEngine:
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+        check_model(model)
         self.model = model
         self._decoder, self._casts = self._new_decoder(), AutocastCache()
         self._most_rows: float = math.inf  # found by running out of memory
         self._backoff = Backoff()
+        self._sorts = False  # for top-p, after its quick way missed tokens
 
     def _new_decoder(self) -> Decoder:
         base = base_model(self.model)
@@ -110,6 +113,7 @@ class RolloutEngine:
         keep: the next call's prompts continue these, like turns of episodes: on a CPU their keys and values stay.
         Out of memory: the rows are halved and the rollout continues, with the same result and a line to report it. The
         next calls halve them, too; after a while twice as many are tried again (backoff.py).
+        Layers in few kernels that fail on a card give way to the model's modules, with a line.
         Restores the model's modes, settings and weights in every case.
         Raises ValueError for unsupported settings, an empty prompt, and prompts too long for the context.
         """
@@ -122,23 +126,37 @@ class RolloutEngine:
             raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers)
-        spent = Spent({"prefill": 0.0, "decode": 0.0}, {"prefill": 0, "decode": 0})
-        with self._evaluating():
-            ids = list(range(len(prompt_ids)) if rows is None else rows)
-            batch = _Batch(prompt_ids, ids, generation_config, tokenizer, keep)
-            result = self._rollout(batch, sampler, spent)
-        columns = zip(*(result[r] for r in range(len(prompt_ids))), strict=True)
-        rollouts = Rollouts(*map(list, columns), *spent)
-        if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
-            self.release()  # otherwise the next rollout would find a NaN in the cache
-            raise FloatingPointError(
-                "the model's logits are not finite: its weights hold a NaN or overflowed"
-            )
-        return rollouts if numbers else Rollouts(rollouts.completion_ids, [], [], [], *spent)
+        sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers, sort=self._sorts)
+        ids = list(range(len(prompt_ids)) if rows is None else rows)
+        batch = _Batch(prompt_ids, ids, generation_config, tokenizer, keep)
+        while True:
+            with self._evaluating():
+                try:
+                    rollouts = self._rollout(batch, sampler)
+                    return (
+                        rollouts
+                        if numbers
+                        else replace(rollouts, logprobs=[], policy_logprobs=[], entropies=[])
+                    )
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception as error:
+                    if isinstance(error, FloatingPointError):
+                        self._decoder.slots = None  # otherwise the next rollout would find a NaN in it
+                    if not (self.in_few_kernels and cuda.may_fail(self._decoder.device)):
+                        raise
+                    decode_by_modules(self.model, f"{type(error).__name__}: {str(error)[:200]}")
+            self.release()
+            self._decoder = self._new_decoder()  # its graphs, too, may have failed
 
-    def _rollout(self, batch: _Batch, sampler: Sampler, spent: Spent) -> dict[int, tuple]:
-        """All rows, in as many batches as memory needs: place in prompt_ids -> its result of OutputBuffer.read."""
+    @property
+    def in_few_kernels(self) -> bool:
+        """Are the model's layers computed by fused_layers.py, or were they in the last rollout?"""
+        return self._decoder.fused is not None
+
+    def _rollout(self, batch: _Batch, sampler: Sampler) -> Rollouts:
+        """All rows, in as many batches as memory needs. Raises FloatingPointError for numbers that are not finite."""
+        spent = Spent({"prefill": 0.0, "decode": 0.0}, {"prefill": 0, "decode": 0})
         config = batch.config
         limit, pad_id, texts = config.max_new_tokens, config.pad_token_id, config.stop_strings
         ending = dict(
@@ -160,6 +178,10 @@ class RolloutEngine:
                 tape = OutputBuffer(prompts, limit, device=device, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
                 more = self._decoder.run(prompts, numbers, tape, sampler, limit, keep=batch.keep)
+                if sampler.too_few():
+                    self._sorts = True
+                    waiting.insert(0, part)
+                    continue
                 result.update(zip(part, tape.read(), strict=True))
                 for total, counts in zip(spent, more, strict=True):
                     total.update({phase: n + counts[phase] for phase, n in total.items()})
@@ -177,7 +199,13 @@ class RolloutEngine:
             print(f"Rollout: {len(part)} rows do not fit in memory; going on with half of them at a time")
         if fewer and self._backoff.again():
             self._most_rows = 2 * self._most_rows + 1
-        return result
+        columns = zip(*(result[r] for r in range(len(batch.prompt_ids))), strict=True)
+        rollouts = Rollouts(*map(list, columns), *spent)
+        if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
+            raise FloatingPointError(
+                "the model's logits are not finite: its weights hold a NaN or overflowed"
+            )
+        return rollouts
 
     def release(self) -> None:
         """Release keys, values, graphs, casts and left-over memory."""

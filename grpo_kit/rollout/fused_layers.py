@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from grpo_kit.rollout.cpu_matmul import Projection
 from grpo_kit.rollout.layers import Layer, Parts, read_parts
+from grpo_kit.rollout.supported_models import decoded_by_modules
 
 if TYPE_CHECKING:
     from grpo_kit.rollout.kv_cache import KVCache
@@ -129,6 +130,8 @@ class FusedLayers:
         kind, dtype = embeddings.device.type, embeddings.dtype
         if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != dtype:
             return None  # the products' dtype is not the weights'
+        if decoded_by_modules(base):
+            return None
         parts = read_parts(base, dtype)
         if parts is None or parts.head.adapters or parts.head.bias is not None:
             return None
@@ -149,8 +152,9 @@ class FusedLayers:
         """Bytes of the copies."""
         return self._copies.nbytes()
 
-    def logits(self, ids: Tensor, positions: Tensor, slots: KVCache) -> Tensor:
-        """Logits (R, V) behind one token of each row; ids and positions long (R,). Writes the step's column."""
+    def logits(self, ids: Tensor, positions: Tensor, slots: KVCache, out: Tensor | None = None) -> Tensor:
+        """Logits (R, V) behind one token of each row, in `out` if given; ids and positions long (R,). Writes the step's
+        column."""
         with torch.autocast(ids.device.type, enabled=False):
             state = self._embeddings.index_select(0, ids)
             cos, sin = self._turns(positions)
@@ -172,9 +176,8 @@ class FusedLayers:
                 if layer.of.down.bias is not None:
                     state.add_(layer.of.down.bias)
                 layer.down.add(inside, state)
-            return linear(
-                rms_norm(state, state.shape[1:], self._last.weight, self._last.eps), self._head.weight
-            )
+            last = rms_norm(state, state.shape[1:], self._last.weight, self._last.eps)
+            return torch.mm(last, self._head.weight.t(), out=out)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines (R, heads, D) of queries, which are scaled by them too, and of keys."""

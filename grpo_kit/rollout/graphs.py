@@ -73,16 +73,18 @@ class DecodeGraphs:
         self._pool = None
         self._logits: torch.Tensor | None = None
 
-    def run(self, shape: Hashable, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run(self, shape: Hashable, step: Callable[..., torch.Tensor]) -> torch.Tensor:
         """The result of step(), float (rows, V), captured when `shape` is new; valid until the next run.
 
+        step(out) may write its result there, which saves a copy.
         If the layers cannot be captured it warns once and runs them one by one: slower, with the same result.
         """
         if self._failed or self._cuda is None:
             return step()
         if shape not in self._graphs:
+            output = self._warm(step)  # what fails here fails without graphs, too
             try:
-                self._graphs[shape] = self._capture(step)
+                self._graphs[shape] = self._capture(step, output), output
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -102,9 +104,9 @@ class DecodeGraphs:
         logits = self._logits
         return self._bytes + (0 if logits is None else logits.numel() * logits.element_size())
 
-    def _capture(self, step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def _warm(self, step: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Twice off the main stream, where libraries allocate workspaces; where the graph is to write its result."""
         cuda = self._cuda
-        # Warm-up off the main stream: libraries allocate workspaces.
         self._side = stream = self._side or cuda.Stream()
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
@@ -114,14 +116,19 @@ class DecodeGraphs:
         rows, vocabulary = logits.shape
         if self._logits is None or self._logits.size(0) < rows:
             self._logits = torch.empty(rows, vocabulary, dtype=logits.dtype, device=logits.device)
-        output = self._logits[:rows]
-        del logits
+        return self._logits[:rows]
+
+    def _capture(self, step: Callable[..., torch.Tensor], output: torch.Tensor) -> torch.cuda.CUDAGraph:
+        cuda = self._cuda
         if self._pool is None:
             self._pool = cuda.graph_pool_handle()
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             before = cuda.memory_reserved()  # in here the cache has been emptied: only the pool grows
-            output.copy_(step())
+            logits = step(output)
+            if logits is not output:
+                output.copy_(logits)
+            del logits
         self.captures += 1
         self._bytes += max(0, cuda.memory_reserved() - before)
-        return graph, output
+        return graph

@@ -179,6 +179,11 @@ def _layer(module: torch.nn.Module, dtype: torch.dtype) -> Layer | None:
     return None if any(missing) else Layer(*parts)
 
 
+def shipped_norms(model: torch.nn.Module) -> set[type[torch.nn.Module]]:
+    """The classes of its norms that transformers has, as shipped."""
+    return {type(module) for module in model.modules() if _is(module, _NORMS)}
+
+
 def _norm(module: torch.nn.Module, dtype: torch.dtype) -> Norm | None:
     plain = _is(module, _NORMS) and is_plain_weight(module.weight, dtype)
     return Norm(module.weight, module.variance_epsilon) if plain else None

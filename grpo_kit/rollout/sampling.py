@@ -56,8 +56,9 @@ class Sampler:
         processors: Sequence[Processor] = (),
         *,
         numbers: bool = True,
+        sort: bool = False,
     ) -> Sampler:
-        """None in the config means off, whatever the checkpoint's own generation_config sets.
+        """None in the config means off, whatever the checkpoint's own generation_config sets. sort: as in TopP.
 
         Raises ValueError for a temperature or a penalty that is not above 0.
         """
@@ -70,7 +71,7 @@ class Sampler:
             if config.top_k:
                 warpers.append(TopKLogitsWarper(config.top_k))
             if config.top_p is not None and config.top_p < 1:
-                warpers.append(TopP(config.top_p))
+                warpers.append(TopP(config.top_p, sort=sort))
             if config.min_p:
                 warpers.append(MinPLogitsWarper(config.min_p))
         return cls(
@@ -96,9 +97,14 @@ class Sampler:
         step: int,
         input_ids: torch.Tensor,
         padding: torch.Tensor,
+        chance: torch.Tensor | None = None,
     ) -> Sampled:
         """logits (R, V), in any layout; rows long (R,), their ids; input_ids long (R, T), left-padded by `padding`
-        long (R,)."""
+        long (R,); read where changes_scores. chance: float64 (R,), `uniform` of these rows and step, if it is there."""
+        if chance is None:
+            chance = uniform(self.seed, rows, step)
+        if logits.is_cuda:
+            return self.in_few_passes(logits, rows, input_ids, padding, chance)
         logits = logits.float()
         changed = self.changes_scores
         # Before the scores, which a processor may write over the logits.
@@ -111,7 +117,7 @@ class Sampler:
             return Sampled(token, nothing, nothing, nothing)
         drawn_from = policy if scores is None else self._spread("sampler", scores, 1.0)
         below, weights, log_sum = drawn_from
-        token = below.argmax(dim=-1) if self.greedy else draw(weights, uniform(self.seed, rows, step))
+        token = below.argmax(dim=-1) if self.greedy else draw(weights, chance)
         chosen = token[:, None]
         if not self.numbers:
             nothing = log_sum[:, 0] * 0
@@ -122,6 +128,62 @@ class Sampler:
         # H = log(sum of w) - sum of w log(w) / sum of w; `below` is not needed any more.
         entropy = log_sum[:, 0] - below.mul_(weights).sum(-1) / log_sum[:, 0].exp()
         return Sampled(token, logprob, policy_logprob, entropy)
+
+    def in_few_passes(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        input_ids: torch.Tensor,
+        padding: torch.Tensor,
+        chance: torch.Tensor,
+    ) -> Sampled:
+        """The same for a card, where a pass over (R, V) costs what it reads and writes, and a softmax is one kernel."""
+        changed, greedy = self.changes_scores, self.greedy
+        needed = self.numbers or not (changed or greedy)
+        policy, probs = (
+            self._softmax(logits) if needed else (None, None)
+        )  # before a processor writes over the logits
+        if policy is not None and changed and not (greedy or self.processors or self.repetition_penalty != 1):
+            scores = self._warped(policy, input_ids)
+        else:
+            scores = self._scores(logits.float(), rows, input_ids, padding) if changed else logits
+        if greedy:
+            token = scores.argmax(dim=-1)
+            drawn_from = torch.softmax(scores, dim=-1) if changed and self.numbers else probs
+        else:
+            drawn_from = torch.softmax(scores, dim=-1) if changed else probs
+            token = draw(drawn_from, chance)
+        if not self.numbers:
+            nothing = (logits if drawn_from is None else drawn_from).gather(1, token[:, None])[
+                :, 0
+            ].float() * 0
+            return Sampled(token, nothing, nothing, nothing)
+        # A token that was drawn, or is the likeliest, has a probability above 0. Under the policy it may round to 0.
+        logprob = drawn_from.gather(1, token[:, None])[:, 0].log()
+        policy_logprob = logprob
+        if changed:
+            best = policy.argmax(dim=-1, keepdim=True)
+            above = policy.gather(1, token[:, None]) - policy.gather(1, best)
+            policy_logprob = (above + probs.gather(1, best).log())[:, 0]
+        return Sampled(token, logprob, policy_logprob, torch.special.entr(probs, out=probs).sum(-1))
+
+    def _softmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 (R, V): logits / temperature, and its softmax."""
+        if self.temperature == 1:
+            cooled = logits.to(torch.float32, copy=bool(self.processors))
+        else:  # a tensor of one number makes 16 bits float32 in the division itself, without rounding before it
+            if "divisor" not in self._held:
+                self._held["divisor"] = logits.new_full((1,), self.temperature, dtype=torch.float32)
+            cooled = logits / self._held["divisor"]
+        return cooled, torch.softmax(cooled, dim=-1)
+
+    def chances(self, rows: torch.Tensor, steps: int) -> torch.Tensor:
+        """float64 (R, steps): `uniform` of each row and step, which would be 40 kernels a token one by one."""
+        return uniform(self.seed, rows[:, None], torch.arange(steps, device=rows.device))
+
+    def too_few(self) -> bool:
+        """Did top-p look at too few tokens since it was last asked? It then sorts from now on. Waits for the device."""
+        return any([warp.too_few() for warp in self.warpers if isinstance(warp, TopP)])
 
     def _spread(
         self, name: str, scores: torch.Tensor, temperature: float
@@ -167,15 +229,16 @@ class Sampler:
         for processor in self.processors:
             scores = processor(input_ids, scores, rows)
             scores = scores.contiguous() if 0 in scores.stride() else scores  # it may be expanded
-        if not self.greedy:
-            scores = self._cooled(scores)
-            for warp in self.warpers:
-                scores = warp(input_ids, scores)
+        return scores if self.greedy else self._warped(self._cooled(scores), input_ids)
+
+    def _warped(self, scores: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        for warp in self.warpers:
+            scores = warp(input_ids, scores)
         return scores
 
 
-def uniform(seed: int, rows: torch.Tensor, step: int) -> torch.Tensor:
-    """float64 (R,) in [0, 1), a function of (seed, row, step) alone. rows: long (R,).
+def uniform(seed: int, rows: torch.Tensor, step: int | torch.Tensor) -> torch.Tensor:
+    """float64 (R,) in [0, 1), a function of (seed, row, step) alone. rows: long (R,), or any shapes that broadcast.
 
     SplitMix64's finaliser (Steele et al., 2014) over a chain of the three; torch's int64 wraps around as it needs.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from peft import PeftModel
@@ -46,6 +46,24 @@ _failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 def engine_failed(model: Any, why: str) -> None:
     """Record that the engine failed with this model on this machine; completions then use the plain way."""
     _failed[base_model(model)] = f"it failed here before: {why}"
+
+
+_by_modules: WeakSet[PreTrainedModel] = WeakSet()
+
+
+def decode_by_modules(model: Any, why: str) -> None:
+    """Record, with a line, that decoding in few kernels failed here; the engine then calls the model's modules."""
+    _by_modules.add(base_model(model))
+    print(
+        f"Decoding in few kernels failed on this machine ({why}); the model's modules decode from now on, slower. "
+        "Please paste this and `python -m grpo_kit doctor` into an issue of grpo_kit.",
+        flush=True,
+    )
+
+
+def decoded_by_modules(base: PreTrainedModel) -> bool:
+    """Did decode_by_modules() record this one?"""
+    return base in _by_modules
 
 
 def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:

@@ -26,8 +26,15 @@ def weight_version(model: torch.nn.Module) -> tuple:
     for tensor in _tensors(model):
         rows = tensor.detach().flatten(1) if tensor.dim() > 1 else tensor.detach().reshape(1, -1)
         by_row = (rows @ _vector(rows.size(1)).to(rows)).double()
-        values += [torch.hash_tensor(rows), by_row @ _vector(len(by_row)).to(by_row)]
+        values += [_bits(rows), by_row @ _vector(len(by_row)).to(by_row)]
     return versions(model), tuple(value.item() for value in values)
+
+
+def _bits(rows: torch.Tensor) -> torch.Tensor:
+    if hasattr(torch, "hash_tensor"):
+        return torch.hash_tensor(rows)
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    return rows.view(whole).sum(dtype=torch.int64)  # torch 2.8: the sum of all bits read as whole numbers
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:

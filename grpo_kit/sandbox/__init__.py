@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import sys
 import threading
 from collections.abc import Sequence
@@ -155,8 +156,13 @@ def _pool(allow_unsafe: bool) -> Pool:
             "Nothing on this machine can isolate a program:\n  "
             + "\n  ".join(problems)
             + "\nOn Linux 6.2 or newer: pip install sandlock. Elsewhere on Linux: apt install bubblewrap, with user"
-            " namespaces allowed. allow_unsafe=True runs programs with all rights of this process: use it only on a"
-            " machine that holds nothing of value."
+            " namespaces allowed. On Windows: run it in WSL. allow_unsafe=True runs programs with all rights of this"
+            " process: use it only on a machine that holds nothing of value."
+        )
+    if not hasattr(os, "fork"):
+        raise SandboxUnavailableError(
+            f"allow_unsafe={allow_unsafe!r}: a program is started by fork and with limits, which {platform.system()} "
+            "does not have; run it in WSL, where it is isolated too"
         )
     return _shared_pool(kind or "none")
 
@@ -179,7 +185,8 @@ def _working() -> tuple[Literal["sandlock", "bubblewrap"] | None, list[str]]:
 def _try_out() -> tuple[Literal["sandlock", "bubblewrap"] | None, list[str]]:
     problems = []
     if sys.platform != "linux" or not syscalls.supported():
-        return None, ["isolation needs Linux on x86-64 or aarch64"]
+        this = f"{platform.system()} on {platform.machine()}"
+        return None, [f"isolation needs Linux on x86-64 or aarch64, and this is {this}"]
     for kind in ("sandlock", "bubblewrap"):
         limits = {"seconds": 30.0, "memory_mb": 256, "output_kb": 64}
         try:

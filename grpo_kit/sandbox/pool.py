@@ -198,4 +198,5 @@ def _after_fork() -> None:
         pool._idle, pool._lock = [], threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_kit.argument_checks import is_whole
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.code_cheats import definition
 from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, own_code
@@ -55,6 +56,8 @@ def code(
     >>> code(levels=(1,)).system
     'Answer with one Python code block.'
     """
+    if not isinstance(levels, Sequence):
+        raise ValueError(f"levels={levels!r} must be a list of levels, such as ({levels!r},)")
     problems = load_problems(_SHIPPED if source is None else source).problems
     wanted = [p for p in problems if p["level"] in set(levels) and p["question"] != _EXAMPLE[0]]
     if not levels or set(levels) - {problem["level"] for problem in wanted}:
@@ -99,7 +102,7 @@ def _row(problem: dict) -> dict:
 
 def _stratified(problems: list[dict], count: int, seed: int) -> list[dict]:
     """`count` problems, from every level in proportion, rounded so that they add up."""
-    if not 1 <= count < len(problems):
+    if not is_whole(count, 1) or count >= len(problems):
         raise ValueError(
             f"n_held_out={count!r}: there are {len(problems)} problems; use 1..{len(problems) - 1}"
         )

@@ -10,9 +10,11 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from grpo_kit.argument_checks import check_choice, check_whole, is_whole
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
@@ -89,6 +91,7 @@ def countdown(
     balanced: bool = False,
     seed: int = 0,
     max_completion_tokens: int | None = None,
+    prefill: str | None = None,
 ) -> Task:
     """Rows "Use 3, 5 and 2, each exactly once, with + - * / to make 16."; every row has a solution.
 
@@ -96,6 +99,7 @@ def countdown(
     lie in 1..2 * highest. partial_credit: the answer reward has tiers (see CountdownAnswer).
     think: the prompt requests reasoning in <think> tags first; the prefill opens <think>, and the examples fail before
     they succeed. Without think the prefill opens <answer>.
+    prefill: the assistant's opening words; None: as above. Another where a chat template does not let that one through.
     max_completion_tokens: None means 24, and with think 64 times the most numbers.
     balanced: each operator is equally likely in a row's solution, until no new question with that operator
     is left (two numbers up to 50 make some 160 quotients; held-out rows are drawn first). Otherwise sums fill the rows,
@@ -108,10 +112,11 @@ def countdown(
     >>> countdown(numbers=(2, 2)).train[0]["question"].startswith("Use ")
     True
     """
-    low, high = numbers
-    if not 2 <= low <= high <= 4:
-        raise ValueError(f"numbers={numbers!r} must be (fewest, most) with 2 <= fewest <= most <= 4")
-    if not 10 <= highest <= 999:
+    low, high = check_range("numbers", numbers, 2, 4)
+    for name, value in (("think", think), ("balanced", balanced), ("partial_credit", partial_credit)):
+        check_choice(name, value, (True, False))
+    check_whole("seed", seed, 0)
+    if not is_whole(highest, 10) or highest > 999:
         raise ValueError(f"highest={highest!r} must lie in 10..999")
     rng = random.Random(f"countdown {seed}")
 
@@ -153,7 +158,7 @@ def countdown(
         reward_weights=[0.75, 0.25],
         strategies=_strategies(high),
         system=f"Think in <think> tags, then: {system[0].lower()}{system[1:]}" if think else system,
-        prefill="<think>\n" if think else "<answer>",
+        prefill=("<think>\n" if think else "<answer>") if prefill is None else prefill,
         examples=tuple(shown),
         max_completion_tokens=length if max_completion_tokens is None else max_completion_tokens,
     )

@@ -30,15 +30,25 @@ def read_rows(argument: str, source: str | os.PathLike, ways: str) -> list[Any]:
     for it, for the messages.
     Raises DataNotFoundError where there is no such file, ValueError for one that is no text or no JSON.
     """
-    path, given = Path(source), f"{argument}={os.fspath(source)!r}"
+    if not isinstance(source, str | os.PathLike):
+        raise ValueError(
+            f"{argument}={source!r:.100} must name a file; rows of your own go into kit.tasks.from_rows"
+        )
+    path, given = Path(source).expanduser(), f"{argument}={os.fspath(source)!r}"
     if not path.is_file():
         raise DataNotFoundError(f"{given} is no file; give {ways}")
     zipped = path.suffix == ".gz"
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as file:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig") if zipped else path.open(encoding="utf-8-sig") as file
+        ):
             text = file.read()
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{given} cannot be read as text in UTF-8{' and gzip' * zipped}: {error}") from error
+        start = b"" if zipped else path.read_bytes()[:2]
+        cure = "it begins as UTF-16 does; " * (start in (b"\xff\xfe", b"\xfe\xff")) + "save it as UTF-8"
+        raise ValueError(
+            f"{given} cannot be read as text in UTF-8{' and gzip' * zipped}: {error}; {cure}"
+        ) from error
     if text.lstrip().startswith("["):
         return _json(text, str(path))
     lines = enumerate(text.split("\n"), 1)

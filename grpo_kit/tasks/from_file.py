@@ -31,13 +31,15 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     try:
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+        exec(compile(path.read_text(encoding="utf-8-sig"), str(path), "exec"), vars(module))
         found = vars(module).get(name)
         found = found() if isinstance(found, types.FunctionType) else found
     except Exception as error:
         lines = [
             step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(path)
         ]
+        if isinstance(error, UnicodeDecodeError) and not lines:
+            raise ValueError(f"{path} is no text in UTF-8 ({error}); save it as that") from error
         line = lines[-1] if lines else getattr(error, "lineno", None)
         raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
     if not isinstance(found, Task | EpisodeTask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pandas as pd
 from datasets import Dataset
 
+from grpo_kit.prompts import cure_of
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.parts import reaches_rewards, with_parts
-from grpo_kit.rewards.response import Reward, gold_text
+from grpo_kit.rewards.parts import Reward, bare_name, reaches_rewards, with_parts
+from grpo_kit.rewards.response import gold_text
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 _WORKED = re.compile(r"####[ \t]*[^\s#][^\n]*\s*\Z")  # a solution, then "#### 18"
@@ -60,8 +62,19 @@ def from_rows(
     >>> from_rows("yes", [{"question": str(i), "answer": "yes"} for i in range(10)], reward=says_yes)
     Task('yes', train=8, held_out=2)
     """
+    if isinstance(reward, Mapping):
+        raise ValueError(
+            f"task {name!r}: reward={reward!r:.100} is a dict; kit.rewards.WeightedSum(...) makes one reward of it"
+        )
+    if isinstance(train, str | os.PathLike):
+        raise ValueError(
+            f"task {name!r}: train={os.fspath(train)!r} is a path; give its rows, such as "
+            "[json.loads(line) for line in open(path, encoding='utf-8-sig')] of a .jsonl file"
+        )
     rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
     for one in rewards:
+        if isinstance(one, type):
+            bare_name(one)
         if not callable(one) or hasattr(one, "state_dict"):
             raise ValueError(
                 f"task {name!r}: reward={one!r:.100} is no function of completions; wrap a reward model in one that "
@@ -73,6 +86,10 @@ def from_rows(
             raise ValueError(f"task {name!r}: train has {len(rows)} rows, too few to split; give held_out")
         # Split by question, so that a repeated question is on one side only.
         places = {text: place for place, text in enumerate(dict.fromkeys(row["question"] for row in rows))}
+        if len(places) < 5:
+            raise ValueError(
+                f"task {name!r}: train has {len(places)} different questions, too few to split; give held_out"
+            )
         held = [row for row in rows if places[row["question"]] % 5 == 4]
         rows = [row for row in rows if places[row["question"]] % 5 != 4]
     else:
@@ -83,12 +100,14 @@ def from_rows(
         train=rows,
         held_out=held,
         rewards=rewards,
-        reward_weights=list(reward_weights or [1 / max(1, len(rewards))] * len(rewards)),
+        reward_weights=[1 / max(1, len(rewards))] * len(rewards)
+        if reward_weights is None
+        else reward_weights,
         is_correct=correct,
-        strategies=_most_frequent(rows) if strategies is None else dict(strategies),
+        strategies=_most_frequent(rows) if strategies is None else strategies,
         system=system,
         prefill=prefill,
-        examples=tuple(examples),
+        examples=tuple(examples) if isinstance(examples, list) else examples,
         max_completion_tokens=max_completion_tokens,
         answer_tag=answer_tag,
     )
@@ -117,17 +136,20 @@ def _rows(
     name: str, split: str, rows: Rows, question: str, answer: str, after: str | None = None
 ) -> list[dict]:
     made: list[dict[str, Any]] = []
+    answered = False
     for place, row in enumerate(_records(name, split, rows)):
         where = f"task {name!r}: {split} row {place}"
         if not isinstance(row, Mapping):
             raise ValueError(f"{where} is a {type(row).__name__}; use a dict of its columns")
         for argument, column in (("question", question), ("answer", answer)):
             if column not in row and column != "answer":
-                raise ValueError(f"{where} has no column {argument}={column!r}; it has {sorted(row)}")
-        if not isinstance(row[question], str):
+                raise ValueError(
+                    f"{where} has no column {argument}={column!r}; it has {sorted(map(str, row))}{_other(row)}"
+                )
+        if not isinstance(row[question], str) or not row[question].strip():
             raise ValueError(
-                f"{where} has the question {row[question]!r:.200}, a {type(row[question]).__name__}; use text (earlier "
-                "turns go into examples, a system message into system)"
+                f"{where} has the question {row[question]!r:.200}, a {type(row[question]).__name__}; use text"
+                f"{cure_of(row[question])}"
             )
         # A data set's own `prompt` or `completion` is copied to question and answer, and needed no more.
         kept = {
@@ -136,6 +158,11 @@ def _rows(
             if name not in (question, answer) or reaches_rewards(name)
         }
         gold = _answer(where, row, answer)
+        answered = answer in row if not made else answered
+        if (answer in row) != answered:
+            raise ValueError(
+                f"{where} and row 0 do not both have the column {answer!r}; give '' where none is known"
+            )
         if after is not None:
             solution, mark, gold = gold.rpartition(after) if after else ("", "", "")
             if not mark or not gold.strip():
@@ -148,6 +175,17 @@ def _rows(
     if not made:
         raise ValueError(f"task {name!r}: {split} is empty; give at least one row")
     return made
+
+
+def _other(row: Mapping[str, Any]) -> str:
+    """How a row without the column is read: by another column's name, or out of its messages."""
+    for value in row.values():
+        if isinstance(value, list) and (cure := cure_of(value)):
+            return f"{cure}, in a column 'question' of its own"
+    named = [
+        name for name in ("prompt", "problem", "query", "instruction", "input", "Question") if name in row
+    ]
+    return f"; question={named[0]!r} reads that one" if named else ""
 
 
 def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:

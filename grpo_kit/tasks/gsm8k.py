@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Iterable
 
+from grpo_kit.argument_checks import is_whole
 from grpo_kit.rewards import NumericAnswer, SoftFormat
 from grpo_kit.rewards.answers import as_number
 from grpo_kit.tasks.data_files import DataNotFoundError, packaged, read_rows
@@ -28,6 +29,7 @@ def gsm8k(
     n_held_out: int | None = None,
     seed: int = 0,
     max_completion_tokens: int = 400,
+    prefill: str | None = None,
 ) -> Task:
     """GSM8K with reasoning in <think> and the number in <answer>; the prefill opens <think>.
 
@@ -38,10 +40,17 @@ def gsm8k(
     "package", or a file. One file alone serves both with held_out="train": every fifth of its questions is held out.
     A question in both is held out, never trained on; their number is reported.
     n_train, n_held_out: how many rows to keep, chosen by the seed; None keeps all.
+    prefill: the assistant's opening words; None: <think> and a new line. Another where a chat template does not let
+    that one through.
     Row columns: question, answer (the number after ####, as text), solution.
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
     Raises DataNotFoundError (a ValueError) naming ways to get the data; ValueError where all train rows are held out.
     """
+    for name, source in (("train", train), ("held_out", held_out)):
+        if not isinstance(source, str | os.PathLike):
+            raise ValueError(
+                f"{name}={source!r:.100} must name a file; rows of your own go into kit.tasks.from_rows"
+            )
     if held_out == "train":
         train_rows, test_rows = _one_in_five(train)
     elif train == "test":
@@ -75,7 +84,7 @@ def gsm8k(
         reward_weights=[0.75, 0.25],
         strategies=most_frequent_answer(kept),
         system="Reason step by step in <think> tags, then give the number alone in <answer> tags.",
-        prefill="<think>\n",
+        prefill="<think>\n" if prefill is None else prefill,
         examples=(_EXAMPLE,),
         max_completion_tokens=max_completion_tokens,
     )
@@ -154,6 +163,6 @@ def _rows(raw: Iterable[dict], source: str) -> list[dict]:
 def _pick(argument: str, rows: list[dict], count: int | None, seed: int) -> list[dict]:
     if count is None:
         return rows
-    if not isinstance(count, int) or not 1 <= count <= len(rows):
+    if not is_whole(count, 1) or count > len(rows):
         raise ValueError(f"{argument}={count!r}: gsm8k has {len(rows)} such rows; use 1..{len(rows)} or None")
     return random.Random(f"gsm8k {seed}").sample(rows, count)

@@ -38,6 +38,7 @@ from typing import NamedTuple
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct, strategy_means
 
 _LETTERS = string.ascii_uppercase
@@ -59,7 +60,12 @@ class Best(NamedTuple):
 
 
 def interval_scheduling(
-    *, n_train: int = 512, n_held_out: int = 256, count: tuple[int, int] = (3, 5), seed: int = 0
+    *,
+    n_train: int = 512,
+    n_held_out: int = 256,
+    count: tuple[int, int] = (3, 5),
+    seed: int = 0,
+    prefill: str | None = None,
 ) -> Task:
     """Rows "Which events give the best schedule without overlap?\\nA: 9 to 11, priority 2\\nB: ...".
 
@@ -72,14 +78,13 @@ def interval_scheduling(
     ways (how many schedules are worth that; any of them is right).
     Rewards: schedule share (0.75), soft format (0.25). Strategies: each set of letters, first, last, longest,
     heaviest, greedy, ...; `strategy_shares` reports their shares.
+    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
     Raises ValueError if `count` is no range within 3..8.
 
     >>> interval_scheduling().held_out[0]["question"].startswith("Which events give the best schedule")
     True
     """
-    low, high = count
-    if not 3 <= low <= high <= _MOST_EVENTS:
-        raise ValueError(f"count={count!r} must be (fewest, most) with 3 <= fewest <= most <= 8")
+    low, high = check_range("count", count, 3, _MOST_EVENTS)
     rng = random.Random(f"events {seed}")
 
     def draw() -> dict:
@@ -113,7 +118,7 @@ def interval_scheduling(
         strategies=_strategies(high),
         system="Answer in <answer> tags with the letters of the events, in order. "
         "Best means the most hours times priority.",
-        prefill="<answer>",
+        prefill="<answer>" if prefill is None else prefill,
         examples=examples,
         max_completion_tokens=16,
     )

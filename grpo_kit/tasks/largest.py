@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 
+from grpo_kit.argument_checks import check_whole
 from grpo_kit.rewards import ExactAnswer, SoftFormat
+from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
 _EXAMPLE = [47, 82, 15]
@@ -21,19 +23,20 @@ def largest(
     numbers: tuple[int, int] = (3, 5),
     seed: int = 0,
     max_completion_tokens: int = 12,
+    prefill: str | None = None,
 ) -> Task:
     """Rows "Which number is the largest: 47, 82, 15?" with distinct numbers from 10 to 99.
 
     numbers: fewest and most numbers in a question. Row columns: question, answer, numbers (list of int).
+    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
     Rewards: exact answer (0.75) and soft format (0.25). Constant strategies: always the first, ..., the last.
     Raises ValueError if `numbers` is no range within 2..90.
 
     >>> largest().held_out[0]["question"].startswith("Which number is the largest: ")
     True
     """
-    low, high = numbers
-    if not 2 <= low <= high <= 90:
-        raise ValueError(f"numbers={numbers!r} must be (fewest, most) with 2 <= fewest <= most <= 90")
+    low, high = check_range("numbers", numbers, 2, 90)
+    check_whole("seed", seed, 0)
     rng = random.Random(f"largest {seed}")
 
     def draw() -> dict:
@@ -55,7 +58,7 @@ def largest(
         is_correct=lambda text, row: text.strip() == row["answer"],
         strategies=strategies,
         system="Answer in <answer> tags.",
-        prefill="<answer>",
+        prefill="<answer>" if prefill is None else prefill,
         examples=((_question(_EXAMPLE), f"<answer>{max(_EXAMPLE)}</answer>"),),
         max_completion_tokens=max_completion_tokens,
     )

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from grpo_kit.rewards.combine import Verdicts
 from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.parts import judges_answer, range_of, with_parts
-from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.parts import Reward, judges_answer, range_of, with_parts
 from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks.right import PaidInFull, is_own
 

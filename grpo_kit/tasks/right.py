@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, score_in_full
-from grpo_kit.rewards.parts import columns_of, judges_answer, range_of, with_parts
-from grpo_kit.rewards.response import Reward, last_number
+from grpo_kit.rewards.parts import Reward, columns_of, judges_answer, range_of, with_parts
+from grpo_kit.rewards.response import last_number
 from grpo_kit.rewards.scoring import RewardError, Scores, score
 
 _NONE: Mapping[str, list] = {}

@@ -40,11 +40,12 @@ _SMALL = frozenset(
 )
 
 
-def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL") -> Task:
+def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL", prefill: str | None = None) -> Task:
     """Rows "What is osmosis?" -> "the diffusion of water across a semipermeable membrane".
 
     overlap: the reward, Rouge("rougeL") or Bleu(), against the best of the accepted answers (0.75), beside soft
     format (0.25).
+    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
     Row columns: question, answer (the first accepted one), answers (all of them), subject ("chemistry", "biology"),
     source.
     is_correct: `same_words` as one of the accepted answers. Both overlaps, which lose a little for a plural or an extra
@@ -70,7 +71,7 @@ def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL") -> Task:
         is_correct=lambda text, row: any(same_words(text, answer) for answer in row["answers"]),
         strategies=_strategies(train),
         system="Answer in <answer> tags, in a few words.",
-        prefill="<answer>",
+        prefill="<answer>" if prefill is None else prefill,
         examples=(_EXAMPLE,),
         max_completion_tokens=32,
     )

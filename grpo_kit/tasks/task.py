@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_choice, check_whole
-from grpo_kit.prompts import build_dataset, build_prompt
+from grpo_kit.argument_checks import check_choice, check_text, check_whole, is_number
+from grpo_kit.prompts import build_dataset, build_prompt, check_parts
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
-from grpo_kit.rewards.parts import answer_parts, check_column_names, columns_of
-from grpo_kit.rewards.response import Reward, own_answer
+from grpo_kit.rewards.parts import Reward, answer_parts, check_column_names, columns_of
+from grpo_kit.rewards.response import check_tag, own_answer
 from grpo_kit.rewards.scoring import score_all, totals
 from grpo_kit.tasks.right import (
     PaidInFull,
@@ -77,6 +77,22 @@ class Task:
     file: str | None = None
 
     def __post_init__(self) -> None:
+        check_text("name", self.name, hint="; runs are named by it")
+        if {"/", "\\", "\0"} & {*self.name}:
+            raise ValueError(f"name={self.name!r} holds a '/', and runs/<name> is a folder's; leave it out")
+        check_parts(self.system, self.prefill, self.examples)
+        check_tag("answer_tag", self.answer_tag)
+        if not isinstance(self.strategies, Mapping):
+            raise ValueError(f"strategies={self.strategies!r:.100} must be a dict: name -> function of a row")
+        if not (self.is_correct is None or callable(self.is_correct)):
+            raise ValueError(
+                f"correct={self.is_correct!r:.100} must be a function of (answer text, row), or None"
+            )
+        given = self.reward_weights  # a NaN is refused below
+        if not isinstance(given, list | tuple) or not all(is_number(w) or w != w for w in given):
+            raise ValueError(
+                f"reward_weights={self.reward_weights!r} must be a list of numbers, one a reward"
+            )
         if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
             object.__setattr__(self, "is_correct", PaidInFull(self))
         for split in ("train", "held_out"):
@@ -87,7 +103,8 @@ class Task:
         if shared:
             raise ValueError(
                 f"task {self.name!r}: {len(shared)} questions are in train and held_out, such as "
-                f"{min(shared)!r}; the model would be tested on what it trained on"
+                f"{min(shared)!r}; the model would be tested on what it trained on. Take them out of one; of from_rows "
+                "leave held_out out, and every fifth row is held out"
             )
         shown = {question for question, _ in self.examples}
         if any(row["question"] in shown for row in [*self.train, *self.held_out]):

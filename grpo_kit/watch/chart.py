@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.display import small_png
-from grpo_kit.record.files import write_whole
+from grpo_kit.record.kept_results import write_where_asked
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.follow import Follower
@@ -63,11 +63,9 @@ class RunChart:
         Raises ValueError for another ending.
         """
         made = {".svg": lambda: self._repr_svg_().encode(), ".png": lambda: self._repr_png_()[0]}
-        target = Path(path)
-        if target.suffix not in made:
+        if (ending := Path(path).suffix) not in made:
             raise ValueError(f"path={str(path)!r} must end in .svg or .png")
-        write_whole(target, made[target.suffix]())
-        return target
+        return write_where_asked(path, made[ending]())
 
     def bundle(self) -> dict[str, Any]:
         """The picture as a notebook stores it, by kind."""

@@ -115,7 +115,8 @@ def sparse_reward(table: pd.DataFrame, setup: Setup) -> Sign:
     return (
         (equal > 0.8) & ~(same > 0.9) & unsolved(table, setup),
         lambda at: (
-            f"{equal[at]:.0%} of groups have no signal though completions differ, at {_earned(table, setup, at)}"
+            f"{equal[at]:.0%} of groups have no signal{' though completions differ' if same[at] >= 0 else ''}, "
+            f"at {_earned(table, setup, at)}"
         ),
     )
 

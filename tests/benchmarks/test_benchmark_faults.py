@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.faults import campaign
-from benchmarks.faults.campaign import FINE, KINDS, LOST, MOMENTS, damage, drawn, ended
+from benchmarks.faults.campaign import BYTE, FINE, KINDS, LINES, LOST, MOMENTS, damage, drawn, ended
 from benchmarks.faults.runs import ARMS
 from benchmarks.result import RESULTS
 
@@ -20,7 +20,8 @@ def test_faults_are_a_function_of_seed_and_number():
     assert {f["arm"] for f in faults} == set(ARMS) and {f["kind"] for f in faults} == set(KINDS)
     for kind in KINDS:
         moments = {f["moment"] for f in faults if f["kind"] == kind}
-        assert moments == set(MOMENTS[kind in ("damage", "torn line") :]), kind
+        may = set(MOMENTS[kind in ("damage", "torn line", "damage at rest") :])
+        assert moments <= may and len(may - moments) < 2, kind  # of few faults one moment may not be drawn
     assert {0.0, 0.999} <= {f["place"] for f in faults}, "of the first step, and of the last"
 
 
@@ -46,7 +47,45 @@ def test_an_ending_has_one_name(first, last, outcome):
     assert ended(first, last or first, WHOLE | {"lasts": {}, "counts": {}}) == outcome
 
 
-@pytest.mark.parametrize("how, left", [("cut", b"ab"), ("changed", b"abbd"), ("removed", None)])
+@pytest.mark.parametrize(
+    "what, last, keep, outcome",
+    [
+        ("metrics.jsonl cut", {"rows": "x", "words": "metrics.jsonl lacks lines"}, "last", LINES),
+        ("metrics.jsonl cut", {"rows": "x"}, "last", "different rows"),
+        ("metrics.jsonl changed", {"rows": "x"}, "last", BYTE),
+        (
+            "run.json cut; metrics.jsonl changed",
+            {"rows": "x", "weights": "x"},
+            "last",
+            "different weights, rows",
+        ),
+        (
+            "metrics.jsonl emptied",
+            {"kept": "x", "weights": "x", "words": "metrics.jsonl lacks"},
+            "best",
+            LINES,
+        ),
+        ("completions.jsonl removed", {"rows": "x", "words": "completions.jsonl"}, "last", "different rows"),
+        ("checkpoint-2/optimizer.pt cut", {}, "last", "equal"),
+    ],
+)
+def test_a_table_may_differ_where_it_was_damaged_and_named(what, last, keep, outcome):
+    assert ended({"killed": True}, WHOLE | last, WHOLE | {"lasts": {}, "counts": {}}, what, keep) == outcome
+
+
+def test_damage_at_rest_meets_any_file_of_the_run(tmp_path):
+    (tmp_path / "checkpoint-2").mkdir()
+    for path in (tmp_path / "checkpoint-2/weights", tmp_path / "metrics.jsonl", tmp_path / "run.json"):
+        path.write_bytes(b"abcd")
+    fault = {"kind": "damage at rest", "files": [[0.1, "emptied"], [0.9, "cut"], [0.4, "removed"]]}
+    assert damage(fault, tmp_path) == "metrics.jsonl emptied; checkpoint-2/weights cut; run.json removed"
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"" and not (tmp_path / "run.json").exists()
+    assert (tmp_path / "checkpoint-2/weights").read_bytes() == b"ab"
+
+
+@pytest.mark.parametrize(
+    "how, left", [("cut", b"ab"), ("changed", b"abbd"), ("removed", None), ("emptied", b"")]
+)
 def test_a_checkpoint_is_damaged_as_drawn(tmp_path, how, left):
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -88,6 +127,11 @@ def chosen(kind, arm, **more):
         (chosen("file size limit", "best kept"), {"words, then equal"}),
         (chosen("damage", "LoRA", file=0.2, damage="cut"), {"words, then equal"}),
         (chosen("kill", "two processes", whom=1), {"equal"}),
+        (chosen("read-only folder", "full"), {"words, then equal"}),
+        (
+            chosen("damage at rest", "full", files=[[0.0, "emptied"], [0.3, "cut"]]),
+            {LINES, "words, then equal"},
+        ),
     ],
     ids=lambda value: f"{value['kind']}, {value['arm']}" if "kind" in value else "",
 )

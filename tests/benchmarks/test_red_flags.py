@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from benchmarks import foreign_logs
 from benchmarks.red_flags import fixtures, laboratory, markdown
 from benchmarks.result import RESULTS, ROOT
 
@@ -39,3 +40,11 @@ def test_recorded_runs_name_no_folder_of_a_machine():
         str(path) for path, text in texts.items() if re.search(r"/(root|home|Users|tmp)/|\.cache/", text)
     ]
     assert not named
+
+
+def test_what_is_said_of_published_runs_is_the_committed_table(tmp_path, monkeypatch):
+    committed = (RESULTS / "foreign_logs.json").read_text()
+    monkeypatch.setattr(foreign_logs, "RESULTS", tmp_path)
+    foreign_logs.main()
+    assert (tmp_path / "foreign_logs.json").read_text() == committed
+    assert (tmp_path / "foreign_logs.md").read_text() == (RESULTS / "foreign_logs.md").read_text()

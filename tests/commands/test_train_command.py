@@ -15,7 +15,7 @@ from task_file import COOLING, TRAINED, written
 
 import grpo_kit
 from grpo_kit.__main__ import _COMMANDS, main
-from grpo_kit.commands.job import Job, settings_of
+from grpo_kit.lab.job import Job, settings_of
 from grpo_kit.loop import run_settings
 from grpo_kit.loop.grpo_config import FIELDS
 from grpo_kit.record.files import read_metrics, steps_done
@@ -130,10 +130,10 @@ SMOKE = "train --preset smoke"
         (f"{SMOKE} --set iterations=0", "iterations=0 must be"),
         (f"{SMOKE} --set group_size", "write it as NAME=VALUE"),
         (f"{SMOKE} --set step=4", "Config has no such field; did you mean 'steps'?"),
-        (f"{SMOKE} --set num_iterations=2", "did you mean 'iterations'?"),
+        (f"{SMOKE} --set num_iterations=2", "here it is iterations"),
         (f"{SMOKE} --set optimizer=rocket --folder x", "optimizer='rocket'"),
         (f"{SMOKE} --set model=./nowhere --folder x", "no such folder"),
-        (f"{SMOKE} --rank 4 --folder x", "no effect with tuning='full'"),
+        (f"{SMOKE} --rank 4 --folder x", "--rank 4 is of adapters, which are trained with --tuning lora"),
         (f"{SMOKE} --tuning qlora --folder x", "qlora"),
         (f"{SMOKE} --report-to mlflow --folder x", "tracker='mlflow' is not known; use 'tensorboard'"),
         ("train --resume folder", "folder holds no run"),

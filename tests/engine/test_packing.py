@@ -3,7 +3,7 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from grpo_kit.engine.packing import CHUNK_COST, make_chunks, pack_rows
@@ -57,6 +57,26 @@ def test_the_block_mask_is_the_dense_mask(monkeypatch):
     (dense, dense_grad), (flex, flex_grad) = results
     assert torch.allclose(dense, flex, atol=1e-5)
     assert torch.allclose(dense_grad, flex_grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_block_mask_is_torchs():
+    """Made from the ends of blocks, it lists the blocks that torch finds by looking at every pair."""
+    draw = torch.Generator().manual_seed(0)
+    number = lambda low, high: int(torch.randint(low, high, (), generator=draw))  # noqa: E731
+    for _ in range(20):
+        prompts = [tuple(number(1, 50) for _ in range(number(1, 200))) for _ in range(3)]
+        rows = [
+            (p, [number(1, 50) for _ in range(number(1, 200))]) for p in prompts for _ in range(number(1, 5))
+        ]
+        packed = pack_rows(rows, CPU, multiple=128)
+        made = packed.block_mask()
+        wanted = create_block_mask(made.mask_mod, None, None, *made.seq_lengths, device="cpu")
+        assert torch.equal(made.to_dense(), wanted.to_dense())
+        for count, index in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
+            found, lists = getattr(made, count), getattr(made, index)
+            assert torch.equal(found, getattr(wanted, count))
+            listed = torch.arange(lists.size(-1)) < found[..., None]
+            assert torch.equal(lists[listed], getattr(wanted, index)[listed])
 
 
 row = st.tuples(

@@ -23,8 +23,10 @@ def token_bytes(model):
 def row_bytes(model, samples=1):
     """Of one sequence, counted by hand: keys and values of its tokens, and a step's logits or a prompt's prefill."""
     c = model.config
-    prefill = 90 / samples * (3 * c.intermediate_size + 6 * c.hidden_size) * 4
-    return (90 / samples + 10) * token_bytes(model) + max(c.vocab_size * (4 + 5 * 4), prefill)
+    head = c.hidden_size // c.num_attention_heads
+    layer = (3 * c.intermediate_size + 4 * c.hidden_size + 2 * head) * 4 + token_bytes(model)
+    sampling = c.vocab_size * (2 * 4 + 4 + 8 + 30 + 4 / samples)  # by top-p, which takes most
+    return (90 / samples + 10) * token_bytes(model) + max(sampling, 90 / samples * layer)
 
 
 @pytest.mark.parametrize("samples", [1, 4])

@@ -9,8 +9,7 @@ import pytest
 from loop_runs import make
 
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.checkpoint import last_whole
-from grpo_kit.loop.digests import DIGESTS, what_is_wrong, write_digests
+from grpo_kit.record.digests import DIGESTS, last_whole, what_is_wrong, write_digests
 from grpo_kit.record.files import RunFolderError
 
 
@@ -103,9 +102,9 @@ def test_digests_of_folders_within_a_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
-    sync, seen, target = checkpoint._sync, [], tmp_path / "run/checkpoint-4"
+    sync, seen, target = checkpoint.sync, [], tmp_path / "run/checkpoint-4"
     monkeypatch.setattr(
-        checkpoint, "_sync", lambda path: (seen.append((path.name, target.exists())), sync(path))
+        checkpoint, "sync", lambda path: (seen.append((path.name, target.exists())), sync(path))
     )
     make(tmp_path / "run", save_steps=4).train()
     assert ("model.safetensors", False) in seen and ("optimizer.pt", False) in seen

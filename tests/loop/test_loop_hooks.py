@@ -234,7 +234,7 @@ def test_the_standard_trainer(tmp_path, tiny, capsys, monkeypatch):
         model, task(), config, tokenizer=tokenizer, held_out=held_out, keep="best", live=False
     )
     trainer.train()
-    assert str(trainer.folder) == "runs/largest" and "step 2/2" in capsys.readouterr().out
+    assert trainer.folder == tmp_path / "runs" / "largest" and "step 2/2" in capsys.readouterr().out
     assert read_metrics(trainer.folder)["eval/accuracy"].notna().tolist() == [True, False, True]
     card = (trainer.folder / "README.md").read_text()
     assert "tiny-random" in card and "| steps | 2 |" in card and "task largest, rows 16" in card

@@ -9,6 +9,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from benchmarks.memory import PeakMemory, fake_case, measure_chunk
+from grpo_kit.engine.packed_update import tiled_logprobs
 from grpo_kit.memory.plan import (
     checkpoint_bytes,
     chunk_bytes,
@@ -181,6 +182,32 @@ def test_the_plan_of_gpu24_is_within_a_tenth_of_fake_tensors(case):
     rows = fake_case(*case)
     assert rows
     assert all(abs(row["error_percent"]) < 5 for row in rows), rows
+
+
+@pytest.mark.parametrize("entropy_bonus", [False, True])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_the_head_is_what_its_tensors_take_with_and_without_an_entropy_bonus(tuning, entropy_bonus):
+    config = LlamaConfig(vocab_size=8000, hidden_size=64)
+    head = torch.nn.Linear(64, 8000, bias=False)
+    head.weight.requires_grad_(tuning == "full")
+    hidden, labels = torch.randn(2048, 64, requires_grad=True), torch.zeros(2048, dtype=torch.long)
+    memory = PeakMemory()
+    memory.hold(head.weight)
+    with memory:
+        logprobs, entropies = tiled_logprobs(head, hidden, labels, 0.7, entropy_gradient=entropy_bonus)
+        (logprobs.sum() + (entropies.sum() if entropy_bonus else 0)).backward()
+    measured = memory.peak - head.weight.numel() * 4
+    planned = head_bytes(config, 4, scored_tokens=2048, trainable=tuning, entropy_bonus=entropy_bonus)
+    assert planned == pytest.approx(measured, rel=0.05)
+
+
+def test_a_plan_knows_an_entropy_bonus():
+    options = {"chunk_tokens": 4096, "checkpointed_layers": 28}
+    plain, bonus = (
+        plan_memory(preset("gpu24", tuning="lora", entropy_bonus=x), **options).parts["update"]
+        for x in (0.0, 0.01)
+    )
+    assert sum(bonus.values()) - sum(plain.values()) == pytest.approx(1024 * 151936 * 3 * 4, rel=0.1)
 
 
 def test_the_head_is_a_tile_or_the_vocabularys_gradient():

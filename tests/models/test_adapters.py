@@ -123,5 +123,5 @@ def test_virtual_tokens_cannot_be_merged(tmp_path, tiny):
     from peft import PromptTuningConfig, get_peft_model
 
     get_peft_model(tiny[0], PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=4)).save_pretrained(tmp_path)
-    with pytest.raises(PolicyLoadError, match="PROMPT_TUNING, which cannot be merged"):
+    with pytest.raises(PolicyLoadError, match="cannot be merged into weights: its kind is PROMPT_TUNING"):
         load_policy(tmp_path, quiet=True)

@@ -98,6 +98,7 @@ def _load(path: Path) -> Any:
         getattr(loaded, name).restype = ctypes.c_int64
     for name in ("card_set_stream", "card_arrive", "card_graph_launches", "card_replay", "card_graph_free"):
         getattr(loaded, name).argtypes = [ctypes.c_int64]
+    loaded.card_join.argtypes = [ctypes.c_int64, ctypes.c_int64]
     loaded.card_capture_begin.argtypes = [ctypes.c_int64, ctypes.c_uint64]
     loaded.card_set.argtypes = [ctypes.c_char_p, ctypes.c_double]
     loaded.card_get.argtypes, loaded.card_get.restype = [ctypes.c_char_p], ctypes.c_double
@@ -150,8 +151,13 @@ def reset() -> None:
 
 def operators() -> dict[str, int]:
     """Launches by operator."""
+    return {name: launches for name, (launches, _) in traffic().items()}
+
+
+def traffic() -> dict[str, tuple[int, float]]:
+    """(launches, bytes read and written) by operator; what a capture records counts as if it ran."""
     lines = (line.split("\t") for line in lib.card_operators().decode().splitlines())
-    return {name: int(launches) for name, launches, *_ in lines}
+    return {name: (int(launches), float(moved)) for name, launches, moved, _ in lines}
 
 
 def waits() -> dict[str, int]:

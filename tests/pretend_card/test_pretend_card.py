@@ -20,9 +20,10 @@ sys.path.insert(0, str(HERE))  # build.py is found by the card's own files as a 
 import build  # noqa: E402
 
 ALL = ["../engine/test_cuda.py", "card_tests"]
+STEPS = "card_tests/test_beside_the_cpu.py::test_three_steps_are_the_cpus"
 RUNS = {  # name: (card, environment, tests)
     "rtx4090": ("rtx4090", {}, [*ALL, "--ignore=card_tests/t4", "--ignore=card_tests/without_triton"]),
-    "t4": ("t4", {}, ["card_tests/t4"]),
+    "t4": ("t4", {}, ["card_tests/t4", *(f"{STEPS}[{kind}]" for kind in ("float16, scaler", "QLoRA"))]),
     "without_triton": ("rtx4090", {"PRETEND_TRITON": "0"}, ["card_tests/without_triton"]),
 }
 

@@ -1,7 +1,7 @@
 """Streams, events and CUDA graphs of torch.cuda on the pretend card, in Python.
 
 Pretends: what torch.cuda's own classes of these names do for one card; an event that the clock has passed is no wait.
-Does not: streams that run side by side, priorities, events between processes.
+Does not: streams that run side by side (a stream that reads what another writes must wait), priorities, processes.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ def streams(torch: Any, lib: Any, get: Any) -> dict[str, Any]:
             self.cuda_stream, self.priority = self.stream_id, priority
             self.device, self.device_index, self.device_type = torch.device("cuda", 0), 0, 1
 
-        def wait_stream(self, other):  # kernels run in order anyway
-            pass
+        def wait_stream(self, other):
+            lib.card_join(self.stream_id, other.stream_id)
 
         def wait_event(self, event):
-            pass
+            event.wait(self)
 
         def record_event(self, event=None):
             event = event or Event()
@@ -61,8 +61,9 @@ def streams(torch: Any, lib: Any, get: Any) -> dict[str, Any]:
         def record(self, stream=None):
             self.stream, self.at = stream or current_stream(), get("device_clock")
 
-        def wait(self, stream=None):
-            pass
+        def wait(self, stream=None):  # for all that its stream was given so far, a little more than CUDA's
+            if self.stream is not None:
+                (stream or current_stream()).wait_stream(self.stream)
 
         def query(self):
             return self.at is None or get("host_clock") >= self.at

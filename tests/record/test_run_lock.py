@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import grpo_kit
-from grpo_kit.record.run_lock import is_locked
+from grpo_kit.record.run_lock import GOING, MARK, is_locked
 
 TRAINS = """
 import sys, time
@@ -37,7 +37,7 @@ def test_a_killed_run_was_killed(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", waits, str(tmp_path)], cwd=Path(grpo_kit.__file__).parents[1]
     )
-    while is_locked(tmp_path) is None:
+    while is_locked(tmp_path) is None or (tmp_path / GOING).read_bytes() != MARK:
         time.sleep(0.02)
     assert is_locked(tmp_path) is True
     process.kill()

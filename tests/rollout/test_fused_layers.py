@@ -1,6 +1,7 @@
 """Layers in few kernels, as a card decodes: the numbers of the modules, which do what is not plain."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -14,10 +15,16 @@ from rollout_models import (
     ragged_prompts,
     tiny_model,
 )
+from test_complete import Numbers
 from test_plain_layers import close, dora, merged, subclassed, with_hook, with_own_forward
 from test_rollout_graphs import engine_of
 
-from grpo_kit.models.model_facts import MODEL_TYPES
+from grpo_kit import cuda
+from grpo_kit.engine import check_card
+from grpo_kit.models.model_facts import MODEL_TYPES, base_model
+from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.complete import complete
+from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.fused_layers import FusedLayers
 
 PROMPTS = ragged_prompts()
@@ -164,3 +171,55 @@ def test_any_number_of_rows(rows):
     assert engine_of(model, graphs=False).generate(prompts, settings).completion_ids == generate(
         model, prompts, settings
     )
+
+
+# ---- where they fail on a card ------------------------------------------------------------------------------------
+
+
+def broken(self, *args, **kwargs):
+    raise RuntimeError("no kernel image is available")
+
+
+def not_a_number(self, ids, *args, **kwargs):
+    return torch.full((len(ids), 500), torch.nan)
+
+
+@pytest.mark.parametrize("fault", [broken, not_a_number])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_on_a_card_they_give_way_to_the_modules_with_a_line(fault, graphs, monkeypatch, capsys, recwarn):
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
+    monkeypatch.setattr(FusedLayers, "logits", fault)
+    model = tiny_model()
+    wanted = generate(model, PROMPTS, config())
+    engine = engine_of(model, graphs=graphs)
+    assert engine.generate(PROMPTS, config()).completion_ids == wanted
+    assert not engine.in_few_kernels and not [w for w in recwarn if "CUDA graphs" in str(w.message)]
+    assert engine_of(model, graphs=False).generate(PROMPTS, config()).completion_ids == wanted  # known by now
+    assert capsys.readouterr().out.count("Decoding in few kernels failed on this machine") == 1
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    with pytest.raises(FloatingPointError):
+        engine.generate(PROMPTS, config())
+
+
+def test_on_a_cpu_what_they_raise_is_raised(monkeypatch):
+    monkeypatch.setattr(FusedLayers, "logits", broken)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        engine_of(tiny_model(), graphs=False).generate(PROMPTS, config())
+
+
+def test_silently_wrong_ones_give_way_before_the_engine_does(monkeypatch, capsys):
+    """In complete() and in the comparison of a card, which keeps it for the next process."""
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
+    monkeypatch.setattr(
+        RolloutEngine, "_new_decoder", lambda self: Decoder(base_model(self.model), bucketed=True)
+    )
+    right = FusedLayers.logits
+    monkeypatch.setattr(FusedLayers, "logits", lambda *a, **k: 0.8 * right(*a, **k))
+    model = tiny_model()
+    found = {one.part: one.outcome for one in check_card.check_card(model)}
+    assert found["decoding in few kernels"] == "differs" and found["engine"] == "equal"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        complete(tiny_model(), Numbers(), ["5 6 7"], max_completion_tokens=4)
+    assert capsys.readouterr().out.count("Decoding in few kernels failed on this machine") == 2

@@ -207,7 +207,7 @@ def test_a_release_in_the_middle_leaves_graphs_that_hold():
 
 
 def test_a_step_that_reads_on_the_host_cannot_be_captured():
-    def step():
+    def step(out=None):
         return torch.ones(2, 3) * float(torch.ones(1))
 
     graphs = DecodeGraphs(FakeCuda())

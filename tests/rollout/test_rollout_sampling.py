@@ -168,9 +168,14 @@ def test_top_p_of_large_scores():
             assert torch.equal(TopP(top_p)(ids, scores), TopPLogitsWarper(top_p)(ids, scores))
 
 
+def as_on_a_card(sampler, logits, rows, step, ids, padding):
+    return sampler.in_few_passes(logits, rows, ids, padding, uniform(sampler.seed, rows, step))
+
+
+@pytest.mark.parametrize("call", [Sampler.__call__, as_on_a_card])
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"repetition_penalty": 1.3}], ids=str)
-def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, greedy):
+def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, greedy, call):
     """Rows that become fewer use what more rows left in the buffers; nothing of it shows."""
     g = torch.Generator().manual_seed(0)
     sampler = Sampler.from_config(config(do_sample=not greedy, **options), seed=3)
@@ -183,8 +188,8 @@ def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, gr
         wide = torch.zeros(700, 8)
         wide[:, :count] = logits.t()
         for given in (logits.clone(), wide.t()[:count]):
-            out = sampler(given, rows, count, ids, padding)
-            assert torch.equal(bare(given, rows, count, ids, padding).token, out.token)
+            out = call(sampler, given, rows, count, ids, padding)
+            assert torch.equal(call(bare, given, rows, count, ids, padding).token, out.token)
             scores = logits
             if "repetition_penalty" in options:
                 seen = scores.gather(1, ids)
@@ -200,6 +205,71 @@ def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, gr
             else:
                 assert torch.equal(out.token, draw(drawn.exp().float(), uniform(3, rows, count)))
             assert torch.equal(given, logits)  # the caller's logits stay
+
+
+def test_a_processor_may_write_over_the_scores_and_the_policys_numbers_stay():
+    def forbid(ids, scores, rows):
+        scores[:, :690] = -torch.inf
+        return scores
+
+    logits, rows, ids = 4 * torch.randn(5, 700), torch.arange(5), torch.zeros(5, 1, dtype=torch.long)
+    policy = torch.log_softmax(logits, -1)
+    sampler = Sampler.from_config(config(do_sample=True), 3, [forbid])
+    for call in (as_on_a_card, Sampler.__call__):
+        out = call(sampler, logits.clone(), rows, 0, ids, 0 * rows)
+        assert (out.token >= 690).all() and (out.logprob > out.policy_logprob).all()
+        assert torch.allclose(out.policy_logprob, policy.gather(1, out.token[:, None])[:, 0], atol=1e-5)
+
+
+def test_what_the_policy_gives_no_probability_in_float32_has_a_log_probability():
+    logits = torch.tensor([[0.0, -200.0, -300.0]])
+    sampler = Sampler.from_config(config(), 3, [lambda ids, scores, rows: scores.flip(-1)])
+    out = as_on_a_card(
+        sampler, logits, torch.arange(1), 0, torch.zeros(1, 1, dtype=torch.long), torch.zeros(1)
+    )
+    assert out.token.item() == 2 and out.policy_logprob.item() == -300 and out.logprob.item() == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_16_bits_are_float32_before_they_are_divided(temperature):
+    """On a card, whose logits may be bfloat16: as the trainer divides them."""
+    logits = (4 * torch.randn(6, 900)).bfloat16()
+    rows = torch.arange(6)
+    sampler = Sampler.from_config(config(do_sample=True, temperature=temperature), 3)
+    out = as_on_a_card(sampler, logits, rows, 0, None, None)
+    wanted = torch.log_softmax(logits.float() / temperature, -1).gather(1, out.token[:, None])[:, 0]
+    assert torch.allclose(out.logprob, wanted, atol=2e-6)
+
+
+def test_chances_are_the_uniform_numbers_of_each_step():
+    rows = torch.tensor([4, 9, 2])
+    chances = Sampler(seed=5).chances(rows, 7)
+    assert all(torch.equal(chances[:, step], uniform(5, rows, step)) for step in range(7))
+
+
+@pytest.mark.parametrize("vocabulary", [700, 20_000])
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95])
+def test_top_p_without_waiting_keeps_what_transformers_keeps(vocabulary, spread, top_p):
+    """Of distinct scores; where fewer candidates than needed were looked at it says so, and then sorts."""
+    scores = spread * torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(0))
+    scores[1, 5:] = -torch.inf  # what another warper took out
+    wanted = TopPLogitsWarper(top_p)(None, scores)
+    warp = TopP(top_p)
+    found = warp.without_waiting(scores)
+    if warp.too_few():
+        assert vocabulary > 8192 and spread == 1 and not torch.equal(found, wanted)
+        found = warp.without_waiting(scores)
+    else:
+        assert (vocabulary, spread, top_p) != (20_000, 1.0, 0.95)
+    assert torch.equal(found, wanted) and not warp.too_few()
+    assert torch.equal(TopP(top_p, sort=True).without_waiting(scores), wanted)
+
+
+def test_top_p_without_waiting_keeps_all_of_equal_scores_at_the_cut():
+    scores = torch.tensor([[0.25, 0.125, 0.125, 0.125, 0.375]]).log()
+    assert TopP(0.7).without_waiting(scores).isfinite().all()
+    assert TopPLogitsWarper(0.7)(None, scores).isfinite().sum() == 3  # one of them by the order of its sort
 
 
 @pytest.mark.parametrize("sampled", [False, True])

@@ -541,7 +541,7 @@ def test_no_strategies_and_no_rows_are_said():
             "row 4 has the question .*a list; use text",
         ),
         ([*own(4), "x"], {}, "row 4 is a str; use a dict"),
-        ("abc", {}, "train='abc' is a str; use a list of dicts"),
+        ("abc", {}, "train='abc' is a path; give its rows"),
         ({"question": ["a", "b"], "answer": ["1"]}, {}, "no lists of one length"),
         ({"question": "ab", "answer": "12"}, {}, "no lists of one length"),
         (

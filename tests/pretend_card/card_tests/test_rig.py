@@ -37,6 +37,14 @@ def test_launches_are_counted_a_kernel_each_and_views_are_none(counter):
     }
 
 
+def test_bytes_are_what_is_read_and_what_is_written(counter):
+    x, y = on_card(100), torch.empty(100, device="cuda", dtype=torch.float64)
+    counter.reset()
+    x + x, x.add_(1), torch.exp(x, out=x), y.copy_(x), y.zero_(), x.sum()
+    moved = {name.split("::")[1].split(".")[0]: moved for name, (_, moved) in counter.traffic().items()}
+    assert moved == {"add": 1200, "add_": 800, "exp": 800, "copy_": 1200, "zero_": 800, "sum": 404}
+
+
 @pytest.mark.parametrize(
     ("numbers", "tensors", "launches"),
     # add_ with a number reads and writes one list: 110 tensors a launch, and 320 blocks of 65,536
@@ -86,8 +94,10 @@ def test_freed_memory_is_not_a_number(counter):
 
 def captured(work):
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
+    torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph):
         out = work()
     return graph, out
@@ -119,6 +129,19 @@ def test_a_graph_that_reads_memory_that_was_given_back_fails(counter):
     torch.cuda.empty_cache()
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         graph.replay()
+
+
+def test_a_stream_waits_for_what_it_reads(counter):
+    stream, x = torch.cuda.Stream(), torch.ones(4, device="cuda") + 1
+    with torch.cuda.stream(stream), pytest.raises(RuntimeError, match="does not wait for it"):
+        x * 2
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        y = x * 2
+    with pytest.raises(RuntimeError, match="does not wait for it"):
+        y.tolist()
+    torch.cuda.current_stream().wait_stream(stream)
+    assert y.tolist() == [4, 4, 4, 4]
 
 
 def test_generators_repeat_and_are_the_cards(counter):

@@ -148,6 +148,7 @@ inline void* take(size_t asked) {
   live_[b->at] = b;
   memory_.allocated += b->size;
   memory_.peak_allocated = std::max(memory_.peak_allocated, memory_.allocated);
+  written_.erase(b->at);
   note_made(b->at, b->size);
   return b->at;
 }

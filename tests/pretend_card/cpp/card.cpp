@@ -130,6 +130,10 @@ void card_arrive(int64_t stream) {
   Locked guard(lock_);
   arrive(stream);
 }
+void card_join(int64_t later, int64_t earlier) {
+  Locked guard(lock_);
+  join(later, earlier);
+}
 int64_t card_new_stream() { return streams_made_++; }
 int64_t card_set_stream(int64_t id) { return std::exchange(current_stream_, id); }
 

@@ -35,7 +35,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!*event) *event = new CardEvent();
     ((CardEvent*)*event)->stream = s.id();
   }
-  void block(void*, const Stream&) const override {}
+  void block(void* event, const Stream& s) const override {
+    Locked guard(lock_);
+    join(s.id(), ((CardEvent*)event)->stream);
+  }
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void* event, DeviceIndex) const noexcept override { delete (CardEvent*)event; }
   void synchronizeEvent(void*) const override { wait("event.synchronize"); }

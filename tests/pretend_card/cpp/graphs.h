@@ -15,6 +15,7 @@ struct Recorded {
   int special;
   Stack arguments;                                // tensors of the host on the card's addresses
   std::vector<const void*> reads;                 // those addresses
+  std::vector<const void*> writes;                // of those, what is written in place
   std::vector<std::pair<void*, size_t>> results;  // where a fresh result goes; {nullptr, 0}: an argument or a view
 };
 struct Graph {
@@ -84,10 +85,15 @@ inline void replay(int64_t id) {
   Locked guard(lock_);
   auto* graph = graphs_[id].get();
   counts_.replays++;
+  kernels_of_[current_stream_]++;
   for (auto& step : graph->steps) {
     for (auto* at : step.reads)
       TORCH_CHECK(is_mapped(at), "CUDA error: an illegal memory access was encountered (pretend card: ",
                   step.op.schema().name(), " in a graph reads memory that was given back)");
+    for (auto* at : step.reads) must_be_behind(at, step.op.schema().name() + " in a graph");
+    for (auto* at : step.writes) note_written(at);
+    for (auto& [at, size] : step.results)
+      if (at) note_written(at);
     Stack stack = step.arguments;
     run_on_host(step.op, step.special, &stack);
     size_t next = 0;

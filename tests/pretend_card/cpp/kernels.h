@@ -14,6 +14,7 @@ const Names WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"
                      "aten::repeat_interleave", "aten::bincount", "aten::_linalg_check_errors"};
 const Names INDEXED = {"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put", "aten::_unsafe_index"};
 const Names GATHERS = {"aten::embedding", "aten::index_select", "aten::gather", "aten::index"};
+const Names OVERWRITES = {"aten::copy_", "aten::zero_", "aten::fill_"};  // their first argument is not read
 const Names SCATTERS = {"aten::index_copy", "aten::index_copy_", "aten::scatter", "aten::scatter_",
                         "aten::_index_put_impl_", "aten::index_add_", "aten::index_fill_", "aten::scatter_add_"};
 
@@ -65,6 +66,7 @@ class Call {
     if (!pairs_.empty()) refuse_mixed_devices();
     if (capturing() && writes_)
       for (auto& p : pairs_) save_before_write(p.card);
+    if (!view_ && !capturing()) keep_order();
     wait_if_it_waits();
     special_ = special_of(full_, *stack_, base_);
     if (special_ == NONE && !view_) must_have_a_kernel();
@@ -80,30 +82,34 @@ class Call {
     }
     charge(full_, count_launches(), count_bytes(), flops, half_);
     if (!capturing()) return;
-    std::vector<const void*> reads;
-    for (auto& p : pairs_)
+    std::vector<const void*> reads, writes;
+    for (auto& p : pairs_) {
       if (p.card.numel()) reads.push_back(p.bytes);
+      if (p.card.numel() && p.written) writes.push_back(p.bytes);
+    }
     capture_->graph->launches += count_launches();
-    capture_->graph->steps.push_back({op_, special_, std::move(kept), std::move(reads), std::move(results_)});
+    capture_->graph->steps.push_back({op_, special_, std::move(kept), std::move(reads), std::move(writes),
+                                     std::move(results_)});
   }
 
  private:
   struct Pair {
     at::Tensor card, host;
     void* bytes;
+    bool written;
   };
 
   at::Tensor argument(int i) const { return (*stack_)[base_ + i].toTensor(); }
 
-  at::Tensor swap(const at::Tensor& t, bool index) {
+  at::Tensor swap(const at::Tensor& t, bool index, bool written) {
     if (!t.defined()) return t;
     if (t.device().type() != DeviceType::CUDA) {
       hosts_.push_back(t);
       return t;
     }
     auto r = on_host(t, storages_);
-    pairs_.push_back({t, r, storage_of(r)->mutable_data()});
-    read_ += extent(t);
+    pairs_.push_back({t, r, storage_of(r)->mutable_data(), written});
+    (only_written_ ? made_ : read_) += extent(t);
     half_ |= t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
     masks_ += index && indexed_ && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte);
     return r;
@@ -112,11 +118,16 @@ class Call {
   void take_arguments() {
     for (size_t i = 0; i < schema_.arguments().size(); i++) {
       IValue& v = (*stack_)[base_ + i];
+      bool out = schema_.arguments()[i].is_out();
+      outs_ |= out;
+      only_written_ = out || (i == 0 && OVERWRITES.count(name_));
+      auto* alias = schema_.arguments()[i].alias_info();
+      bool written = alias && alias->isWrite();
       if (v.isTensor()) {
-        v = swap(v.toTensor(), false);
+        v = swap(v.toTensor(), false, written);
       } else if (v.isTensorList()) {
         c10::List<at::Tensor> out;
-        for (const at::Tensor& t : v.toTensorVector()) out.push_back(swap(t, false));
+        for (const at::Tensor& t : v.toTensorVector()) out.push_back(swap(t, false, written));
         lists_++;
         if (lists_ == 1)
           for (const at::Tensor& t : out) first_list_.push_back(t.numel());
@@ -124,7 +135,7 @@ class Call {
       } else if (v.isOptionalTensorList()) {
         c10::List<std::optional<at::Tensor>> out;
         for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
-          out.push_back(t && t->defined() ? std::optional<at::Tensor>(swap(*t, true)) : std::optional<at::Tensor>());
+          out.push_back(t && t->defined() ? std::optional<at::Tensor>(swap(*t, true, false)) : std::optional<at::Tensor>());
         v = out;
       } else if (v.isDevice() && v.toDevice().type() == DeviceType::CUDA) {
         v = Device(DeviceType::CPU);
@@ -161,6 +172,13 @@ class Call {
     wait(full_.substr(6) + " by a mask");
   }
 
+  void keep_order() {
+    kernels_of_[current_stream_]++;
+    for (auto& p : pairs_) must_be_behind(p.bytes, full_);
+    for (auto& p : pairs_)
+      if (p.written) note_written(p.bytes);
+  }
+
   void must_have_a_kernel() const {
     using Key = c10::DispatchKey;
     for (auto key : {Key::CPU, Key::CompositeExplicitAutograd, Key::CompositeExplicitAutogradNonFunctional,
@@ -189,13 +207,14 @@ class Call {
   }
 
   double count_bytes() const {
-    if (GATHERS.count(name_)) return 2 * written_;
+    if (GATHERS.count(name_)) return 2 * made_;
     if (SCATTERS.count(name_)) {
       double bytes = 0;
       for (size_t i = 1; i < pairs_.size(); i++) bytes += 2 * extent(pairs_[i].card);
       return std::max(bytes, 1.0);
     }
-    return read_ + written_ + (writes_ && !pairs_.empty() ? extent(pairs_[0].card) : 0);
+    bool in_place = writes_ && !outs_ && !OVERWRITES.count(name_) && !pairs_.empty();
+    return read_ + made_ + (in_place ? extent(pairs_[0].card) : 0);
   }
 
   at::Tensor back(const at::Tensor& r) {
@@ -217,7 +236,8 @@ class Call {
     size_t size = at::detail::computeStorageNbytes(r.sizes(), r.strides(), r.element_size());
     if (size) memcpy(out.mutable_data_ptr(), r.const_data_ptr(), size);
     results_.emplace_back(out.mutable_data_ptr(), size);
-    written_ += extent(out);
+    if (size && !capturing()) note_written(out.mutable_data_ptr());
+    made_ += extent(out);
     return out;
   }
 
@@ -258,9 +278,9 @@ class Call {
   std::string full_;
   Stack* stack_;
   size_t base_;
-  bool indexed_ = false, view_ = false, writes_ = false, half_ = false;
+  bool indexed_ = false, view_ = false, writes_ = false, half_ = false, outs_ = false, only_written_ = false;
   int masks_ = 0, special_ = NONE, lists_ = 0;
-  double read_ = 0, written_ = 0;
+  double read_ = 0, made_ = 0;
   Storages storages_;
   std::vector<Pair> pairs_;
   std::vector<at::Tensor> hosts_;

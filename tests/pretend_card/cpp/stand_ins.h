@@ -1,6 +1,7 @@
 // Operators that CUDA has and a CPU has not, or has with another dtype: computed by others of the CPU.
 //
-// Pretends: products with out_dtype, softmax from 16 bits into float32, native_dropout, the fused attentions.
+// Pretends: products with out_dtype, softmax from 16 bits into float32, native_dropout, the fused attentions, the backward
+// pass of the fused RMSNorm over one dimension.
 // Does not: the order of CUDA's sums, TF32, sums kept in 16 bits.
 #pragma once
 #include "attention.h"
@@ -10,7 +11,7 @@ namespace card {
 
 enum Special {
   NONE, PRODUCT_DTYPE, ADD_PRODUCT_DTYPE, ADD_PRODUCT_DTYPE_OUT, SOFTMAX, LOG_SOFTMAX, SOFTMAX_BACK, LOG_SOFTMAX_BACK,
-  EFFICIENT_FORWARD, EFFICIENT_BACK, FLASH_FORWARD, FLASH_BACK, DROPOUT
+  EFFICIENT_FORWARD, EFFICIENT_BACK, FLASH_FORWARD, FLASH_BACK, DROPOUT, RMS_NORM_BACK
 };
 
 const std::map<std::string, int> SPECIAL = {
@@ -29,6 +30,7 @@ const std::map<std::string, int> SPECIAL = {
     {"aten::_scaled_dot_product_flash_attention", FLASH_FORWARD},
     {"aten::_scaled_dot_product_flash_attention_backward", FLASH_BACK},
     {"aten::native_dropout", DROPOUT},
+    {"aten::_fused_rms_norm_backward", RMS_NORM_BACK},
 };
 
 inline bool is_efficient(int special) { return special == EFFICIENT_FORWARD || special == EFFICIENT_BACK; }
@@ -92,6 +94,19 @@ inline void run_special(int special, Stack* s) {
       auto kept = at::ones_like(x, at::kBool);
       if (train && p > 0) kept.bernoulli_(1 - p, inner_of(default_generator()));
       torch::jit::push(*s, train && p > 0 ? x * kept * (1 / (1 - p)) : x.clone(), kept);
+      return;
+    }
+    case RMS_NORM_BACK: {
+      auto a = arguments(6);  // gradient input normalized_shape rstd weight output_mask
+      auto g = a[0].toTensor().to(at::kFloat), x = a[1].toTensor(), rstd = a[3].toTensor().to(at::kFloat);
+      auto weight = a[4].toOptional<at::Tensor>();
+      auto hat = x.to(at::kFloat) * rstd;
+      at::Tensor of_weight;
+      if (weight && weight->defined() && a[5].toBoolList()[1])
+        of_weight = (g * hat).reshape({-1, weight->numel()}).sum(0).view(weight->sizes()).to(weight->scalar_type());
+      if (weight && weight->defined()) g = g * weight->to(at::kFloat);
+      auto of_input = (rstd * (g - hat * (g * hat).mean(-1, true))).to(x.scalar_type());
+      torch::jit::push(*s, of_input, of_weight);
       return;
     }
     case EFFICIENT_FORWARD: return run_efficient(s);

@@ -68,6 +68,11 @@ inline void copy_to_card(at::Tensor& self, const at::Tensor& source, bool non_bl
     if (!late) forbid("a copy from pageable memory of the host");
     save_before_write(self);
   }
+  if (!capturing()) {
+    must_be_behind(storage_of(self)->mutable_data(), "a copy to the card");
+    kernels_of_[current_stream_]++;
+    note_written(storage_of(self)->mutable_data());
+  }
   counts_.to_card++;
   counts_.to_card_late += late;
   Storages storages;
@@ -80,6 +85,7 @@ inline void copy_to_card(at::Tensor& self, const at::Tensor& source, bool non_bl
 inline void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   bool late = non_blocking && is_pinned(self.const_data_ptr());
   if (capturing()) forbid("a copy to the host");
+  must_be_behind(storage_of(source)->mutable_data(), "a copy to the host");
   counts_.to_host++;
   counts_.to_host_late += late;
   clock_copy(extent(self));

@@ -4,8 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_runs import make, record
+from test_cuda import qwen
+from test_packed_update import ragged, step
+from test_rules_of_a_card import is_fused
 
 from grpo_kit.cuda import has_bf16
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
 
 pytestmark = pytest.mark.skipif(
@@ -24,6 +29,19 @@ def test_attention_has_no_flash_kernel(counter, dtype, masked, kernel):
     F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
     found = [name for name in counter.operators() if "_scaled_dot_product" in name]
     assert found == ([f"aten::_scaled_dot_product_{kernel}_attention"] if kernel else [])
+
+
+@pytest.mark.parametrize("autocast", ["none", "float16"])
+def test_prompts_and_update_take_the_memory_efficient_kernel(autocast, counter):
+    """Key heads are shared. FlexAttention is not taken, though Triton is there: it fails below capability 8.0."""
+    assert is_fused(counter, torch.float16 if autocast == "float16" else None)
+    model = qwen(vocabulary=4096)
+    update = PackedUpdate(model, Config())
+    assert update.memory.attention == "sdpa"
+    counter.reset()
+    step(update, model, ragged(), autocast=autocast)
+    assert "aten::_scaled_dot_product_efficient_attention_backward" in counter.operators()
+    assert "aten::_softmax" not in counter.operators()
 
 
 def test_it_says_that_it_has_no_bfloat16():

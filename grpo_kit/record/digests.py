@@ -1,4 +1,6 @@
-"""What is wrong with a checkpoint: digests.json holds the size and the SHA-256 of each of its files, written last.
+"""Which checkpoints of a run are whole, and what is wrong with the others.
+
+A checkpoint's digests.json holds the size and the SHA-256 of each of its files, and is written last.
 
 A disk, a copy or a sync client can cut or change a file long after it was written, and a library then ends in an error
 of its own (safetensors), or trains on without it (an optimizer.pt that is gone).
@@ -12,11 +14,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
-DIGESTS, STATE = "digests.json", "trainer_state.json"  # transformers writes the state after everything else
-_WEIGHTS = ("*.safetensors", "*.bin", "global_step*", "pytorch_model_fsdp*")
+from grpo_kit.record.lines import RunFolderError
+
+DIGESTS = "digests.json"
 _EDITED = {"README.md"}  # people edit it, and no run goes on from it
 
 
@@ -37,15 +40,14 @@ def write_digests(checkpoint: Path) -> None:
 def what_is_wrong(checkpoint: str | Path, *, digests: bool = True) -> str | None:
     """Which file of a checkpoint is damaged, and how; None where it is whole.
 
-    digests: False compares sizes alone. Of a checkpoint without digests (one from before there were any, or from
-    another trainer) it checks what can be seen: weights, a state that can be read, and no file that was cut.
+    digests: False compares sizes alone. One without digests was not written to its end: they are its last file.
 
     >>> what_is_wrong("runs/full/checkpoint-4")  # doctest: +SKIP
     'model.safetensors is cut: 1,000 of 2,000 bytes are there'
     """
     folder = Path(checkpoint)
     if not (folder / DIGESTS).exists():
-        return _seen(folder)
+        return "it was not written to its end" if folder.is_dir() else "it is not there"
     try:
         files = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))["files"].items()
         kept = [(folder / name, int(size), str(digest)) for name, (size, digest) in files]
@@ -64,6 +66,44 @@ def what_is_wrong(checkpoint: str | Path, *, digests: bool = True) -> str | None
     return None
 
 
+def last_whole(folder: Path) -> Path:
+    """The newest checkpoint whose files are as they were written; one that is passed over is named.
+
+    Raises RunFolderError where none is whole.
+    """
+    passed = []
+    for path in reversed(checkpoints(folder)):
+        if (wrong := what_is_wrong(path)) is None:
+            for line in passed:
+                print(f"{line}. Going on from {path}.", flush=True)
+            return path
+        passed.append(f"{path} is damaged and is passed over: {wrong}")
+    named = f" ({'; '.join(passed)})" if passed else ""
+    raise RunFolderError(
+        f"folder={str(folder)!r} holds no whole checkpoint to go on from{named}; begin under another name"
+    )
+
+
+def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
+    """The newest checkpoint whose files are as they were written; None where there is none.
+
+    digests: False compares the sizes of its files alone, which takes no time.
+    """
+    return next((p for p in reversed(checkpoints(folder)) if what_is_wrong(p, digests=digests) is None), None)
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The folders checkpoint-<step>, whole or not, lowest step first."""
+
+    def found() -> Iterator[tuple[int, Path]]:
+        for path in Path(folder).glob("checkpoint-*"):
+            number = path.name.removeprefix("checkpoint-")
+            if number.isdecimal() and path.is_dir():
+                yield int(number), path
+
+    return [path for _, path in sorted(found())]
+
+
 def _wrong_size(path: Path, name: str, size: int) -> str | None:
     if not path.is_file():
         return f"{name} is missing"
@@ -71,43 +111,6 @@ def _wrong_size(path: Path, name: str, size: int) -> str | None:
     if there < size:
         return f"{name} is cut: {there:,} of {size:,} bytes are there"
     return f"{name} has {there:,} bytes, and {size:,} were written" if there > size else None
-
-
-def _seen(folder: Path) -> str | None:
-    try:
-        json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"it was not written to its end: {STATE} cannot be read"
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
-        return "it was not written to its end: it has no weights"
-    try:
-        for index in folder.glob("*.index.json"):
-            for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()):
-                if not (folder / name).is_file():
-                    return f"{name} is missing"
-        for path in sorted(folder.glob("*.safetensors")):
-            if wrong := _wrong_size(path, path.name, _safetensors_size(path)):
-                return wrong
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "the header or the index of its weights cannot be read"
-    for path in sorted(p for pattern in ("*.pt", "*.pth", "*.bin") for p in folder.glob(pattern)):
-        with path.open("rb") as file:
-            begins = file.read(2)
-        if b"PK".startswith(begins) and not zipfile.is_zipfile(path):  # what torch.save writes is a zip
-            return f"{path.name} is cut"
-    return None
-
-
-def _safetensors_size(path: Path) -> int:
-    """Bytes that the file should have by its own header: 8 for the header's length, the header, the tensors."""
-    there = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if there < 8 + length:  # cut in the header, which alone tells the rest
-            return 8 + max(length, 1)
-        header = json.loads(file.read(length))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + length + max(ends, default=0)
 
 
 def _sha256(path: str | Path) -> str:

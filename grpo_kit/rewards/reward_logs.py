@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import METRIC_COLUMNS
 from grpo_kit.rewards.scoring import RewardError
 
@@ -23,12 +22,12 @@ _COLUMNS = {
 
 
 class RewardLogs:
-    """log_extra and log_metric of one call of the rewards, for a batch.
+    """log_extra and log_metric of one call of the rewards, for a batch: it has a length and a dict, `extra`.
 
     Rewards that are sums (they have `names`) report their parts by reward/<part>.
     """
 
-    def __init__(self, batch: Batch, rewards: Sequence[Any]) -> None:
+    def __init__(self, batch: Any, rewards: Sequence[Any]) -> None:
         self._batch, self._metrics = batch, {}
         self._parts = {f"reward/{name}" for reward in rewards for name in getattr(reward, "names", ())}
 

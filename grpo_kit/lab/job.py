@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.literal_calls import value_from_text
-from grpo_kit.loop.checkpoint import newest_whole
 from grpo_kit.loop.grpo_config import FIELDS, Config, check_fields, from_json
 from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.presets import preset as config_of
+from grpo_kit.record.digests import newest_whole
 from grpo_kit.record.files import RunFolderError, run_settings
 from grpo_kit.tasks import from_file
 from grpo_kit.tasks.same_task import task_digest
@@ -30,23 +30,26 @@ class Job:
     options: dict[str, Any]
 
     @classmethod
-    def asked(cls, task: str | None, preset: str | None, values: dict[str, Any], **options: Any) -> Job:
-        """Of a new run. task: a name of the kit's tasks, FILE.py or FILE.py:NAME; None: the preset's.
+    def asked(cls, task: Any, preset: str | None, values: dict[str, Any], **options: Any) -> Job:
+        """Of a new run. task: a name of the kit's tasks, FILE.py, FILE.py:NAME, or a Task; None: the preset's.
 
         values: fields of Config. options: those of OPTIONS; None: its default.
         Raises ValueError naming the argument that does not fit.
         """
         options = OPTIONS | {name: value for name, value in options.items() if value is not None}
-        if task is None or ".py" not in task:
+        if task is None or isinstance(task, str) and ".py" not in task:
             config = config_of(preset or "auto", **values | ({"task": task} if task else {}))
             return cls(config.make_task(), config, options)
-        path, _, name = task.partition(".py:")
+        if isinstance(task, str):
+            path, _, name = task.partition(".py:")
+            task = from_file(f"{path}.py" if name else path, name or "task")
         config = config_of(preset or "auto", **values)
-        return cls(config.cut(from_file(f"{path}.py" if name else path, name or "task")), config, options)
+        return cls(config.cut(task), config, options)
 
     @classmethod
-    def of_run(cls, folder: Path, task: str | None = None, *, trains: bool = False) -> Job:
-        """Of a run that is there, whoever began it. task: where run.json does not say it, or its file has gone.
+    def of_run(cls, folder: Path, task: Any = None, *, trains: bool = False) -> Job:
+        """Of a run that is there, whoever began it. task: where run.json does not say it, or its file has gone; as in
+        asked().
 
         trains: refuse a run whose schedule is a function of its notebook, which others need not read.
         Raises ValueError where the task is not found, and for one that is not the run's.
@@ -113,7 +116,7 @@ def settings_of(texts: list[str]) -> dict[str, Any]:
     found = {}
     for text in texts:
         name, there, value = text.partition("=")
-        if not there:
+        if not there or not name.strip():
             raise ValueError(f"--set {text}: write it as NAME=VALUE, such as steps=24")
         check_fields({name: value})
         try:

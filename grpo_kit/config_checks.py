@@ -1,0 +1,197 @@
+"""What a field of a Config may be, and which fields mean something together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from grpo_kit import objectives, schedules
+from grpo_kit.argument_checks import (
+    check_above_zero,
+    check_choice,
+    check_number,
+    check_temperature,
+    check_whole,
+    is_number,
+    nearest,
+)
+from grpo_kit.optim.choose import OPTIMIZERS
+from grpo_kit.tasks import by_name
+
+LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo", "sapo", "luspo", "vespo")
+SCHEDULED = ("temperature", "learning_rate", "beta")
+COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
+_PROBES = [place / 20 for place in range(21)]
+_WHOLE = {
+    "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,
+    "held_out": 1, "eval_batch": 1,
+    "seed": 0, "top_k": 0, "resample": 0, "save_steps": 0, "save_total_limit": 1,
+}  # fmt: skip
+_AT_LEAST_0 = (
+    "epsilon", "epsilon_high", "entropy_bonus", "positive_weight", "negative_weight", "warmup", "weight_decay",
+)  # fmt: skip
+_CHOICES = {
+    "tuning": (None, "full", "lora", "qlora"),
+    "dtype": (None, "float32", "bfloat16", "float16"),
+    "loss": LOSSES,
+    "level": ("token", "sequence"),
+    "scale": ("group", "batch", "none"),
+    "credit": ("episode", "return", "state"),
+    "autocast": ("none", "bfloat16", "float16"),
+    "optimizer": (None, *OPTIMIZERS),
+}
+# What other libraries call a field, or what stands in a field's place.
+ELSEWHERE = {
+    "max_completion_tokens": "max_tokens max_new_tokens max_completion_length max_length",
+    "group_size": "num_generations n num_return_sequences", "learning_rate": "lr", "loss": "loss_type",
+    "repetition_penalty": "frequency_penalty presence_penalty", "iterations": "num_iterations mu",
+    "steps": "max_steps num_train_epochs epochs", "beta": "kl_coef kl_beta", "optimizer": "optim",
+    "prompts_per_step": "per_device_train_batch_size batch_size gradient_accumulation_steps train_batch_size",
+    "scale": "scale_rewards", "autocast or dtype": "bf16 fp16 tf32", "warmup": "warmup_steps warmup_ratio",
+    "learning_rate, with a schedule such as kit.cosine(1e-5, 0)": "lr_scheduler_type",
+    "level": "importance_sampling_level", "mask_cut_off": "mask_truncated_completions",
+    "folder= of the trainer": "output_dir run_name", "hooks= of the trainer": "callbacks report_to",
+    "sample= of the trainer, VllmSample()": "use_vllm vllm_mode",
+    "nothing: every step is written down": "logging_steps logging_strategy log_completions",
+    "nothing: completions end at the end tokens of tokenizer and model, and the task has the answer's tag":
+        "stop stop_strings stop_token_ids eos_token_id",
+    "nothing: the engine has no graph for torch.compile to make": "torch_compile",
+}  # fmt: skip
+_FROM_LOOP = (  # arguments of a loss that are the loop's to give
+    "level", "beta", "ref_logprobs", "epsilon", "epsilon_high", "max_ratio", "max_completion_tokens", "num_rows",
+    "num_tokens",
+)  # fmt: skip
+
+
+def unknown_field(name: str, value: Any, known: Sequence[str]) -> str:
+    """The message for a name that is no field: what it is called here, or the nearest field."""
+    ours = next((ours for ours, theirs in ELSEWHERE.items() if name in theirs.split()), None)
+    mend = f"; here it is {ours}" if ours else nearest(name, known) or f"; it has {', '.join(known)}"
+    return f"{name}={value!r:.100}: Config has no such field{mend}"
+
+
+def checked(name: str, value: Any) -> Any:
+    """The value of a field as it is kept, or ValueError with the field's name and what would do."""
+    if name in _WHOLE:
+        value = 0 if name == "top_k" and value == -1 else value  # as elsewhere: all
+        return check_whole(name, value, _WHOLE[name], hint="; 0 takes all tokens" * (name == "top_k"))
+    if name in _AT_LEAST_0:
+        if check_number(name, value, 0) > 1 and name == "epsilon":
+            raise ValueError(f"epsilon={value!r} must be at most 1, as no ratio falls below 0; 0.2 is usual")
+        return float(value)
+    if name in _CHOICES:
+        value = str(value).removeprefix("torch.") if name == "dtype" and value is not None else value
+        check_choice(name, value, _CHOICES[name])
+    elif name in ("model", "task") and not isinstance(value, str | PathLike | None):
+        raise ValueError(
+            f"{name}={value!r:.60} must be a name; the {name} itself goes to GRPOTrainer, None here"
+        )
+    elif name == "task":
+        check_choice(name, value, (*by_name.NAMES, None))
+    elif name == "max_completion_tokens" and value is not None:
+        return check_whole(name, value, hint=", or None for the task's")
+    elif name == "sampler_weight_cap" and value is not None:
+        check_above_zero(name, value)
+    elif name in SCHEDULED:
+        for progress in (0.0, 0.5, 1.0):
+            _check_at(name, value, progress)
+    elif name in ("top_p", "max_grad_norm", "repetition_penalty", "discount"):
+        check_above_zero(name, value)
+        if name in ("top_p", "discount") and value > 1:
+            raise ValueError(f"{name}={value!r} must lie in (0, 1]")
+    elif name == "min_p" and not 0 <= check_number(name, value) < 1:
+        raise ValueError(f"min_p={value!r} must lie in [0, 1)")
+    elif name == "reward_weights" and value is not None:
+        if not isinstance(value, (list, tuple)) or not value:
+            raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
+        if not any(check_number("reward_weights", weight) for weight in value):
+            raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
+        return [float(weight) for weight in value]
+    elif name in ("task_options", "loss_options") and not isinstance(value, dict):
+        raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")
+    elif name in ("mask_cut_off", "gradient_checkpointing") and not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False")
+    return value
+
+
+def _check_at(name: str, value: Any, progress: float) -> None:
+    """Raises ValueError, with what would do, for a number or schedule that cannot be, or harms, at a progress."""
+    label = name
+    if callable(value):
+        label = f"{name}({progress})"
+        try:
+            value = value(progress)
+        except TypeError as error:
+            raise ValueError(
+                f"{name}={value!r:.100} must give a number for a progress in [0, 1], as kit.linear(1.0, 0.6) does "
+                f"({error})"
+            ) from error
+    elif isinstance(value, list | tuple | str) and (mend := _as_schedule(value)):
+        raise ValueError(f"{name}={value!r} must be a number{mend}")
+    if name != "temperature":
+        if check_number(label, value, 0) > FASTEST and name == "learning_rate":
+            raise ValueError(f"{label}={value!r} destroys the weights in one step; 1e-06 to 0.001 is usual")
+    elif not COLDEST <= check_temperature(value, label) <= HOTTEST:
+        raise ValueError(
+            f"{label}={value!r} must lie in [{COLDEST}, {HOTTEST}]: below all samples are alike, above they are noise"
+        )
+
+
+def _as_schedule(value: Any) -> str:
+    """How a list or a text would be written as a schedule."""
+    kinds = ("constant", "linear", "cosine", "exponential", "stepwise")
+    if isinstance(value, str):
+        if value in kinds:
+            return f"; a schedule is written kit.{value}(start, end), without quotes"
+        try:
+            schedules.schedule_from(value)
+            return f"; a schedule is written kit.{value.strip()}, without quotes"
+        except ValueError:
+            return nearest(value, kinds)
+    ends = f"{value[0]!r}, {value[-1]!r}" if len(value) > 1 else "1.0, 0.6"
+    return f"; a schedule is a function of progress, such as kit.linear({ends})"
+
+
+def check_together(config: Any) -> None:
+    """Raises ValueError for fields each of which may be, and which together mean nothing or move no weight."""
+    c = config
+    check_loss_options(c.loss, c.loss_options)
+    if c.task_options:
+        if c.task is None:
+            raise ValueError(f"task_options={c.task_options!r} are for a named task, and task=None; name one")
+        by_name.check_options(c.task, c.task_options)
+    if c.minibatches > c.prompts_per_step:
+        counts = f"minibatches={c.minibatches} with prompts_per_step={c.prompts_per_step}"
+        raise ValueError(f"{counts}: each takes whole groups; use at most {c.prompts_per_step}")
+    if c.warmup > max(c.steps, 1):
+        counts = f"warmup={c.warmup:g} with steps={c.steps}"
+        raise ValueError(f"{counts}: the learning rate is never reached; below 1 it is a share of the steps")
+    if c.discount != 1 and c.credit == "episode":
+        raise ValueError(
+            f"discount={c.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+        )
+    rates = [c.learning_rate(p) for p in _PROBES] if callable(c.learning_rate) else [c.learning_rate]
+    if not any(rates):
+        raise ValueError(f"learning_rate={c.learning_rate!r} moves no weight; 1e-06 to 0.001 is usual")
+    if c.positive_weight == c.negative_weight == c.entropy_bonus == 0 and is_number(c.beta) and c.beta == 0:
+        raise ValueError("positive_weight=0 and negative_weight=0 move no weight of the model; raise one")
+
+
+def check_loss_options(loss: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an argument that the loss does not take, or that is the loop's to give."""
+    named = inspect.signature(getattr(objectives, loss)).parameters.values()
+    takes = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name not in _FROM_LOOP] + ["correct_kl"]
+    for name, value in options.items():
+        if name in _FROM_LOOP:
+            raise ValueError(
+                f"loss_options has {name!r}, which the loop gives itself; is {name}={value!r} a field?"
+            )
+        if name not in takes:
+            mend = f"it takes {', '.join(takes)}{nearest(name, takes)}"
+            raise ValueError(f"loss_options has {name!r}, which {loss} does not take; {mend}")
+        if name != "correct_kl":
+            check_above_zero(f"loss_options[{name!r}]", value)
+        elif not isinstance(value, bool):
+            raise ValueError(f"loss_options[{name!r}]={value!r} must be True or False")

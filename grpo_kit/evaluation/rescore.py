@@ -1,0 +1,198 @@
+"""What another reward would have taught: the completions of a run that is there, scored again. No model is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from grpo_kit.evaluation.intervals import bootstrap_mean
+from grpo_kit.evaluation.shown import ShownTable, percent, shown
+from grpo_kit.loop.grpo_config import FIELDS, Config, from_json
+from grpo_kit.loop.score import advantages
+from grpo_kit.loop.seeds import rows_of_step
+from grpo_kit.record.files import RunFolderError, read_completions, run_settings
+from grpo_kit.rewards.parts import check_columns, columns_of, reward_names
+from grpo_kit.rewards.response import Reward
+from grpo_kit.rewards.scoring import score_all, totals
+
+if TYPE_CHECKING:
+    from grpo_kit.tasks import Task
+
+_MEASURES = {  # column of `groups`: what its mean is
+    "signal before": "groups with a signal, as trained",
+    "signal": "groups with a signal, by this reward",
+    "order": "groups in which two completions are ordered otherwise",
+    "reversed": "groups in which two completions change places",
+    "sign": "completions whose advantage has another sign, or none",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Rescored:
+    """A run's completions under another reward. Made by rescore().
+
+    completions: one row each: step, group, prompt, prefill, completion, answer, before (its reward in the run), after
+    (by this reward; NaN where it cannot judge), and the advantages advantage_before and advantage_after.
+    groups: one row a group: step, group, and what _MEASURES says: "signal before", "signal", "order", "reversed" as 0
+    or 1, "sign" as a share of its completions.
+    direction: the cosine of the two vectors of advantages of the first step in which both have a signal: 1, the first
+    update would go the same way; 0, they have nothing to do with each other; None where no step has both.
+    """
+
+    run: str
+    reward: str
+    completions: pd.DataFrame
+    groups: pd.DataFrame
+    direction: float | None
+
+    def table(self) -> ShownTable:
+        """One row a measure: its share of groups, or of completions, with a 95 % interval (bootstrap over groups)."""
+        rows = {name: bootstrap_mean(self.groups[column].tolist()) for column, name in _MEASURES.items()}
+        table = pd.DataFrame({name: vars(e) for name, e in rows.items()}).T.rename_axis(self.reward)
+        table = table.astype({"value": float, "low": float, "high": float, "n": int})
+        words = {name: {"value, 95 % interval": e.words(), "n": str(e.n)} for name, e in rows.items()}
+        return shown(table, self.sentence, words)
+
+    @property
+    def sentence(self) -> str:
+        """What another reward would have changed, in one line."""
+        share = self.groups[list(_MEASURES)].mean()
+        said = (
+            f"{self.reward} on the {len(self.completions)} completions of {self.run}: {percent(share['signal'])} of "
+            f"groups have a signal ({percent(share['signal before'])} as trained), {percent(share['order'])} another "
+            f"order, {percent(share['sign'])} of advantages another sign"
+        )
+        return said + (
+            "." if self.direction is None else f"; the first update's direction: {self.direction:+.2f}."
+        )
+
+    def changed(self, n: int = 10) -> pd.DataFrame:
+        """The n completions, each text once, whose pay changes most; of equals those that would be paid more first."""
+        table = self.completions.dropna(subset=["before", "after"])
+        table = table.assign(
+            change=table["after"] - table["before"], size=(table["after"] - table["before"]).abs()
+        )
+        table = table[table["size"] > 0].drop_duplicates(["prompt", "completion"])
+        table = table.sort_values(["size", "change"], ascending=False, kind="stable")
+        return table.head(n)[["step", "completion", "answer", "before", "after"]].reset_index(drop=True)
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_() + self.changed().to_html(na_rep="cannot judge")
+
+
+def rescore(
+    folder: str | os.PathLike,
+    reward: Reward | Sequence[Reward] | Task,
+    *,
+    reward_weights: Sequence[float] | None = None,
+    task: Task | None = None,
+) -> Rescored:
+    """Score every completion of a run again, by another reward, and compare what each would have taught.
+
+    folder: of a run with completions. reward: one, several (weighed by reward_weights; default: equally), or a task
+    with its rewards. task: the run's own, where the reward reads columns of a row besides "question" and "answer".
+    The completions are those that the run's policy wrote: a policy trained by this reward would soon write others. So
+    the first steps tell most.
+    Raises RunFolderError for a folder without completions, ValueError for a task whose rows are not the run's, for
+    weights that do not fit and a column that is missing, and RewardError as in training.
+
+    >>> kit.rescore("runs/05_train_full", kit.rewards.MathAnswer()).changed()  # doctest: +SKIP
+    """
+    given = getattr(reward, "rewards", reward)
+    rewards = list(given) if isinstance(given, Sequence) else [given]
+    weights = reward_weights or getattr(reward, "reward_weights", None) or [1 / len(rewards)] * len(rewards)
+    if len(weights) != len(rewards):
+        raise ValueError(f"reward_weights={weights!r} has {len(weights)} numbers for {len(rewards)} rewards")
+    run, table = Path(folder), read_completions(folder)
+    if table.empty or "completion" not in table:
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds no completions to score again; give a run's folder"
+        )
+    if "turn" in table:
+        raise RunFolderError(f"folder={str(folder)!r} holds episodes: their environment pays, not a reward")
+    config = _config(run)
+    own = task if task is not None else reward if hasattr(reward, "train") else None
+    columns = {"answer": table["answer"].tolist()} if own is None else columns_of(_rows(own, config, table))
+    columns |= {"prompts": table["prompt"].tolist(), "prefill": table["prefill"].tolist()}
+    check_columns(rewards, {*columns}, "rescore (give task=, the run's own)")
+    parts = score_all(rewards, table["completion"].tolist(), reward_names(rewards), **columns)
+    ids = [f"{step} {group}" for step, group in zip(table["step"], table["group"], strict=True)]
+    after = totals(list(parts.values()), weights, ids)
+    table = table[["step", "group", "prompt", "prefill", "completion", "answer"]].assign(
+        before=table["reward"], after=pd.Series(after, dtype=float, index=table.index)
+    )
+    for side in ("before", "after"):
+        scores = [None if score != score else score for score in table[side]]
+        table[f"advantage_{side}"] = _advantages(scores, table["step"].tolist(), ids, config.scale)
+    groups = pd.DataFrame([_compared(some) for _, some in table.groupby(["step", "group"], sort=False)])
+    name = getattr(reward, "name", None) or " + ".join(reward_names(rewards))
+    return Rescored(run.name, name, table, groups, _direction(table))
+
+
+def _config(run: Path) -> Config:
+    values = (run_settings(run) or {}).get("config", {})
+    wanted = ("seed", "prompts_per_step", "scale")
+    return Config(
+        **{name: from_json(name, values[name], None) for name in wanted if name in values and name in FIELDS}
+    )
+
+
+def _rows(task: Any, config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The row of each completion: what (seed, step, group) say, where its answer is the one on record."""
+    per_step, found = config.prompts_per_step, []
+    for step, group, answer in zip(table["step"], table["group"], table["answer"], strict=True):
+        attempt, place = divmod(int(group), per_step)
+        row = (
+            rows_of_step(task.train, config, int(step) - 1, attempt)[place]
+            if len(task.train) >= per_step
+            else {}
+        )
+        if answer is not None and str(row.get("answer")) != str(answer):
+            raise ValueError(
+                f"task {task.name!r} has not the rows that the run was trained on: step {step} asked for {answer!r}, "
+                f"and this task for {row.get('answer')!r}; give the run's own task"
+            )
+        found.append(row)
+    return found
+
+
+def _advantages(scores: list[float | None], steps: list[int], groups: list[str], scale: str) -> list[float]:
+    made: list[float] = []
+    for step in dict.fromkeys(steps):
+        places = [place for place, own in enumerate(steps) if own == step]
+        made += advantages([scores[p] for p in places], [groups[p] for p in places], scale=scale)
+    return made
+
+
+def _compared(some: pd.DataFrame) -> dict[str, Any]:
+    """One group under both rewards."""
+    before, after = (some[side].to_numpy(float) for side in ("before", "after"))
+    both = ~(np.isnan(before) | np.isnan(after))
+    first, second = (np.sign(values[both][:, None] - values[both][None, :]) for values in (before, after))
+    signs = np.sign(some["advantage_before"]) != np.sign(some["advantage_after"])
+    return {
+        "step": int(some["step"].iloc[0]),
+        "group": int(some["group"].iloc[0]),
+        "signal before": float(np.ptp(before[~np.isnan(before)]) > 0) if (~np.isnan(before)).any() else 0.0,
+        "signal": float(np.ptp(after[~np.isnan(after)]) > 0) if (~np.isnan(after)).any() else 0.0,
+        "order": float((first != second).any()),
+        "reversed": float((first * second < 0).any()),
+        "sign": float(signs.mean()),
+    }
+
+
+def _direction(table: pd.DataFrame) -> float | None:
+    for _, step in table.groupby("step", sort=False):
+        one, other = step["advantage_before"].to_numpy(float), step["advantage_after"].to_numpy(float)
+        if (size := np.linalg.norm(one) * np.linalg.norm(other)) > 0:
+            return float(one @ other / size)
+    return None

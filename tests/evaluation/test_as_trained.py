@@ -1,0 +1,95 @@
+"""A model that is asked otherwise than it was trained is told of in one line; it can be asked as it was trained."""
+
+from dataclasses import replace
+
+import pytest
+from loop_runs import make, task
+
+import grpo_kit as kit
+from grpo_kit.evaluation import as_trained
+from grpo_kit.evaluation.accuracy import Evaluation
+from grpo_kit.loop import Config
+
+SMALL = {"steps": 2, "temperature": lambda progress: 1.5 - 0.5 * progress, "top_p": 0.5}
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    made = make(tmp_path_factory.mktemp("trained") / "run", **SMALL)
+    made.train()
+    made.save_model(made.folder / "model")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def nothing_said():
+    as_trained._said.clear()
+
+
+def test_a_greedy_evaluation_says_so_once(trainer, capsys):
+    for _ in range(2):
+        kit.evaluate(trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1])
+    said = capsys.readouterr().out
+    assert said.count("evaluate: asked otherwise than trained: greedy (trained: temperature 1).") == 1
+
+
+def test_prompt_length_and_sampling_are_compared(trainer, capsys):
+    other = replace(task(), prefill="<answer>", system="Be brief.", max_completion_tokens=3)
+    kit.evaluate(trainer.model, trainer.tokenizer, other, rows=task().held_out[:1], max_completion_tokens=4)
+    said = capsys.readouterr().out
+    for words in (
+        "max_completion_tokens 4 (trained: max_completion_tokens 6)",
+        "system 'Be brief.' (trained: no system)"
+        if task().system is None
+        else "system 'Be brief.' (trained: system",
+    ):
+        assert words in said, said
+    kit.chat(trainer.model, trainer.tokenizer, task=task(), temperature=0.7)
+    said = capsys.readouterr().out
+    how = "temperature 0.7 (trained: temperature 1); top_p 1 (trained: top_p 0.5)"
+    assert f"chat: asked otherwise than trained: {how}" in said
+
+
+def test_a_model_from_a_run_folder_is_known_and_another_is_not(trainer, capsys):
+    loaded, tokenizer = kit.load_policy(trainer.folder / "model", quiet=True)
+    kit.evaluate(loaded, tokenizer, task(), rows=task().held_out[:1])
+    assert "trained: temperature 1" in capsys.readouterr().out
+    fresh, tokenizer = kit.load_policy("tiny-random", quiet=True)
+    kit.evaluate(fresh, tokenizer, task(), rows=task().held_out[:1])
+    assert not capsys.readouterr().out
+    with pytest.raises(ValueError, match="no run folder says how this model was trained; give the Config"):
+        kit.evaluate(fresh, tokenizer, task(), sampling="as trained")
+    with pytest.raises(ValueError, match="sampling='trained' must be"):
+        kit.evaluate(fresh, tokenizer, task(), sampling="trained")
+
+
+def test_asked_as_trained_stands_beside_greedy(trainer, capsys, tmp_path):
+    how = {"rows": task().held_out, "seed": 5}
+    found = kit.evaluate(trainer.model, trainer.tokenizer, task(), sampling="as trained", samples=4, **how)
+    assert "otherwise" not in capsys.readouterr().out
+    by_hand = kit.evaluate(
+        trainer.model, trainer.tokenizer, task(), sampling=Config(**SMALL), samples=4, **how
+    )
+    assert found.as_trained == by_hand.as_trained == found.pass_at[1] and found.as_trained.n == 4
+    assert found.strict == kit.evaluate(trainer.model, trainer.tokenizer, task(), **how).strict
+    assert "as trained (temperature 1)" in found.table().index
+    found.save(tmp_path / "kept.json")
+    assert Evaluation.load(tmp_path / "kept.json").as_trained == found.as_trained
+    one = kit.evaluate(trainer.model, trainer.tokenizer, task(), sampling="as trained", **how)
+    assert not one.pass_at and one.as_trained.n == 4
+
+
+def test_top_p_reaches_the_sampler(trainer):
+    """With top_p near 0 every sample is the greedy one."""
+    config = Config(temperature=5.0, top_p=1e-6, max_completion_tokens=6)
+    found = kit.evaluate(trainer.model, trainer.tokenizer, task(), sampling=config, samples=2)
+    assert found.as_trained.value == found.strict.value
+
+
+def test_a_task_without_right_and_wrong_has_its_reward(trainer):
+    rows = [{"question": f"Name letter {n}."} for n in range(6)]
+    letters = kit.tasks.from_rows(
+        "letters", rows[2:], rows[:2], reward=task().rewards[-1], max_completion_tokens=6
+    )
+    found = kit.evaluate(trainer.model, trainer.tokenizer, letters, sampling="as trained")
+    assert found.measure == "reward" and "reward, as trained (temperature 1)" in found.table().index

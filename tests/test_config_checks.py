@@ -1,0 +1,112 @@
+"""What a Config may be: every value that means nothing or harms is refused by name, with what would do."""
+
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from grpo_kit import objectives
+from grpo_kit.config_checks import ELSEWHERE, LOSSES
+from grpo_kit.loop.grpo_config import FIELDS, Config
+from grpo_kit.presets import preset
+from grpo_kit.schedules import constant, linear, stepwise
+
+
+@pytest.mark.parametrize("values, words", [
+    ({"temperature": [1.2, 0.8]}, "kit.linear(1.2, 0.8)"),
+    ({"temperature": "linear(1.2, 0.8)"}, "kit.linear(1.2, 0.8), without quotes"),
+    ({"learning_rate": "cosine"}, "kit.cosine(start, end), without quotes"),
+    ({"learning_rate": "cosin"}, "did you mean 'cosine'?"),
+    ({"temperature": linear}, "must give a number for a progress in [0, 1]"),
+    ({"temperature": 1e6}, "must lie in [0.01, 10]"),
+    ({"temperature": 1e-6}, "must lie in [0.01, 10]"),
+    ({"temperature": linear(1.2, 0)}, "temperature(1.0)=0.0"),
+    ({"learning_rate": 1e6}, "1e-06 to 0.001 is usual"),
+    ({"learning_rate": 0}, "moves no weight"),
+    ({"learning_rate": constant(0)}, "moves no weight"),
+    ({"positive_weight": 0, "negative_weight": 0}, "move no weight"),
+    ({"reward_weights": [0, 0]}, "no weight of the model would move"),
+    ({"epsilon": 20}, "at most 1"),
+    ({"minibatches": 9}, "use at most 8"),
+    ({"warmup": 101}, "steps=100"),
+    ({"discount": 0.9}, "credit='episode'"),
+    ({"loss_options": {"zz": 1}}, "'zz', which dapo does not take; it takes correct_kl"),
+    ({"loss_options": {"epsilon": 0.1}}, "is epsilon=0.1 a field?"),
+    ({"loss_options": {"num_rows": 1}}, "the loop gives itself"),
+    ({"loss_options": {"correct_kl": 0}}, "True or False"),
+    ({"loss": "sapo", "loss_options": {"temperature_ned": 1}}, "did you mean 'temperature_neg'?"),
+    ({"loss": "sapo", "loss_options": {"temperature_neg": -1}}, "above 0"),
+    ({"task_options": {"numbers": (2, 3)}}, "task=None"),
+    ({"preset": "gpu24"}, "kit.preset('gpu24')"),
+    ({"top_k": -2}, "0 takes all tokens"),
+    ({"model": object()}, "must be a name; the model itself goes to GRPOTrainer"),
+    ({"max_tokens": 8}, "here it is max_completion_tokens"),
+    ({"stop": ["x"]}, "completions end at the end tokens"),
+    ({"frequency_penalty": 1}, "here it is repetition_penalty"),
+    ({"temprature": 1}, "did you mean 'temperature'?"),
+    ({"torch_compile": True}, "no graph for torch.compile"),
+    ({"qqqqq": 1}, "it has preset, model"),
+])  # fmt: skip
+def test_is_refused_with_what_would_do(values, words):
+    with pytest.raises(ValueError) as error:
+        Config(**values)
+    assert words in str(error.value) and next(name for name in values) in str(error.value)
+
+
+def test_without_names_it_says_what_fills_a_config():
+    with pytest.raises(ValueError, match=r"kit.preset\('gpu24'\) fills one"):
+        Config("gpu24")
+    with pytest.raises(ValueError, match=r"Config\(\*\*values\)"):
+        Config({"steps": 3})
+
+
+def test_what_means_something_is_taken():
+    assert Config(top_k=-1).top_k == 0
+    assert Config(positive_weight=0, negative_weight=0, beta=0.1).beta == 0.1
+    assert Config(learning_rate=stepwise([0, 1e-5, 0], at=[0.1, 0.3])).at(20).learning_rate > 0
+    assert Config(discount=0.9, credit="return").discount == 0.9
+    assert Config(epsilon=1, temperature=0.01).epsilon == 1
+    assert str(inspect.signature(Config)).startswith("(preset")  # editors complete its fields
+
+
+def test_a_schedule_is_checked_at_every_step():
+    for name, bad in (("beta", -1.0), ("learning_rate", float("nan")), ("temperature", -1.0)):
+        good = {"beta": 0.1, "learning_rate": 1e-5, "temperature": 1.0}[name]
+        config = Config(**{name: lambda p, g=good, b=bad: g if p in (0, 0.5, 1) else b}, steps=5)
+        with pytest.raises(ValueError, match=rf"{name}\(0.250\)="):
+            config.at(1)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_argument_of_a_loss_that_is_not_the_loops_is_an_option(loss):
+    """The loop gives all others: PolicyLoss takes these as they are."""
+    named = inspect.signature(getattr(objectives, loss)).parameters.values()
+    own = [p for p in named if p.kind is p.KEYWORD_ONLY and p.name[:2] in ("te", "k_", "la")]
+    options = {p.name: p.default for p in own} | {"correct_kl": False}
+    assert Config(loss=loss, loss_options=options).loss_options == options
+
+
+def test_words_of_other_libraries_are_no_fields():
+    words = [word for words in ELSEWHERE.values() for word in words.split()]
+    assert not {*words} & {*FIELDS} and len(words) == len({*words})
+    ours = [one.partition(",")[0] for one in ELSEWHERE if "=" not in one and ":" not in one]
+    assert {name for one in ours for name in one.split(" or ")} <= {*FIELDS}
+
+
+def test_fewer_steps_than_the_warmup_may_be_asked_for_while_a_run_trains():
+    """change(steps=...) ends a run early: a warmup that was all right when it began does not stand in the way."""
+    from grpo_kit.loop.config_changes import check_values
+
+    class Trainer:
+        config, reference, step = Config(steps=100, warmup=10), None, 3
+
+        class task:  # noqa: N801
+            rewards = [1]
+
+    check_values(Trainer, {"steps": 3})
+    with pytest.raises(ValueError, match="lr=1: Config has no such field; here it is learning_rate"):
+        check_values(Trainer, {"lr": 1})
+
+
+def test_a_copy_of_a_presets_config_keeps_its_name():
+    assert replace(preset("smoke"), steps=3).preset == "smoke"

@@ -1,0 +1,631 @@
+"""What others ran into: public reports of this job, each tried here. docs/what_others_ran_into.md has the answers.
+
+One function a report, named after it. What happened there stands in the docs.
+Longer than 300 lines because it is one list.
+"""
+
+import copy
+import json
+import re
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from loop_runs import SMALL, letters, make, press_after, task
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+
+import grpo_kit as kit
+from grpo_kit import objectives
+from grpo_kit.engine.episode_sample import EpisodeSample
+from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.observation import View
+from grpo_kit.exports.template import ExportError
+from grpo_kit.exports.weights import whole_model
+from grpo_kit.hooks.watchdog import Watchdog
+from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.loop import generate as plain
+from grpo_kit.loop.grpo_config import StepNumbers
+from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.score import advantages
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.gguf_reader import PolicyLoadError
+from grpo_kit.models.token_lists import end_ids
+from grpo_kit.prompts import PromptError
+from grpo_kit.record.files import RunFolderError
+from grpo_kit.record.jsonl_run import lines_of
+from grpo_kit.rewards import MathAnswer, NumericAnswer
+from grpo_kit.rewards.scoring import RewardError, score
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+REPORTS = {}
+
+
+def report(name):
+    """The function tries this report: owner/repository#number, or repository#number."""
+
+    def keep(function):
+        REPORTS[name] = function
+        return function
+
+    return keep
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def policy(**how):
+    return kit.load_policy("tiny-random", quiet=True, **how)
+
+
+def paid_by(reward, **more):
+    return replace(task(), rewards=[reward], reward_weights=[1.0], **more)
+
+
+def rows(folder):
+    return list(lines_of(Path(folder) / "metrics.jsonl"))
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def adapted(folder, **lora):
+    """A LoRA model whose adapters do something, saved into the folder."""
+    model, _ = policy(tuning="lora", lora=lora)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p) * 0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+def loss_of(batch, numbers=None, places=None, **config):
+    """The loss of a batch whose log-probabilities are all -1, and its gradient on them."""
+    numbers = numbers or StepNumbers(0, 0.0, 1.0, 1e-3, 0.0)
+    made = PolicyLoss(batch, Config(max_completion_tokens=4, **config), numbers)
+    logprobs = torch.full(made.mask.shape, -1.0, requires_grad=True)
+    total = sum(
+        made(part, logprobs[part], torch.zeros_like(logprobs[part]))
+        for part in places or [list(range(len(batch)))]
+    )
+    total.backward()
+    return total.item(), logprobs.grad, made
+
+
+def batch_of(lengths, advantage, cut_off=None, groups=None):
+    ids = [[5] * length for length in lengths]
+    made = Batch(
+        rows=[{}] * len(ids), groups=groups or [0] * len(ids), prompt_ids=[[1]] * len(ids), completion_ids=ids,
+        completions=[""] * len(ids), cut_off=cut_off or [False] * len(ids),
+    )  # fmt: skip
+    made.advantages = advantage
+    return made
+
+
+# Rewards
+
+
+@report("trl#6804")
+def test_no_score_is_no_zero(folder):
+    """A completion that nothing can judge enters no mean and gets no advantage."""
+    assert advantages([1.0, 0.0, None], [0, 0, 0], scale="none") == [0.5, -0.5, 0.0]
+    judged = lambda completions, **_: [None if i % 2 else float(i) for i in range(len(completions))]  # noqa: E731
+    make(folder, task=paid_by(judged), steps=1).train()
+    assert rows(folder)[0]["reward"] == 3.0  # of 0, 2, 4 and 6
+
+
+@report("unsloth-zoo#832")
+def test_an_asynchronous_reward_is_waited_for():
+    async def one(completions, **_):
+        return [1.0] * len(completions)
+
+    assert score(one, ["a", "b"]) == [1.0, 1.0]
+
+
+@report("miles#3221")
+def test_a_slow_reward_is_named_while_it_hangs(folder, capsys):
+    def slow(completions, **_):
+        time.sleep(0.5)
+        return [0.0] * len(completions)
+
+    make(folder, task=paid_by(slow), steps=3, hooks=[Watchdog(factor=0.1, at_least=0.05)]).train()
+    assert "still in reward 'slow'" in capsys.readouterr().out
+
+
+@report("NeMo-RL#3635")
+def test_a_score_too_many_is_refused():
+    with pytest.raises(RewardError, match="returned 3 scores for 2 completions"):
+        score(lambda completions, **_: [0.0] * 3, ["a", "b"])
+
+
+@report("unsloth#2907")
+def test_a_reward_for_conversations_is_told_what_it_gets():
+    def conversational(completions, **_):
+        return [float(completion[0]["content"] == "") for completion in completions]
+
+    with pytest.raises(
+        RewardError, match="raised TypeError.*completions are texts here, not lists of messages"
+    ):
+        score(conversational, ["a", "b"])
+
+
+@report("verl#7274")
+def test_an_answer_counts_however_much_follows():
+    text = "<answer>42</answer>" + " and the reasoning above confirms this." * 20
+    assert NumericAnswer()(completions=[text], answer=["42"]) == [1.0]
+
+
+@report("slime#2150")
+def test_framed_boxes_are_read():
+    assert MathAnswer()(completions=[r"<answer>$\fbox{42}$</answer>"], answer=["42"]) == [1.0]
+
+
+@report("trl#5790")
+def test_best_is_chosen_by_held_out_accuracy(folder):
+    """Not by the reward that it is trained on, which is for letters: here answers are right before step 1 alone."""
+    rates = []
+    model, tokenizer = policy()
+    before = logits(model)
+
+    def right(answer, row):
+        rates.append(row)
+        return len(rates) <= 2
+
+    own = replace(paid_by(letters), is_correct=right, read_answer=lambda completion, prefill: completion)
+    kit.GRPOTrainer(
+        model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, live=None, keep="best",
+        held_out=kit.HeldOut(own, rows=2, every=2),
+    ).train()  # fmt: skip
+    assert kit.read_metrics(folder)["eval/accuracy"].dropna().tolist() == [1.0, 0.0, 0.0]
+    assert torch.equal(logits(model), before)
+
+
+# Prompts and templates
+
+
+@report("aichat#1528")
+def test_a_template_that_opens_the_thought_is_named():
+    _, tokenizer = policy()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    with pytest.raises(PromptError, match=r"opens '<think>\\n' itself.*give prefill='<think>\\n'"):
+        kit.build_prompt(tokenizer, "2 + 2?")
+    assert kit.build_prompt(tokenizer, "2 + 2?", prefill="<think>\n").count("<think>") == 1
+
+
+@report("trl#6105")
+def test_prompts_are_text_and_have_all_their_tokens(folder):
+    trainer = make(folder)
+    batch = plain.generate(
+        trainer.model, trainer.tokenizer, task(), task().train[:1], trainer.config, trainer.config.at(0)
+    )
+    (text,) = task().render(trainer.tokenizer, task().train[:1])
+    assert batch.prompt_ids[0] == trainer.tokenizer(text)["input_ids"]
+    assert len(batch.prompt_ids[0]) > 20
+
+
+@report("assignment5-alignment#15")
+def test_sampled_tokens_are_trained_not_their_text():
+    """<answer> as one letter a token is text that reads back as fewer tokens; the batch keeps what was sampled."""
+    _, tokenizer = policy()
+    ids = [tokenizer.convert_tokens_to_ids(letter) for letter in "hello"]
+    assert len(tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"]) < len(ids)
+    made = plain.as_batch(tokenizer, [{}], 1, [[1]], [ids], [2])
+    assert made.completion_ids == [ids]
+    assert made.mask().sum() == len(ids)
+    assert kit.roundtrip_drift(tokenizer, ids) is not None
+
+
+@report("ms-swift#10221")
+def test_nothing_is_cut_to_fit(folder):
+    with pytest.raises(ValueError, match=r"exceeds the model's context of 1024: drop the row or lower"):
+        make(folder, task=replace(task(), max_completion_tokens=1020))
+
+
+# Sampling
+
+
+class Twice:
+    """Two turns, paid for letters."""
+
+    def reset(self, row):
+        self.turn = 0
+        return f"Say {row['question']}."
+
+    def step(self, text):
+        self.turn += 1
+        return "More.", sum(map(str.isalpha, text)), self.turn == 2
+
+
+@report("verl#6719")
+def test_a_later_turn_is_behind_the_very_tokens_of_the_earlier_ones(folder):
+    model, tokenizer = policy()
+    own = EpisodeTask(
+        "twice", [{"question": "a"}, {"question": "b"}], [{"question": "c"}], Twice, View(chat=True), max_turns=2,
+        max_completion_tokens=6,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, sample=EpisodeSample()
+    )
+    batch, _ = trainer.roll_out(trainer.config.at(0))
+    turns = {}
+    for place, episode in enumerate(batch.extra["episode"]):
+        turns.setdefault(episode, []).append(place)
+    assert len(turns) == 8
+    for first, second in turns.values():
+        sent = batch.prompt_ids[first] + batch.completion_ids[first]
+        assert batch.prompt_ids[second][: len(sent)] == sent
+
+
+@report("trl#5783")
+def test_what_the_checkpoint_would_sample_with_is_left_out():
+    model, tokenizer = policy()
+    model.generation_config.update(top_k=1, repetition_penalty=5.0, suppress_tokens=[*range(3, 49_000)])
+    config = Config(**SMALL | {"group_size": 8, "max_completion_tokens": 6})
+    how = plain.generation_config(tokenizer, [2], config, config.at(0))
+    assert (how.top_k, how.repetition_penalty, how.temperature) == (0, 1.0, 1.0)
+    prompts = [[1, 5, 6]] * 8
+    written = plain.complete_prompts(model, tokenizer, prompts, config, config.at(0))
+    assert len({*map(tuple, written)}) == 8, "with top_k=1 all would be one"
+    assert min(map(min, written)) < 49_000, "what a step leaves open is not filled in either"
+    assert model.generation_config.top_k == 1, "the checkpoint's own stay"
+
+
+@report("trl#7039")
+def test_every_declared_end_ends():
+    model, tokenizer = policy()
+    model.generation_config.eos_token_id = [7, 9]
+    ends = end_ids(model, tokenizer)
+    assert {7, 9, tokenizer.eos_token_id} == {*ends}
+    made = plain.as_batch(tokenizer, [{}], 2, [[1]] * 2, [[5, 9], [5, 5]], ends)
+    assert made.cut_off == [False, True]
+
+
+@report("mlxcel#1466")
+def test_stop_strings_are_refused_not_ignored():
+    with pytest.raises((TypeError, ValueError), match="stop"):
+        Config(stop=["</answer>"])
+
+
+# The loss
+
+
+@report("trl#6369")
+def test_what_is_masked_divides_nothing():
+    """dapo: the mean over the tokens that count; a completion that was cut off is in neither part."""
+    value, grad, _ = loss_of(batch_of([2, 4], [1.0, -1.0], [False, True]), loss="dapo", mask_cut_off=True)
+    assert value == pytest.approx(-1.0)
+    assert grad[0, :2].tolist() == pytest.approx([-0.5, -0.5])
+    assert not grad[1].any()
+
+
+@report("trl#6681")
+def test_groups_without_a_signal_divide_as_in_trl_or_are_drawn_anew(folder):
+    """dapo's mean is over all tokens; resample=n replaces such groups, so that none dilutes it."""
+    value, _, _ = loss_of(batch_of([2, 2], [1.0, 0.0], groups=[0, 1]), loss="dapo")
+    assert value == pytest.approx(-0.5)
+    calls = []
+
+    def first_time_equal(completions, **_):
+        calls.append(len(completions))
+        return [float(i) if len(calls) > 1 else 0.0 for i in range(len(completions))]
+
+    make(folder, task=paid_by(first_time_equal), steps=1, resample=1).train()
+    assert len(calls) == 2
+    assert rows(folder)[0]["grad_norm"] > 0
+
+
+@report("trl#7068")
+def test_equal_rewards_still_pull_to_the_reference():
+    """As published: the KL is of every token. Where beta is 0 such completions are left out of the update."""
+    batch = batch_of([2, 2], [0.0, 0.0])
+    batch.ref_logprobs = torch.full((2, 2), -2.0)
+    _, grad, made = loss_of(batch, StepNumbers(0, 0.0, 1.0, 1e-3, 0.5), beta=0.5)
+    assert grad.abs().sum() > 0
+    assert len(made.needed()) == 2
+    assert loss_of(batch_of([2, 2], [0.0, 0.0]))[2].needed() == []
+
+
+@report("mlx-lm#1544")
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
+def test_parts_of_any_size_add_up(loss):
+    batch = batch_of([1, 4, 2], [1.0, -1.0, 0.5])
+    one = loss_of(batch, loss=loss)
+    three = loss_of(batch, places=[[0], [1], [2]], loss=loss)
+    assert one[0] == pytest.approx(three[0])
+    torch.testing.assert_close(one[1], three[1])
+
+
+@report("AReno#68")
+def test_ratios_move_where_a_rollout_is_used_twice(folder):
+    make(folder, steps=1, iterations=2, epsilon=1e-6, epsilon_high=1e-6).train()
+    assert rows(folder)[0]["clip_ratio"] > 0
+
+
+@report("tunix#2061")
+def test_the_first_pass_has_ratio_one_exactly(folder):
+    """Its old log-probabilities are the update's own, so no noise of a sampler is clipped."""
+    make(folder, steps=2, seams="fast", epsilon=1e-9, epsilon_high=1e-9).train()
+    assert [row["clip_ratio"] for row in rows(folder)] == [0.0, 0.0]
+
+
+@report("trl#5231")
+def test_the_gap_to_the_sampler_is_measured_before_the_cap():
+    def gap(cap):
+        batch = batch_of([2, 2], [1.0, -1.0])
+        batch.sampler_logprobs = [[-3.0, -3.0], [-1.0, -1.0]]
+        made = loss_of(batch, sampler_weight_cap=cap)[2]
+        return made.measured(batch, True)["gap"]
+
+    assert gap(1.0) == gap(100.0) == pytest.approx(4.0)
+
+
+@report("unsloth-zoo#870")
+def test_a_sequences_ratio_is_made_of_the_product_of_its_tokens():
+    """Tokens of 4 and 1: their product's root, not the mean of either; padding does not count."""
+    logprobs = torch.tensor([[4.0, 1.0, 9.0]]).log()
+    ratio = objectives.sequence_ratio(logprobs, torch.zeros(1, 3), torch.tensor([[1, 1, 0]]))
+    assert ratio.item() == pytest.approx(2.0)
+
+
+@report("CoursIA#10603")
+def test_equal_groups_are_counted(folder):
+    rare = lambda completions, **_: [float(i == 0) for i in range(len(completions))]  # noqa: E731
+    make(folder, task=paid_by(rare), steps=1, group_size=2, prompts_per_step=4).train()
+    assert rows(folder)[0]["frac_reward_zero_std"] == 0.75
+
+
+# Adapters and models
+
+
+@report("unsloth#2451")
+def test_an_adapter_goes_on_where_it_was(folder):
+    first = make(folder / "a", tuning="lora", steps=2, save_steps=2)
+    first.train()
+    model, tokenizer = kit.load_policy(folder / "a/checkpoint-2", tuning="lora", quiet=True)
+    assert torch.equal(logits(model), logits(first.model))
+    second = make(folder / "b", tuning="lora", steps=1, beta=0.1, model=model, tokenizer=tokenizer)
+    second.train()
+    assert rows(folder / "b")[0]["kl"] == 0.0, "the reference is the adapter as it was loaded"
+
+
+@report("mlx-vlm#2178")
+def test_a_loaded_adapter_trains_and_its_base_does_not(folder):
+    names = {name for name, p in adapted(folder).named_parameters() if p.requires_grad}
+    again, _ = kit.load_policy(folder, tuning="lora", quiet=True)
+    assert {name for name, p in again.named_parameters() if p.requires_grad} == names
+    assert all("lora_" in name for name in names)
+
+
+@report("unsloth#9331")
+@pytest.mark.parametrize(("layer", "end"), [("lm_head", "head"), ("embed_tokens", "embedding")])
+def test_an_adapter_on_one_end_of_a_tied_matrix_is_not_merged(folder, layer, end):
+    """Merged into the matrix that both share, it would change the other end too."""
+    model = adapted(folder, target_modules=["q_proj", layer])
+    with pytest.raises(PolicyLoadError, match=f"cannot be merged.*on the {end}, which shares.*tuning='lora'"):
+        kit.load_policy(folder, quiet=True)
+    with pytest.raises(ExportError, match=f"on the {end}, which shares.*format='adapter'"):
+        whole_model(model)
+    assert torch.equal(logits(kit.load_policy(folder, tuning="lora", quiet=True)[0]), logits(model))
+
+
+@report("LlamaFactory#10832")
+def test_a_head_that_was_trained_apart_stays_apart(folder):
+    model = adapted(folder / "adapter", target_modules=["q_proj"], modules_to_save=["lm_head"])
+    merged, tokenizer = kit.load_policy(folder / "adapter", quiet=True)
+    assert not merged.config.tie_word_embeddings
+    merged.save_pretrained(folder / "merged")
+    tokenizer.save_pretrained(folder / "merged")
+    again, _ = kit.load_policy(folder / "merged", quiet=True)
+    for one in (merged, again, whole_model(model)):
+        torch.testing.assert_close(logits(one), logits(model), rtol=0, atol=1e-5)
+
+
+@report("unsloth-zoo#923")
+def test_a_padded_vocabulary_keeps_its_size(folder):
+    model, tokenizer = policy()
+    model.resize_token_embeddings(len(tokenizer) + 64, mean_resizing=False)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    trainer = make(folder, model=model, tokenizer=tokenizer, steps=1)
+    trainer.train()
+    again, _ = kit.load_policy(trainer.save(), quiet=True)
+    assert again.get_input_embeddings().weight.shape == model.get_input_embeddings().weight.shape
+    known = len(tokenizer)  # rows that no token stands behind may be closed while it trains
+    assert torch.equal(logits(again)[..., :known], logits(model)[..., :known])
+
+
+@report("peft#3761")
+def test_kinds_of_lora_merge_as_they_are_or_are_refused(folder):
+    model = adapted(folder / "rslora", use_rslora=True)
+    for one in (whole_model(model), kit.load_policy(folder / "rslora", quiet=True)[0]):
+        torch.testing.assert_close(logits(one), logits(model), rtol=0, atol=1e-5)
+    model = adapted(folder / "bias", lora_bias=True)
+    with pytest.raises(PolicyLoadError, match="no bias.*use tuning='lora'"):
+        kit.load_policy(folder / "bias", quiet=True)
+    with pytest.raises(ExportError, match="no bias.*use format='adapter'"):
+        whole_model(model)
+
+
+@report("aprender#2189")
+def test_an_adapter_in_bfloat16_is_read_as_such(folder):
+    model = adapted(folder, use_rslora=True)
+    file = folder / "adapter_model.safetensors"
+    save_file({name: value.bfloat16() for name, value in load_file(file).items()}, file)
+    merged, _ = kit.load_policy(folder, quiet=True)
+    rounded, _ = kit.load_policy(folder, tuning="lora", quiet=True)
+    torch.testing.assert_close(logits(merged), logits(rounded), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(merged), logits(model), rtol=0, atol=0.1)
+    assert (logits(merged) - logits(policy()[0])).abs().max() > 0.5
+
+
+@report("peft#3608")
+def test_two_dora_adapters_are_refused(folder):
+    model = adapted(folder, use_dora=True)
+    model.add_adapter("b", LoraConfig(r=4, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM"))
+    model.base_model.set_adapter(["default", "b"])
+    with pytest.raises(ExportError, match="several DoRA adapters.*format='adapter'"):
+        whole_model(model)
+
+
+@report("unsloth-zoo#962")
+def test_eight_bit_moments_are_eight_bit_or_refused(folder):
+    with pytest.raises(ValueError, match="optimizer='adamw_8bit' is not known; use .*'adamw-8bit'"):
+        Config(optimizer="adamw_8bit")
+    trainer = make(folder, steps=1, optimizer="adamw-8bit-split")
+    trainer.train()
+    assert {torch.uint8, torch.int8} & {
+        value.dtype
+        for state in trainer.optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    }
+
+
+# Stop and go
+
+
+@report("miles#3245")
+def test_a_new_run_from_an_adapter_has_a_fresh_optimizer(folder):
+    make(folder / "a", tuning="lora", steps=2, save_steps=2).train()
+    model, tokenizer = kit.load_policy(folder / "a/checkpoint-2", tuning="lora", quiet=True)
+    second = make(folder / "b", tuning="lora", model=model, tokenizer=tokenizer)
+    assert not second.optimizer.state_dict()["state"]
+    first = make(folder / "a", tuning="lora", steps=3)
+    first.train(resume=True)
+    assert first.step == 3
+    assert {int(state["step"]) for state in first.optimizer.state.values()} == {3}
+
+
+@report("unsloth#8150")
+def test_a_stopped_run_goes_on_at_once(folder):
+    def slow(completions, **_):
+        time.sleep(0.3)
+        return [float(i) for i in range(len(completions))]
+
+    trainer = make(folder, task=paid_by(slow))
+    press_after(0.8)
+    with pytest.raises(kit.Stopped, match=r"train\(\) continues from here"):
+        trainer.train()
+    trainer.train()
+    assert trainer.step == trainer.config.steps
+
+
+@report("unsloth-zoo#782")
+def test_a_folder_with_an_older_runs_checkpoint_is_refused(folder):
+    (folder / "checkpoint-1000").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match="already holds a run, and no run is overwritten"):
+        make(folder).train()
+
+
+# Data
+
+
+@report("datasets#8231")
+def test_a_missing_answer_is_named_by_its_row():
+    from datasets import Dataset, Features, Json, Value
+
+    features = Features({"question": Value("string"), "answer": Json()})
+    data = Dataset.from_dict({"question": ["a", "b", "c"] * 2, "answer": [1, None, 3] * 2}, features=features)
+    with pytest.raises(ValueError, match="train row 1 has the answer None in column 'answer'"):
+        kit.tasks.from_rows("mine", data, reward=letters)
+
+
+@report("trl#6351")
+def test_a_stream_is_taken_whole_and_every_prompt_has_its_group(folder):
+    from datasets import IterableDataset
+
+    stream = IterableDataset.from_generator(
+        lambda: ({"question": f"q{i}", "answer": str(i)} for i in range(10))
+    )
+    own = kit.tasks.from_rows("mine", stream, reward=letters, max_completion_tokens=6)
+    assert len(own.train) + len(own.held_out) == 10
+    trainer = make(folder, task=own, steps=1)
+    trainer.train()
+    asked = trainer.completions["prompt"]
+    assert len(asked) == 8
+    assert [len(set(asked[place : place + 4])) for place in (0, 4)] == [1, 1]
+
+
+@report("hello-agents#864")
+def test_prompts_and_completions_are_counted_apart(folder):
+    """Nothing has to divide anything: a step has prompts_per_step groups of group_size."""
+    assert Config(prompts_per_step=3, group_size=5, micro_batch=4).completions_per_step == 15
+    make(folder, steps=1, prompts_per_step=3, group_size=5, micro_batch=4).train()
+    assert [line["group"] for line in lines_of(folder / "completions.jsonl")] == [0] * 5 + [1] * 5 + [2] * 5
+
+
+# Notebooks, trackers, files
+
+
+@report("CoursIA#10901")
+def test_a_picture_and_results_are_saved_into_folders_that_are_made(folder):
+    make(folder / "run", steps=1).train()
+    saved = kit.plot_run(folder / "run").save(folder / "no/such/chart.svg")
+    assert saved.read_text().startswith("<svg")
+
+
+@report("trl#6568")
+def test_one_tracker_needs_no_other(folder, monkeypatch):
+    from grpo_kit.trackers import TensorBoard
+
+    for other in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, other, None)
+    make(folder, steps=1, hooks=[TensorBoard()]).train()
+    assert list(folder.rglob("events.out.*"))
+
+
+@report("colabtools#6010")
+def test_progress_in_a_pipe_is_lines(folder, capsys):
+    model, tokenizer = policy()
+    kit.GRPOTrainer(model, task(), Config(**SMALL | {"steps": 2}), tokenizer=tokenizer, folder=folder).train()
+    said = capsys.readouterr().out
+    assert "step 2/2  reward" in said
+    assert "\r" not in said
+
+
+@report("mlx-vlm#1337")
+def test_an_export_is_served_as_it_was_trained(folder):
+    """Its generation settings are the training's, not those of the checkpoint before."""
+    model, tokenizer = policy()
+    model.generation_config.update(top_k=20, top_p=0.8, temperature=0.7, repetition_penalty=1.1)
+    kit.export(model, tokenizer, folder, temperature=0.9, max_completion_tokens=6, proof=False)
+    said = json.loads((folder / "generation_config.json").read_text())
+    assert (said["do_sample"], said["temperature"], said["max_new_tokens"]) == (True, 0.9, 6)
+    assert (said.get("top_k", 0), said.get("top_p", 1.0), said.get("repetition_penalty", 1.0)) == (
+        0,
+        1.0,
+        1.0,
+    )
+
+
+@report("unsloth#764")
+def test_a_quantisation_that_is_not_made_here_is_refused(folder):
+    with pytest.raises(ExportError, match="quant='q4_k_m' is none of format='gguf''s: f32, f16, bf16, q8_0"):
+        kit.export(*policy(), folder, format="gguf", quant="q4_k_m")
+
+
+def test_the_docs_have_every_report_once_and_count_them():
+    text = (Path(__file__).parents[1] / "docs/what_others_ran_into.md").read_text(encoding="utf-8")
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| [")]
+    names = [cells[0].split("]")[0][3:] for cells in lines]
+    assert sorted(names) == sorted([*REPORTS, "PufferDrive#468"])
+    begins = {
+        "right": "right", "refused clearly": "refused", "silently wrong": "was silently", "raw error": "was a raw",
+        "unclear": "was unclear", "not supported": "not supported",
+    }  # fmt: skip
+    counted = {name: sum(cells[2].startswith(word) for cells in lines) for name, word in begins.items()}
+    told = re.findall(r"^\| ([a-z ]+) \| (\d+) \| (\d+) \|$", text, flags=re.M)
+    assert {name: int(number) for name, number, _ in told} == counted
+    assert sum(counted.values()) == sum(int(after) for *_, after in told) == len(lines)
