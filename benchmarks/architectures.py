@@ -185,7 +185,9 @@ def gradient(model: Any, batch: Batch, update: Any) -> torch.Tensor:
     """The gradient of all trained weights in one row."""
     model.zero_grad(set_to_none=True)
     numbers = StepNumbers(0, 0.0, 0.7, 0.0, 0.0)
-    loss = PolicyLoss(batch, Config(max_completion_tokens=12), numbers, device=torch.device("cpu"))
+    loss = PolicyLoss(
+        batch, Config(max_completion_tokens=12), numbers, device=next(model.parameters()).device
+    )
     update.gradients(model, batch, loss, 0.7, lambda share: share.backward())
     found = [
         p.new_zeros(p.shape) if p.grad is None else p.grad for p in model.parameters() if p.requires_grad

@@ -119,8 +119,8 @@ def export(
     trainer = model if isinstance(model, GRPOTrainer) else None
     if trainer is not None:
         model, run = trainer.model, run or trainer.folder
-    close_rows(model, tokenizer)
     stored = _checked(model, tokenizer, format, quant)
+    close_rows(model, tokenizer)
     try:
         if task is not None:
             check_task(task)
