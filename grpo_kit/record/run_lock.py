@@ -64,5 +64,7 @@ def is_locked(folder: Path) -> bool | None:
                     return None  # it begins in this moment, or has ended in it
                 path.write_bytes(MARK)  # which the lock may have emptied
                 return False
+        except FileNotFoundError:  # of filelock: the file went in this moment
+            return None
         except (Timeout, PermissionError):
             return True
