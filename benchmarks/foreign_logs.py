@@ -10,14 +10,13 @@ reading by hand (foreign_logs/by_hand.json) was made from the numbers before the
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.result import RESULTS, command_line
 from grpo_kit.watch.diagnose import LogError, diagnose
 
-RESULTS = Path(__file__).parent / "results"
 LOGS = RESULTS / "foreign_logs"
 BY_HAND = LOGS / "by_hand.json"
 
@@ -70,4 +69,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    extract(Path(sys.argv[2])) if sys.argv[1:2] == ["extract"] else main()
+    parser = command_line(__doc__)
+    parser.add_argument("what", nargs="?", choices=("extract",), help="read notebooks first")
+    parser.add_argument("folder", nargs="?", type=Path, help="of the notebooks")
+    asked = parser.parse_args()
+    extract(asked.folder) if asked.what else main()

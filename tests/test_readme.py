@@ -53,7 +53,7 @@ def test_the_example_has_fourteen_lines():
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
     names = run_example(tmp_path, monkeypatch, (PRESET, '"smoke"'), (STEPS, "steps=2"))
     trainer, task = names["trainer"], names["task"]
-    assert str(trainer.folder) == "runs/smallest"
+    assert trainer.folder == tmp_path / "runs" / "smallest"
     metrics = kit.read_metrics(trainer.folder)
     assert metrics.step.tolist() == [1, 2] and metrics.temperature.nunique() == 2
     assert trainer.config.max_completion_tokens == task.max_completion_tokens

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_task, check_temperature, check_whole, is_whole
+from grpo_kit.argument_checks import (
+    check_model,
+    check_task,
+    check_temperature,
+    check_tokenizer,
+    check_whole,
+    is_whole,
+)
 from grpo_kit.evaluation.as_trained import SAMPLING, say_difference, trained_sampling
 from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
@@ -212,6 +219,8 @@ def evaluate(
 
     >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
     """
+    check_model(model)
+    check_tokenizer(tokenizer)
     check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
     check_whole("samples", samples, 0)

@@ -95,7 +95,7 @@ def test_every_benchmark_that_is_a_command_is_on_the_page():
 
 def test_raw_files_that_are_named_exist():
     assert LINKED and [path.name for path in LINKED if not path.is_file()] == []
-    assert len(FOLDERS) == 2 and all(folder.is_dir() for folder in FOLDERS)
+    assert len(FOLDERS) == 3 and all(folder.is_dir() for folder in FOLDERS)
 
 
 def test_every_result_is_named():
