@@ -168,12 +168,12 @@ def to_trl(
     >>> trainer.train()  # doctest: +SKIP
     """
     check_task(task)
-    if not isinstance(model, str):
-        check_model(model)
     if not hasattr(task, "dataset") or not hasattr(task, "rewards"):
         raise ValueError(
             f"task={task!r:.100} has no data set and rewards of one turn; of episodes give TRL an environment_factory"
         )
+    if not isinstance(model, str):
+        check_model(model)
     weights = list(config.reward_weights or task.reward_weights)
     length = config.max_completion_tokens or task.max_completion_tokens
     made, left = fields_of(config, length, weights, int(os.environ.get("WORLD_SIZE", 1)), overrides)

@@ -140,7 +140,8 @@ def _as_schedule(values: Sequence[float]) -> float | Callable[[float], float]:
     close = 1e-9 * max(values)
     if max(values) - min(values) <= close:
         return first
-    if all(abs(first + (last - first) * i / gaps - value) <= close for i, value in enumerate(values)):
+    straight = all(abs(first + (last - first) * i / gaps - value) <= close for i, value in enumerate(values))
+    if straight and first and last:  # linear has no step of rate 0, as TRL's first update of a warmup is
         return linear(first, last)
     return stepwise(values, at=[(i + 0.5) / gaps for i in range(gaps)])
 
@@ -206,9 +207,7 @@ def fields_of(
         "report_to": "none",
     }
     made |= {"save_steps": config.save_steps * a_step} if config.save_steps else {}
-    made |= (
-        _divided(config, processes, given) | _their_options(config, left) | _their_rate(config, warmup, left)
-    )
+    made |= _divided(config, processes, given) | _their_options(config) | _their_rate(config, warmup, left)
     if config.optimizer not in _OPTIM:
         left.append(
             f"optimizer={config.optimizer!r}: TRL takes {made['optim']!r}; load the model with dtype='float32', or "
@@ -249,16 +248,14 @@ def _divided(config: Config, processes: int, given: Mapping[str, Any]) -> dict[s
     return made | {"steps_per_generation": update // at_once * config.minibatches}
 
 
-def _their_options(config: Config, left: list[str]) -> dict[str, Any]:
+def _their_options(config: Config) -> dict[str, Any]:
     """The loss's own numbers."""
     made = {}
     for name, value in config.loss_options.items():
         if name == "correct_kl":
             made["use_bias_correction_kl"] = value
-        elif config.loss in ("sapo", "vespo"):
-            made[f"{config.loss}_{name}"] = value
         else:
-            left.append(f"loss_options[{name!r}]={value!r}: TRL's {config.loss} has no such number")
+            made[f"{config.loss}_{name}"] = value
     return made
 
 
@@ -273,4 +270,8 @@ def _their_rate(config: Config, warmup: int, left: list[str]) -> dict[str, Any]:
         )
         return {"learning_rate": rate.start, "lr_scheduler_type": kind, "lr_scheduler_kwargs": lowest}
     first = _start(config, "learning_rate", left)
+    if not first:
+        raise ValueError(
+            f"learning_rate={rate!r} starts at 0, and TRL would stay there; give a number, and warmup={config.steps}"
+        )
     return {"learning_rate": first, "lr_scheduler_type": "constant_with_warmup" if warmup else "constant"}

@@ -33,9 +33,8 @@ def settings_of(
 
     reward_parts: each reward by name, then the parts of those that are sums. reward_ranges: what rewards and parts
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
-    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: the file that it was
-    read from, if any, the digest of what the config makes of it (a command finds the task by these, or by the config's
-    name of it), and its prompt's system text and prefill.
+    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: its file, if any, and
+    the digest of what the config makes of it (a command finds it by these, or by name); its system text and prefill.
     """
     rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
     names = reward_names(rewards)
@@ -54,7 +53,8 @@ def settings_of(
         "optimizer": optimizer,
         "sample": name_of_sample(sample),
         "model": model_name(model),
-        "task": {"file": getattr(task, "file", None), "system": prompt.system, "prefill": prompt.prefill}
+        "task": {name: getattr(prompt, name) for name in ("system", "prefill") if hasattr(prompt, name)}
+        | {"file": getattr(task, "file", None)}
         | {"digest": task_digest(config.cut(task)) if is_dataclass(task) else None},
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),

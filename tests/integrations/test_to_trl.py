@@ -112,6 +112,12 @@ def test_a_model_may_be_given_by_its_name_so_that_it_is_divided_as_it_is_loaded(
     assert trainer.state.global_step == 1
 
 
-def test_a_task_without_rows_and_rewards_is_refused(tmp_path):
+def test_a_task_of_episodes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="one turn"):
-        to_trl(dataclasses.make_dataclass("Episodes", [])(), Config(), None, None, tmp_path)
+        to_trl(
+            dataclasses.make_dataclass("Episodes", ["name", "train"])("walk", []),
+            Config(),
+            None,
+            None,
+            tmp_path,
+        )

@@ -159,6 +159,7 @@ def test_a_value_that_cannot_be_mapped_is_refused(fields, why):
         ("cosine", 3, None),
         ("constant", 3, None),
         ("constant_with_warmup", 4, None),
+        ("constant_with_warmup", 20, None),  # a line from 0, whose first step TRL has too
         ("cosine_with_min_lr", 2, {"min_lr": 1e-7}),
         ("polynomial", 0, {"lr_end": 1e-7, "power": 2.0}),
     ],
@@ -244,7 +245,7 @@ def test_there_and_back_gives_the_same_config():
 def test_what_trl_cannot_be_told_is_said_by_name():
     config = Config(
         temperature=linear(1.2, 0.6), beta=cosine(0.1, 0.01), learning_rate=linear(1e-6, 2e-6), resample=2,
-        positive_weight=2.0, negative_weight=0.5, optimizer="adamw-8bit-split", loss_options={"odd": 1},
+        positive_weight=2.0, negative_weight=0.5, optimizer="adamw-8bit-split",
     )  # fmt: skip
     made, left = fields_of(config, 9, [1.0], 1, {})
     assert (made["temperature"], made["beta"], made["learning_rate"]) == (1.2, 0.1, 1e-6)
@@ -259,7 +260,6 @@ def test_what_trl_cannot_be_told_is_said_by_name():
             "learning_rate",
             "optimizer",
         ]
-        + ["loss_options['odd']"]
     )
     assert (
         made["loss_type"] == "dapo"
@@ -267,7 +267,7 @@ def test_what_trl_cannot_be_told_is_said_by_name():
     )
 
 
-@pytest.mark.parametrize("rate", [linear(1e-5, 1e-6), cosine(1e-5, 1e-6)])
+@pytest.mark.parametrize("rate", [linear(1e-5, 1e-6), cosine(1e-5, 1e-6), linear(1e-5, 0)])
 def test_a_falling_rate_falls_there_too(rate):
     config = Config(steps=200, learning_rate=rate, warmup=0)
     made, left = fields_of(config, 9, [1.0], 1, {})
@@ -277,6 +277,11 @@ def test_a_falling_rate_falls_there_too(rate):
     assert not left
     for step in (0, 50, 100, 199):
         assert back.at(step).learning_rate == pytest.approx(config.at(step).learning_rate, rel=0.05)
+
+
+def test_a_rate_that_rises_from_0_is_refused_as_trl_would_stay_there():
+    with pytest.raises(ValueError, match="starts at 0.*warmup=30"):
+        fields_of(Config(steps=30, learning_rate=linear(0, 1e-5)), 9, [1.0], 1, {})
 
 
 @pytest.mark.parametrize("processes, at_once, parts", [(1, 8, 8), (2, 8, 4), (4, 8, 2), (16, 4, 1)])
