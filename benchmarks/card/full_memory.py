@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.card.expect import LENGTHS, PROMPT_TOKENS, plan_of
 from benchmarks.card.peaks import CARDS, MODEL, Peaks
-from benchmarks.memory import fake_model, measure_chunk
+from benchmarks.memory import fake_model, measure_chunk, norms_of_a_card
 from benchmarks.result import RESULTS, ROOT, command_line, origin, write_result
 from grpo_kit.memory.shapes import config_of
 from grpo_kit.optim.choose import OPTIMIZERS
@@ -47,15 +47,16 @@ def allocations(kind: str, plan: Any) -> list[tuple[int, int]]:
         trained = [p for p in model.parameters() if p.requires_grad]
         a_weight = OPTIMIZERS["adamw-8bit-split"].state_of(2) if full else 8.0
         states = [(-1 - place, round(a_weight * p.numel())) for place, p in enumerate(trained)]
-        events = measure_chunk(
-            model,
-            tokens=plan.chunk_tokens,
-            scored=scored,
-            checkpointed=plan.checkpointed_layers,
-            gradients=True,
-            autocast=not full,
-            dense_mask=False,
-        )["events"]
+        with norms_of_a_card(model):
+            events = measure_chunk(
+                model,
+                tokens=plan.chunk_tokens,
+                scored=scored,
+                checkpointed=plan.checkpointed_layers,
+                gradients=True,
+                autocast=not full,
+                dense_mask=False,
+            )["events"]
     return states + events
 
 
