@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
+
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite real number.

@@ -9,6 +9,9 @@ from typing import Any
 
 from grpo_kit import objectives, schedules
 from grpo_kit.argument_checks import (
+    COLDEST,
+    FASTEST,
+    HOTTEST,
     check_above_zero,
     check_choice,
     check_number,
@@ -22,7 +25,6 @@ from grpo_kit.tasks import by_name
 
 LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo", "sapo", "luspo", "vespo")
 SCHEDULED = ("temperature", "learning_rate", "beta")
-COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
 _PROBES = [place / 20 for place in range(21)]
 _WHOLE = {
     "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,

@@ -260,14 +260,14 @@ def test_what_pip_cannot_install_is_said_and_nothing_is(hosted, published, tmp_p
     done = hosted(tmp_path)  # nowhere to be found
     assert "No matching distribution found for grpo-kit" in done.stdout + done.stderr
     assert "PackageNotFoundError" in done.stdout + done.stderr and "now" not in done.stdout
-    old = tmp_path / "old" / "torch-2.9.0.dist-info"  # a torch that the kit does not take, and that must stay
+    old = tmp_path / "old" / "torch-2.7.1.dist-info"  # a torch that the kit does not take, and that must stay
     old.mkdir(parents=True)
-    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.1\n")
     (old / "RECORD").write_text("")
     done = hosted(tmp_path, PIP_FIND_LINKS=str(published[1].parent), PYTHONPATH=str(old.parent))
     said = done.stdout + done.stderr
     assert (
-        re.search(r"Cannot install grpo-kit\S* and torch==2.9.0", said) and "PackageNotFoundError" in said
+        re.search(r"Cannot install grpo-kit\S* and torch==2.7.1", said) and "PackageNotFoundError" in said
     ), said
     assert sorted(path.name for path in (hosted.python.parent.parent / "lib").rglob("*.dist-info")) == before
 

@@ -131,8 +131,10 @@ def export(
             check_whole("max_completion_tokens", max_completion_tokens)
     except ValueError as error:
         raise ExportError(str(error)) from None
+    own = trainer is not None and run == trainer.folder  # which holds no run before its first step
     if (
         run is not None
+        and not own
         and run_settings(Path(run).expanduser()) is None
         and not has_metrics(Path(run).expanduser())
     ):

@@ -69,6 +69,17 @@ def random_state_comes_back() -> Iterator[None]:
 
 @contextmanager
 def modes_of_training(device: str) -> Iterator[None]:
-    """Gradients on and autocast off inside, whatever the notebook has set. device: the model's, by type."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-        yield
+    """Gradients on and autocast off inside, whatever the notebook has set. device: the model's, by type.
+
+    Torch drops autocast's copies of the weights where the outermost autocast ends. So none is opened here, and inside
+    a notebook's own no copies are kept: those of the first step would be read in all later ones.
+    """
+    before, cached = torch.is_autocast_enabled(device), torch.is_autocast_cache_enabled()
+    torch.set_autocast_enabled(device, False)
+    torch.set_autocast_cache_enabled(cached and not before)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_autocast_enabled(device, before)
+        torch.set_autocast_cache_enabled(cached)

@@ -9,6 +9,7 @@ The trainer reads requests between two steps, in the order of their names, and d
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import uuid
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.argument_checks import is_number, is_whole
+from grpo_kit.argument_checks import COLDEST, FASTEST, HOTTEST, is_number, is_whole
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
 from grpo_kit.record.lines import METRICS_LINES, lines_of
 from grpo_kit.schedules import schedule_from
@@ -25,11 +26,14 @@ CONTROL = "control"
 ACTIONS = ("pause", "go on", "stop", "save")
 
 
-def _or_schedule(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _or_schedule(least: float, most: float = math.inf, *, moves: bool = False) -> Callable[[Any], bool]:
+    """moves: 0 does not fit as a number, but as an end of a schedule."""
+
     def check(value: Any) -> bool:
-        if isinstance(value, str):
-            schedule_from(value)  # raises for an invalid schedule
-        return callable(value) or isinstance(value, str) or fits(value)
+        if callable(value) or isinstance(value, str):
+            value = schedule_from(in_a_file(value))  # raises for what is none
+            return all(is_number(at) and least <= at <= most for at in map(value, (0.0, 0.5, 1.0)))
+        return is_number(value) and least <= value <= most and not (moves and value == 0)
 
     return check
 
@@ -50,16 +54,22 @@ _NUMBER = (_at_least_0, "a number, at least 0")
 _COUNT = (lambda value: is_whole(value, 1), "a whole number of at least 1")
 CHANGEABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "steps": _COUNT,
-    "temperature": (_or_schedule(_above_0), "a number above 0, or a schedule"),
-    "epsilon": _NUMBER,
+    "temperature": (
+        _or_schedule(COLDEST, HOTTEST),
+        f"a number above 0, from {COLDEST} to {HOTTEST}, or a schedule",
+    ),
+    "epsilon": (lambda value: _at_least_0(value) and value <= 1, "a number, at least 0 and at most 1"),
     "epsilon_high": _NUMBER,
-    "beta": (_or_schedule(_at_least_0), "a number, at least 0, or a schedule"),
+    "beta": (_or_schedule(0), "a number, at least 0, or a schedule"),
     "entropy_bonus": _NUMBER,
     "positive_weight": _NUMBER,
     "negative_weight": _NUMBER,
     "sampler_weight_cap": (lambda value: value is None or _above_0(value), "a number above 0, or None"),
     "reward_weights": (_weights, "a list of numbers, one a reward"),
-    "learning_rate": (_or_schedule(_at_least_0), "a number, at least 0, or a schedule"),
+    "learning_rate": (
+        _or_schedule(0, FASTEST, moves=True),
+        f"a number above 0 and at most {FASTEST}, or a schedule",
+    ),
     "max_grad_norm": (_above_0, "a number above 0"),
     "save_steps": (lambda value: is_whole(value, 0), "a whole number of at least 0"),
     "save_total_limit": _COUNT,

@@ -93,7 +93,7 @@ def test_the_scores_are_the_data_sets_own(real):
         from_reasoning_gym_tries("leg_count")
 
 
-@pytest.mark.parametrize("prefill", ["<answer>", "Well: ", ""])
+@pytest.mark.parametrize("prefill", ["<answer>", "Well:", ""])
 def test_two_tries_at_yes_or_no_are_right_without_reading(prefill, real):
     task = from_reasoning_gym_tries("syllogism", tries=2, n_train=60, n_held_out=30, prefill=prefill)
     assert {row["answer"] for row in task.train} == {"Yes", "No"}

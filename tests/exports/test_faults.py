@@ -135,8 +135,11 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tiny, tmp_path):
 
 def test_folders_that_cannot_be_made(tiny, tmp_path):
     (tmp_path / "file").write_text("mine")
-    for folder in (tmp_path / "file" / "out", "/proc/nowhere/out"):
-        with pytest.raises(ExportError, match="cannot be made .*give one that can be written"):
+    for folder, said in (
+        (tmp_path / "file" / "out", "cannot be made .*give one that can be written"),
+        ("/proc/nowhere/out", "folder='/proc/nowhere/out': nothing can be written to /proc; name another"),
+    ):
+        with pytest.raises(ExportError, match=said):
             export(*tiny, folder, proof=False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")

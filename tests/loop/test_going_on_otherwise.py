@@ -100,7 +100,8 @@ def test_every_field_that_cannot_change_is_refused_by_name(runs, tmp_path):
         "prompts_per_step": 4, "group_size": 2, "max_completion_tokens": 4, "iterations": 2, "minibatches": 2,
         "seed": 1,
         "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "resample": 1, "loss": "grpo",
-        "level": "sequence", "loss_options": {"a": 1}, "scale": "none", "credit": "return", "discount": 0.5,
+        "level": "sequence", "loss_options": {"correct_kl": False},
+        "scale": "none", "credit": "return", "discount": 0.5,
         "mask_cut_off": True, "warmup": 1, "optimizer": "adamw", "weight_decay": 0.1, "autocast": "bfloat16",
         "gradient_checkpointing": True, "micro_batch": 4,
     }  # fmt: skip
@@ -255,11 +256,11 @@ def test_rates_by_hand():
         config = Config(steps=steps, learning_rate=rate, warmup=0)
         return [config.at(step).learning_rate for step in range(steps)]
 
-    assert rates(4, linear(4.0, 0)) == [4.0, 3.0, 2.0, 1.0]
-    assert rates(3, linear(0, 4.0)) == pytest.approx([4 / 3, 8 / 3, 4.0])
+    assert rates(4, linear(0.5, 0)) == [0.5, 0.375, 0.25, 0.125]
+    assert rates(3, linear(0, 0.5)) == pytest.approx([0.5 / 3, 1 / 3, 0.5])
     assert rates(3, lambda p: p * (1 - p)) == pytest.approx([3 / 16, 4 / 16, 3 / 16])
-    assert rates(3, linear(4.0, 2.0)) == [4.0, 3.0, 2.0]
-    assert rates(1, linear(4.0, 0)) == [4.0]
+    assert rates(3, linear(0.5, 0.25)) == [0.5, 0.375, 0.25]
+    assert rates(1, linear(0.5, 0)) == [0.5]
     assert rates(2, stepwise([0, 1.0], at=[0.5])) == [0, 1.0], "asked for in so many words"
 
 

@@ -67,6 +67,20 @@ def test_float16_scales_the_loss_and_skips_a_step_that_overflows(tmp_path):
     )
 
 
+@pytest.mark.parametrize("seams", ["plain", "fast"])
+def test_products_of_16_bits_read_the_weights_of_their_step(seams, tmp_path):
+    """Not the copies that autocast made in an earlier step, in a notebook's own autocast either."""
+    whole = make(tmp_path / "whole", seams=seams, autocast="bfloat16")
+    with torch.autocast("cpu", torch.bfloat16):
+        whole.train()
+    single = make(tmp_path / "single", seams=seams, autocast="bfloat16", steps=1)
+    for steps in (1, 2, 3, 4):
+        single.change(steps=steps)
+        single.train()
+        torch.clear_autocast_cache()
+    assert same(weights(single), weights(whole))
+
+
 def test_a_float16_run_goes_on_with_its_scale(tmp_path):
     whole = make(tmp_path / "whole", autocast="float16")
     whole.train()

@@ -9,7 +9,22 @@ from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.record.control import CHANGEABLE, CONTROL, check_change, control, take_requests
 from grpo_kit.record.files import RunFolderError
 
-TRIED = [0, 1, 2.5, -1, 0.0, True, None, "linear(1.0, 0.5)", "hot", [], [0.5, 0.5], kit.linear(1.2, 0.8), "8"]
+TRIED = [
+    0,
+    1,
+    2.5,
+    11,
+    -1,
+    0.0,
+    True,
+    None,
+    "linear(1.0, 0.5)",
+    "hot",
+    [],
+    [0.5, 0.5],
+    kit.linear(1.2, 0.8),
+    "8",
+]
 
 
 def taken(check, *given, **named):

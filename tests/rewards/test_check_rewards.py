@@ -279,8 +279,8 @@ def test_bad_arguments():
         check_rewards([ExactAnswer()], cases, weights=[0.5, 0.5])
     with pytest.raises(ValueError, match="rows=0"):
         check_rewards(ExactAnswer(), largest(n_train=8, n_held_out=4), rows=0)
-    with pytest.raises(ValueError, match="prefill='<r>'"):
-        crafted_cases("82", "47", prefill="<r>")
+    with pytest.raises(ValueError, match="prefill='</answer>' closes <answer>"):
+        crafted_cases("82", "47", prefill="</answer>")
     anything = from_rows(
         "any",
         [{"question": str(i), "answer": "1"} for i in range(9)],
