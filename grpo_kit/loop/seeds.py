@@ -70,5 +70,12 @@ def random_state_comes_back() -> Iterator[None]:
 @contextmanager
 def modes_of_training(device: str) -> Iterator[None]:
     """Gradients on and autocast off inside, whatever the notebook has set. device: the model's, by type."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-        yield
+    before = torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(
+        device, False
+    )  # no context: autocast's copies of weights stay until the outermost ends
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_autocast_enabled(device, before)
