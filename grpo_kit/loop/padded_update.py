@@ -114,6 +114,7 @@ def autocast(config: Config, device: torch.device) -> Any:
     """The context in which the model's products are computed in config.autocast."""
     if config.autocast == "none":
         return nullcontext()
+    torch.clear_autocast_cache()  # inside a caller's context it would hold copies of weights before their last step
     return torch.autocast(device.type, getattr(torch, config.autocast))
 
 

@@ -69,7 +69,7 @@ def test_memory_that_is_free_is_below_the_cap_and_not_the_graphs(counter):
     engine = RolloutEngine(qwen(vocabulary=65536))
     greedy(engine, [[5, 6, 7]] * 16)
     torch.cuda.empty_cache()
-    assert engine._decoder.graphs.nbytes() > 2**23 and releasable_bytes(CARD) <= before + 2**21
+    assert engine._decoder.graphs.nbytes() > 2**22 and releasable_bytes(CARD) <= before + 2**21
 
 
 def test_under_autocast_weights_are_cast_once_a_rollout_to_fixed_addresses():
@@ -88,8 +88,9 @@ def is_fused(counter, autocast):
     counter.reset()
     with nullcontext() if autocast is None else torch.autocast("cuda", autocast):
         greedy(engine, [[5, 6, 7]] * 4 + [[8] * 20] * 4, tokens=1)
-    names = {name for name in counter.operators() if "softmax" in name or "_scaled_dot_product" in name}
-    return names and not any("softmax" in name for name in names)
+    found = counter.operators()
+    softmaxes = sum(count for name, count in found.items() if "softmax" in name)
+    return any("_scaled_dot_product" in name for name in found) and softmaxes == 1  # the sampler's
 
 
 @pytest.mark.parametrize("autocast", [None, torch.float16])
