@@ -6,6 +6,7 @@ and backward at once. Its layers keep their activations, or are checkpointed: th
 
 Simplifications: dense text-only decoders; no dropout; bytes that do not grow with tokens, parameters or vocabulary
 are left out. CUDA kernels' own workspaces are not modelled.
+Longer than 300 lines because a layer's kept and passing tensors, and the peak made of them, are one computation.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _CARD_TOKENS = 64
 UNKNOWN_ROWS = 64  # for models of unknown size
 # Bytes of a float32 pass over the logits, of what the sampler keeps of each logit, and of what it takes besides where
 # something narrows the distribution. Counted on the pretend card (tests/pretend_card), as is a prompt's token.
-_PASS, _SAMPLED = 4, 8
-_NARROWED = {"top_k": 12, "min_p": 16, "repetition_penalty": 20, "top_p": 30}
+_PASS, _SAMPLED = 4, 4
+_NARROWED = {"top_k": 8, "min_p": 9, "repetition_penalty": 18, "top_p": 25}
 _PREFILL_TOKENS = 16_384  # that the engine computes at once
 
 

@@ -1,4 +1,7 @@
-"""One batch of rows from its prompts to its last token, with the model's own layers."""
+"""One batch of rows from its prompts to its last token, with the model's own layers.
+
+Longer than 300 lines because prompts and steps of one batch share slots, layers and graphs, which change together.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def row_bytes(model, samples=1):
     c = model.config
     head = c.hidden_size // c.num_attention_heads
     layer = (3 * c.intermediate_size + 4 * c.hidden_size + 2 * head) * 4 + token_bytes(model)
-    sampling = c.vocab_size * (2 * 4 + 4 + 8 + 30 + 4 / samples)  # by top-p, which takes most
+    sampling = c.vocab_size * (2 * 4 + 4 + 4 + 25 + 4 / samples)  # by top-p, which takes most
     return (90 / samples + 10) * token_bytes(model) + max(sampling, 90 / samples * layer)
 
 

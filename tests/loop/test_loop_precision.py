@@ -54,6 +54,24 @@ def test_bfloat16_autocast_is_near_float32(tmp_path, seams):
     assert 0 < row.get("rollout/logprob_gap", 0.01) < 0.1
 
 
+@pytest.mark.parametrize("around", [False, True])
+def test_no_copy_of_weights_outlives_their_step(tmp_path, around):
+    """Autocast keeps copies until its outermost context ends: one around the run, and steps would read old ones."""
+    trainer, after = make(tmp_path / "run", steps=3, autocast="bfloat16"), []
+    inner = trainer.update.gradients
+
+    def noting(model, batch, *given):
+        found = trainer.update.logprobs(model, batch, 1.0)
+        torch.clear_autocast_cache()
+        after.append(torch.equal(found, trainer.update.logprobs(model, batch, 1.0)))
+        return inner(model, batch, *given)
+
+    trainer.update.gradients = noting
+    with torch.autocast("cpu", torch.bfloat16, enabled=around):
+        trainer.train()
+    assert after == [True] * 3
+
+
 def test_float16_scales_the_loss_and_skips_a_step_that_overflows(tmp_path):
     trainer = make(tmp_path / "run", autocast="float16", steps=3)
     assert trainer.scaler.is_enabled() and trainer.scaler.get_scale() == 2**16
