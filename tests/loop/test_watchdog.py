@@ -57,14 +57,14 @@ def test_sampling_and_the_update_are_told_apart(tmp_path, capsys):
     trainer.hooks[0]._seconds.append(0.01)
     sample, gradients = trainer.sample, trainer.update.gradients
 
-    def late(way):
+    def late(way, seconds):
         def call(*given):
-            time.sleep(0.35)
+            time.sleep(seconds)
             return way(*given)
 
         return call
 
-    trainer.sample, trainer.update.gradients = late(sample), late(gradients)
+    trainer.sample, trainer.update.gradients = late(sample, 0.7), late(gradients, 2.5)
     trainer.train()
     said = capsys.readouterr().out
     assert "still in sampling (call, line" in said and "still in the update (call, line" in said
