@@ -13,9 +13,9 @@ from grpo_kit.loop.run_checks import trained_in
 from grpo_kit.models.model_facts import model_name
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
 
-SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty")
 _ALSO = ("max_completion_tokens", "autocast")
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+SAMPLING = tuple(_OFF)
 _said: set[str] = set()  # a line comes once a process
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ import pandas as pd
 
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.evaluation.shown import ShownTable, percent, shown
-from grpo_kit.loop.grpo_config import FIELDS, Config, from_json
+from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.score import advantages
 from grpo_kit.loop.seeds import rows_of_step
 from grpo_kit.record.files import RunFolderError, read_completions, run_settings
@@ -140,22 +143,16 @@ def rescore(
 
 def _config(run: Path) -> Config:
     values = (run_settings(run) or {}).get("config", {})
-    wanted = ("seed", "prompts_per_step", "scale")
-    return Config(
-        **{name: from_json(name, values[name], None) for name in wanted if name in values and name in FIELDS}
-    )
+    return Config(**{name: values[name] for name in ("seed", "prompts_per_step", "scale") if name in values})
 
 
 def _rows(task: Any, config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
     """The row of each completion: what (seed, step, group) say, where its answer is the one on record."""
     per_step, found = config.prompts_per_step, []
+    rows_of = cache(lambda step, attempt: rows_of_step(task.train, config, step - 1, attempt))
     for step, group, answer in zip(table["step"], table["group"], table["answer"], strict=True):
         attempt, place = divmod(int(group), per_step)
-        row = (
-            rows_of_step(task.train, config, int(step) - 1, attempt)[place]
-            if len(task.train) >= per_step
-            else {}
-        )
+        row = rows_of(int(step), attempt)[place] if len(task.train) >= per_step else {}
         if answer is not None and str(row.get("answer")) != str(answer):
             raise ValueError(
                 f"task {task.name!r} has not the rows that the run was trained on: step {step} asked for {answer!r}, "
@@ -166,10 +163,10 @@ def _rows(task: Any, config: Config, table: pd.DataFrame) -> list[dict[str, Any]
 
 
 def _advantages(scores: list[float | None], steps: list[int], groups: list[str], scale: str) -> list[float]:
-    made: list[float] = []
-    for step in dict.fromkeys(steps):
-        places = [place for place, own in enumerate(steps) if own == step]
-        made += advantages([scores[p] for p in places], [groups[p] for p in places], scale=scale)
+    made: list[float] = []  # of completions whose steps lie together, as they were written
+    for _, of_step in groupby(zip(scores, groups, steps, strict=True), key=itemgetter(2)):
+        own, ids, _ = zip(*of_step, strict=True)
+        made += advantages(own, ids, scale=scale)
     return made
 
 
