@@ -275,8 +275,8 @@ MUTATIONS = [
     Mutation(
         "prompts silently unfused: key heads left to a kernel that does not share them",
         "rollout/prompt_attention.py",
-        "base.config._attn_implementation = NAME",
-        "pass",
+        "            name = NAME\n",
+        "            pass\n",
         (RULES,),
         "one_kernel",
     ),

@@ -22,6 +22,7 @@ from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.rollout.attention import attention_named
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE
@@ -103,23 +104,21 @@ class UpdateMemory:
 
         FlexAttention that torch would run unfused, because it compiled too many shapes, is an error: see run().
         """
-        config = base_model(model).config
-        before = config._attn_implementation
+        base = base_model(model)
+        name = base.config._attn_implementation
         if self.by_layer:
-            config._attn_implementation = PACKED
-        elif self.attention != "sdpa" or before not in ("sdpa", "eager"):
-            config._attn_implementation = self.attention
+            name = PACKED
+        elif self.attention != "sdpa" or name not in ("sdpa", "eager"):
+            name = self.attention
         on_card = self.device.type == "cuda"
         limits = {"recompile_limit": _SHAPES, "fail_on_recompile_limit_hit": True}
         flex = self.attention == "flex_attention"
-        try:
-            with (
-                torch._dynamo.config.patch(limits) if flex else nullcontext(),
-                norms_in_one_kernel(model) if on_card else nullcontext(),
-            ):
-                yield
-        finally:
-            config._attn_implementation = before
+        with (
+            attention_named(base, name),
+            torch._dynamo.config.patch(limits) if flex else nullcontext(),
+            norms_in_one_kernel(model) if on_card else nullcontext(),
+        ):
+            yield
 
     def spares(self, held: int, rows: list[Row], free: int | None = None) -> bool:
         """Can `held` bytes stay in use while these rows are computed, and cost next to no time?

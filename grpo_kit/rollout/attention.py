@@ -109,10 +109,10 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
 
 
 @contextmanager
-def attention_over_slots(base: PreTrainedModel) -> Iterator[None]:
-    """The layers' attention reads the slots; transformers builds no mask for an unknown attention name."""
+def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask."""
     before = base.config._attn_implementation
-    base.config._attn_implementation = NAME
+    base.config._attn_implementation = name
     try:
         yield
     finally:

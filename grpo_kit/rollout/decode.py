@@ -16,7 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_kit.models.own_head import head_of
 from grpo_kit.models.renamed import cache_name
 from grpo_kit.models.token_rows import token_rows
-from grpo_kit.rollout.attention import attention_over_slots
+from grpo_kit.rollout.attention import NAME as OVER_SLOTS
+from grpo_kit.rollout.attention import attention_named
 from grpo_kit.rollout.cpu_matmul import padded_rows
 from grpo_kit.rollout.fused_layers import FusedLayers
 from grpo_kit.rollout.graphs import DecodeGraphs
@@ -87,7 +88,7 @@ class Decoder:
             first_logits = self._prefill(groups, limit, keep)  # (P, V)
         self._wait()
         middle = time.perf_counter()
-        with attention_over_slots(self.base):
+        with attention_named(self.base, OVER_SLOTS):
             self._decode([n for _, n in groups], first_logits, rows, tape, sampler, limit)
         self._wait()
         return Spent({"prefill": middle - start, "decode": time.perf_counter() - middle}, self._tokens)

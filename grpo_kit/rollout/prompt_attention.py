@@ -7,8 +7,7 @@ values repeated for the query heads the memory-efficient kernel does it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from grpo_kit.rollout.attention import attention_named
 
 NAME = "grpo_kit_repeated_heads"
 
@@ -39,17 +40,13 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-@contextmanager
-def attention_over_prompts(base: PreTrainedModel) -> Iterator[None]:
+def attention_over_prompts(base: PreTrainedModel) -> AbstractContextManager[None]:
     """Inside, SDPA of shared key heads takes a fused kernel on any card."""
     device, dtype = base.device.type, base.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    before = base.config._attn_implementation
-    if before == "sdpa" and device == "cuda":
+    name = base.config._attn_implementation
+    if name == "sdpa" and device == "cuda":
         if dtype == torch.float32 or torch.cuda.get_device_capability(base.device) < (8, 0):
-            base.config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        base.config._attn_implementation = before
+            name = NAME
+    return attention_named(base, name)

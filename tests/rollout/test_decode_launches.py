@@ -13,7 +13,7 @@ from rollout_models import config, ragged_prompts, tiny_model
 from torch.profiler import ProfilerActivity, profile
 
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.attention import attention_over_slots
+from grpo_kit.rollout.attention import NAME, attention_named
 
 NONE = set(
     "empty empty_like empty_strided as_strided view transpose t permute expand slice select unsqueeze squeeze "
@@ -51,7 +51,7 @@ def step(family, layers, lora=False):
     engine = RolloutEngine(tiny_model(family, num_hidden_layers=layers, lora=lora))
     engine._decoder.bucketed = True
     engine.generate(ragged_prompts(), config(do_sample=True, max_new_tokens=4, eos_token_id=[]), seed=1)
-    with attention_over_slots(engine._decoder.base):
+    with attention_named(engine._decoder.base, NAME):
         return launches(engine._decoder._forward)
 
 
