@@ -39,6 +39,7 @@ from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.dtypes import keep_soft_cap
 from grpo_kit.models.token_lists import left_pad
 from grpo_kit.rollout import RolloutEngine
 
@@ -125,7 +126,7 @@ def tiny(family: str, *, vocabulary: int = VOCABULARY, seed: int = 0, **more: An
     config = getattr(transformers, f"{prefix}{text}Config")(**settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = keep_soft_cap(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "router" in name or name.endswith("mlp.gate.weight"):

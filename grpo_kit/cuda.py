@@ -48,7 +48,8 @@ def use_expandable_segments() -> str | None:
     if any(name in os.environ for name in ALLOCATOR_SETTINGS):
         return None
     # Torch may have read the environment when it was imported, so its own function sets the value too.
-    torch._C._accelerator_setAllocatorSettings(_EXPANDABLE)
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # torch 2.8 has the older name alone
+    (newer or torch.cuda.memory._set_allocator_settings)(_EXPANDABLE)
     # For child processes, and for vLLM, which reads this name only and then keeps its own setting.
     os.environ[ALLOCATOR_SETTINGS[0]] = _EXPANDABLE
     return (

@@ -18,7 +18,8 @@ sys.platform = {platform!r}
 from grpo_kit.cuda import use_expandable_segments
 print(use_expandable_segments())
 print(use_expandable_segments())
-print(torch._C._accelerator_getAllocatorSettings(), os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+told = getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+print(told(), os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
 """
 
 
@@ -106,3 +107,21 @@ def test_memory_that_a_driver_would_take_from_the_system_is_not_taken(
     said = card_memory.stay_on_the_card()
     assert given == ([] if limit is None else [limit]) and (said is None) == (limit is None)
     assert limit is None or "88% of the card" in said
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_segments_are_set_by_the_name_that_this_torch_has(newer, monkeypatch):
+    """The newer name came after torch 2.8; the older one then warns."""
+    said = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings", raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", said.append)
+    if newer:
+        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", said.append, raising=False)
+        monkeypatch.delattr(torch.cuda.memory, "_set_allocator_settings")
+    for name in cuda.ALLOCATOR_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(cuda.ALLOCATOR_SETTINGS[0], "")  # to be put back
+    monkeypatch.delenv(cuda.ALLOCATOR_SETTINGS[0])
+    assert cuda.use_expandable_segments() and said == ["expandable_segments:True"]

@@ -3,7 +3,7 @@
     python -m benchmarks.card.step kit realistic full adamw-8bit-split OUT.json
 
 Arms and work are those of benchmarks.step, weights random in Qwen2.5-1.5B's shapes, in bfloat16 (float32 on a card
-without it); the third step is measured. --small: tiny shapes, to see that it runs.
+without it); the last step is measured (the third). --small: tiny shapes, to see that it runs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("tuning", choices=("full", "lora"))
     parser.add_argument("optimizer", help="of the kit's Config, such as adamw or adamw-8bit-split")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--warmup", type=int, default=2, help="steps before the measured one")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
     asked = parser.parse_args()
     name = capped_card()
@@ -43,7 +44,7 @@ def main() -> None:
     work = make_workload(tokenizer, size.shape(asked.kind), 0)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    setup = Setup(model, tokenizer, work, cuda=True, bf16=bf16, warmup=2, tuned=(4, False))
+    setup = Setup(model, tokenizer, work, cuda=True, bf16=bf16, warmup=asked.warmup, tuned=(4, False))
     found = asdict(arms.measure(asked.arm, setup, say=print))
     found["work done"] = found.pop("completion_ids") == work.completion_ids
     for name in ("rewards", "timeline"):

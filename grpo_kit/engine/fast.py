@@ -90,7 +90,7 @@ def fast(model: Any, config: Config) -> Seams:
         if device.type != "cuda":
             return free_bytes(device) >= _ROOM_ON_A_CPU
         rows = [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]
-        return memory is not None and memory.spares(engine.nbytes(), rows)
+        return memory is not None and memory.spares(engine.nbytes(), rows, seconds=engine.capture_seconds())
 
     sample: Any = generate if no_engine else EngineSample(model, may_stay)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,7 +17,7 @@ from peft import PeftModel
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine.packed_attention import NAME as PACKED
-from grpo_kit.engine.packing import Row
+from grpo_kit.engine.packing import Row, make_chunks
 from grpo_kit.engine.update_norms import norms_in_one_kernel
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
@@ -66,7 +67,7 @@ class UpdateMemory:
         self.entropy_bonus = False
         self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
         self.flex_failed: Callable[[Exception], None] = _tell_of_flex
-        self._checkpoint_all = False
+        self._checkpoint_all, self._seconds = False, 0.0
         self._backoff = Backoff()
 
     def run(self, work: Callable[[int], Any], rows: list[Row]) -> Any:
@@ -79,8 +80,10 @@ class UpdateMemory:
         while True:
             limit, self.checkpointed_layers = self._budget(longest, group, total, free_bytes(self.device))
             self._checkpoint_layers()
+            begin = time.perf_counter()
             try:
                 done = work(limit)
+                self._seconds = time.perf_counter() - begin  # the loss is a number: the card is done, too
                 self._try_more(min(limit, total))
                 return done
             except torch.OutOfMemoryError:
@@ -120,18 +123,22 @@ class UpdateMemory:
         ):
             yield
 
-    def spares(self, held: int, rows: list[Row], free: int | None = None) -> bool:
-        """Can `held` bytes stay in use while these rows are computed, and cost next to no time?
+    def spares(self, held: int, rows: list[Row], free: int | None = None, *, seconds: float = 0.0) -> bool:
+        """Can `held` bytes stay in use while these rows are computed, at less than making them anew costs?
 
         They can where chunks stay as long as without them, or long enough for good matrix sizes, and at most one layer
-        in 14 more is checkpointed for them: of an update's three passes a 14th of one is computed again, 2.4 %.
+        in 14 more is checkpointed for them: of an update's three passes a 14th of one is computed again, 2.4 %. Where
+        chunks stay the same, and with them all numbers, more layers may be that cost less than `seconds`.
         free: bytes besides what is held, None: as it is.
         """
         longest, group, total = self._sizes(rows)
         free = free_bytes(self.device) if free is None else free
         tokens, layers = self._budget(longest, group, total, free)
         most, fewest = self._budget(longest, group, total, free + held)
-        again = (layers - fewest) * _LAYERS_TO_ONE_AGAIN <= len(self._layers())
+        share = (layers - fewest) / len(self._layers())
+        if 0 < share * self._seconds / 3 < seconds and make_chunks(rows, tokens) == make_chunks(rows, most):
+            return True
+        again = share * _LAYERS_TO_ONE_AGAIN <= 1
         return again and tokens >= min(most, max(group, PREFERRED_TOKENS))
 
     def _sizes(self, rows: list[Row]) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The dtype in which weights are loaded: the requested one, or one that the card can hold and compute in."""
+"""How transformers loads weights: in the requested dtype, or one that the card can hold and compute in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedMod
     """transformers' from_pretrained, with a dtype by size if resolve_dtype left it open."""
     if kwargs["dtype"] is None:
         kwargs = {**kwargs, "dtype": dtype_that_fits(AutoConfig.from_pretrained(source))}
-    return AutoModelForCausalLM.from_pretrained(source, **kwargs)
+    return keep_soft_cap(AutoModelForCausalLM.from_pretrained(source, **kwargs))
+
+
+def keep_soft_cap(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, its soft cap on attention scores in use: transformers 5.17 picks "sdpa", which has none."""
+    if model.config._attn_implementation == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
+        model.config._attn_implementation = "eager"
+    return model
 
 
 def dtype_that_fits(config: Any) -> torch.dtype:

@@ -221,6 +221,10 @@ class RolloutEngine:
         fused = 0 if decoder.fused is None else decoder.fused.nbytes()
         return slots + decoder.graphs.nbytes() + fused + self._casts.nbytes()
 
+    def capture_seconds(self) -> float:
+        """What the graphs that are kept have taken to be made."""
+        return self._decoder.graphs.seconds
+
     @staticmethod
     def check(model: Any, prompt_ids: list[list[int]], limit: int | None) -> None:
         """Raises ValueError for no or an empty prompt, and for one too long for the context with `limit` new tokens."""

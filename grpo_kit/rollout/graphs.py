@@ -7,6 +7,7 @@ so graphs live from rollout to rollout.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -46,7 +47,7 @@ class DecodeGraphs:
     """Graphs by shape, in one memory pool; all write their logits to a shared buffer.
 
     cuda: torch.cuda, which has the graphs; None: no graphs, every step runs directly.
-    captures, replays: their numbers so far.
+    captures, replays: their numbers so far. seconds: what the graphs that are there have taken to be made.
     """
 
     def __init__(self, cuda: Any) -> None:
@@ -68,7 +69,7 @@ class DecodeGraphs:
 
     def clear(self) -> None:
         """Forget all graphs; their memory goes back to torch's allocator."""
-        self._bytes = 0
+        self._bytes, self.seconds = 0, 0.0
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = None
         self._logits: torch.Tensor | None = None
@@ -82,6 +83,7 @@ class DecodeGraphs:
         if self._failed or self._cuda is None:
             return step()
         if shape not in self._graphs:
+            begin = time.perf_counter()
             output = self._warm(step)  # what fails here fails without graphs, too
             try:
                 self._graphs[shape] = self._capture(step, output), output
@@ -94,6 +96,7 @@ class DecodeGraphs:
                 self._failed = True
                 warnings.warn(f"decoding without CUDA graphs, which failed: {error}", stacklevel=2)
                 return step()
+            self.seconds += time.perf_counter() - begin
         graph, logits = self._graphs[shape]
         graph.replay()
         self.replays += 1
@@ -105,12 +108,12 @@ class DecodeGraphs:
         return self._bytes + (0 if logits is None else logits.numel() * logits.element_size())
 
     def _warm(self, step: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """Twice off the main stream, where libraries allocate workspaces; where the graph is to write its result."""
+        """Off the main stream, the first time twice: libraries allocate workspaces. Where the graph is to write."""
         cuda = self._cuda
         self._side = stream = self._side or cuda.Stream()
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
-            for _ in range(2):
+            for _ in range(1 if self._graphs else 2):
                 logits = step()
         cuda.current_stream().wait_stream(stream)
         rows, vocabulary = logits.shape

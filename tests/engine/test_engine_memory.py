@@ -48,6 +48,21 @@ def test_what_the_update_spares(memory, held, completions, tokens, stays, reason
     assert memory.spares(int(held * GIB), rows(completions, tokens), free) == stays, reason
 
 
+@pytest.mark.parametrize(
+    ("held", "update", "capture", "stays"),
+    [
+        (3.0, 0.0, 1.0, False),  # nobody knows yet what a layer costs
+        (3.0, 6.0, 1.0, True),  # six of 28 layers again: 0.43 s
+        (3.0, 6.0, 0.4, False),
+        (13.9, 6.0, 60.0, False),  # shorter chunks would round otherwise, by what a clock said
+    ],
+)
+def test_graphs_stay_where_making_them_anew_takes_longer(memory, held, update, capture, stays, monkeypatch):
+    monkeypatch.setattr(memory, "_seconds", update)
+    free = int((14 - held) * GIB)
+    assert memory.spares(int(held * GIB), rows(8, 512), free, seconds=capture) == stays
+
+
 def test_out_of_memory_takes_back_what_the_engine_keeps_before_chunks_shrink():
     memory = UpdateMemory(tiny_model(), torch.device("cpu"))
     kept, limits = [True], []

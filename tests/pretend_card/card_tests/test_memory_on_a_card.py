@@ -72,6 +72,13 @@ def test_captures_share_one_stream(counter):
     assert counter.get("streams_made") - made <= 2  # the warm-ups', and at most torch.cuda.graph's own
 
 
+def workspaces():
+    """What cuBLAS keeps beside tensors, 8 or 32 MiB a stream: the plan has a reserve for it. It is given back."""
+    before = torch.cuda.memory_allocated()
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", int)()
+    return before - torch.cuda.memory_allocated()
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "vocabulary", "narrowed"),
     [(512, 4096, {}), (64, 16384, {}), (64, 16384, {"top_p": 0.9}), (64, 16384, {"repetition_penalty": 1.1})],
@@ -89,7 +96,7 @@ def test_the_plan_of_a_rollout_is_within_ten_percent_of_the_allocators(prompt_to
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
         engine.generate(prompts, how, seed=1)
-    measured = torch.cuda.max_memory_allocated() - before
+    measured = torch.cuda.max_memory_allocated() - before - workspaces()
     slots = engine._decoder.slots
     assert planned["keys and values"] == pytest.approx(slots.nbytes(), rel=0.1)
     assert planned["keys and values"] + planned["logits and sampling"] == pytest.approx(measured, rel=0.1)
