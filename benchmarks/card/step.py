@@ -47,8 +47,8 @@ def main() -> None:
     setup = Setup(model, tokenizer, work, cuda=True, bf16=bf16, warmup=asked.warmup, tuned=(4, False))
     found = asdict(arms.measure(asked.arm, setup, say=print))
     found["work done"] = found.pop("completion_ids") == work.completion_ids
-    for name in ("rewards", "timeline"):
-        found.pop(name)
+    for left_out in ("rewards", "timeline"):
+        found.pop(left_out)
     found |= {key: value for key, value in vars(asked).items() if key != "out"} | {"device": name}
     found["reserved ever"] = torch.cuda.max_memory_reserved() / 2**30
     asked.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """The trainers that are compared. All train the same weights on the same work; what differs is said at each arm.
 
-On CUDA `kit` has been run, TRL's arms have not.
+On CUDA `kit` has been run, TRL's arms have not to their end.
 """
 
 from __future__ import annotations

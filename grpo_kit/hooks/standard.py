@@ -14,6 +14,7 @@ from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
 from grpo_kit.hooks.off_scale_hook import OffScale
+from grpo_kit.hooks.rebound_config import ReboundConfig
 from grpo_kit.hooks.still_step_hook import StillStep
 from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.hooks.watchdog import Watchdog
@@ -74,7 +75,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
             sample = replace(sample, inner=sample.inner or seams.sample)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
-        scales = [] if live is None else [OffScale(), StillStep()]
+        scales = [] if live is None else [OffScale(), StillStep(), ReboundConfig(config)]
         watchdog = [] if live is None or any(isinstance(each, Watchdog) for each in hooks) else [Watchdog()]
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder,
