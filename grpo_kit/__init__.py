@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from grpo_kit.watch.monitor import read_flags  # its red flags
     from grpo_kit.record.control import control, read_changes  # steer a run from elsewhere; what was changed
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
+    from grpo_kit.record.jsonl_run import unfinished_run
 
     # After training.
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
@@ -92,7 +93,7 @@ __all__ = [
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
-    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder",
+    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder", "unfinished_run",
     "read_completions", "read_metrics",
     "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "branch", "branches",
     "lab", "objectives",
@@ -125,6 +126,7 @@ _MODULES = {
     "watch.monitor": ["read_flags"],
     "record.control": ["control", "read_changes"],
     "record.files": ["next_run_folder", "read_completions", "read_metrics"],
+    "record.jsonl_run": ["unfinished_run"],
     "evaluation.accuracy": ["evaluate"],
     "evaluation.comparison": ["compare"],
     "evaluation.rescore": ["rescore"],

@@ -15,6 +15,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from grpo_kit.record.lines import (
     plain,
     step_of_torn_line,
 )
+from grpo_kit.record.run_lock import is_locked
 
 
 class RunLog:
@@ -180,6 +182,24 @@ class RunLog:
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         text = json.dumps({key: plain(value) for key, value in line.items()}, default=str)
         self._files[name].waiting.append(text.encode() + b"\n")
+
+
+def unfinished_run(root: str | Path, name: str) -> Path | None:
+    """The newest of root/name, root/name-2, ... that can go on: it has a checkpoint, fewer steps than its settings ask
+    for, and no process that trains it. None where there is none; `train(resume=True)` in that folder goes on.
+    """
+    free, found, number = next_run_folder(root, name), None, 1
+    while (path := Path(root) / (name if number == 1 else f"{name}-{number}")) != free:
+        number += 1
+        if next(path.glob("checkpoint-*"), None) and is_locked(path) is not True:
+            settings = [
+                path / RUN,
+                *sorted(path.glob("run-resumed-*.json"), key=lambda file: file.stat().st_mtime),
+            ]
+            with suppress(OSError, ValueError, KeyError):  # of a run that is damaged, or not the kit's
+                steps = json.loads(settings[-1].read_text(encoding="utf-8"))["config"]["steps"]
+                found = path if last_step(path / METRICS_LINES) < steps else found
+    return found
 
 
 def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
