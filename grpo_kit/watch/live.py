@@ -195,9 +195,9 @@ class LiveChart:
 
     def _show_chart(self) -> None:
         if self._over:
-            self._show("chart", RunChart({"": self._run}, last_step=self._total).bundle())
+            self._show("chart", RunChart({"": self._run}, last_step=axis_end(self._run.step, self._total)).bundle())
             return
-        drawing = draw_svg({"": self._run}, last_step=self._total, told=False)
+        drawing = draw_svg({"": self._run}, last_step=axis_end(self._run.step, self._total), told=False)
         size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"  # a narrow page scrolls it: words stay legible
         page = (
             f'<div style="max-width:{WIDTH // 2}px;overflow-x:auto"><div style="{size}">{drawing}</div></div>'
@@ -242,6 +242,18 @@ class LiveChart:
 def _badge(text: str) -> str:
     """Highlighted text in front of a sentence, as HTML."""
     return f'<span style="{BADGE}">{escape(text)}</span> '
+
+
+def axis_end(step: int, total: int) -> int:
+    """To which step a chart reaches while its run goes on: the axis doubles before the lines come to its end.
+
+    >>> [axis_end(step, 3000) for step in (0, 25, 26, 46, 2900)], axis_end(3, 8)
+    ([32, 32, 64, 64, 3000], 8)
+    """
+    end = 32
+    while end < 1.25 * step:
+        end *= 2
+    return min(end, total)
 
 
 def _line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str]) -> str:
