@@ -16,7 +16,7 @@ from grpo_kit.record.kernel import in_notebook
 from grpo_kit.watch.chart import SHOWN, RunChart
 from grpo_kit.watch.conversations import picks_of
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.panel import panel_row, panel_status
+from grpo_kit.watch.panel import panel_row, panel_status, panel_values
 from grpo_kit.watch.run_state import RunState, change_line, flag_line, held_out_lines
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
 
@@ -191,11 +191,15 @@ class LiveChart:
             said.append(_badge("red flag") + escape(flag))
             plain.append(f"red flag: {flag}")
         page = _line_page(self._run.step, self._total, said, self._run.measures())
+        if "buttons" in self._handles and not self._over:
+            page += panel_values(self._run.rows.get(self._run.step, {}), self._panel)
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
         if self._over:
-            self._show("chart", RunChart({"": self._run}, last_step=axis_end(self._run.step, self._total)).bundle())
+            self._show(
+                "chart", RunChart({"": self._run}, last_step=axis_end(self._run.step, self._total)).bundle()
+            )
             return
         drawing = draw_svg({"": self._run}, last_step=axis_end(self._run.step, self._total), told=False)
         size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"  # a narrow page scrolls it: words stay legible

@@ -2,16 +2,19 @@
 
 They are buttons of the page, not widgets. Each writes a request into the run's folder through the Jupyter server, like
 record.control from a terminal, without the kernel. So they work while the kernel is busy, after
-the page was reloaded, and with any ipykernel. The run must lie below the folder in which the server was started.
+the page was reloaded, and with any ipykernel; the server says whether that kernel is still busy. The run must lie below the folder in which the server was started.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from grpo_kit.display import escape
 from grpo_kit.record.control import CONTROL
+from grpo_kit.record.kernel import kernel_id
 
 # Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
 _INSTEAD = (
@@ -21,7 +24,7 @@ _INSTEAD = (
 )
 _SCRIPT = """
 (() => {
-  const [name, folders] = ARGUMENTS;
+  const [name, folders, kernel] = ARGUMENTS;
   const data = document.getElementById("jupyter-config-data");
   if (!data) return;
   const page = JSON.parse(data.textContent);
@@ -34,7 +37,13 @@ _SCRIPT = """
     const xsrf = document.cookie.match(/(?:^|; )_xsrf=([^;]*)/);
     if (xsrf) headers["X-XSRFToken"] = xsrf[1];
     if (page.token) headers.Authorization = `token ${page.token}`;
-    return fetch(`${page.baseUrl}api/contents/${path}`, {credentials: "same-origin", headers, ...options});
+    return fetch(`${page.baseUrl}api/${path}`, {credentials: "same-origin", headers, ...options});
+  };
+  const heard = async () => {  // a kernel that trains is busy
+    const got = await server(`kernels/${kernel}`, {});
+    const state = got.ok ? (await got.json()).execution_state : "gone";
+    if (state !== "busy" && document.querySelector(`[data-kit-panel="${name}"]`))
+      tell(`Nobody hears this: the kernel that trained is ${state}. Make the trainer again, and train(resume=True).`);
   };
   const ask = async (request, words) => {
     const number = crypto.getRandomValues(new Uint32Array(1))[0];
@@ -42,8 +51,9 @@ _SCRIPT = """
     const body = JSON.stringify({type: "file", format: "text", content: JSON.stringify(request)});
     tell(`${words} …`);
     try {
-      const got = await server(`${at}/${file}`, {method: "PUT", body});
+      const got = await server(`contents/${at}/${file}`, {method: "PUT", body});
       if (!got.ok) tell(`Not asked: the server answered ${got.status}.`);
+      else if (kernel) await heard();
     } catch (error) {
       tell(`Not asked: ${error.message}.`);
     }
@@ -62,6 +72,7 @@ _SCRIPT = """
   };
   const number = (label, key, example) => {
     const field = make("input", {type: "text", size: 7, placeholder: example});
+    field.dataset.kitKey = key;
     const set = () => {
       const value = Number(field.value.trim() || NaN);
       if (value > 0 && Number.isFinite(value)) ask({change: {[key]: value}}, `Asked for ${label} ${value}`);
@@ -93,6 +104,11 @@ _SCRIPT = """
   }
 })();
 """
+_VALUES = """
+for (const [key, value] of Object.entries(VALUES))
+  for (const field of document.querySelectorAll(`[data-kit-panel="NAME"] [data-kit-key="${key}"]`))
+    field.placeholder = value;
+"""
 _LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').forEach(e => e.textContent = '{label}');"
 
 
@@ -104,7 +120,7 @@ def panel_row(folder: str | Path, name: str) -> dict[str, str]:
     """
     at, run = Path(folder) / CONTROL, repr(Path(folder).absolute().as_posix())
     paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
-    script = _SCRIPT.replace("ARGUMENTS", json.dumps([name, paths]).replace("<", "\\u003c"))
+    script = _SCRIPT.replace("ARGUMENTS", json.dumps([name, paths, kernel_id()]).replace("<", "\\u003c"))
     instead = _INSTEAD.format(folder=escape(run, len(run)))
     page = f'<div data-kit-panel="{name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
     return {"text/plain": f"kit.control({run}) steers this run", "text/html": page}
@@ -120,3 +136,9 @@ def panel_status(text: str, name: str) -> dict[str, str]:
         if text.startswith(begin):
             page += f"<script>{_LABEL.format(name=name, label=label)}</script>"
     return {"text/plain": text, "text/html": page}
+
+
+def panel_values(row: Mapping[str, Any], name: str) -> str:
+    """A script that shows this step's learning rate and temperature in the empty fields."""
+    values = {key: f"{row[key]:.3g}" for key in ("learning_rate", "temperature") if row.get(key) is not None}
+    return f"<script>{_VALUES.replace('VALUES', json.dumps(values)).replace('NAME', name)}</script>"

@@ -106,6 +106,11 @@ class Server:
             return urllib.request.urlopen(f"{self.url}api?token={self.token}", timeout=2).status == 200
         return False
 
+    def ask(self, path, method="GET"):
+        """What the server's API answers."""
+        asked = urllib.request.Request(f"{self.url}api/{path}?token={self.token}", method=method)
+        return json.load(urllib.request.urlopen(asked, timeout=30))
+
     def close(self):
         self.process.terminate()
         try:

@@ -2,6 +2,7 @@
 
 import re
 
+import psutil
 import pytest
 from real_lab import red_boxes, wait_for
 from steered import TRAINERS, rows, step
@@ -116,6 +117,27 @@ def test_stop_button(training):
     assert [int(row["step"]) for row in rows(folder)] == list(range(1, step(folder) + 1)), "no step twice"
     page.press_stop()
     page.wait_until_done()
+
+
+def test_fields_show_what_the_run_has_and_a_kernel_that_trains_no_more_is_said(training, server):
+    page, folder = training
+    field = page.panel.locator('[data-kit-key="learning_rate"]')
+    wait_for(
+        lambda: field.get_attribute("placeholder") == f"{last(folder, 'learning_rate'):.3g}", words="the rate"
+    )
+    ids = [kernel["id"] for kernel in server.ask("kernels")]
+    for process in psutil.process_iter(["cmdline"]):  # killed, as by a full memory: the server begins it anew
+        if any(known in " ".join(process.info["cmdline"] or []) for known in ids):
+            process.kill()
+    dialog = page.tab.locator(".jp-Dialog button.jp-mod-accept")
+    dialog.wait_for()
+    dialog.click()
+    wait_for(
+        lambda: all(k["execution_state"] == "idle" for k in server.ask("kernels")), words="the new kernel"
+    )
+    page.press("Pause")
+    wait_for(lambda: page.said.startswith("Nobody hears this: the kernel that trained is "), seconds=10)
+    page.picture("nobody-hears")
 
 
 def test_a_run_outside_the_servers_folder_says_what_to_type(lab, server, tmp_path):
