@@ -1,8 +1,9 @@
 """Buttons under the chart that send requests to a running trainer: pause, stop, save, a new rate or temperature.
 
 They are buttons of the page, not widgets. Each writes a request into the run's folder through the Jupyter server, like
-record.control from a terminal, without the kernel. So they work while the kernel is busy, after
-the page was reloaded, and with any ipykernel; the server says whether that kernel is still busy. The run must lie below the folder in which the server was started.
+record.control from a terminal, without the kernel; the server says whether that kernel is still busy. So they work
+while it is, after the page was reloaded, and with any ipykernel. The run must lie below the folder in which the server
+was started.
 """
 
 from __future__ import annotations
