@@ -79,8 +79,9 @@ def least(seeds: int, questions: int, **spread: Any) -> float:
 class Power:
     """A comparison of two settings before its runs. Made by power().
 
-    seeds: of each setting, to find `difference` 4 times of 5; None: more than 100. questions: held-out rows that there
-    are; enough: with as many, further ones would save hardly a seed. steps, prompts: of one run. signal: groups with a
+    seeds: of each setting, to find `difference` 4 times of 5; None: more than 100. between: the same if the settings
+    are as quiet, or as noisy, as a tenth of the kit's experiments. questions: held-out rows that there are; enough:
+    with as many, further ones would save hardly a seed. steps, prompts: of one run. signal: groups with a
     signal in a step, at the start; None where no model was asked. run_seconds: of one run with its evaluation; None
     where nothing was timed. hours: those that you have. spread: arguments of chance().
     """
@@ -89,6 +90,7 @@ class Power:
     difference: float
     hours: float
     seeds: int | None
+    between: tuple[int | None, int | None]
     questions: int
     enough: int
     steps: int
@@ -118,10 +120,13 @@ class Power:
         if self.seeds is None:
             said += f"more than {MOST} seeds of each setting."
         else:
+            low, high = self.between
+            said += f"{self.seeds} seeds of each setting"
+            said += "" if low == high else f" ({low} if they are quiet, {high or f'over {MOST}'} if noisy)"
             said += (
-                f"{self.seeds} seeds of each setting: runs of {self.steps} steps on {self.prompts} prompts, "
+                f": runs of {self.steps} steps on {self.prompts} prompts, {self.questions} held-out questions"
             )
-            said += f"{self.enough} held-out questions"
+            said += f" ({self.enough} nearly do)" if self.enough < self.questions else ""
             said += "." if self.run_seconds is None else f", {_words(self.hours_of(self.seeds))} in all."
         if found is not None:
             said += f" In {_words(self.hours)}, {found[0]} seeds show a difference of {100 * found[1]:.0f} points."
@@ -204,10 +209,11 @@ def power(
         )  # fmt: skip
     signal = None if ready is None else ready.signal_reward().value * config.prompts_per_step
     seeds_for = partial(_seeds_for, difference, **used)
+    between = tuple(seeds_for(questions, spreads=(one,)) for one in (used["spreads"][0], used["spreads"][-1]))
     best = seeds_for(_QUESTIONS[-1]) or MOST
     enough = next((n for n in _QUESTIONS if (seeds_for(n) or math.inf) <= best + best // 8), _QUESTIONS[-1])
     return Power(
-        task.name, difference, hours, seeds_for(questions), questions, enough, config.steps,
+        task.name, difference, hours, seeds_for(questions), between, questions, enough, config.steps,
         min(config.steps * config.prompts_per_step, len(task.train)), signal, run_seconds, used,
         _warnings(ready, signal, questions, enough, config),
     )  # fmt: skip

@@ -78,7 +78,13 @@ def test_fewer_seeds_would_not_do_and_hours_are_runs(task):
     assert found.run_seconds == 5 * (32 + 256 / 32) and (found.steps, found.prompts) == (32, 128)
     assert found.hours_of(9) == pytest.approx(2 * 9 * 200 / 3600)
     assert found.shown_in == (9, least(9, 256))  # 18 runs of 200 s in an hour
-    assert f"needs {found.seeds} seeds of each setting: runs of 32 steps on 128 prompts" in found.sentence
+    low, high = found.between
+    assert low < found.seeds < high and chance(0.1, low, 256, spreads=room.SPREADS["answer"][:1]) >= 0.8
+    assert (
+        f"needs {found.seeds} seeds of each setting ({low} if they are quiet, {high} if noisy)"
+        in found.sentence
+    )
+    assert "runs of 32 steps on 128 prompts, 256 held-out questions" in found.sentence
     assert "In 60 minutes, 9 seeds show a difference of" in found.sentence
     table = found.table()
     assert found.seeds in table.index and table.loc[3, "hours"] == pytest.approx(2 * 3 * 200 / 3600)
