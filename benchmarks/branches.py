@@ -137,6 +137,7 @@ def picture(saved: dict[str, Any]) -> bytes:
     lines.plot(
         list(steps)[after], first["branches"][name]["reward"][after], color=TUNED, label=name, linewidth=1.8
     )
+    lines.set_xticks(range(2, STEPS + 1, 2))
     lines.axvline(LEAVES, color="#555555", linewidth=0.8, linestyle=":")
     lines.set(xlabel="step", ylabel="reward", title=f"one run, and its branch (seed {first['seed']})")
     lines.legend(frameon=False)
