@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
     from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
     from grpo_kit.lab.branch import branch, branches  # an exact what-if from a checkpoint; the tree of a run
+    from grpo_kit.lab.power import power  # how many seeds show a difference, and what they cost
     from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
 
@@ -97,7 +98,7 @@ __all__ = [
     "unfinished_run",
     "read_completions", "read_metrics",
     "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "branch", "branches",
-    "lab", "objectives",
+    "power", "lab", "objectives",
 ]  # fmt: skip
 
 _MODULES = {
@@ -137,6 +138,7 @@ _MODULES = {
     "watch.run_card": ["model_card"],
     "preferences": ["sample"],
     "lab.branch": ["branch", "branches"],
+    "lab.power": ["power"],
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -95,6 +95,7 @@ def branch(
     where its run.json does not say where that is. changes: fields of Config that a run may change, such as
     learning_rate or beta. live: as in GRPOTrainer.
     A run that is whole is its own "as it was"; one that was stopped goes on in a branch too.
+    The intervals are over held-out rows and groups. Another seed's branch may differ by more, held out most of all.
     Raises RunFolderError where there is no such checkpoint, ValueError for a field that cannot change, for no change,
     and for a run whose sampler keeps rollouts of earlier steps.
 

@@ -140,9 +140,9 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: str) -> int:
     return int(sum(n * (size * (own or not adapters) + state_of(size) * own) for n, size, own in sizes))
 
 
-def mark_trained(model: Any, folder: Path, steps: int) -> None:
-    """The model in memory has the weights that a run made; see trained_before."""
-    setattr(base_model(model), _TRAINED, (str(folder), steps))
+def mark_trained(model: Any, folder: Path | str | None, steps: int) -> None:
+    """The model in memory has the weights that a run made; (None, 0): as loaded. See trained_before."""
+    setattr(base_model(model), _TRAINED, (folder and str(folder), steps))
 
 
 def trained_in(model: Any) -> tuple[str | None, int]:

@@ -50,6 +50,9 @@ _NEEDS = {  # flag: the columns that it reads, any of a tuple
     "one answer": ["the answers to held-out questions"],
 }
 _FIFTH = 5  # the first and the last fifth of the steps are compared
+# A log without the share that was cut off shows it where the mean length is the log's longest in 5 steps: then all of
+# these completions took as many tokens. Short answers may do so by themselves.
+_AT_MOST, _LONG = 5, 64
 
 
 class LogError(ValueError):
@@ -178,6 +181,13 @@ def table_of(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
         "reward_std" in table and "frac_reward_zero_std" not in table
     ):  # of all groups, or not known to be of any
         table["frac_reward_zero_std"] = (table["reward_std"].abs() < 1e-9).astype(float)
+    if "completion_length" in table and "completion_cut_off" not in table:
+        longest = table["completion_length"].max()
+        at_most = table["completion_length"] == longest
+        if longest >= _LONG and at_most.sum() >= _AT_MOST:
+            table["completion_cut_off"] = at_most.astype(
+                float
+            )  # a mean that is so often the longest is the limit
     return table
 
 

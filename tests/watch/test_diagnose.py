@@ -100,6 +100,23 @@ def test_every_form_of_a_log_says_the_same(form, tmp_path):
     assert ("KL spike" in found.untold) == ("kl" not in found.metrics)
 
 
+@pytest.mark.parametrize(
+    ("longest", "times", "seen"),
+    [(200, 6, True), (200, 4, False), (7, 20, False)],
+    ids=["", "seldom", "short"],
+)
+def test_a_mean_length_that_is_often_the_longest_is_the_limit(longest, times, seen):
+    """Without the share that was cut off: all were, where so many steps have the log's longest mean."""
+    lengths = [float(longest)] * times + [longest - 1.5 - 0.1 * step for step in range(10)]
+    rows = [{"step": at, "completion_length": one, "reward": 0.1} for at, one in enumerate(lengths)]
+    table = table_of(rows)
+    assert ("completion_cut_off" in table) == seen
+    if seen:
+        assert table["completion_cut_off"].tolist() == [1.0] * times + [0.0] * 10
+        recorded = table_of([row | {"completion_cut_off": 0.3} for row in rows])
+        assert set(recorded["completion_cut_off"]) == {0.3}  # what the log says is kept
+
+
 def test_the_command_prints_it(tmp_path, capsys):
     assert main(["diagnose", str(FORMS["JSON lines"](tmp_path))]) == 0
     said = capsys.readouterr().out

@@ -1,0 +1,262 @@
+"""Before the hours are spent: how many seeds show a difference between two settings, and the least that hours show.
+
+Two settings are compared by the laboratory's own test (statistics.difference_over_seeds), seed by seed on the same
+held-out rows. What seeds do to a result is taken from the kit's own runs (`python -m benchmarks.power`): experiments of
+SmolLM2-135M, most of them on the task "largest". `spread` says it of your own task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import nctdtr, ndtri, stdtrit
+
+from grpo_kit.argument_checks import check_above_zero, check_task
+from grpo_kit.evaluation.accuracy import evaluate
+from grpo_kit.evaluation.readiness import Readiness, readiness
+from grpo_kit.evaluation.shown import ShownTable, shown
+from grpo_kit.hooks.standard import GRPOTrainer
+from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.run_checks import mark_trained, trained_in
+from grpo_kit.presets import preset
+from grpo_kit.record.files import read_metrics
+
+if TYPE_CHECKING:
+    from grpo_kit.tasks import Task
+
+# By kind of task, of the difference between two settings: standard deviations over seeds, each of a fifth of the
+# experiments; the variance of one seed on one row; that of a row over all seeds (benchmarks/results/power.json).
+SPREADS = {"answer": (0.052, 0.085, 0.095, 0.106, 0.138), "code": (0.0, 0.0, 0.031, 0.031, 0.054)}
+NOISE = {"answer": 0.131, "code": 0.052}
+ROWS = {"answer": 0.0035, "code": 0.0044}
+OFTEN, MOST = 0.8, 100  # "shows": finds it 4 times of 5, with no more than so many seeds
+RISE = 15  # steps: half of the experiments have 80 % of their rise in reward by then; quarters, by 14 and 17
+_SEEDS, _QUESTIONS, _TIMED = (2, 3, 4, 5, 8, 12, 20, 30), (32, 64, 128, 256, 512, 1024), 32
+
+
+def chance(
+    difference: float,
+    seeds: int,
+    questions: int,
+    *,
+    spreads: Sequence[float] = SPREADS["answer"],
+    noise: float = NOISE["answer"],
+    rows: float = ROWS["answer"],
+) -> float:
+    """How often so many seeds find a difference of accuracy, in [0, 1]: its 95 % interval lies above 0.
+
+    seeds: 2 or more, of both settings; questions: held-out rows. spreads: standard deviations over seeds that are
+    equally likely, each without the noise of rows. noise: variance of one seed on one row; rows: of a row over all
+    seeds. By the noncentral t distribution; the mean over spreads.
+
+    >>> chance(0.1, 8, 256, spreads=[0.08]) > chance(0.1, 4, 256, spreads=[0.08])
+    True
+    """
+    error = np.sqrt((np.square(spreads) + noise / questions) / seeds)
+    reach = np.hypot(stdtrit(seeds - 1, 0.975), ndtri(0.975) * math.sqrt(rows / questions) / error)
+    missed = nctdtr(seeds - 1, difference / error, reach)
+    return float(np.mean(1 - np.nan_to_num(missed, nan=0.0)))  # scipy gives NaN where it is 0 to all digits
+
+
+def least(seeds: int, questions: int, **spread: Any) -> float:
+    """The smallest difference that so many seeds find 4 times of 5; 1 where there is none below."""
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if chance(middle, seeds, questions, **spread) >= OFTEN else (middle, high)
+    return high
+
+
+@dataclass(frozen=True, repr=False)
+class Power:
+    """A comparison of two settings before its runs. Made by power().
+
+    seeds: of each setting, to find `difference` 4 times of 5; None: more than 100. between: the same if the settings
+    are as quiet, or as noisy, as a tenth of the kit's experiments. questions: held-out rows that there are; enough:
+    with as many, further ones would save hardly a seed. steps, prompts: of one run. signal: groups with a
+    signal in a step, at the start; None where no model was asked. run_seconds: of one run with its evaluation; None
+    where nothing was timed. hours: those that you have. spread: arguments of chance().
+    """
+
+    task: str
+    difference: float
+    hours: float
+    seeds: int | None
+    between: tuple[int | None, int | None]
+    questions: int
+    enough: int
+    steps: int
+    prompts: int
+    signal: float | None
+    run_seconds: float | None
+    spread: dict[str, Any]
+    warnings: list[str]
+
+    def hours_of(self, seeds: int) -> float:
+        """Of both settings with so many seeds, one run after the other; NaN where nothing was timed."""
+        return math.nan if self.run_seconds is None else 2 * seeds * self.run_seconds / 3600
+
+    @property
+    def shown_in(self) -> tuple[int, float] | None:
+        """(seeds, difference): the seeds that the hours hold, at most 100, and the smallest difference they show.
+
+        None where nothing was timed, and where the hours hold fewer than two seeds.
+        """
+        seeds = 0 if self.run_seconds is None else min(int(self.hours * 1800 / self.run_seconds), MOST)
+        return (seeds, least(seeds, self.questions, **self.spread)) if seeds > 1 else None
+
+    @property
+    def sentence(self) -> str:
+        """What the difference takes, and what the hours can show."""
+        said, found = f"A difference of {100 * self.difference:g} points needs ", self.shown_in
+        if self.seeds is None:
+            said += f"more than {MOST} seeds of each setting."
+        else:
+            low, high = self.between
+            said += f"{self.seeds} seeds of each setting"
+            said += "" if low == high else f" ({low} if they are quiet, {high or f'over {MOST}'} if noisy)"
+            said += (
+                f": runs of {self.steps} steps on {self.prompts} prompts, {self.questions} held-out questions"
+            )
+            said += f" ({self.enough} nearly do)" if self.enough < self.questions else ""
+            said += "." if self.run_seconds is None else f", {_words(self.hours_of(self.seeds))} in all."
+        if found is not None:
+            said += f" In {_words(self.hours)}, {found[0]} seeds show a difference of {100 * found[1]:.0f} points."
+        elif self.run_seconds is not None:
+            said += f" In {_words(self.hours)} there is no time for two seeds of each setting."
+        return " ".join([said, *self.warnings])
+
+    def table(self) -> ShownTable:
+        """One row a number of seeds: `least` difference found 4 times of 5, `chance` to find yours, hours."""
+        rows, words, yours = {}, {}, f"finds {100 * self.difference:g} points"
+        for seeds in sorted({*_SEEDS, self.seeds or 2}):
+            row = {
+                "least": least(seeds, self.questions, **self.spread),
+                "chance": chance(self.difference, seeds, self.questions, **self.spread),
+                "hours": self.hours_of(seeds),
+            }
+            shows = f"{100 * row['least']:.0f} points" if row["least"] < 1 else "none"
+            time = "not timed" if self.run_seconds is None else f"{row['hours']:.2g}"
+            words[f"{seeds} seeds"] = {"shows": shows, yours: f"{row['chance']:.0%}", "hours": time}
+            rows[seeds] = row
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("seeds")
+        return shown(table, self.sentence, words)
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def power(
+    task: Task,
+    model: Any = None,
+    tokenizer: Any = None,
+    config: Config | str = "auto",
+    *,
+    difference: float = 0.1,
+    hours: float = 8,
+    ready: Readiness | None = None,
+    step_seconds: float | None = None,
+    spread: float | None = None,
+) -> Power:
+    """How many seeds, steps, prompts and held-out questions show a difference of two settings, and what they cost.
+
+    model, tokenizer: asked for a minute (kit.readiness) and trained for three steps, to time one; the weights are
+    restored. Without them nothing is timed, unless step_seconds says it. difference: of held-out accuracy, in (0, 1).
+    hours: those that you have. ready: a Readiness that is there. spread: the standard deviation, over seeds, of the
+    difference of two settings, where you know it; None: those of the kit's own experiments.
+    These are of one small model, mostly on one task: elsewhere they are a first guess. Three seeds of your own say
+    more.
+    Raises ValueError naming the argument, and the errors of readiness and GRPOTrainer.
+
+    >>> kit.power(task, model, tokenizer, difference=0.05, hours=2)  # doctest: +SKIP
+    """
+    check_task(task)
+    check_above_zero("hours", hours)
+    check_above_zero("difference", difference)
+    if difference >= 1:
+        raise ValueError(f"difference={difference!r} must lie below 1: 10 points of accuracy are 0.1")
+    if (model is None) != (tokenizer is None):
+        raise ValueError("model and tokenizer go together: give both, or neither")
+    for name, value in (("step_seconds", step_seconds), ("spread", spread)):
+        if value is not None:
+            check_above_zero(name, value, hint="; leave it out where it is not known")
+    config = preset(config)
+    kind = "code" if getattr(task, "read_answer", None) is not None else "answer"
+    used = {"spreads": (spread,) if spread else SPREADS[kind], "noise": NOISE[kind], "rows": ROWS[kind]}
+    questions, completions = (
+        min(len(task.held_out), config.held_out),
+        config.prompts_per_step * config.group_size,
+    )
+    run_seconds = None
+    if step_seconds is not None:  # a question of the evaluation takes no longer than a completion of a step
+        run_seconds = step_seconds * (config.steps + questions / completions)
+    elif model is not None:
+        run_seconds = _timed(task, model, tokenizer, config, questions)
+    if ready is None and model is not None:
+        ready = readiness(
+            model, tokenizer, task, samples=2 * config.group_size, group_size=config.group_size, seconds=60, quiet=True
+        )  # fmt: skip
+    signal = None if ready is None else ready.signal_reward().value * config.prompts_per_step
+    seeds_for = partial(_seeds_for, difference, **used)
+    between = tuple(seeds_for(questions, spreads=(one,)) for one in (used["spreads"][0], used["spreads"][-1]))
+    best = seeds_for(_QUESTIONS[-1]) or MOST
+    enough = next((n for n in _QUESTIONS if (seeds_for(n) or math.inf) <= best + best // 8), _QUESTIONS[-1])
+    return Power(
+        task.name, difference, hours, seeds_for(questions), between, questions, enough, config.steps,
+        min(config.steps * config.prompts_per_step, len(task.train)), signal, run_seconds, used,
+        _warnings(ready, signal, questions, enough, config),
+    )  # fmt: skip
+
+
+def _seeds_for(difference: float, questions: int, **spread: Any) -> int | None:
+    return next((s for s in range(2, MOST + 1) if chance(difference, s, questions, **spread) >= OFTEN), None)
+
+
+def _warnings(
+    ready: Readiness | None, signal: float | None, n: int, enough: int, config: Config
+) -> list[str]:
+    said = []
+    if ready is not None and ready.verdict != "ready":
+        said.append(f"First: the model is not ready ({ready.verdict}), and seeds do not mend that.")
+    if signal is not None and signal < 1:
+        more = f"prompts_per_step={math.ceil(config.prompts_per_step / signal)}" if signal else "easier rows"
+        said.append(f"A step begins with {signal:.1f} groups that have a signal: take {more}.")
+    if config.steps < RISE:
+        said.append(f"{config.steps} steps are few: in the kit's runs most of the rise took {RISE}.")
+    if n < enough:
+        said.append(f"Of held-out questions only {n} are there: with {enough} fewer seeds do.")
+    return said
+
+
+def _timed(task: Any, model: Any, tokenizer: Any, config: Config, questions: int) -> float:
+    """Seconds of a run: its steps, by the faster of two after a first one, and its evaluation. Weights are restored."""
+    kept = {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
+    mark = trained_in(model)
+    try:
+        with TemporaryDirectory() as folder:
+            short = replace(config, steps=3, save_steps=0, warmup=0)
+            GRPOTrainer(model, task, short, tokenizer=tokenizer, folder=folder, live=None).train()
+            step = min(read_metrics(folder)["step_seconds"].iloc[1:])
+            began, rows = perf_counter(), task.held_out[:_TIMED]
+            evaluate(model, tokenizer, task, rows=rows, batch_size=config.eval_batch)
+            return step * config.steps + (perf_counter() - began) / len(rows) * questions
+    finally:
+        mark_trained(model, *mark)
+        for name, p in model.named_parameters():
+            if name in kept:
+                p.data.copy_(kept[name])
+
+
+def _words(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1.5 else f"{60 * hours:.0f} minutes"
