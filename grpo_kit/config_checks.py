@@ -174,6 +174,12 @@ def check_together(config: Any) -> None:
         raise ValueError(
             f"discount={c.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
         )
+    check_moves(c)
+
+
+def check_moves(config: Any) -> None:
+    """Raises ValueError for numbers that together move no weight of the model."""
+    c = config
     rates = [c.learning_rate(p) for p in _PROBES] if callable(c.learning_rate) else [c.learning_rate]
     if not any(rates):
         raise ValueError(f"learning_rate={c.learning_rate!r} moves no weight; 1e-06 to 0.001 is usual")
@@ -181,7 +187,7 @@ def check_together(config: Any) -> None:
         raise ValueError("positive_weight=0 and negative_weight=0 move no weight of the model; raise one")
 
 
-def check_loss_options(loss: str, options: Mapping[str, Any]) -> None:
+def check_loss_options(loss: str, options: Mapping[str, Any], cure: str = "") -> None:
     """Raises ValueError for an argument that the loss does not take, or that is the loop's to give."""
     named = inspect.signature(getattr(objectives, loss)).parameters.values()
     takes = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name not in _FROM_LOOP] + ["correct_kl"]
@@ -192,7 +198,7 @@ def check_loss_options(loss: str, options: Mapping[str, Any]) -> None:
             )
         if name not in takes:
             mend = f"it takes {', '.join(takes)}{nearest(name, takes)}"
-            raise ValueError(f"loss_options has {name!r}, which {loss} does not take; {mend}")
+            raise ValueError(f"loss_options has {name!r}, which {loss} does not take; {mend}{cure}")
         if name != "correct_kl":
             check_above_zero(f"loss_options[{name!r}]", value)
         elif not isinstance(value, bool):

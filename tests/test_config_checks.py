@@ -108,5 +108,54 @@ def test_fewer_steps_than_the_warmup_may_be_asked_for_while_a_run_trains():
         check_values(Trainer, {"lr": 1})
 
 
+def test_changes_that_together_move_no_weight_are_refused_while_a_run_trains(tmp_path):
+    """Each may be; what counts is what the run then has, by change() or assigned one after the other."""
+    from loop_runs import make
+
+    trainer = make(tmp_path / "run", steps=2)
+    trainer.change(positive_weight=0)
+    for values in ({"negative_weight": 0}, {"learning_rate": 0}, {"learning_rate": constant(0.0)}):
+        with pytest.raises(ValueError, match="move.? no weight"):
+            trainer.change(**values)
+    trainer.change(negative_weight=0, entropy_bonus=0.1)
+    trainer.config.entropy_bonus = 0.0
+    with pytest.raises(ValueError, match="move no weight of the model; raise one"):
+        trainer.train()
+    assert trainer.step == 0
+
+
+def test_a_config_is_looked_at_as_it_is_when_a_trainer_is_made(tmp_path):
+    from loop_runs import make
+
+    config = Config(steps=8, prompts_per_step=2, minibatches=2, warmup=4)
+    config.steps = 3
+    with pytest.raises(ValueError, match="warmup=4 with steps=3"):
+        make(tmp_path / "run", model=None, **{n: getattr(config, n) for n in ("steps", "warmup")})
+    trainer = make(tmp_path / "run", steps=8)
+    trainer.config.positive_weight = trainer.config.negative_weight = 0.0
+    with pytest.raises(ValueError, match="move no weight"):
+        type(trainer)(
+            trainer.model,
+            trainer.task,
+            trainer.config,
+            tokenizer=trainer.tokenizer,
+            folder=tmp_path / "other",
+        )
+
+
+def test_another_loss_does_not_take_the_options_of_the_one_before():
+    config = Config(loss="sapo", loss_options={"temperature_neg": 1.1})
+    with pytest.raises(
+        ValueError, match="'temperature_neg', which dapo does not take; .* set loss_options=.. first"
+    ):
+        config.loss = "dapo"
+    assert config.loss == "sapo"
+    config.loss_options = {}
+    config.loss = "dapo"
+    config.loss_options = {"correct_kl": True}
+    config.loss = "grpo"  # takes it too
+    assert config.loss_options == {"correct_kl": True}
+
+
 def test_a_copy_of_a_presets_config_keeps_its_name():
     assert replace(preset("smoke"), steps=3).preset == "smoke"

@@ -19,7 +19,7 @@ ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
     "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
-    "prompts", "cuda", "models", "record", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
+    "prompts", "cuda", "record", "models", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
     "tasks", "config_checks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks",
     "preferences", "lab", "exports", "integrations", "doctor", "commands",
 ]  # fmt: skip

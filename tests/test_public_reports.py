@@ -269,17 +269,44 @@ def test_a_later_turn_is_behind_the_very_tokens_of_the_earlier_ones(folder):
 
 
 @report("trl#5783")
-def test_what_the_checkpoint_would_sample_with_is_left_out():
+@pytest.mark.parametrize("own", [
+    {"top_k": 1}, {"repetition_penalty": 5.0}, {"temperature": 0.2}, {"top_p": 0.3}, {"min_p": 0.9},
+    {"no_repeat_ngram_size": 1}, {"suppress_tokens": [*range(3, 49_000)]}, {"bad_words_ids": [[5], [6]]},
+    {"max_new_tokens": 2}, {"num_beams": 2}, {"do_sample": False},
+], ids=lambda own: next(iter(own)))  # fmt: skip
+def test_what_the_checkpoint_would_sample_with_is_left_out(own, folder, tmp_path):
+    """Token for token what a checkpoint without that setting writes, by generate and by the engine, greedily too.
+
+    Logits far apart, and a prompt of few tokens: each of the settings changes what transformers itself would write.
+    """
     model, tokenizer = policy()
-    model.generation_config.update(top_k=1, repetition_penalty=5.0, suppress_tokens=[*range(3, 49_000)])
-    config = Config(**SMALL | {"group_size": 8, "max_completion_tokens": 6})
-    how = plain.generation_config(tokenizer, [2], config, config.at(0))
-    assert (how.top_k, how.repetition_penalty, how.temperature) == (0, 1.0, 1.0)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(6)
+    config = Config(**SMALL | {"group_size": 8, "max_completion_tokens": 8})
     prompts = [[1, 5, 6]] * 8
-    written = plain.complete_prompts(model, tokenizer, prompts, config, config.at(0))
-    assert len({*map(tuple, written)}) == 8, "with top_k=1 all would be one"
-    assert min(map(min, written)) < 49_000, "what a step leaves open is not filled in either"
-    assert model.generation_config.top_k == 1, "the checkpoint's own stay"
+
+    def written():
+        torch.manual_seed(0)
+        return plain.complete_prompts(model, tokenizer, prompts, config, config.at(0))
+
+    def trained(place, seams):
+        trainer = make(place, seams=seams, steps=1, model=copy.deepcopy(model))
+        trainer.train()
+        return [line["completion"] for line in lines_of(place / "completions.jsonl")]
+
+    def greedy():
+        made = kit.evaluate(model, tokenizer, task(), rows=task().held_out[:4]).rows
+        return made["completion"].tolist()
+
+    def all_ways(place):
+        return written(), *(trained(place / seams, seams) for seams in ("plain", "fast")), greedy()
+
+    bare = all_ways(tmp_path / "bare")
+    model.generation_config.update(**own)
+    direct, by_generate, by_engine, most_likely = all_ways(tmp_path / "own")
+    assert (direct, by_generate, most_likely) == (bare[0], bare[1], bare[3])
+    assert by_engine in (bare[2], bare[1]), "of some settings the engine leaves the sampling to generate"
+    assert {name: getattr(model.generation_config, name) for name in own} == own, "the checkpoint's own stay"
 
 
 @report("trl#7039")

@@ -34,10 +34,8 @@ ROOM = (
 )  # bytes a full disk still takes; a checkpoint is 23 MB, adapters 5
 LOST = "the damaged best is named, the rest equal"
 LINES = "the damaged table is named and lacks lines, the rest equal"
-BYTE = "a changed byte of a table is not seen, the rest equal"  # a table has no digest
 FINE = (
     "equal", "words, then equal", "equal; the fault came after the end", "nothing saved yet, in words", LOST, LINES,
-    BYTE,
 )  # fmt: skip
 TABLES = {METRICS_LINES: "rows", COMPLETIONS_LINES: "completions", KEPT: "kept"}
 
@@ -162,9 +160,8 @@ def ended(
         own |= {"weights", "kept"}
     if unlike and {*unlike} <= own:
         named = [name for name in hurt if name in TABLES and name in last.get("words", "")]
-        silent = [name for name, how in hurt.items() if TABLES.get(name) in unlike and name not in named]
-        if not silent or all(hurt[name] == "changed" for name in silent):
-            return BYTE if silent else LINES
+        if all(name in named for name in hurt if TABLES.get(name) in unlike):
+            return LINES
     if unlike:
         return "different " + ", ".join(unlike)
     if "killed" not in first and not first.get("hit"):

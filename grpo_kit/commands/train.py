@@ -57,13 +57,12 @@ def train(arguments: Namespace) -> None:
         job.change(preset | options | values)
     processes = Processes(job.config.prompts_per_step, own_device())
     folder = next_run_folder("runs", job.task.name) if folder is None else folder
-    run_path(folder, "--folder")  # it is refused here, and shown as it was given
-    folder = processes.from_main(lambda: Path(folder))
+    folder, shown = processes.from_main(lambda: (run_path(folder, "--folder"), Path(folder)))
     try:
-        _whole(job, folder, processes, resumed=resumed)
+        _whole(job, folder, shown, processes, resumed=resumed)
     except (KeyboardInterrupt, RewardError, EpisodeError, OSError) as error:
         kept = run_settings(folder) is not None
-        goes_on = f"To go on: grpo-kit train --resume {folder}" if kept else "Nothing was kept."
+        goes_on = f"To go on: grpo-kit train --resume {shown}" if kept else "Nothing was kept."
         said = str(error).partition("; train() ")[0].rstrip(".") or "Stopped while it was evaluated"
         stopped = isinstance(error, KeyboardInterrupt) and not isinstance(error, StoppedByFlag)
         raise CommandEnds(f"{said}. {goes_on}", 130 if stopped else 1) from error
@@ -73,8 +72,11 @@ def train(arguments: Namespace) -> None:
         destroy_process_group()
 
 
-def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> None:
-    """The run, from wherever it was stopped. Of several processes the main one measures and prints."""
+def _whole(job: Job, folder: Path, shown: Path, processes: Processes, *, resumed: bool) -> None:
+    """The run, from wherever it was stopped. Of several processes the main one measures and prints.
+
+    folder: its absolute path, which a reward's chdir does not move. shown: as it was given.
+    """
     from grpo_kit.evaluation.accuracy import Evaluation, evaluate
     from grpo_kit.evaluation.comparison import compare
     from grpo_kit.evaluation.held_out import HeldOut
@@ -87,7 +89,7 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
 
     main, task, config, options = processes.is_main, job.task, job.config, job.options
     hooks = [by_name(name) for name in options["report_to"]]  # before anything loads
-    processes.from_main(lambda: _check_folder(folder, config.steps, resumed=resumed))
+    processes.from_main(lambda: _check_folder(shown, config.steps, resumed=resumed))
     done, trained = processes.from_main(lambda: (steps_done(folder), (folder / MODEL).is_dir()))
     trained = trained and done >= config.steps
 
@@ -107,7 +109,7 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
     say(
         f"{config.model} on {task.name}, {config.tuning}, {config.steps} steps of {config.prompts_per_step} x "
         f"{config.group_size} completions, temperature {config.temperature!r}, seed {config.seed}; preset "
-        f"{config.preset} ({config.why('preset')})\n{'Going on with' if done else 'Training into'} {folder}"
+        f"{config.preset} ({config.why('preset')})\n{'Going on with' if done else 'Training into'} {shown}"
     )
     model, tokenizer = job.policy()
     with ExitStack() as held:
@@ -140,8 +142,8 @@ def _whole(job: Job, folder: Path, processes: Processes, *, resumed: bool) -> No
         if main:
             model_card(folder, comparison)
             comparison.save(folder)
-    say(f"{comparison}\n\nThe model is in {folder / MODEL}. Try it: grpo-kit chat {folder}")
-    say(f"Ship it: grpo-kit export {folder} exports/{folder.name}")
+    say(f"{comparison}\n\nThe model is in {shown / MODEL}. Try it: grpo-kit chat {shown}")
+    say(f"Ship it: grpo-kit export {shown} exports/{folder.name}")
 
 
 def _check_folder(folder: Path, steps: int, *, resumed: bool) -> None:
@@ -167,10 +169,13 @@ def _check_folder(folder: Path, steps: int, *, resumed: bool) -> None:
 
 
 def _keep(trainer: Any, folder: Path) -> None:
-    """Save the model, whole or not at all."""
+    """Save the model, whole or not at all, with digests that load_policy compares."""
+    from grpo_kit.record.digests import write_digests
+
     part = folder / f".{MODEL}"
     shutil.rmtree(part, ignore_errors=True)  # of a run that was killed here
-    os.replace(trainer.save_model(part), folder / MODEL)
+    write_digests(trainer.save_model(part))
+    os.replace(part, folder / MODEL)
 
 
 def _set_aside(folder: Path, *names: str) -> None:

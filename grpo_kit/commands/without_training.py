@@ -136,7 +136,7 @@ def export(arguments: Namespace) -> None:
     from grpo_kit.record.files import read_metrics
 
     job, place = _trained(arguments.run, arguments.task)
-    run, last = Path(arguments.run), float(read_metrics(arguments.run)["temperature"].dropna().iloc[-1])
+    run, last = place.parent, float(read_metrics(place.parent)["temperature"].dropna().iloc[-1])
     sides = [run / name for name in (BEFORE, AFTER)]
     measured = place.name == MODEL and all(path.is_file() for path in sides)
     try:
@@ -154,7 +154,12 @@ def export(arguments: Namespace) -> None:
 def _trained(run: str, task: str | None) -> tuple[Job, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
     from grpo_kit.lab.job import Job, model_in
+    from grpo_kit.record.run_path import run_path
 
-    job, (place, what) = Job.of_run(Path(run), task), model_in(Path(run))
-    print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
+    folder = run_path(run, "run")  # which a reward's chdir does not move
+    job, (place, what) = Job.of_run(folder, task), model_in(folder)
+    print(
+        f"{run} is {what}: {Path(run) / place.name}, trained from {job.config.model} on {job.task.name}.",
+        flush=True,
+    )
     return job, place

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import GenerationConfig
 
-from grpo_kit.argument_checks import check_model, check_task, check_tokenizer, check_whole, is_number
+from grpo_kit.argument_checks import check_task, check_whole, is_number
 from grpo_kit.display import progress_line
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer
@@ -264,8 +264,6 @@ def answer(
     A progress line shows how far the work is if it takes more than a second; or progress is called with (done, all).
     Raises ValueError for empty rows, a column that a reward needs and the rows lack, and the errors of complete().
     """
-    check_model(model)
-    check_tokenizer(tokenizer)
     check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
     check_whole("seed", seed, 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit.argument_checks import check_model, check_tokenizer, check_whole
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import Estimate, wilson_interval
 from grpo_kit.memory.plan import plan_memory
@@ -100,6 +100,8 @@ def length_probe(
 
     >>> length_probe(model, tokenizer, task, max_completion_tokens=128).quantile(0.99)  # doctest: +SKIP
     """
+    check_model(model)
+    check_tokenizer(tokenizer)
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
     made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
     return Lengths.of(made.completions, made.settings["max_completion_tokens"])

@@ -124,7 +124,7 @@ def export(
     try:
         if task is not None:
             check_task(task)
-        target = run_path(folder)
+        target, run = run_path(folder), run_path(run, "run") if run else None
         if temperature is not None:
             check_temperature(temperature, greedy=True)
         if max_completion_tokens is not None:
@@ -132,13 +132,8 @@ def export(
     except ValueError as error:
         raise ExportError(str(error)) from None
     own = trainer is not None and run == trainer.folder  # which holds no run before its first step
-    if (
-        run is not None
-        and not own
-        and run_settings(Path(run).expanduser()) is None
-        and not has_metrics(Path(run).expanduser())
-    ):
-        raise ExportError(f"run={os.fspath(run)!r} holds no run; give a run's folder, or leave it out")
+    if run is not None and not own and run_settings(run) is None and not has_metrics(run):
+        raise ExportError(f"run={str(run)!r} holds no run; give a run's folder, or leave it out")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
     prompting, tokens = Prompting.of(task), max_completion_tokens
@@ -152,7 +147,7 @@ def export(
         "temperature": 1.0 if temperature is None else temperature,
         "max_completion_tokens": tokens or (task.max_completion_tokens if task is not None else 256),
     }
-    run = Path(run) if run else run_of(model)
+    run = run or run_of(model)
     say_difference(
         model,
         task,

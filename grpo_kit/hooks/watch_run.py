@@ -10,7 +10,7 @@ import pandas as pd
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.record.files import read_metrics, run_settings
+from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import Monitor, OnFlag
@@ -67,7 +67,7 @@ class WatchRun(Hook):
             return
         try:
             model_card(trainer.folder)
-        except OSError as failure:  # a full disk: the rows that wait in memory are tried again by themselves
+        except (OSError, RunFolderError) as failure:  # a full disk, whose rows wait in memory; a damaged file
             warnings.warn(f"The model card was not written ({failure})", RuntimeWarning, stacklevel=2)
 
     def say(self, text: str) -> None:

@@ -32,7 +32,8 @@ from grpo_kit.record.files import (
     steps_done,
     write_whole,
 )
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, lines_of
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, as_line, lines_of
+from grpo_kit.record.run_path import run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +102,7 @@ def branch(
 
     >>> kit.branch("runs/05_train_full", 16, learning_rate=2e-6)  # doctest: +SKIP
     """
-    source = Path(folder)
+    source = run_path(folder)
     if not changes:
         raise ValueError("changes is empty: say what is to be otherwise, such as learning_rate=2e-6")
     job = Job.of_run(source, task, trains=True)
@@ -114,31 +115,31 @@ def branch(
         raise RunFolderError(
             f"{source} has no whole checkpoint up to step {step}; it has {sorted(there) or 'none'}"
         )
-    begin = there[max(before)]
+    number = max(before)
     asked = Job(job.task, replace(job.config), dict(job.options))
     asked.change(changes)
     whole = steps_done(source) >= job.config.steps and (
         max(there) == job.config.steps or (source / "model").is_dir()
     )
-    as_it_was = source if whole else _go_on(source, begin, job, {}, live)
-    changed = _go_on(source, begin, asked, changes, live)
+    as_it_was = source if whole else _go_on(source, there[number], number, job, {}, live)
+    changed = _go_on(source, there[number], number, asked, changes, live)
     found = []
     for place in (as_it_was, changed):
         model, tokenizer = job.policy(model_in(place)[0])
         found.append(evaluate(model, tokenizer, job.task, batch_size=job.config.eval_batch))
-    number = int(begin.name[11:])
     return Branch(number, changes, (as_it_was, changed), compare(*found), _paired(as_it_was, changed, number))
 
 
-def _go_on(source: Path, begin: Path, job: Job, changes: dict[str, Any], live: bool | None) -> Path:
+def _go_on(
+    source: Path, begin: Path, step: int, job: Job, changes: dict[str, Any], live: bool | None
+) -> Path:
     """A new run folder with what the run had at the checkpoint, trained from there to its last step."""
-    step = int(begin.name[11:])
     folder = next_run_folder(source.parent, f"{source.name}-from-{step}")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source / RUN, folder / RUN)
     for name in (METRICS_LINES, COMPLETIONS_LINES):
-        lines = [json.dumps(line) + "\n" for line in lines_of(source / name) if line["step"] <= step]
-        write_whole(folder / name, "".join(lines).encode())
+        lines = [as_line(line) for line in lines_of(source / name) if line["step"] <= step]
+        write_whole(folder / name, b"".join(lines))
     shutil.copytree(begin, folder / begin.name)
     said = {
         "of": os.path.relpath(source, folder),

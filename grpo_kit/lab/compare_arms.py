@@ -29,6 +29,7 @@ from grpo_kit.lab.outcomes import outcomes
 from grpo_kit.lab.run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError, read_metrics
+from grpo_kit.record.run_path import run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -183,7 +184,7 @@ def compare(
     >>> arms = {"as it is": {}, "cold": {"temperature": 0.5}}
     >>> compare(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
     """
-    folder = Path(folder)
+    folder = run_path(folder)
     seeds = [_seed(seed) for seed in seeds]
     if not arms or not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")

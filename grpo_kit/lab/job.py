@@ -12,7 +12,7 @@ from grpo_kit.loop.grpo_config import FIELDS, Config, check_fields, from_json
 from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.presets import preset as config_of
-from grpo_kit.record.digests import newest_whole
+from grpo_kit.record.digests import checkpoints, last_whole
 from grpo_kit.record.files import RunFolderError, run_settings
 from grpo_kit.tasks import from_file
 from grpo_kit.tasks.same_task import task_digest
@@ -127,12 +127,16 @@ def settings_of(texts: list[str]) -> dict[str, Any]:
 
 
 def model_in(folder: Path) -> tuple[Path, str]:
-    """The place of a run's model, and what it is in words. Raises ValueError where there is none yet."""
+    """The place of a run's model, and what it is in words. A damaged checkpoint is passed over by name.
+
+    Raises ValueError where there is none yet, or none that is whole.
+    """
     for name in ("model", "adapter"):
         if (folder / name).is_dir():
             return folder / name, "the trained model"
-    if (checkpoint := newest_whole(folder)) is None:
+    if not checkpoints(folder):
         raise ValueError(
             f"{folder} has no model and no checkpoint yet; grpo-kit watch {folder} says how far it is"
         )
+    checkpoint = last_whole(folder)
     return checkpoint, f"half trained: the checkpoint of step {checkpoint.name.rpartition('-')[2]}"

@@ -63,11 +63,8 @@ def save(
             torch.save(sample_state, part / SAMPLE_STATE)
         (part / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         write_digests(part)
-        for path in [
-            *part.rglob("*"),
-            part,
-        ]:  # else a power cut could leave a name without what it stands for
-            sync(path)
+        for path in [*part.rglob("*"), part]:
+            sync(path)  # else a power cut could leave a name without what it stands for
         shutil.rmtree(target, ignore_errors=True)  # a damaged one
         os.replace(part, target)
         sync(folder)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
+from grpo_kit.config_checks import check_moves
 from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, as_json, check_fields, from_json
 from grpo_kit.loop.run_checks import trained_before
 from grpo_kit.loop.run_settings import made_with
@@ -32,6 +34,7 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
             "small beta above 0"
         )
     check_weights(trainer.task, values.get("reward_weights"))
+    check_moves(SimpleNamespace(**vars(trainer.config) | values))
     if values.get("steps", trainer.step) < trainer.step:
         raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
 

@@ -142,6 +142,8 @@ class Config:
         value = checks.checked(name, value)
         if name == "loss_options":
             checks.check_loss_options(self.loss, value)
+        elif name == "loss" and (options := getattr(self, "loss_options", None)) and value != self.loss:
+            checks.check_loss_options(value, options, "; set loss_options={} first, these are another loss's")
         if (
             getattr(self, "_running", False)
             and not FIELDS[name].metadata["changes"]

@@ -15,6 +15,7 @@ from peft import PeftModel
 
 from grpo_kit.argument_checks import check_model, check_tokenizer
 from grpo_kit.argument_checks import check_task as check_is_task
+from grpo_kit.config_checks import check_together
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.models.model_facts import base_model
@@ -38,6 +39,7 @@ def check_given(
     if config is not None and not isinstance(config, Config):
         call = f"kit.preset({config!r})" if isinstance(config, str) else "kit.Config(...) or kit.preset(...)"
         raise ValueError(f"config={config!r:.100} must be a Config, as {call} makes one")
+    check_together(config or Config())  # fields may have been assigned one by one since
     embedded = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "num_embeddings", None)
     if embedded is not None and (more := len(tokenizer) - embedded) > 0:
         raise ValueError(

@@ -30,6 +30,7 @@ from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dty
 from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.models.model_facts import describe
 from grpo_kit.models.token_rows import close_rows
+from grpo_kit.record.digests import DIGESTS, newest_whole, what_is_wrong
 from grpo_kit.unsloth import warn_if_late
 
 TINY = "tiny-random"
@@ -144,6 +145,7 @@ def _load(
     name: str, kwargs: dict[str, Any], tuning: Tuning
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     path = Path(name).expanduser()
+    _check_digests(path)
     if is_adapter(name) and tuning == "full":
         if "quantization_config" in kwargs:
             raise PolicyLoadError(
@@ -183,6 +185,16 @@ def _load(
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise PolicyLoadError(f"name_or_path={name!r}: no such folder; check the path")
     return _load_hub(name, kwargs)
+
+
+def _check_digests(folder: Path) -> None:
+    """Raises PolicyLoadError for a folder with digests of which a file is not as it was written: it might load."""
+    if (folder / DIGESTS).is_file() and (wrong := what_is_wrong(folder)):
+        whole = newest_whole(folder.parent)
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} is damaged: {wrong}; {f'{whole} is whole' if whole else 'load another'}, or "
+            f"delete its {DIGESTS} to load it as it is"
+        )
 
 
 def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_kit.record.lines import RunFolderError
@@ -94,14 +93,10 @@ def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The folders checkpoint-<step>, whole or not, lowest step first."""
-
-    def found() -> Iterator[tuple[int, Path]]:
-        for path in Path(folder).glob("checkpoint-*"):
-            number = path.name.removeprefix("checkpoint-")
-            if number.isdecimal() and path.is_dir():
-                yield int(number), path
-
-    return [path for _, path in sorted(found())]
+    found = [
+        path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdecimal() and path.is_dir()
+    ]
+    return sorted(found, key=lambda path: int(path.name[11:]))
 
 
 def _wrong_size(path: Path, name: str, size: int) -> str | None:

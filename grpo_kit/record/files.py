@@ -44,13 +44,18 @@ def steps_done(folder: str | Path) -> int:
 def run_settings(folder: str | Path) -> dict[str, Any] | None:
     """The requested settings of a run, as RunLog.open keeps them; None if the folder has none.
 
-    Raises RunFolderError for a file that holds something else.
+    Raises RunFolderError for a file that holds something else, and where a name is read that it lacks.
     """
     path = Path(folder) / RUN
     if not path.is_file():
         return None
+
+    class Known(dict):
+        def __missing__(self, name: str) -> Any:
+            raise RunFolderError(f"{path} cannot be read (it has no {name!r}). Mend it or move it away.")
+
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return Known(json.loads(path.read_text(encoding="utf-8"), object_hook=Known))
     except (ValueError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
 

@@ -25,9 +25,9 @@ from grpo_kit.record.lines import (
     METRICS_LINES,
     RESUMED,
     LineFile,
+    as_line,
     last_step,
     lines_of,
-    plain,
     step_of_torn_line,
 )
 from grpo_kit.record.run_lock import is_locked
@@ -85,13 +85,9 @@ class RunLog:
                 f"{free!r}; or go on with the run that is there: train(resume=True)."
             )
         if resume and not (path / METRICS_LINES).exists() and not next(path.glob("checkpoint-*"), None):
-            what = (
-                "holds a run that ended before its first row"
-                if holds_run(path)
-                else "holds no run to go on with"
-            )
+            what = "a run that ended before its first row" if holds_run(path) else "no run to go on with"
             raise RunFolderError(
-                f"folder={str(path)!r} {what}; begin one, with resume left out. {free!r} is free."
+                f"folder={str(path)!r} holds {what}; begin one, with resume left out. {free!r} is free."
             )
         made = not path.exists()
         try:
@@ -121,7 +117,7 @@ class RunLog:
             if line.get("changes")
         }
         for name in self._files:
-            self._append(name, {RESUMED: step})
+            self._files[name].waiting.append(as_line({RESUMED: step}))
         for saved in self.path.glob("checkpoint-*"):
             if saved.name.removeprefix("checkpoint-").isdecimal() and int(saved.name[11:]) > step:
                 (self.path / REDONE).mkdir(exist_ok=True)
@@ -152,18 +148,16 @@ class RunLog:
     ) -> None:
         """A line of metrics of this step, and a line for each completion. Never raises because of the disk."""
         for values in zip(*(completions or {}).values(), strict=True):
-            self._append(COMPLETIONS_LINES, {"step": step, **dict(zip(completions, values, strict=True))})
+            line = as_line({"step": step, **dict(zip(completions, values, strict=True))})
+            self._files[COMPLETIONS_LINES].waiting.append(line)
         known = {name: value for name, value in metrics.items() if value is not None}
-        self._append(METRICS_LINES, {"step": step, **known})
+        self._files[METRICS_LINES].waiting.append(as_line({"step": step, **known}))
         self.flush()
 
     def flush(self) -> bool:
         """Write what waits in memory; True if nothing waits any more. Warns once each time the disk fails."""
         error = None
-        for file in (
-            self._files[COMPLETIONS_LINES],
-            self._files[METRICS_LINES],
-        ):  # a step with a row has its completions
+        for file in reversed(self._files.values()):  # the metrics last: a step with a row has its completions
             try:
                 file.write()
             except OSError as caught:
@@ -178,10 +172,6 @@ class RunLog:
             )
         self._disk_failing = error is not None
         return error is None
-
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        text = json.dumps({key: plain(value) for key, value in line.items()}, default=str)
-        self._files[name].waiting.append(text.encode() + b"\n")
 
 
 def unfinished_run(root: str | Path, name: str) -> Path | None:

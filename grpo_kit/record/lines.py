@@ -1,14 +1,19 @@
-"""Appends whole lines to a file, even if the disk is full or the stop button is pressed."""
+"""Appends whole lines to a file, even if the disk is full or the stop button is pressed.
+
+A line of a table ends with a checksum of itself, so that a byte which a disk changed later is seen, and where.
+"""
 
 import json
 import os
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 METRICS_LINES, COMPLETIONS_LINES = "metrics.jsonl", "completions.jsonl"
 RESUMED = "resumed_from"  # the key of a line that takes lines of later steps back
+CHECKSUM = "line_crc32"  # the last key of a line: zlib.crc32 of the line as it is without it
 
 
 class LineFile:
@@ -57,25 +62,38 @@ def plain(value: object) -> object:
     return None if isinstance(value, float) and value != value else value
 
 
+def as_line(values: Mapping[str, Any]) -> bytes:
+    """A line of a table, with its checksum. NaN becomes None."""
+    text = json.dumps({key: plain(value) for key, value in values.items()}, default=str).encode()
+    return b'%b, "%b": %d}\n' % (text[:-1], CHECKSUM.encode(), zlib.crc32(text))
+
+
+def _values_of(line: bytes) -> dict[str, Any]:
+    found = json.loads(line)
+    if found.pop(CHECKSUM, None) not in (None, zlib.crc32(line.rpartition(b', "')[0] + b"}")):
+        raise ValueError(f"other bytes than were written (without its {CHECKSUM} it is taken as it stands)")
+    return found  # an older kit wrote none
+
+
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """The lines that count, in order: those of steps that were done again are left out, and a line cut short.
 
-    Raises RunFolderError for a line that cannot be read, by its number.
+    Raises RunFolderError for a line that cannot be read, or is not what was written, by its number.
     """
     data = path.read_bytes() if path.exists() else b""
     kept: list[dict[str, Any]] = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            found = json.loads(line)
+            found = _values_of(line)
             if RESUMED in found:
                 kept = [one for one in kept if one["step"] <= found[RESUMED]]
             else:
                 int(found["step"])
                 kept.append(found)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunFolderError(
-                f"{path}, line {number} cannot be read: {line[:60].decode(errors='replace')!r}. Mend the line or "
-                "delete it."
+                f"{path}, line {number} cannot be read ({error}): {line[:60].decode(errors='replace')!r}. Mend the "
+                "line or delete it."
             ) from error
     return iter(kept)
 

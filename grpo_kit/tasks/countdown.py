@@ -14,6 +14,7 @@ from grpo_kit.argument_checks import check_choice, check_whole, is_whole
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
@@ -92,6 +93,7 @@ def countdown(
     seed: int = 0,
     max_completion_tokens: int | None = None,
     prefill: str | None = None,
+    answer_tag: str = "answer",
 ) -> Task:
     """Rows "Use 3, 5 and 2, each exactly once, with + - * / to make 16."; every row has a solution.
 
@@ -100,6 +102,7 @@ def countdown(
     think: the prompt requests reasoning in <think> tags first; the prefill opens <think>, and the examples fail before
     they succeed. Without think the prefill opens <answer>.
     prefill: the assistant's opening words; None: as above. Another where a chat template does not let that one through.
+    answer_tag: name of the tag around answers, such as a plainer one that audit_tags suggests.
     max_completion_tokens: None means 24, and with think 64 times the most numbers.
     balanced: each operator is equally likely in a row's solution, until no new question with that operator
     is left (two numbers up to 50 make some 160 quotients; held-out rows are drawn first). Otherwise sums fill the rows,
@@ -147,7 +150,7 @@ def countdown(
     )
     system = "Answer in <answer> tags with one expression."
     length = 64 * high if think else 24
-    return Task(
+    task = Task(
         name="countdown",
         train=train,
         held_out=held_out,
@@ -162,6 +165,7 @@ def countdown(
         examples=tuple(shown),
         max_completion_tokens=length if max_completion_tokens is None else max_completion_tokens,
     )
+    return with_answer_tag(task, answer_tag)
 
 
 class CountdownAnswer(AnswerReward):

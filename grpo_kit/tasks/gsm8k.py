@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from grpo_kit.argument_checks import is_whole
 from grpo_kit.rewards import NumericAnswer, SoftFormat
 from grpo_kit.rewards.answers import as_number
+from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.data_files import DataNotFoundError, packaged, read_rows
 from grpo_kit.tasks.task import Task, most_frequent_answer
 
@@ -30,6 +31,7 @@ def gsm8k(
     seed: int = 0,
     max_completion_tokens: int = 400,
     prefill: str | None = None,
+    answer_tag: str = "answer",
 ) -> Task:
     """GSM8K with reasoning in <think> and the number in <answer>; the prefill opens <think>.
 
@@ -42,6 +44,7 @@ def gsm8k(
     n_train, n_held_out: how many rows to keep, chosen by the seed; None keeps all.
     prefill: the assistant's opening words; None: <think> and a new line. Another where a chat template does not let
     that one through.
+    answer_tag: name of the tag around answers, such as a plainer one that audit_tags suggests.
     Row columns: question, answer (the number after ####, as text), solution.
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
     Raises DataNotFoundError (a ValueError) naming ways to get the data; ValueError where all train rows are held out.
@@ -76,7 +79,7 @@ def gsm8k(
             stacklevel=2,
         )
     kept = _pick("n_train", train_rows, n_train, seed)
-    return Task(
+    task = Task(
         name="gsm8k",
         train=kept,
         held_out=_pick("n_held_out", test_rows, n_held_out, seed),
@@ -88,6 +91,7 @@ def gsm8k(
         examples=(_EXAMPLE,),
         max_completion_tokens=max_completion_tokens,
     )
+    return with_answer_tag(task, answer_tag)
 
 
 def _train_rows(source: str | os.PathLike) -> list[dict]:

@@ -38,6 +38,7 @@ from typing import NamedTuple
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct, strategy_means
 
@@ -66,6 +67,7 @@ def interval_scheduling(
     count: tuple[int, int] = (3, 5),
     seed: int = 0,
     prefill: str | None = None,
+    answer_tag: str = "answer",
 ) -> Task:
     """Rows "Which events give the best schedule without overlap?\\nA: 9 to 11, priority 2\\nB: ...".
 
@@ -78,7 +80,8 @@ def interval_scheduling(
     ways (how many schedules are worth that; any of them is right).
     Rewards: schedule share (0.75), soft format (0.25). Strategies: each set of letters, first, last, longest,
     heaviest, greedy, ...; `strategy_shares` reports their shares.
-    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
+    prefill: the assistant's opening words; None: the answer tag. Another where a chat template does not let it through.
+    answer_tag: name of the tag around answers, such as a plainer one that audit_tags suggests.
     Raises ValueError if `count` is no range within 3..8.
 
     >>> interval_scheduling().held_out[0]["question"].startswith("Which events give the best schedule")
@@ -109,7 +112,7 @@ def interval_scheduling(
     train, held_out = split_distinct(
         draw, n_train, n_held_out, what=f"events with count={count!r}", avoid=[text for text, _ in examples]
     )
-    return Task(
+    task = Task(
         name="interval_scheduling",
         train=train,
         held_out=held_out,
@@ -122,6 +125,7 @@ def interval_scheduling(
         examples=examples,
         max_completion_tokens=16,
     )
+    return with_answer_tag(task, answer_tag)
 
 
 class ScheduleShare(AnswerReward):

@@ -10,6 +10,7 @@ import random
 
 from grpo_kit.argument_checks import check_whole
 from grpo_kit.rewards import ExactAnswer, SoftFormat
+from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
 
@@ -24,11 +25,13 @@ def largest(
     seed: int = 0,
     max_completion_tokens: int = 12,
     prefill: str | None = None,
+    answer_tag: str = "answer",
 ) -> Task:
     """Rows "Which number is the largest: 47, 82, 15?" with distinct numbers from 10 to 99.
 
     numbers: fewest and most numbers in a question. Row columns: question, answer, numbers (list of int).
-    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
+    prefill: the assistant's opening words; None: the answer tag. Another where a chat template does not let it through.
+    answer_tag: name of the tag around answers, such as a plainer one that audit_tags suggests.
     Rewards: exact answer (0.75) and soft format (0.25). Constant strategies: always the first, ..., the last.
     Raises ValueError if `numbers` is no range within 2..90.
 
@@ -48,7 +51,7 @@ def largest(
     )
     strategies: dict[str, Strategy] = {f"always number {i + 1}": _at(i) for i in range(high)}
     strategies["always the last number"] = _at(-1)
-    return Task(
+    task = Task(
         name="largest",
         train=train,
         held_out=held_out,
@@ -62,6 +65,7 @@ def largest(
         examples=((_question(_EXAMPLE), f"<answer>{max(_EXAMPLE)}</answer>"),),
         max_completion_tokens=max_completion_tokens,
     )
+    return with_answer_tag(task, answer_tag)
 
 
 def _question(numbers: list[int]) -> str:

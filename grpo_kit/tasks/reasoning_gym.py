@@ -17,6 +17,7 @@ from grpo_kit.episodes.observation import View
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.response import own_answer
+from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
 
 _LOG = logging.getLogger(__name__)
@@ -35,13 +36,15 @@ def from_reasoning_gym(
     prefill: str = "<answer>",
     system: str | None = "Answer in <answer> tags.",
     max_completion_tokens: int = 48,
+    answer_tag: str = "answer",
     **config: Any,
 ) -> Task:
     """A task from the reasoning-gym data set `name`, such as "leg_counting"; config is passed to that data set.
 
     Train, held-out and the one worked example come from seeds that share no row; repeated questions are
-    dropped. Row columns: question, answer ("" where the data set has a scorer but no answer of its own; no
-    example is shown then), entry (which row of which seed, for the scorer).
+    dropped. answer_tag: name of the tag around answers.
+    Row columns: question, answer ("" where the data set has a scorer but no answer of its own; no example is shown
+    then), entry (which row of which seed, for the scorer).
     Rewards: the data set's score_answer, partial credit kept (0.75), soft format (0.25). An answer is correct
     at a score of 0.99 or more. Constant strategy: the most frequent train answer.
     Raises ValueError for an unknown name or a config the data set refuses; ImportError if reasoning-gym is
@@ -70,7 +73,7 @@ def from_reasoning_gym(
     train = rows(1, n_train, "n_train", [example["question"], *(row["question"] for row in held_out)])
     # Some data sets have a scorer but no answers: there is no example to show then.
     examples = ((example["question"], f"<answer>{example['answer']}</answer>"),) if example["answer"] else ()
-    return Task(
+    task = Task(
         name=name,
         train=train,
         held_out=held_out,
@@ -83,6 +86,7 @@ def from_reasoning_gym(
         examples=examples,
         max_completion_tokens=max_completion_tokens,
     )
+    return with_answer_tag(task, answer_tag)
 
 
 def from_reasoning_gym_tries(

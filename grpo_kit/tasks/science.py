@@ -31,6 +31,7 @@ from grpo_kit.argument_checks import check_choice
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
 from grpo_kit.rewards.ngrams import words
+from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 _FILE = Path(__file__).parent / "data" / "science.json"
@@ -40,12 +41,15 @@ _SMALL = frozenset(
 )
 
 
-def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL", prefill: str | None = None) -> Task:
+def science(
+    *, overlap: Literal["rougeL", "bleu"] = "rougeL", prefill: str | None = None, answer_tag: str = "answer"
+) -> Task:
     """Rows "What is osmosis?" -> "the diffusion of water across a semipermeable membrane".
 
     overlap: the reward, Rouge("rougeL") or Bleu(), against the best of the accepted answers (0.75), beside soft
     format (0.25).
-    prefill: the assistant's opening words; None: <answer>. Another where a chat template does not let that one through.
+    prefill: the assistant's opening words; None: the answer tag. Another where a chat template does not let it through.
+    answer_tag: name of the tag around answers, such as a plainer one that audit_tags suggests.
     Row columns: question, answer (the first accepted one), answers (all of them), subject ("chemistry", "biology"),
     source.
     is_correct: `same_words` as one of the accepted answers. Both overlaps, which lose a little for a plural or an extra
@@ -62,7 +66,7 @@ def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL", prefill: str | Non
     reward = Rouge("rougeL", column="answers") if overlap == "rougeL" else Bleu(column="answers")
     rows = [{"answer": row["answers"][0], **row} for row in load_rows()]
     train = [row for row in rows if not _is_held_out(row["question"])]
-    return Task(
+    task = Task(
         name="science",
         train=train,
         held_out=[row for row in rows if _is_held_out(row["question"])],
@@ -75,6 +79,7 @@ def science(*, overlap: Literal["rougeL", "bleu"] = "rougeL", prefill: str | Non
         examples=(_EXAMPLE,),
         max_completion_tokens=32,
     )
+    return with_answer_tag(task, answer_tag)
 
 
 def load_rows() -> list[dict]:

@@ -170,6 +170,7 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         "num_iterations": "iterations",
         "steps_per_generation": "minibatches",
     }
-    found = config | {name: config.get(own) for name, own in names.items()}
     schedule = "as it says" if isinstance(config.get("learning_rate"), str) else "constant after a warmup"
-    return found | {"lr_scheduler_type": schedule, "fp16": config.get("autocast") == "float16"}
+    found = {"lr_scheduler_type": schedule, "fp16": config.get("autocast") == "float16"}
+    found |= {name: config.get(own) for name, own in names.items()}
+    return type(config)(config | found)  # of run.json: it says which name it lacks

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.faults import campaign
-from benchmarks.faults.campaign import BYTE, FINE, KINDS, LINES, LOST, MOMENTS, damage, drawn, ended
+from benchmarks.faults.campaign import FINE, KINDS, LINES, LOST, MOMENTS, damage, drawn, ended
 from benchmarks.faults.runs import ARMS
 from benchmarks.result import RESULTS
 
@@ -52,7 +52,8 @@ def test_an_ending_has_one_name(first, last, outcome):
     [
         ("metrics.jsonl cut", {"rows": "x", "words": "metrics.jsonl lacks lines"}, "last", LINES),
         ("metrics.jsonl cut", {"rows": "x"}, "last", "different rows"),
-        ("metrics.jsonl changed", {"rows": "x"}, "last", BYTE),
+        ("metrics.jsonl changed", {"rows": "x"}, "last", "different rows"),
+        ("metrics.jsonl changed", {"rows": "x", "words": "metrics.jsonl, line 1"}, "last", LINES),
         (
             "run.json cut; metrics.jsonl changed",
             {"rows": "x", "weights": "x"},

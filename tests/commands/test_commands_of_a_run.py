@@ -129,6 +129,36 @@ def test_a_notebooks_run_says_its_task_itself(here, capsys, tmp_path):
     assert "a run of an older grpo_kit" in capsys.readouterr().err
 
 
+def test_a_reward_that_changes_the_working_directory_moves_no_file(tmp_path, monkeypatch, capsys):
+    """Relative names, and every call of the reward leaves the folder: all files lie where they were asked for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    file = written(tmp_path)
+    leaves = f"    __import__('os').chdir({str(tmp_path / 'elsewhere')!r})\n    return ["
+    file.write_text(file.read_text().replace("    return [", leaves, 1))
+    assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/mine"]) == 0
+    assert "Try it: grpo-kit chat runs/mine" in capsys.readouterr().out
+    assert Path.cwd().name == "elsewhere" and not list(Path.cwd().iterdir())
+    there = {path.name for path in (tmp_path / "runs/mine").iterdir()}
+    assert {"before.json", "after.json", "results.json", "model", "README.md", "metrics.jsonl"} <= there
+    for words in (["evaluate", "runs/mine", "--rows", "2"], ["export", "runs/mine", "made", "--rows", "2"]):
+        monkeypatch.chdir(tmp_path)
+        assert main(words) == 0, capsys.readouterr().err
+    assert "Before and after" in (tmp_path / "made/README.md").read_text()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_damaged_model_of_a_run_is_refused_by_every_command(here, runs, tmp_path, capsys):
+    """One changed byte of the weights, which load all the same."""
+    run = shutil.copytree(runs / "full", tmp_path / "run")
+    path = run / "model/model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-99] + bytes([data[-99] ^ 64]) + data[-98:])
+    for words in (["evaluate", str(run)], ["export", str(run), "made"], ["chat", str(run), "hello"]):
+        assert main(words) == 2
+        assert "model.safetensors holds other bytes than were written" in capsys.readouterr().err
+
+
 def test_a_half_trained_run_is_its_checkpoint(here, tmp_path, capsys):
     assert (
         main(["train", "--preset", "smoke", "--set", "save_steps=1", "--folder", str(tmp_path / "run")]) == 0

@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 from loop_runs import make, record, same, weights
 
+from grpo_kit.hooks.watch_run import WatchRun
+from grpo_kit.lab.job import model_in
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.models import load_policy
+from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.watch.run_card import model_card
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,38 @@ def test_load_refuses_a_damaged_checkpoint_and_names_the_one_to_take(name, how, 
     with pytest.raises(RunFolderError, match=words):
         trainer.load(folder / "checkpoint-4")
     assert same(weights(trainer), own) and trainer.step == 0
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_load_policy_refuses_a_checkpoint_of_other_bytes_than_were_written(tuning, tmp_path):
+    """A library loads such weights without a word: one number is another."""
+    trainer = make(tmp_path / "run", tuning=tuning, save_steps=2, save_total_limit=2)
+    trainer.train()
+    name = "model.safetensors" if tuning == "full" else "adapter_model.safetensors"
+    last = tmp_path / "run/checkpoint-4"
+    data = (last / name).read_bytes()
+    (last / name).write_bytes(data[:-99] + bytes([data[-99] ^ 64]) + data[-98:])
+    words = f"checkpoint-4' is damaged: {name} holds other bytes than were written; .*checkpoint-2 is whole, or delete"
+    for how in ("full", tuning):
+        with pytest.raises(PolicyLoadError, match=words):
+            load_policy(last, tuning=how, quiet=True)
+    load_policy(last.with_name("checkpoint-2"), tuning=tuning, quiet=True)
+    (last / "digests.json").unlink()
+    load_policy(last, tuning=tuning, quiet=True)
+
+
+def test_the_model_of_a_run_whose_last_checkpoint_is_damaged_is_the_one_before_by_name(
+    trained, tmp_path, capsys
+):
+    folder = shutil.copytree(trained[0], tmp_path / "run")
+    damage(folder / "checkpoint-4/model.safetensors", "flipped")
+    assert model_in(folder)[0].name == "checkpoint-2"
+    assert (
+        "checkpoint-4 is damaged and is passed over: model.safetensors holds other" in capsys.readouterr().out
+    )
+    damage(folder / "checkpoint-2/model.safetensors", "flipped")
+    with pytest.raises(RunFolderError, match="no whole checkpoint .*checkpoint-2 is damaged"):
+        model_in(folder)
 
 
 def test_a_folder_in_place_of_a_checkpoint_or_of_true_says_what_to_give(trained, tmp_path):
@@ -134,11 +171,28 @@ def test_a_line_in_the_middle_that_cannot_be_read_is_named_with_what_to_do(run, 
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0][:20] + b"\0" * 5 + lines[0][25:] + b"".join(lines[1:]))
     with pytest.raises(
-        RunFolderError, match="metrics.jsonl, line 1 cannot be read: .*Mend the line or delete it"
+        RunFolderError, match="metrics.jsonl, line 1 cannot be read .*: .*Mend the line or delete it"
     ):
         again(run)
     path.write_bytes(b"".join(lines[1:]))
     assert same(weights(again(run)), trained[1]) and "(the first is step 1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "completions.jsonl"])
+def test_a_changed_byte_of_a_table_is_named_by_its_line_and_goes_with_it(name, run, trained, capsys):
+    """JSON reads it: a digit of a reward, a letter of a completion. The line's checksum does not agree."""
+    path = run / name
+    lines = path.read_bytes().splitlines(keepends=True)
+    digit = lines[1].index(b'"reward": ') + 10
+    lines[1] = lines[1][:digit] + bytes([lines[1][digit] ^ 1]) + lines[1][digit + 1 :]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(
+        RunFolderError,
+        match=f"{name}, line 2 cannot be read .other bytes than were written .*delete it",
+    ):
+        again(run)
+    path.write_bytes(b"".join(lines[:1] + lines[2:]))
+    assert same(weights(again(run)), trained[1])
 
 
 @pytest.mark.parametrize("how", ["flipped", "gone"])
@@ -149,6 +203,21 @@ def test_a_run_goes_on_by_its_checkpoint_where_run_json_is_damaged(how, run, tra
     if how == "gone":
         (run / "run.json").unlink()
     assert same(weights(again(run)), trained[1])
+
+
+def test_a_run_json_that_lacks_a_name_says_so_and_ends_no_run(run, trained):
+    """One changed byte of a key: JSON still reads it."""
+    path = run / "run.json"
+    whole = path.read_text()
+    for name in ("reward_weights", "learning_rate"):  # at the top, and inside the config
+        path.write_text(whole.replace(f'"{name}"', f'"{name[:-1]}t"'))
+        words = f"run.json cannot be read .it has no '{name}'.. Mend it or move it away"
+        with pytest.raises(RunFolderError, match=words):
+            model_card(run)
+    trainer = make(run, save_steps=2, save_total_limit=2, hooks=[WatchRun(live=None, on_flag="warn")])
+    with pytest.warns(RuntimeWarning, match=f"The model card was not written .*{words}"):
+        trainer.train(resume=True)
+    assert same(weights(trainer), trained[1])
 
 
 OTHER = """

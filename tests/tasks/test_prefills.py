@@ -59,11 +59,41 @@ def test_the_kits_tasks_take_another_prefill(make):
     check_rewards(task.rewards, task, rows=1)
 
 
+@pytest.mark.parametrize("make", [
+    tasks.largest, tasks.countdown, tasks.interval_scheduling, tasks.science,
+    lambda **more: tasks.countdown(think=True, **more),
+])  # fmt: skip
+def test_the_kits_tasks_take_another_answer_tag(make):
+    """In all that the model reads and in all that judges it; the rows are the same."""
+    task, usual = make(answer_tag="final"), make()
+    assert (task.answer_tag, task.train, task.held_out) == ("final", usual.train, usual.held_out)
+    for text, was in zip(
+        (task.system, task.prefill, *(response for _, response in task.examples)),
+        (usual.system, usual.prefill, *(response for _, response in usual.examples)),
+        strict=True,
+    ):
+        assert text == was.replace("answer>", "final>") and "answer>" not in text
+    row = task.held_out[0]
+    (honest, *_) = task.cases_for(row, task.rewards)
+    columns = {name: [value] for name, value in row.items()}
+    for reward in task.rewards:
+        assert reward([honest.completion], prefill=[task.prefill], **columns) == [1.0]
+        in_the_old_tag = honest.completion.replace("final>", "answer>")
+        assert reward([in_the_old_tag], prefill=[usual.prefill], **columns)[0] < 0.5
+    assert task.is_correct(row["answer"], row) and task.answer_of(honest.completion) == row["answer"]
+    check_rewards(task.rewards, task, rows=1)
+    with pytest.raises(ValueError, match="answer_tag='<final>' must be the name of a tag without brackets"):
+        make(answer_tag="<final>")
+
+
 def test_gsm8k_takes_another_prefill(tmp_path):
     lines = "".join(f'{{"question": "{n} + 1?", "answer": "So. #### {n + 1}"}}\n' for n in range(10))
     (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8-sig")  # a byte-order mark, as Excel writes
     task = tasks.gsm8k(train=tmp_path / "rows.jsonl", held_out="train", prefill="Let's see.\n<think>\n")
     assert task.prefill == "Let's see.\n<think>\n" and len(task.train) == 8
     check_rewards([NumericAnswer(), SoftFormat()], task)
+    tagged = tasks.gsm8k(train=tmp_path / "rows.jsonl", held_out="train", answer_tag="final")
+    assert "<final>" in tagged.system and tagged.examples[0][1].endswith("<final>19</final>")
+    check_rewards(tagged.rewards, tagged)
     with pytest.raises(RewardCheckError):
         check_rewards(lambda completions, **columns: [1.0] * len(completions), task)
