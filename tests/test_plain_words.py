@@ -20,8 +20,6 @@ NOT_YET = {
     "02b_rewards_under_training": (1871, 207, 0),
     "03_where_the_time_goes": (1324, 111, 0),
     "04_grpo_by_hand": (5025, 691, 0),
-    "05_train_full": (1630, 152, 1),
-    "06_train_lora": (1023, 237, 2),
     "07_warm_start": (3694, 346, 0),
     "08_code_rewards": (2485, 407, 0),
     "09_schedule_events": (2967, 504, 0),
@@ -31,11 +29,11 @@ NOT_YET = {
     "13_explore_and_anneal": (1870, 154, 0),
     "14_stability_lab": (2692, 212, 0),
     "15_the_advice_measured": (3017, 286, 0),
-    "16_on_your_card": (2049, 413, 1),
+    "16_on_your_card": (2049, 413, 0),
     "17_agents_over_turns": (1751, 234, 0),
     "18_thinking_models": (1523, 170, 0),
-    "19_keep_it_and_use_it": (1382, 114, 1),
-    "20_more_than_one_card": (1953, 277, 1),
+    "19_keep_it_and_use_it": (1382, 114, 0),
+    "20_more_than_one_card": (1953, 277, 0),
 }
 
 
