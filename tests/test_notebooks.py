@@ -24,7 +24,13 @@ FEWER = {
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
 # Whose exercises are code that runs as written; those of others tell what to change.
-WITH_EXERCISES = ["00_start_here", "01_prompts_and_prefill", "05_train_full", "06_train_lora"]
+WITH_EXERCISES = [
+    "00_start_here",
+    "01_prompts_and_prefill",
+    "02_reward_design",
+    "05_train_full",
+    "06_train_lora",
+]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
 
