@@ -14,6 +14,7 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
+AT_ONCE = ("00_", "01_", "02_", "05_", "06_")  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 
 (VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "version.py").read_text(), re.M)
@@ -97,6 +98,9 @@ def opened(notebook, name, repository):
         nbformat.v4.new_markdown_cell(WORDS, id="install-words"),
         nbformat.v4.new_code_cell(install_cell(name), id="install"),
     ]
+    if name.startswith(AT_ONCE):
+        install[1].metadata["jupyter"] = {"source_hidden": True}
+        del install[0]
     notebook.cells = [cells[0], *under_title, *cells[1:setup], *install, *cells[setup:]]
     return notebook
 

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     # After training.
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
+    from grpo_kit.evaluation.results import results  # what the runs of a folder came to, side by side
     from grpo_kit.evaluation.rescore import rescore  # what another reward would have taught
     from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
     from grpo_kit.exports import export  # weights, prompt and temperature in a folder that proves itself
@@ -97,8 +98,9 @@ __all__ = [
     "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder",
     "unfinished_run",
     "read_completions", "read_metrics",
-    "evaluate", "compare", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample", "branch", "branches",
-    "power", "lab", "objectives",
+    "evaluate", "compare", "results", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample",
+    "branch", "branches", "power",
+    "lab", "objectives",
 ]  # fmt: skip
 
 _MODULES = {
@@ -131,6 +133,7 @@ _MODULES = {
     "record.jsonl_run": ["unfinished_run"],
     "evaluation.accuracy": ["evaluate"],
     "evaluation.comparison": ["compare"],
+    "evaluation.results": ["results"],
     "evaluation.rescore": ["rescore"],
     "evaluation.pass_curves": ["plot_pass_at_k"],
     "exports": ["export"],

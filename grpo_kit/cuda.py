@@ -29,6 +29,20 @@ def own_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def peak_gib() -> float:
+    """The most memory so far, in GiB: what torch reserved on the card; without one, of this process, libraries too.
+
+    Windows does not say it without a card: nan.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved() / 2**30
+    try:
+        import resource
+    except ImportError:
+        return float("nan")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "linux" else 30)
+
+
 def may_fail(device: torch.device) -> bool:
     """Could a fast part run on hardware where it was never tested? Its plain replacement is then used if it fails.
 

@@ -7,6 +7,7 @@ import types
 import nbclient
 import nbformat
 import pytest
+from PIL import Image
 
 from grpo_kit import display
 from grpo_kit.display import (
@@ -17,6 +18,7 @@ from grpo_kit.display import (
     TUNED,
     ProgressLine,
     colours_of,
+    diagram,
     duration,
     progress_line,
 )
@@ -165,3 +167,20 @@ def test_what_is_compared_with_has_one_colour_everywhere():
 
 def test_durations():
     assert [duration(s) for s in (0.4, 59.6, 125, 3725)] == ["0 s", "1 min 0 s", "2 min 5 s", "1 h 2 min"]
+
+
+def test_a_diagram_is_read_on_light_and_dark_pages():
+    boxes = {"a": (20, 15, 20, 10, "cost $1 and $2", BASE), "b": (80, 15, 20, 10, "reward", TUNED)}
+    picture = Image.open(io.BytesIO(diagram(boxes, [("a", "b", "score")], height=2)._repr_png_())).convert(
+        "RGBA"
+    )
+    assert picture.size == (800, 200), "pixels"
+    assert picture.getpixel((2, 2))[3] == 0, "no ground of its own"
+    at = picture.getpixel((100, 60))  # inside the first box, above its text
+    assert at[3] > 250 and contrast("#{:02x}{:02x}{:02x}".format(*at[:3]), "#000000") > 7
+    line = picture.getpixel((300, 80))  # on the arrow: seen on both
+    assert (
+        line[3] > 250
+        and min(contrast("#{:02x}{:02x}{:02x}".format(*line[:3]), page) for page in ("#ffffff", "#111111"))
+        > 3
+    )

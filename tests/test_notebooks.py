@@ -23,6 +23,14 @@ FEWER = {
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
+# Whose exercises are code that runs as written; those of others tell what to change.
+WITH_EXERCISES = [
+    "00_start_here",
+    "01_prompts_and_prefill",
+    "02_reward_design",
+    "05_train_full",
+    "06_train_lora",
+]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
 
@@ -61,8 +69,8 @@ def test_is_committed_as_jupyterlab_writes_it(path):
     The one difference that is left: the version of Python, which Lab takes from the kernel that is there.
     """
     notebook = nbformat.read(path, as_version=4)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}, (
-        "nothing else; widget state least of all"
+    assert set(notebook.metadata) - {"grpo_kit"} == {"kernelspec", "language_info"}, (
+        "nothing else, but for where the outputs come from; widget state least of all"
     )
     assert notebook.metadata.kernelspec == {
         "display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3",
@@ -72,6 +80,14 @@ def test_is_committed_as_jupyterlab_writes_it(path):
     assert notebook.metadata.language_info == {**IPythonKernel.language_info, "version": version}
     assert path.read_text(encoding="utf-8") == f"{nbformat.writes(notebook)}\n", "order, indent, last newline"
     assert all("id" in cell for cell in notebook.cells)
+
+
+def exercises(notebook):
+    """The code of a notebook's exercises and solutions: blocks of Python in the prose behind the heading."""
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return re.findall(
+        r"^```python\n(.*?)^```$", prose.partition("\n## Exercises")[2], re.MULTILINE | re.DOTALL
+    )
 
 
 def _too_long(cell):
@@ -103,6 +119,8 @@ def _run(path, tmp_path, monkeypatch, *, trl):
     work.mkdir()
     notebook = nbformat.read(path, as_version=4)
     _give(notebook, FEWER.get(path.stem, {}))
+    for source in exercises(notebook):  # as a reader does after Run all: each in a new cell
+        notebook.cells.append(nbformat.v4.new_code_cell(source))
     client = nbclient.NotebookClient(
         notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(work)}}
     )
@@ -129,3 +147,14 @@ def test_what_notebook_01_shows_of_trl_is_left_out_where_it_is_missing(tmp_path,
     notebook = _run(path, tmp_path, monkeypatch, trl=False)
     said = "".join(out.get("text", "") for cell in _code(notebook) for out in cell.outputs)
     assert 'pip install "grpo-kit[trl]"' in said and "REFUSED" in said
+
+
+@pytest.mark.parametrize("name", WITH_EXERCISES)
+def test_every_exercise_that_names_a_change_has_its_code(name):
+    """Each runs after Run all: test_runs_from_top_to_bottom_in_the_smoke_profile executes it behind the last cell."""
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    asked = prose.partition("\n## Exercises")[2].partition("<details><summary>Solutions")[0]
+    numbered = re.split(r"^\d+\. ", asked, flags=re.MULTILINE)[1:]
+    assert len(numbered) >= 3 and all("```python" in one for one in numbered), numbered
+    assert len(exercises(notebook)) >= len(numbered)

@@ -1,18 +1,23 @@
-"""Base beside tuned on the same rows: difference with its interval, a paired test, and samples picked by rule."""
+"""Base beside tuned on the same rows: difference with its interval, a paired test, and samples picked by rule.
+
+Longer than 300 lines because a comparison's numbers and the tables that show them are read together.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from grpo_kit.argument_checks import check_whole
+from grpo_kit.cuda import peak_gib
 from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.constant import Constant, compared
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, p_value, percent, shown, with_page
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.watch.completions import side_by_side
@@ -100,7 +105,8 @@ class Comparison:
         """Write what a run came to into its folder, as results.json, which grpo-kit watch reads. Returns the path.
 
         before, after, best_constant: of the measure that leads, with its 95 % interval. n: rows. weights_of_step: the
-        step whose weights were kept. Raises RunFolderError for a folder without a run.
+        step whose weights were kept. peak_gib: of this process so far (cuda.peak_gib). Raises RunFolderError for a
+        folder without a run.
 
         >>> comparison.save("runs/full")  # doctest: +SKIP
         """
@@ -117,7 +123,7 @@ class Comparison:
         }
         found |= {"n": self.base.n, "steps": int(steps["step"].max()), "measure": measure}
         found |= {"train_seconds": float(steps["seconds"].iloc[-1]), "no_better": self.no_better}
-        found["sentence"] = self.sentence
+        found |= {"sentence": self.sentence, "preset": settings["config"]["preset"], "peak_gib": peak_gib()}
         found["weights_of_step"] = json.loads(kept.read_text())["step"] if kept.is_file() else found["steps"]
         for name, one in (("before", self.base), ("after", self.tuned)):
             e = _of(one, self.leads)
@@ -149,6 +155,32 @@ class Comparison:
             words[name] = {"base": self._of_constant, "tuned": self._of_constant, "n": str(self.base.n)}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.base.task)
         return shown(table, self.sentence, words)
+
+    def by(self, labels: Sequence[Any], name: str = "label") -> ShownTable:
+        """Accuracy before and after, and n, of the rows of each label: one label a row, in the rows' order.
+
+        Shows a shortcut: a model that reads the question is right at every label. Raises ValueError for another number
+        of labels than rows, and where nothing is right or wrong.
+
+        >>> comparison.by([len(row["numbers"]) for row in task.held_out])  # doctest: +SKIP
+        """
+        if len(labels) != self.base.n or "strict" not in self.base.rates:
+            raise ValueError(
+                f"labels: {len(labels)} for {self.base.n} rows measured by {', '.join(self.difference)}; give one "
+                "a row, of a task whose answers are right or wrong"
+            )
+        by, rows, words = pd.Series(list(labels), name=name), {}, {}
+        for label, places in by.groupby(by).groups.items():
+            rows[label], words[str(label)] = {}, {}
+            for who, one in (("base", self.base), ("tuned", self.tuned)):
+                right, n = int(one.rows["strict"].iloc[places].sum()), len(places)
+                e = Estimate(right / n, *wilson_interval(right, n), n)
+                rows[label] |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
+                words[str(label)][who] = e.words()
+            rows[label]["n"], words[str(label)]["n"] = n, str(n)
+        return shown(
+            pd.DataFrame.from_dict(rows, orient="index").rename_axis(name), f"Right, by {name}.", words
+        )
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

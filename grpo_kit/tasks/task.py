@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import pandas as pd
+
 from grpo_kit.argument_checks import check_choice, check_text, check_whole, is_number
 from grpo_kit.prompts import build_dataset, build_prompt, check_parts
 from grpo_kit.rewards.answers import AnswerReward
@@ -159,6 +161,23 @@ class Task:
             return verdicts(self, [row], [completion]) == [True]
         answer = self.answer_of(completion)
         return answer is not None and bool(self.is_correct(answer, row))
+
+    def score(self, row: Mapping[str, Any], completions: Sequence[str]) -> pd.DataFrame:
+        """What the rewards make of completions to one row: response, each reward by its name, and reward, the total.
+
+        Raises RewardError.
+
+        >>> from grpo_kit.tasks import largest
+        >>> task = largest()
+        >>> task.score(task.train[0], ["72</answer>", "17</answer>"])["reward"].tolist()
+        [1.0, 0.25]
+        """
+        columns = columns_of([{**row, "prefill": self.prefill}] * len(completions))
+        parts = score_all(self.rewards, completions, **columns)
+        found = {"response": [self.prefill + text for text in completions], **parts}
+        return pd.DataFrame(found).assign(
+            reward=totals([*parts.values()], self.reward_weights, [0] * len(completions))
+        )
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         """The cases that check_rewards tries on a row: the honest completion and the cheats, no two alike.

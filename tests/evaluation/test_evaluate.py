@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import math
 import pickle
 import random
@@ -15,10 +16,12 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from grpo_kit.cuda import peak_gib
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import compare
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
+from grpo_kit.evaluation.results import results
 from grpo_kit.models import load_policy
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, complete
@@ -435,6 +438,44 @@ def evaluation(right: list[bool], *, constant=("always 7", 0.273)) -> Evaluation
     )
     settings = {"max_completion_tokens": 16}
     return Evaluation("toy", rate, rate, rate, constant, {}, rows, settings)
+
+
+def test_accuracy_by_label_and_the_runs_of_a_folder(tmp_path):
+    questions = [f"q{i}" for i in range(6)]
+
+    def evaluated(right):
+        rows = pd.DataFrame({"question": questions, "strict": right, "reward": [float(one) for one in right]})
+        share = Estimate(sum(right) / 6, 0.0, 1.0, 6)
+        return Evaluation("t", share, share, share, None, {}, rows.assign(lenient=right, formatted=right),
+                          {"max_completion_tokens": 8})  # fmt: skip
+
+    comparison = compare(evaluated([True, False] * 3), evaluated([True, True, True, True, False, False]))
+    table = comparison.by([1, 1, 1, 2, 2, 2], "place")
+    assert table.index.tolist() == [1, 2] and table["n"].tolist() == [3, 3]
+    assert table["base"].tolist() == pytest.approx([2 / 3, 1 / 3]) and table[
+        "tuned"
+    ].tolist() == pytest.approx([1, 1 / 3])
+    assert table.loc[2, "tuned_high"] == pytest.approx(wilson_interval(1, 3)[1])
+    assert "33.3 % [6.1, 79.2]" in repr(table) and "Right, by place." in table._repr_html_()
+    with pytest.raises(ValueError, match="labels: 5 for 6 rows"):
+        comparison.by([1] * 5)
+
+    assert results(tmp_path).empty
+    saved = {"preset": "cpu", "seed": 0, "n": 6, "steps": 2, "train_seconds": 90.0, "peak_gib": 1.25}
+    saved |= {
+        "before": {"accuracy": 0.5, "low": 0.25, "high": 0.75},
+        "after": {"reward": 0.5, "low": 0.25, "high": 0.75},
+    }
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "results.json").write_text(json.dumps(saved))
+    row = results(tmp_path).loc["a"]
+    assert row["before"] == "50.0 % [25.0, 75.0]" and row["after"] == "0.500 [0.250, 0.750]"
+    assert row["minutes"] == 1.5 and row["peak GiB"] == 1.2 and row["model"] is None
+
+
+def test_the_peak_is_that_of_the_process():
+    held = torch.ones(2**26)  # 0.25 GiB
+    assert 0.25 < peak_gib() < 200 and held.sum() > 0
 
 
 def test_tables_hold_numbers_and_show_percent_behind_a_sentence():

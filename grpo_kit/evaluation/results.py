@@ -1,0 +1,39 @@
+"""What the runs of a folder came to, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from grpo_kit.evaluation.shown import percent
+
+
+def results(root: str | Path) -> pd.DataFrame:
+    """One row for each run under root that was evaluated (Comparison.save): its results by name, oldest first.
+
+    preset, model, tuning, seed, steps; before and after as text with 95 % intervals (a mean reward where nothing is
+    right or wrong); minutes of training; peak GiB (see cuda.peak_gib). Empty where no run was evaluated.
+
+    >>> results("runs")  # doctest: +SKIP
+    """
+    found = {}
+    for path in sorted(Path(root).glob("*/results.json"), key=lambda path: path.stat().st_mtime):
+        one = json.loads(path.read_text(encoding="utf-8"))
+        found[path.parent.name] = {
+            name: one.get(name) for name in ("preset", "model", "seed", "n", "steps")
+        } | {
+            "before": _words(one, "before"),
+            "after": _words(one, "after"),
+            "minutes": round(one["train_seconds"] / 60, 1),
+            "peak GiB": round(one["peak_gib"], 1) if "peak_gib" in one else None,
+        }
+    return pd.DataFrame.from_dict(found, orient="index").rename_axis("run")
+
+
+def _words(one: dict, who: str) -> str:
+    low, high = one[who]["low"], one[who]["high"]
+    if "accuracy" not in one[who]:
+        return f"{one[who]['reward']:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{percent(one[who]['accuracy'])} [{100 * low:.1f}, {100 * high:.1f}]"
