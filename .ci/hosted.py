@@ -14,7 +14,13 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
-AT_ONCE = ("00_", "01_", "02_", "05_", "06_")  # the fourth cell shows the prompt: no words here, the code folded
+AT_ONCE = (
+    "00_",
+    "01_",
+    "02_",
+    "05_",
+    "06_",
+)  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 
 (VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "version.py").read_text(), re.M)

@@ -56,9 +56,7 @@ class Config:
     # What is trained, on what
     preset: str | None = _number(None, "name; None: of none")
     model: str | None = _number(None, "name or path; None: the one that the trainer is given")
-    tuning: Literal["full", "lora", "qlora"] | None = _number(
-        None, "weights that train; None: as the model was loaded"
-    )
+    tuning: Literal["full", "lora", "qlora"] | None = _number(None, "weights that train; None: as loaded")
     dtype: str | None = _number(None, "of the weights, frozen ones with LoRA; None: as the model was loaded")
     task: str | None = _number(None, "name; None: the task that the trainer is given")
     task_options: dict[str, Any] = _number(dict, "arguments of the task")
@@ -73,9 +71,7 @@ class Config:
     minibatches: int = _number(1, "updates a pass, each on its share of the groups")
     seed: int = _number(0, "of the prompts' order and of every random number of a step")
     # How it samples
-    temperature: float | Schedule = _number(
-        1.0, "divides the logits, in sampling and in every score", changes=True
-    )
+    temperature: float | Schedule = _number(1.0, "divides the logits, in sampling and scoring", changes=True)
     top_p: float = _number(1.0, "share of probability that is sampled from")
     top_k: int = _number(0, "most likely tokens that are sampled from; 0: all")
     min_p: float = _number(0.0, "least probability that is sampled, as a share of the likeliest token's")
@@ -85,28 +81,18 @@ class Config:
     loss: str = _number("dapo", "a name of config_checks.LOSSES")
     level: Literal["token", "sequence"] = _number("token", "what an importance ratio is taken of")
     epsilon: float = _number(0.2, "how far a ratio may fall below 1", changes=True)
-    epsilon_high: float = _number(
-        0.28, "how far a ratio may rise above 1; cispo: the largest ratio", changes=True
-    )
-    loss_options: dict[str, Any] = _number(
-        dict, "more arguments of the loss, as grpo_kit.objectives names them"
-    )
+    epsilon_high: float = _number(0.28, "how far a ratio may rise; cispo: the largest ratio", changes=True)
+    loss_options: dict[str, Any] = _number(dict, "more arguments of the loss; see grpo_kit.objectives")
     beta: float | Schedule = _number(0.0, "weight of the KL to the reference; 0: there is none", changes=True)
-    entropy_bonus: float = _number(
-        0.0, "weight of the mean entropy, in nats, that is added to the objective", changes=True
-    )
-    scale: Literal["group", "batch", "none"] = _number(
-        "group", "whose standard deviation divides the advantages"
-    )
+    entropy_bonus: float = _number(0.0, "weight of the mean entropy, in nats, in the objective", changes=True)
+    scale: Literal["group", "batch", "none"] = _number("group", "whose spread divides the advantages")
     positive_weight: float = _number(1.0, "what advantages above 0 are multiplied by", changes=True)
     negative_weight: float = _number(1.0, "what advantages below 0 are multiplied by", changes=True)
     sampler_weight_cap: float | None = _number(
         None, "most that a token weighs for pi / the sampler's probability; None: each weighs 1", changes=True
     )
     reward_weights: list[float] | None = _number(None, "one a reward; None: the task's", changes=True)
-    credit: Literal["episode", "return", "state"] = _number(
-        "episode", "what a turn of an episode is credited with; see EpisodeSample"
-    )
+    credit: Literal["episode", "return", "state"] = _number("episode", "a turn's credit; see EpisodeSample")
     discount: float = _number(1.0, "of later rewards, a turn; for credit return and state")
     mask_cut_off: bool = _number(False, "leave completions that ended by their length out of the loss")
     # How it updates
@@ -116,9 +102,7 @@ class Config:
     weight_decay: float = _number(0.0, "of matrices")
     max_grad_norm: float = _number(1.0, "the gradient is scaled down to this norm", changes=True)
     autocast: Literal["none", "bfloat16", "float16"] = _number("none", "dtype of products")
-    gradient_checkpointing: bool = _number(
-        False, "compute activations again in the backward pass of padded updates"
-    )
+    gradient_checkpointing: bool = _number(False, "of padded updates: activations are computed again")
     micro_batch: int = _number(8, "completions at a time in padded updates; halved where memory ends")
     # What it keeps
     save_steps: int = _number(0, "steps between checkpoints; 0: at a stop alone", changes=True)

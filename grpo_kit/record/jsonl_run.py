@@ -15,7 +15,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from grpo_kit.record.lines import (
     lines_of,
     step_of_torn_line,
 )
-from grpo_kit.record.run_lock import is_locked
 
 
 class RunLog:
@@ -172,24 +170,6 @@ class RunLog:
             )
         self._disk_failing = error is not None
         return error is None
-
-
-def unfinished_run(root: str | Path, name: str) -> Path | None:
-    """The newest of root/name, root/name-2, ... that can go on: it has a checkpoint, fewer steps than its settings ask
-    for, and no process that trains it. None where there is none; `train(resume=True)` in that folder goes on.
-    """
-    free, found, number = next_run_folder(root, name), None, 1
-    while (path := Path(root) / (name if number == 1 else f"{name}-{number}")) != free:
-        number += 1
-        if next(path.glob("checkpoint-*"), None) and is_locked(path) is not True:
-            settings = [
-                path / RUN,
-                *sorted(path.glob("run-resumed-*.json"), key=lambda file: file.stat().st_mtime),
-            ]
-            with suppress(OSError, ValueError, KeyError):  # of a run that is damaged, or not the kit's
-                steps = json.loads(settings[-1].read_text(encoding="utf-8"))["config"]["steps"]
-                found = path if last_step(path / METRICS_LINES) < steps else found
-    return found
 
 
 def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:

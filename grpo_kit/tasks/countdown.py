@@ -1,4 +1,7 @@
-"""countdown: make a target out of the given numbers, each used exactly once, with + - * /."""
+"""countdown: make a target out of the given numbers, each used exactly once, with + - * /.
+
+Longer than 300 lines because its worked examples, which models copy, stand beside what checks them.
+"""
 
 from __future__ import annotations
 

@@ -9,13 +9,15 @@ was started.
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_kit.display import escape
 from grpo_kit.record.control import CONTROL
-from grpo_kit.record.kernel import kernel_id
+from grpo_kit.record.kernel import in_notebook
 
 # Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
 _INSTEAD = (
@@ -121,7 +123,7 @@ def panel_row(folder: str | Path, name: str) -> dict[str, str]:
     """
     at, run = Path(folder) / CONTROL, repr(Path(folder).absolute().as_posix())
     paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
-    script = _SCRIPT.replace("ARGUMENTS", json.dumps([name, paths, kernel_id()]).replace("<", "\\u003c"))
+    script = _SCRIPT.replace("ARGUMENTS", json.dumps([name, paths, _kernel_id()]).replace("<", "\\u003c"))
     instead = _INSTEAD.format(folder=escape(run, len(run)))
     page = f'<div data-kit-panel="{name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
     return {"text/plain": f"kit.control({run}) steers this run", "text/html": page}
@@ -143,3 +145,13 @@ def panel_values(row: Mapping[str, Any], name: str) -> str:
     """A script that shows this step's learning rate and temperature in the empty fields."""
     values = {key: f"{row[key]:.3g}" for key in ("learning_rate", "temperature") if row.get(key) is not None}
     return f"<script>{_VALUES.replace('VALUES', json.dumps(values)).replace('NAME', name)}</script>"
+
+
+def _kernel_id() -> str | None:
+    """The name of this kernel at its Jupyter server; None outside a notebook and where no server began it."""
+    if not in_notebook():
+        return None
+    kernel = sys.modules["IPython"].get_ipython().kernel
+    file = getattr(getattr(kernel, "parent", None), "connection_file", "") or ""
+    found = re.search(r"kernel-([0-9a-f-]{36})\.json$", file)
+    return found[1] if found else None
