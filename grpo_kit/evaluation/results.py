@@ -11,23 +11,27 @@ from grpo_kit.evaluation.shown import percent
 
 
 def results(root: str | Path) -> pd.DataFrame:
-    """One row for each run under root that was evaluated (Comparison.save): its results by name, oldest first.
+    """One row for each run under root that was evaluated (Comparison.save), by name, oldest first.
 
-    preset, model, tuning, seed, steps; before and after as text with 95 % intervals (a mean reward where nothing is
-    right or wrong); minutes of training; peak GiB (see cuda.peak_gib). Empty where no run was evaluated.
+    preset, model, seed, n, steps; before and after as text with 95 % intervals (a mean reward where nothing is right
+    or wrong); minutes of training; peak GiB (see cuda.peak_gib); None for what a results.json of your own leaves out.
+    Empty where no run was evaluated.
 
     >>> results("runs")  # doctest: +SKIP
     """
     found = {}
     for path in sorted(Path(root).glob("*/results.json"), key=lambda path: path.stat().st_mtime):
         one = json.loads(path.read_text(encoding="utf-8"))
+        if not {"before", "after"} <= one.keys():
+            continue
+        took, peak = one.get("train_seconds"), one.get("peak_gib")
         found[path.parent.name] = {
             name: one.get(name) for name in ("preset", "model", "seed", "n", "steps")
         } | {
             "before": _words(one, "before"),
             "after": _words(one, "after"),
-            "minutes": round(one["train_seconds"] / 60, 1),
-            "peak GiB": round(one["peak_gib"], 1) if "peak_gib" in one else None,
+            "minutes": None if took is None else round(took / 60, 1),
+            "peak GiB": None if peak is None else round(peak, 1),
         }
     return pd.DataFrame.from_dict(found, orient="index").rename_axis("run")
 

@@ -468,7 +468,12 @@ def test_accuracy_by_label_and_the_runs_of_a_folder(tmp_path):
     }
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "results.json").write_text(json.dumps(saved))
-    row = results(tmp_path).loc["a"]
+    for name, others in {"b": {"before": saved["before"], "after": saved["before"]}, "c": {}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(others))
+    table = results(tmp_path)
+    assert set(table.index) == {"a", "b"} and table.loc["b", "after"] == "50.0 % [25.0, 75.0]"
+    row = table.loc["a"]
     assert row["before"] == "50.0 % [25.0, 75.0]" and row["after"] == "0.500 [0.250, 0.750]"
     assert row["minutes"] == 1.5 and row["peak GiB"] == 1.2 and row["model"] is None
 
