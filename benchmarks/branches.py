@@ -40,16 +40,17 @@ def run(seed: int) -> dict[str, Any]:
     trainer.train()
     trainer.save_model(folder / "model")
     found: dict[str, Any] = {"seed": seed, "branches": {}}
-    folders = [folder]
+    for late in folder.glob("checkpoint-*"):  # 1.6 GB each
+        if late.name != f"checkpoint-{LEAVES}":
+            shutil.rmtree(late)
     for name, change in CHANGES.items():
         made = branch(folder, LEAVES, live=None, **change)
-        folders.append(made.folders[1])
         found["as it was"] = _of(folder, made.comparison.base)
         found["branches"][name] = _of(made.folders[1], made.comparison.tuned) | {
             "rewards": vars(made.rewards), "sentence": made.comparison.sentence,
         }  # fmt: skip
-    for each in folders:
-        shutil.rmtree(each)  # checkpoints of 1.6 GB
+        shutil.rmtree(made.folders[1])
+    shutil.rmtree(folder)
     return found
 
 
