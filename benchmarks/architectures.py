@@ -39,7 +39,6 @@ from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models.dtypes import keep_soft_cap
 from grpo_kit.models.token_lists import left_pad
 from grpo_kit.rollout import RolloutEngine
 
@@ -126,7 +125,8 @@ def tiny(family: str, *, vocabulary: int = VOCABULARY, seed: int = 0, **more: An
     config = getattr(transformers, f"{prefix}{text}Config")(**settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = keep_soft_cap(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+        capped = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **capped)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "router" in name or name.endswith("mlp.gate.weight"):

@@ -33,16 +33,12 @@ def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtyp
 
 def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedModel:
     """transformers' from_pretrained, with a dtype by size if resolve_dtype left it open."""
+    config = AutoConfig.from_pretrained(source)
     if kwargs["dtype"] is None:
-        kwargs = {**kwargs, "dtype": dtype_that_fits(AutoConfig.from_pretrained(source))}
-    return keep_soft_cap(AutoModelForCausalLM.from_pretrained(source, **kwargs))
-
-
-def keep_soft_cap(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, its soft cap on attention scores in use: transformers 5.17 picks "sdpa", which has none."""
-    if model.config._attn_implementation == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
-        model.config._attn_implementation = "eager"
-    return model
+        kwargs = {**kwargs, "dtype": dtype_that_fits(config)}
+    if getattr(config, "attn_logit_softcapping", None):  # transformers 5.17 picks SDPA, which leaves it out
+        kwargs = {**kwargs, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(source, **kwargs)
 
 
 def dtype_that_fits(config: Any) -> torch.dtype:
