@@ -248,14 +248,14 @@ def _timed(task: Any, model: Any, tokenizer: Any, config: Config, questions: int
             short = replace(config, steps=3, save_steps=0, warmup=0)
             GRPOTrainer(model, task, short, tokenizer=tokenizer, folder=folder, live=None).train()
             step = min(read_metrics(folder)["step_seconds"].iloc[1:])
-            began, rows = perf_counter(), task.held_out[:_TIMED]
-            evaluate(model, tokenizer, task, rows=rows, batch_size=config.eval_batch)
-            return step * config.steps + (perf_counter() - began) / len(rows) * questions
     finally:
         mark_trained(model, *mark)
         for name, p in model.named_parameters():
             if name in kept:
                 p.data.copy_(kept[name])
+    began, rows = perf_counter(), task.held_out[:_TIMED]
+    evaluate(model, tokenizer, task, rows=rows, batch_size=config.eval_batch)
+    return step * config.steps + (perf_counter() - began) / len(rows) * questions
 
 
 def _words(hours: float) -> str:
