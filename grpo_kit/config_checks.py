@@ -115,7 +115,7 @@ def checked(name: str, value: Any) -> Any:
         raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")
     elif name in ("mask_cut_off", "gradient_checkpointing") and not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be True or False")
-    return value
+    return float(value) if is_number(value) and not isinstance(value, int) else value  # NumPy's: no JSON
 
 
 def _check_at(name: str, value: Any, progress: float) -> None:

@@ -1,8 +1,10 @@
 """What a Config may be: every value that means nothing or harms is refused by name, with what would do."""
 
 import inspect
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from grpo_kit import objectives
@@ -141,6 +143,15 @@ def test_a_config_is_looked_at_as_it_is_when_a_trainer_is_made(tmp_path):
             tokenizer=trainer.tokenizer,
             folder=tmp_path / "other",
         )
+
+
+def test_numpys_numbers_are_kept_as_pythons_own():
+    """A sweep by np.linspace gives them, and no JSON takes them: the first checkpoint failed."""
+    names = ("learning_rate", "temperature", "beta", "top_p", "max_grad_norm", "min_p", "sampler_weight_cap")
+    config = Config(**{name: np.float32(0.5) for name in names[1:]}, learning_rate=np.float32(1e-4))
+    assert all(type(getattr(config, name)) is float for name in names)
+    assert json.loads(json.dumps(config.values()))["top_p"] == 0.5
+    assert Config(temperature=1).temperature == 1 and type(Config(seed=np.int64(3)).seed) is int
 
 
 def test_another_loss_does_not_take_the_options_of_the_one_before():

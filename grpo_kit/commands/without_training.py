@@ -156,10 +156,7 @@ def _trained(run: str, task: str | None) -> tuple[Job, Path]:
     from grpo_kit.lab.job import Job, model_in
     from grpo_kit.record.run_path import run_path
 
-    folder = run_path(run, "run")  # which a reward's chdir does not move
-    job, (place, what) = Job.of_run(folder, task), model_in(folder)
-    print(
-        f"{run} is {what}: {Path(run) / place.name}, trained from {job.config.model} on {job.task.name}.",
-        flush=True,
-    )
-    return job, place
+    folder = run_path(run, "run")  # which a reward's chdir does not move; words have it as it was given
+    job, (place, what) = Job.of_run(Path(run), task), model_in(Path(run))
+    print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
+    return job, folder / place.name

@@ -124,7 +124,7 @@ def export(
     try:
         if task is not None:
             check_task(task)
-        target, run = run_path(folder), run_path(run, "run") if run else None
+        target, asked, run = run_path(folder), run, run_path(run, "run") if run else None
         if temperature is not None:
             check_temperature(temperature, greedy=True)
         if max_completion_tokens is not None:
@@ -133,7 +133,7 @@ def export(
         raise ExportError(str(error)) from None
     own = trainer is not None and run == trainer.folder  # which holds no run before its first step
     if run is not None and not own and run_settings(run) is None and not has_metrics(run):
-        raise ExportError(f"run={str(run)!r} holds no run; give a run's folder, or leave it out")
+        raise ExportError(f"run={os.fspath(asked)!r} holds no run; give a run's folder, or leave it out")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
     prompting, tokens = Prompting.of(task), max_completion_tokens

@@ -11,6 +11,7 @@ import pandas as pd
 
 from grpo_kit.argument_checks import check_text
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RunFolderError, lines_of
+from grpo_kit.record.run_path import run_path
 
 METRIC_COLUMNS: tuple[str, ...] = (
     "step", "progress", "seconds", "temperature", "learning_rate", "loss", "grad_norm", "reward",
@@ -161,7 +162,7 @@ def _as_numbers(table: pd.DataFrame, wanted: Callable[[str], bool]) -> pd.DataFr
 
 
 def _existing(folder: str | Path) -> Path:
-    path = Path(folder).expanduser()
+    path = run_path(folder)
     if not path.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'.")
     return path

@@ -162,7 +162,7 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     32
     """
     if "config" not in settings:
-        return settings.get("args") or {}
+        return settings.get("args") or type(settings)()
     config = settings["config"]
     names = {
         "max_steps": "steps",

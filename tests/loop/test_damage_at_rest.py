@@ -214,6 +214,10 @@ def test_a_run_json_that_lacks_a_name_says_so_and_ends_no_run(run, trained):
         words = f"run.json cannot be read .it has no '{name}'.. Mend it or move it away"
         with pytest.raises(RunFolderError, match=words):
             model_card(run)
+    path.write_text(whole.replace('"config"', '"confih"'))
+    with pytest.raises(RunFolderError, match="run.json cannot be read .it has no"):
+        model_card(run)
+    path.write_text(whole.replace('"learning_rate"', '"learning_ratt"'))
     trainer = make(run, save_steps=2, save_total_limit=2, hooks=[WatchRun(live=None, on_flag="warn")])
     with pytest.warns(RuntimeWarning, match=f"The model card was not written .*{words}"):
         trainer.train(resume=True)

@@ -74,6 +74,9 @@ def test_reading_nothing_yet_and_no_folder(tmp_path):
     assert read_completions(tmp_path / "run").empty and "completion" in read_completions(tmp_path / "run")
     with pytest.raises(RunFolderError, match="does not exist"):
         read_metrics(tmp_path / "nowhere")
+    for folder in (None, 3, ["runs/x"]):
+        with pytest.raises(RunFolderError, match="must be a text or a path"):
+            read_completions(folder)
 
 
 def test_a_line_still_being_written_is_left_out(tmp_path):
