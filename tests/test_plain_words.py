@@ -24,7 +24,6 @@ NOT_YET = {
     "09_schedule_events": (2967, 504, 0),
     "10_preferences_then_grpo": (5201, 515, 0),
     "11_ppo_and_reward_models": (3811, 373, 0),
-    "12_is_the_base_model_ready": (2364, 234, 0),
     "13_explore_and_anneal": (1870, 154, 0),
     "14_stability_lab": (2908, 212, 0),
     "15_the_advice_measured": (3017, 286, 0),
