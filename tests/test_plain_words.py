@@ -23,12 +23,9 @@ NOT_YET = {
     "09_schedule_events": (2967, 504, 0),
     "10_preferences_then_grpo": (5201, 515, 0),
     "11_ppo_and_reward_models": (3811, 373, 0),
-    "12_is_the_base_model_ready": (2364, 234, 0),
     "14_stability_lab": (2908, 212, 0),
     "15_the_advice_measured": (3017, 286, 0),
     "16_on_your_card": (2049, 413, 0),
-    "17_agents_over_turns": (1751, 234, 0),
-    "18_thinking_models": (1523, 170, 0),
     "20_more_than_one_card": (1953, 277, 0),
 }
 
