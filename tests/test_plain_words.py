@@ -28,7 +28,6 @@ NOT_YET = {
     "13_explore_and_anneal": (1870, 154, 0),
     "14_stability_lab": (2908, 212, 0),
     "15_the_advice_measured": (3017, 286, 0),
-    "16_on_your_card": (2049, 413, 0),
     "17_agents_over_turns": (1751, 234, 0),
     "18_thinking_models": (1523, 170, 0),
     "19_keep_it_and_use_it": (1382, 114, 0),
