@@ -21,7 +21,6 @@ NOT_YET = {
     "04_grpo_by_hand": (5025, 691, 0),
     "07_warm_start": (3694, 346, 0),
     "08_code_rewards": (2485, 407, 0),
-    "09_schedule_events": (2967, 504, 0),
     "10_preferences_then_grpo": (5201, 515, 0),
     "11_ppo_and_reward_models": (3811, 373, 0),
     "12_is_the_base_model_ready": (2364, 234, 0),
