@@ -20,12 +20,10 @@ NOT_YET = {
     "04_grpo_by_hand": (5025, 691, 0),
     "07_warm_start": (3694, 346, 0),
     "08_code_rewards": (2485, 407, 0),
-    "09_schedule_events": (2967, 504, 0),
     "10_preferences_then_grpo": (5201, 515, 0),
     "11_ppo_and_reward_models": (3811, 373, 0),
     "14_stability_lab": (2908, 212, 0),
     "15_the_advice_measured": (3017, 286, 0),
-    "16_on_your_card": (2049, 413, 0),
     "20_more_than_one_card": (1953, 277, 0),
 }
 
