@@ -29,7 +29,6 @@ NOT_YET = {
     "16_on_your_card": (2049, 413, 0),
     "17_agents_over_turns": (1751, 234, 0),
     "18_thinking_models": (1523, 170, 0),
-    "20_more_than_one_card": (1953, 277, 0),
 }
 
 
