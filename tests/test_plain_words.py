@@ -22,7 +22,6 @@ NOT_YET = {
     "11_ppo_and_reward_models": (3811, 373, 0),
     "14_stability_lab": (2908, 212, 0),
     "15_the_advice_measured": (3017, 286, 0),
-    "20_more_than_one_card": (1953, 277, 0),
 }
 
 
