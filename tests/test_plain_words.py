@@ -19,7 +19,6 @@ NOT_YET = {
     "02b_rewards_under_training": (2023, 207, 0),
     "03_where_the_time_goes": (1324, 111, 0),
     "04_grpo_by_hand": (5025, 691, 0),
-    "07_warm_start": (3694, 346, 0),
     "08_code_rewards": (2485, 407, 0),
     "10_preferences_then_grpo": (5201, 515, 0),
     "11_ppo_and_reward_models": (3811, 373, 0),
