@@ -52,7 +52,7 @@ class WatchRun(Hook):
             if changes := row.get("changes"):
                 was, now = ({name: pair[n] for name, pair in changes.items()} for n in (0, 1))
                 self._chart.change(trainer.step, change_text(now, was))
-            self._chart.update([row], table)
+            self._chart.update([row], table, trainer.config.steps)
         for flag in (flags := self._monitor.step(row)):
             self._show(flag)
         if flags and self._monitor.on_flag == "stop":

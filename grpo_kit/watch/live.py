@@ -79,8 +79,14 @@ class LiveChart:
         table = read_completions(folder)
         self._completions = table[table["step"] == table["step"].max()] if len(table) else None
 
-    def update(self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None) -> None:
-        """Add the rows of new steps (all rows so far are allowed too) and the last step's completions."""
+    def update(
+        self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None, total_steps: int | None = None
+    ) -> None:
+        """Add the rows of new steps (all rows so far are allowed too) and the last step's completions.
+
+        total_steps: if the run has more or fewer by now.
+        """
+        self._total = total_steps or self._total
         self._run.add(rows)
         self._completions = completions if completions is not None else self._completions
         self._updates += 1

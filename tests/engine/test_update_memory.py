@@ -18,6 +18,8 @@ def memory(monkeypatch):
 
     def make(free=GIB):
         monkeypatch.setattr(update_memory, "free_bytes", lambda device: free)
+        # A CUDA build of torch has Triton, and without a driver no card to ask.
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
         made = UpdateMemory(tiny_model(), torch.device("cuda"))
         made.attention = "flex_attention"
         return made

@@ -1,6 +1,9 @@
 """A tweak is obeyed or refused: assigned, by change(), and again in a run that is resumed."""
 
+import re
+
 import pytest
+import standard_runs
 from loop_runs import make, record, same, weights
 
 from grpo_kit.loop import Config
@@ -151,3 +154,10 @@ def test_a_run_goes_on_with_its_model_and_may_be_evaluated_otherwise():
     known, refused = take_up(config, begun | {"steps": 7}, begun)
     assert {name: getattr(config, name) for name in now} == now and config.steps == known["steps"] == 7
     assert known == config.values() and not refused, "nothing of it is a change"
+
+
+def test_printed_lines_count_to_the_steps_that_are_asked_for_now(tmp_path, capsys):
+    more = At(2, lambda trainer: trainer.change(steps=6))
+    standard_runs.make(tmp_path / "run", live=False, hooks=[more]).train()
+    found = re.findall(r"step (\d+)/(\d+)", capsys.readouterr().out)
+    assert dict(found) == {str(step): "4" if step < 3 else "6" for step in range(1, 7)}

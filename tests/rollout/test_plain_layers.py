@@ -6,7 +6,7 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
 from rollout_models import (
     FAMILIES,
     config,
@@ -107,10 +107,10 @@ def test_adapters_several_switched_and_disabled():
 
 
 def dora(model):
+    """By peft alone: transformers' own add_adapter asks for a newer peft than there may be."""
     torch.manual_seed(2)
-    made = copy.deepcopy(model)
-    made.add_adapter(LoraConfig(r=2, target_modules=["v_proj"], use_dora=True, init_lora_weights=False))
-    return made
+    lora = LoraConfig(r=2, target_modules=["v_proj"], use_dora=True, init_lora_weights=False)
+    return inject_adapter_in_model(lora, copy.deepcopy(model))
 
 
 def with_hook(model):
@@ -134,7 +134,8 @@ def subclassed(model):
 
 
 def merged(model):
-    model.add_adapter(LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False))
+    lora = LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False)
+    model = inject_adapter_in_model(lora, model)
     for layer in model.model.layers:
         layer.self_attn.v_proj.merge()
     return model
