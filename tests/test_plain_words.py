@@ -18,7 +18,6 @@ TERMS = (
 NOT_YET = {
     "02b_rewards_under_training": (2023, 207, 0),
     "07_warm_start": (3694, 346, 0),
-    "10_preferences_then_grpo": (5201, 515, 0),
     "11_ppo_and_reward_models": (3811, 373, 0),
     "14_stability_lab": (2908, 212, 0),
     "15_the_advice_measured": (3017, 286, 0),
