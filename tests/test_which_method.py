@@ -1,4 +1,4 @@
-"""docs/which_method.md: its tree, and what its methods name; notebook 10 shows the same tree."""
+"""docs/which_method.md: its tree, and what its methods name; notebook 10 leads there."""
 
 import importlib
 import inspect
@@ -80,12 +80,15 @@ def test_each_method_of_the_tree_has_its_section_and_no_other():
         assert (ROOT / "docs" / method["see"]).is_file()
 
 
-def test_notebook_10_shows_the_same_tree():
+def test_notebook_10_leads_to_the_tree_and_answers_its_question_alike():
     cells = json.loads((ROOT / "notebooks" / "10_preferences_then_grpo.ipynb").read_text())["cells"]
-    (shown,) = ["".join(cell["source"]) for cell in cells if cell["id"] == "tree-01"]
-    assert [line for line in shown.splitlines() if "- " in line] == [
-        line.replace("(../notebooks/", "(") for line in TREE
-    ]
+    said = {cell["id"]: "".join(cell["source"]) for cell in cells}
+    assert "](../docs/which_method.md)" in said["tree-00"]
+    answer = re.search(
+        r"DPO, with two models. With one: (\w+) after SFT, (\w+) for a base model", said["tree-05"]
+    )
+    assert EXPECTED["no program/pairs/yes/mostly"] == "DPO"
+    assert answer.groups() == (EXPECTED["no program/pairs/no/yes"], EXPECTED["no program/pairs/no/no"])
 
 
 def test_the_second_question_has_the_verdicts_of_readiness():

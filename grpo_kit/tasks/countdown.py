@@ -20,6 +20,7 @@ from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
+from grpo_kit.verdicts.spelling import plain
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _TRIES = 4000  # then other operators: with 4 numbers up to 50, 1 product in 7,000 is at most 100
@@ -220,7 +221,9 @@ def evaluate(expression: str) -> Fraction | None:
 
 
 def _parse(text: str) -> ast.expr | None:
-    text = text.strip().replace("×", "*").replace("÷", "/").replace("\N{MINUS SIGN}", "-")
+    if len(text) > 200:
+        return None
+    text = plain(text).replace(r"\times", "*").replace(r"\cdot", "*")  # what stands around an answer is gone
     if not _ALLOWED.fullmatch(text) or _CALL.search(text):
         return None
     try:

@@ -229,6 +229,19 @@ def test_countdown_rows_are_solvable_as_stated():
     assert {len(row["numbers"]) for row in task.train} == {2, 3, 4}
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("**3 * 5**", 15), ("$3 \\times 5$.", 15), ("\\boxed{3 · 5}", 15), ("The answer is 3 * 5.", 15),
+        ("`3 × 5`", 15), ("48 ÷ 4", 12), ("7 − 30", -23), ("3 5", None),
+        ("3² * 5", None), ("3 * 5 = 15", None), ("not 3 * 5", None),
+        ("3 * 5 or 4", None), ("3" * 300, None),
+    ],
+)  # fmt: skip
+def test_what_stands_around_an_expression_says_nothing(text, value):
+    assert evaluate(text) == value
+
+
 def test_countdown_best_constant_by_brute_force():
     task = countdown(numbers=(3, 3), n_train=5, n_held_out=100)
     best = 0.0
