@@ -19,7 +19,6 @@ NOT_YET = {
     "07_warm_start": (3694, 346, 0),
     "10_preferences_then_grpo": (5201, 515, 0),
     "11_ppo_and_reward_models": (3811, 373, 0),
-    "14_stability_lab": (2908, 212, 0),
     "20_more_than_one_card": (1953, 277, 0),
 }
 
