@@ -83,7 +83,10 @@ def test_is_committed_as_jupyterlab_writes_it(path):
 
 
 def exercises(notebook):
-    """The code of a notebook's exercises and solutions: blocks of Python in the prose behind the heading."""
+    """The code of a notebook's exercises and solutions: blocks of Python in the prose behind the heading.
+
+    One that begins with "py" needs more than a model of smoke can do.
+    """
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     return re.findall(
         r"^```python\n(.*?)^```$", prose.partition("\n## Exercises")[2], re.MULTILINE | re.DOTALL

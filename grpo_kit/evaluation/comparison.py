@@ -123,7 +123,11 @@ class Comparison:
         }
         found |= {"n": self.base.n, "steps": int(steps["step"].max()), "measure": measure}
         found |= {"train_seconds": float(steps["seconds"].iloc[-1]), "no_better": self.no_better}
-        found |= {"sentence": self.sentence, "preset": settings["config"]["preset"], "peak_gib": peak_gib()}
+        found |= {
+            "sentence": self.sentence,
+            "preset": settings["config"].get("preset"),
+            "peak_gib": peak_gib(),
+        }
         found["weights_of_step"] = json.loads(kept.read_text())["step"] if kept.is_file() else found["steps"]
         for name, one in (("before", self.base), ("after", self.tuned)):
             e = _of(one, self.leads)

@@ -339,7 +339,7 @@ def test_a_cut_state_is_a_damaged_checkpoint(tmp_path):
     again.train(resume=True)
     assert same(weights(whole), weights(again))
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert {"resumed_from": 3} in [json.loads(line) for line in lines]
+    assert 3 in [json.loads(line).get("resumed_from") for line in lines]
 
 
 def test_going_on_with_another_sampler_is_refused(tmp_path):
