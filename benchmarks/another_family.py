@@ -12,7 +12,6 @@ benchmarks/results/another_family.json; runs that are there are not made again.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 import grpo_kit as kit
 from benchmarks.main_job import interval
 from benchmarks.result import RESULTS, ROOT, command_line, origin, read_result, write_result
+from grpo_kit.cuda import peak_gib
 from grpo_kit.engine.check_card import checked
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
@@ -79,7 +79,7 @@ def run(file: Path, tuning: str, seed: int, fewer: dict[str, int], plainly: bool
         "best constant": f"{best[1]:.1%} ({best[0]})",
         "largest gap of sampler and trainer, nats": float(metrics["rollout/logprob_gap"].max()),
         "training minutes": round(ends[-1] / 60, 1),
-        "peak GiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
+        "peak GiB": round(peak_gib(), 1),
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.evaluation.shown import percent
+from grpo_kit.evaluation.intervals import Estimate
 
 
 def results(root: str | Path) -> pd.DataFrame:
@@ -37,7 +37,6 @@ def results(root: str | Path) -> pd.DataFrame:
 
 
 def _words(one: dict, who: str) -> str:
-    low, high = one[who]["low"], one[who]["high"]
-    if "accuracy" not in one[who]:
-        return f"{one[who]['reward']:.3f} [{low:.3f}, {high:.3f}]"
-    return f"{percent(one[who]['accuracy'])} [{100 * low:.1f}, {100 * high:.1f}]"
+    measured, rate = one[who], "accuracy" in one[who]
+    value = measured["accuracy" if rate else "reward"]
+    return Estimate(value, measured["low"], measured["high"], one.get("n")).words(rate)

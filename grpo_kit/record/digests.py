@@ -92,9 +92,7 @@ def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The folders checkpoint-<step>, whole or not, lowest step first."""
-    found = [
-        path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdecimal() and path.is_dir()
-    ]
+    found = [p for p in Path(folder).glob("checkpoint-*") if p.name[11:].isdecimal() and p.is_dir()]
     return sorted(found, key=lambda path: int(path.name[11:]))
 
 

@@ -3,7 +3,8 @@
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,12 @@ def next_run_folder(root: str | Path, name: str) -> Path:
         raise RunFolderError(
             f"root={root!r} must be the path of the folder that holds the runs, such as 'runs'."
         )
-    number = 1
-    while True:
-        path = Path(root) / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-            return path
-        number += 1
+    return next(p for p in numbered(root, name) if not p.exists() or (p.is_dir() and not any(p.iterdir())))
+
+
+def numbered(root: str | Path, name: str) -> Iterator[Path]:
+    """root/name, root/name-2, root/name-3, ..., without end."""
+    return (Path(root) / (name if number == 1 else f"{name}-{number}") for number in count(1))
 
 
 def write_whole(target: Path, data: bytes) -> None:

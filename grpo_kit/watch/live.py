@@ -202,12 +202,11 @@ class LiveChart:
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
+        end = axis_end(self._run.step, self._total)
         if self._over:
-            self._show(
-                "chart", RunChart({"": self._run}, last_step=axis_end(self._run.step, self._total)).bundle()
-            )
+            self._show("chart", RunChart({"": self._run}, last_step=end).bundle())
             return
-        drawing = draw_svg({"": self._run}, last_step=axis_end(self._run.step, self._total), told=False)
+        drawing = draw_svg({"": self._run}, last_step=end, told=False)
         size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"  # a narrow page scrolls it: words stay legible
         page = (
             f'<div style="max-width:{WIDTH // 2}px;overflow-x:auto"><div style="{size}">{drawing}</div></div>'

@@ -51,7 +51,7 @@ class Lines:
             return []
         try:
             run = RunState.read(self._folder)
-            total = _steps_asked_for(self._folder)
+            total = steps_asked_for(self._folder)
         except (ValueError, OSError):
             return []
         self._seen = now
@@ -79,7 +79,7 @@ def _entries(run: RunState, total: int) -> dict[tuple, Callable[[], str]]:
     return found | {("flag", flag): partial(flag_line, flag) for flag in run.flags}
 
 
-def _steps_asked_for(folder: Path) -> int:
+def steps_asked_for(folder: Path) -> int:
     """How many steps a run is to have, with later changes of that; 0 if it does not say."""
     steps = (run_settings(folder) or {}).get("config", {}).get("steps", 0)
     changes = [change["change"] for change in read_changes(folder) if "change" in change]
@@ -89,7 +89,7 @@ def _steps_asked_for(folder: Path) -> int:
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
     run = RunState.read(folder) if has_metrics(folder) else RunState()
-    step, total = run.step, _steps_asked_for(folder) if run.rows else 0
+    step, total = run.step, steps_asked_for(folder) if run.rows else 0
     of, done = f" of {total}" if total else "", 0 < total <= step
     going = is_locked(folder)
     if going:
