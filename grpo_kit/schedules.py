@@ -34,19 +34,22 @@ class constant:  # noqa: N801 (used like a function; so are its siblings)
 
 
 @dataclass(frozen=True)
-class linear:  # noqa: N801
-    """A straight line from start (progress 0) to end (progress 1).
-
-    >>> linear(1.2, 0.6)(0.5)
-    0.9
-    """
-
+class _FromTo:
     start: float
     end: float
 
     def __post_init__(self) -> None:
         _check_finite("start", self.start)
         _check_finite("end", self.end)
+
+
+@dataclass(frozen=True)
+class linear(_FromTo):  # noqa: N801
+    """A straight line from start (progress 0) to end (progress 1).
+
+    >>> linear(1.2, 0.6)(0.5)
+    0.9
+    """
 
     def __call__(self, progress: float) -> float:
         """The value at progress in [0, 1]."""
@@ -54,19 +57,12 @@ class linear:  # noqa: N801
 
 
 @dataclass(frozen=True)
-class cosine:  # noqa: N801
+class cosine(_FromTo):  # noqa: N801
     """Half a cosine wave from start to end: flat at both ends, steepest in the middle.
 
     >>> cosine(1.2, 0.6)(0.25) > linear(1.2, 0.6)(0.25)
     True
     """
-
-    start: float
-    end: float
-
-    def __post_init__(self) -> None:
-        _check_finite("start", self.start)
-        _check_finite("end", self.end)
 
     def __call__(self, progress: float) -> float:
         """The value at progress in [0, 1]."""

@@ -39,7 +39,7 @@ def before_training():
     """Is there anything to learn from, and how good is the base?"""
     size, rows = config.group_size, task.train[: min(32, len(task.held_out))]
     ready = kit.readiness(model, tokenizer, task, rows=rows, samples=size, group_size=size, quiet=True)
-    print("GO" if ready.verdict == "ready" else "CHANGE SOMETHING FIRST", ready.reason, sep="  ")
+    print(ready.sentence)
     before = kit.evaluate(model, tokenizer, task, batch_size=config.eval_batch)
     print(f"Before: {before.sentence}", flush=True)
     return before

@@ -21,7 +21,7 @@ ROOMS = [
     "version", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth", "torch_builds",
     "prompts", "cuda", "record", "models", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
     "tasks", "config_checks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks",
-    "preferences", "lab", "exports", "integrations", "doctor", "commands",
+    "preferences", "lab", "exports", "integrations", "doctor",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
@@ -29,7 +29,7 @@ MODULES = {
     for path in FILES
 }
 FRONT_DOOR = "grpo_kit"
-COMMAND_LINE = "grpo_kit.__main__"
+COMMAND_LINE = ("grpo_kit.__main__", "grpo_kit.commands")  # in public names, as a script
 USE_TRL = {"integrations"}
 
 
@@ -62,7 +62,7 @@ def graph():
 
 def room(module):
     """The room of a module; a package's __init__ belongs to its own, the command line to the front door."""
-    return module.split(".")[1] if "." in module and module != COMMAND_LINE else FRONT_DOOR
+    return FRONT_DOOR if module == FRONT_DOOR or module.startswith(COMMAND_LINE) else module.split(".")[1]
 
 
 def circle(edges):

@@ -73,11 +73,8 @@ def world(folder: Path) -> dict:
         """What a command prints; ValueError with its message where it refuses."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = main(list(words))
-            except SystemExit as end:  # argparse
-                code = end.code
-        if code not in (0, None):
+            code = main(words)
+        if code:
             raise ValueError(err.getvalue() or out.getvalue())
         return out.getvalue()
 

@@ -1,4 +1,21 @@
-"""What the commands of the command line do. Each takes its parsed arguments, and loads what it needs when it runs."""
+"""What the commands of the command line do, in the library's public names, which load when they are called."""
+
+import os
+from typing import Literal
+
+from typer import Argument, Option
+
+# Of the processes that torchrun starts the first one writes and speaks.
+MAIN = os.environ.get("RANK", "0") == "0"
+
+# What several commands take.
+Preset = Literal["auto", "smoke", "cpu", "t4", "gpu24"] | None
+RUN = Argument(help="a run folder")
+RUNS_TASK = Option(None, "--task", help="FILE.py or a name; default: what the run says")
+NEW_TASK = Argument(None, help="FILE.py with task = ..., or a name: countdown, ...")
+PRESET = Option(None, help="default: auto, what this machine can run")
+_FIELDS = "a field of kit.Config; as often as needed: steps=24, model=FOLDER, 'temperature=linear(1.2, 0.8)'"
+SETTINGS = Option(None, "--set", metavar="NAME=VALUE", help=_FIELDS)
 
 
 class CommandEnds(Exception):

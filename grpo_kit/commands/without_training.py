@@ -2,127 +2,155 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
-from grpo_kit.commands import CommandEnds
-from grpo_kit.commands.train import AFTER, BEFORE, MODEL
+from typer import Argument, Exit, Option
 
-if TYPE_CHECKING:
-    from grpo_kit.lab.job import Job
+import grpo_kit as kit
+from grpo_kit.commands import NEW_TASK, PRESET, RUN, RUNS_TASK, SETTINGS, CommandEnds, Preset
+from grpo_kit.commands.train import AFTER, BEFORE
 
 
-def watch(arguments: Namespace) -> None:
+def watch(
+    run: Path = RUN,
+    once: bool = Option(False, "--once", help="print what there is and end"),
+    last: int = Option(10, help="earlier steps that are shown"),
+    every: float = Option(1.0, help="seconds between two looks"),
+) -> None:
     """Follow a run from another terminal: a line a step, held-out accuracy, red flags; it ends when the run ends.
 
+    \b
     examples:
       grpo-kit watch runs/mine                        from the last ten steps on
       grpo-kit watch runs/mine --once                 how far it is, and no more
     """
     from grpo_kit.watch.terminal import follow
 
-    follow(Path(arguments.run), last=arguments.last, every=arguments.every, once=arguments.once)
+    follow(run, last=last, every=every, once=once)
 
 
-def diagnose(arguments: Namespace) -> None:
+def diagnose(
+    log: str = Argument(
+        help="trainer_state.json, a notebook, printed lines, a CSV, TensorBoard's or a run folder"
+    ),
+) -> None:
     """What went wrong in a run of anybody, from its log: red flags, since which step, and what to try.
 
+    \b
     examples:
       grpo-kit diagnose outputs/checkpoint-500/trainer_state.json
       grpo-kit diagnose my_grpo.ipynb                 the outputs that it has stored
       grpo-kit diagnose train.log                     the lines that TRL prints
     """
-    from grpo_kit.watch.diagnose import diagnose
-
-    print(diagnose(arguments.log))
+    print(kit.diagnose(log))
 
 
-def evaluate(arguments: Namespace) -> None:
+def evaluate(
+    run: Path = RUN,
+    task: str | None = RUNS_TASK,
+    rows: int | None = Option(None, min=1, help="the first so many held-out questions; default: all"),
+    samples: int = Option(0, min=0, help="completions a question, for pass@k"),
+    examples: int = Option(0, min=0, help="so many that were fixed, and that broke"),
+) -> None:
     """Accuracy on held-out questions, base beside tuned, with 95 % intervals and a paired test.
 
+    \b
     examples:
       grpo-kit evaluate runs/mine                     both asked the same questions greedily
       grpo-kit evaluate runs/mine --samples 8         pass@k besides
       grpo-kit evaluate runs/05 --task my_task.py     where the run does not say its task, or the file has moved
     """
-    from grpo_kit.evaluation import accuracy
-    from grpo_kit.evaluation.comparison import compare
-
-    job, place = _trained(arguments.run, arguments.task)
-    rows, samples = job.task.held_out[: arguments.rows], arguments.samples
-    how = {"rows": rows, "samples": samples, "batch_size": job.config.eval_batch}
-    if samples > 0:
-        how["k"] = [1 << n for n in range(samples.bit_length())]
-    found = [accuracy.evaluate(*job.policy(where), job.task, **how) for where in (None, place)]
-    comparison = compare(*found)
+    job, place = _trained(run, task)
+    how: dict[str, Any] = {"k": [1 << n for n in range(samples.bit_length())]} if samples else {}
+    how |= {"rows": job.task.held_out[:rows], "samples": samples, "batch_size": job.config.eval_batch}
+    base, tuned = (kit.evaluate(*job.policy(where), job.task, **how) for where in (None, place))
+    comparison = kit.compare(base, tuned)
     print(comparison)
     if samples:
-        print(f"\nbase\n{found[0].table()}\n\ntuned\n{found[1].table()}")
-    if arguments.examples:
-        print(f"\n{comparison.examples(arguments.examples)}")
+        print(f"\nbase\n{base.table()}\n\ntuned\n{tuned.table()}")
+    if examples:
+        print(f"\n{comparison.examples(examples)}")
 
 
-def readiness(arguments: Namespace) -> None:
+def readiness(
+    task: str | None = NEW_TASK,
+    preset: Preset = PRESET,
+    settings: list[str] | None = SETTINGS,
+    rows: int = Option(32, min=1, help="training questions asked"),
+    samples: int | None = Option(None, min=1, help="completions a question; default: one group"),
+    seconds: float = Option(300.0, help="about the most that it may take"),
+) -> None:
     """Can GRPO learn anything from this model on this task? Counted before any training.
 
+    \b
     examples:
       grpo-kit readiness my_task.py && grpo-kit train my_task.py
       grpo-kit readiness countdown --set model=Qwen/Qwen2.5-0.5B-Instruct --samples 64
 
     The exit code is 0 for GO and 1 for CHANGE SOMETHING FIRST.
     """
-    from grpo_kit.evaluation.readiness import readiness
     from grpo_kit.lab.job import Job, settings_of
 
-    job = Job.asked(arguments.task, arguments.preset, settings_of(arguments.set))
-    size, model = job.config.group_size, job.policy()
-    found = readiness(
-        *model, job.task, rows=job.task.train[: arguments.rows], samples=arguments.samples or size, group_size=size,
-        temperature=job.config.at(0).temperature, seconds=arguments.seconds, quiet=True,
+    job = Job.asked(task, {"preset": preset} | settings_of(settings))
+    size = job.config.group_size
+    found = kit.readiness(
+        *job.policy(), job.task, rows=job.task.train[:rows], samples=samples or size, group_size=size,
+        temperature=job.config.at(0).temperature, seconds=seconds, quiet=True,
     )  # fmt: skip
-    ready = found.verdict == "ready"
-    verdict = f"{job.config.model} on {job.task.name}: {'GO' if ready else 'CHANGE SOMETHING FIRST'}\n{found.reason}"
-    numbers = found.table().to_string(float_format="{:.3f}".format, na_rep="")
-    print(verdict, numbers, found.lengths.table(), sep="\n\n", flush=True)
-    if not ready:
-        raise CommandEnds("change something first")
+    print(f"{job.config.model} on {job.task.name}: {found.sentence}\n", found.lengths.table(), sep="\n")
+    print(found.table().to_string(float_format="{:.3f}".format, na_rep=""), flush=True)
+    if found.verdict != "ready":
+        raise Exit(1)
 
 
-def chat(arguments: Namespace) -> None:
+def chat(
+    model: str = Argument(help="a run folder, an export, a model's folder or name"),
+    question: str | None = Argument(None, help="ask this alone; default: one after another"),
+    task: str | None = RUNS_TASK,
+    base: bool = Option(False, "--base", help="of a run: ask the base model too"),
+    temperature: float | None = Option(None, help="0 (default, but for exports): greedy"),
+    tokens: int | None = Option(None, min=1, help="that a completion has at most; default: the task's"),
+    seed: int = Option(0, help="of sampling; it moves on with each question"),
+) -> None:
     """Ask a trained model, an export or any model by hand, with the training's prompt around the question.
 
+    \b
     examples:
       grpo-kit chat runs/mine --base                  question after question; an empty line ends it
       grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
       grpo-kit chat smollm2-135m-instruct --task largest
     """
-    from grpo_kit.exports.chat import chat
     from grpo_kit.lab.job import Job
-    from grpo_kit.record.files import has_metrics, run_settings
+    from grpo_kit.record.files import run_settings
 
-    model, task, base = (arguments.model,), None, None
-    if run_settings(arguments.model) is not None or has_metrics(arguments.model):
-        job, place = _trained(arguments.model, arguments.task)
-        model, task, base = job.policy(place), job.task, job.policy()[0] if arguments.base else None
-    elif arguments.base:
+    asked, how = (model,), {"temperature": temperature, "max_completion_tokens": tokens, "seed": seed}
+    if run_settings(model) is not None:
+        job, place = _trained(Path(model), task)
+        asked = job.policy(place)
+        how |= {"task": job.task, "base": job.policy()[0] if base else None}
+    elif base:
         raise ValueError("--base is for run folders: of others the base is not known")
-    elif arguments.task is not None:
-        task = Job.asked(arguments.task, None, {}).task
-    talk = chat(
-        *model, task=task, base=base, temperature=arguments.temperature, max_completion_tokens=arguments.tokens,
-        seed=arguments.seed,
-    )  # fmt: skip
-    if arguments.question is None:
-        talk.run()
-        return
-    for name, text in talk.ask(arguments.question).items():
-        print(f"{name}: {text}" if len(talk.sides) > 1 else text)
+    elif task is not None:
+        how["task"] = Job.asked(task, {}).task
+    talk = kit.chat(*asked, **how)
+    talk.run() if question is None else talk.say(question)
 
 
-def export(arguments: Namespace) -> None:
+def export(
+    run: Path = RUN,
+    folder: Path = Argument(help="where the export goes; it must not be there, or be empty"),
+    task: str | None = RUNS_TASK,
+    format: Literal["merged", "adapter", "gguf"] = Option("merged", help="what is written"),
+    quant: Literal["f32", "f16", "bf16", "q8_0"] | None = Option(None, help="of the weights; default: f16"),
+    temperature: float | None = Option(None, help="to serve at; default: the training's last"),
+    rows: int = Option(64, min=1, help="held-out questions both answer"),
+    no_proof: bool = Option(False, "--no-proof", help="write it, and do not read it back"),
+    license: str | None = Option(None, help="of the base, as the hub names it, such as apache-2.0"),
+) -> None:
     """Write a run's model with its prompt into a folder that others load, read it back, and compare.
 
+    \b
     examples:
       grpo-kit export runs/mine exports/mine                               for transformers, vLLM and the like
       grpo-kit export runs/mine exports/mine --format gguf --quant q8_0    one file for llama.cpp and Ollama
@@ -131,32 +159,26 @@ def export(arguments: Namespace) -> None:
     not the trained model is refused (exit code 1), and left with its report.
     """
     from grpo_kit.evaluation.accuracy import Evaluation
-    from grpo_kit.evaluation.comparison import compare
-    from grpo_kit.exports import ExportError, export
-    from grpo_kit.record.files import read_metrics
 
-    job, place = _trained(arguments.run, arguments.task)
-    run, last = place.parent, float(read_metrics(place.parent)["temperature"].dropna().iloc[-1])
-    sides = [run / name for name in (BEFORE, AFTER)]
-    measured = place.name == MODEL and all(path.is_file() for path in sides)
+    job, place = _trained(run, task)
+    last = kit.read_metrics(place.parent)["temperature"].dropna().iloc[-1]
+    sides = [place.with_name(name) for name in (BEFORE, AFTER)]
     try:
-        made = export(
-            *job.policy(place), arguments.folder, task=job.task, format=arguments.format, quant=arguments.quant,
-            temperature=last if arguments.temperature is None else arguments.temperature, rows=arguments.rows,
-            proof=not arguments.no_proof, run=run, license=arguments.license,
-            comparison=compare(*map(Evaluation.load, sides)) if measured else None,
+        made = kit.export(
+            *job.policy(place), folder, task=job.task, format=format, quant=quant, rows=rows, proof=not no_proof,
+            temperature=float(last) if temperature is None else temperature, run=place.parent, license=license,
+            comparison=kit.compare(*map(Evaluation.load, sides)) if all(map(Path.is_file, sides)) else None,
         )  # fmt: skip
-    except ExportError as error:
+    except kit.exports.ExportError as error:
         raise CommandEnds(str(error)) from error
-    print(f"{made}\nTry it: grpo-kit chat {arguments.folder}")
+    print(f"{made}\nTry it: grpo-kit chat {folder}")
 
 
-def _trained(run: str, task: str | None) -> tuple[Job, Path]:
+def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
     from grpo_kit.lab.job import Job, model_in
-    from grpo_kit.record.run_path import run_path
 
-    folder = run_path(run, "run")  # which a reward's chdir does not move; words have it as it was given
-    job, (place, what) = Job.of_run(Path(run), task), model_in(Path(run))
+    folder = run.absolute()  # which a reward's chdir does not move; words have it as it was given
+    job, (place, what) = Job.of_run(run, task), model_in(run)
     print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
     return job, folder / place.name

@@ -225,6 +225,11 @@ class Readiness:
         told += self._how_sure(verdict)
         return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
 
+    @property
+    def sentence(self) -> str:
+        """GO or CHANGE SOMETHING FIRST, and the reason."""
+        return f"{'GO' if self.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {self.reason}"
+
     def _how_sure(self, verdict: str) -> str:
         """For a run that ended before its last row: why it ended, and what would make the verdict surer."""
         of, others = self.asked_for or self.n, [one for one in self.possible if one != verdict]

@@ -92,6 +92,11 @@ class Chat:
         self.asked.append((question, said))
         return said
 
+    def say(self, question: str) -> None:
+        """Print each side's response."""
+        for name, text in self.ask(question).items():
+            print(f"{name}: {text}" if len(self.sides) > 1 else text, flush=True)
+
     def run(self) -> None:
         """Answer typed lines until an empty line or the end of the input."""
         print(f"{self!r}\nA question and Enter; an empty line ends it.")
@@ -102,8 +107,7 @@ class Chat:
                 print()
                 return
             try:
-                for name, text in self.ask(question).items():
-                    print(f"{name}: {text}" if len(self.sides) > 1 else text, flush=True)
+                self.say(question)
             except ValueError as error:  # an invalid question ends nothing
                 print(error, flush=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,7 @@ def branch(
     source = run_path(folder)
     if not changes:
         raise ValueError("changes is empty: say what is to be otherwise, such as learning_rate=2e-6")
-    job = Job.of_run(source, task, trains=True)
+    job, asked = Job.of_run(source, task, {}), Job.of_run(source, task, changes)
     if (run_settings(source) or {})["sample"].startswith("OlderWeights"):
         raise ValueError(
             f"{source} was sampled by older weights, which a branch has no copy of; begin a new run"
@@ -116,8 +116,6 @@ def branch(
             f"{source} has no whole checkpoint up to step {step}; it has {sorted(there) or 'none'}"
         )
     number = max(before)
-    asked = Job(job.task, replace(job.config), dict(job.options))
-    asked.change(changes)
     whole = steps_done(source) >= job.config.steps and (
         max(there) == job.config.steps or (source / "model").is_dir()
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.literal_calls import value_from_text
-from grpo_kit.loop.grpo_config import FIELDS, Config, check_fields, from_json
+from grpo_kit.loop.grpo_config import FIELDS, Config, from_json
 from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.presets import preset as config_of
@@ -30,52 +30,49 @@ class Job:
     options: dict[str, Any]
 
     @classmethod
-    def asked(cls, task: Any, preset: str | None, values: dict[str, Any], **options: Any) -> Job:
+    def asked(cls, task: Any, values: dict[str, Any]) -> Job:
         """Of a new run. task: a name of the kit's tasks, FILE.py, FILE.py:NAME, or a Task; None: the preset's.
 
-        values: fields of Config. options: those of OPTIONS; None: its default.
+        values: fields of Config, without "preset" what this machine can run, and some of OPTIONS.
         Raises ValueError naming the argument that does not fit.
         """
-        options = OPTIONS | {name: value for name, value in options.items() if value is not None}
-        if task is None or isinstance(task, str) and ".py" not in task:
-            config = config_of(preset or "auto", **values | ({"task": task} if task else {}))
+        options = {name: values.get(name, default) for name, default in OPTIONS.items()}
+        values = {name: value for name, value in values.items() if name not in OPTIONS}
+        named = isinstance(task, str) and ".py" not in task
+        values |= {"task": task} if named else {}
+        config = config_of(values.pop("preset", None) or "auto", **values)
+        if task is None or named:
             return cls(config.make_task(), config, options)
-        if isinstance(task, str):
-            path, _, name = task.partition(".py:")
-            task = from_file(f"{path}.py" if name else path, name or "task")
-        config = config_of(preset or "auto", **values)
-        return cls(config.cut(task), config, options)
+        return cls(config.cut(from_file(task) if isinstance(task, str) else task), config, options)
 
     @classmethod
-    def of_run(cls, folder: Path, task: Any = None, *, trains: bool = False) -> Job:
+    def of_run(cls, folder: Path, task: Any = None, changes: dict[str, Any] | None = None) -> Job:
         """Of a run that is there, whoever began it. task: where run.json does not say it, or its file has gone; as in
         asked().
 
-        trains: refuse a run whose schedule is a function of its notebook, which others need not read.
-        Raises ValueError where the task is not found, and for one that is not the run's.
+        changes: of a run that goes on, with {} too: fields that may change in a run, and on_flag. None: of one that
+        does not, so that a schedule need not be read that is a function of its notebook.
+        Raises ValueError where the task is not found, for one that is not the run's, and for what cannot change.
         """
         settings = run_settings(folder)
         if settings is None:
             raise RunFolderError(f"{folder} holds no run; give a run's folder, such as runs/largest")
-        if "notes" not in settings:
-            raise RunFolderError(
-                f"{folder} holds a run of an older grpo_kit, which does not say its task; begin a new run, and if "
-                f"it has a model, from that: --set model={folder / 'model'}"
-            )
         values, known = {}, settings["task"]
         for name, value in settings["config"].items():
-            with nullcontext() if trains else suppress(ValueError):
+            with suppress(ValueError) if changes is None else nullcontext():
                 values[name] = from_json(name, value, None)
         values["model"] = values["model"] or settings["model"]
         file, by_name = known["file"], values.pop("task")
-        if task is None and file and not Path(file.rpartition(":")[0]).is_file():
-            raise ValueError(
-                f"the task of {folder} was made by {file}, which is not there: give --task my_task.py"
-            )
-        if (source := task or file or by_name) is None:
-            raise ValueError(f"{folder} does not say where its task is: give --task my_task.py")
-        options = {name: settings["notes"].get(name) for name in OPTIONS}
-        job = cls.asked(source, values.pop("preset"), values, **options)
+        gone = file and not Path(file.rpartition(":")[0]).is_file()
+        source = task or (None if gone else file or by_name)
+        if source is None:
+            why = f"was made by {file}, which is not there" if gone else "is nowhere in its run.json"
+            raise ValueError(f"the task of {folder} {why}: give --task my_task.py")
+        free = [*(name for name, each in FIELDS.items() if each.metadata["changes"]), "on_flag"]
+        if fixed := [f"{name}={value!r}" for name, value in (changes or {}).items() if name not in free]:
+            raise ValueError(f"{', '.join(fixed)} is for a new run; what can change: {', '.join(free)}")
+        noted = {name: value for name, value in settings["notes"].items() if name in OPTIONS}
+        job = cls.asked(source, values | noted | (changes or {}))
         if task_digest(job.task) != known["digest"]:
             raise RunFolderError(
                 f"the task {job.task.name!r} is not the one that {folder} was begun with: its rows, prompt or rewards "
@@ -83,42 +80,29 @@ class Job:
             )
         return job
 
-    def change(self, asked: dict[str, Any]) -> None:
-        """Other numbers for a run that goes on. Raises ValueError for what a run keeps that was begun."""
-        free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
-        for name, value in asked.items():
-            if name in free:
-                setattr(self.config, name, value)
-            elif name == "on_flag":
-                self.options[name] = value
-            else:
-                raise ValueError(
-                    f"{name}={value!r} is for a new run; what can change: --on-flag, and --set of {', '.join(free)}"
-                )
-
     def policy(self, trained: Path | None = None) -> tuple[Any, Any]:
         """Model and tokenizer: the base, with new adapters where some are trained, or what a run trained."""
-        config, tuning, rank = self.config, self.config.tuning or "full", self.options["rank"]
+        config, rank = self.config, self.options["rank"]
+        tuning, lora = config.tuning or "full", rank and {"r": rank, "lora_alpha": 2 * rank}
         if trained is not None:
-            tuning = ("lora" if tuning == "full" else tuning) if is_adapter(str(trained)) else "full"
+            lora, adapters = None, "lora" if tuning == "full" else tuning
+            tuning = adapters if is_adapter(str(trained)) else "full"
         return load_policy(
-            trained or config.model, tuning=tuning, dtype=config.dtype, seed=config.seed, quiet=True,
-            lora=None if trained or rank is None else {"r": rank, "lora_alpha": 2 * rank},
+            trained or config.model, tuning=tuning, dtype=config.dtype, lora=lora, seed=config.seed, quiet=True,
         )  # fmt: skip
 
 
-def settings_of(texts: list[str]) -> dict[str, Any]:
-    """The values of --set NAME=VALUE. Raises ValueError, with the nearest name, for what is no setting.
+def settings_of(texts: list[str] | None) -> dict[str, Any]:
+    """The values of --set NAME=VALUE, if any. Raises ValueError for what is none, or no schedule.
 
     >>> settings_of(["steps=24", "temperature=linear(1.2, 0.8)"])
     {'steps': 24, 'temperature': linear(1.2, 0.8)}
     """
     found = {}
-    for text in texts:
+    for text in texts or ():
         name, there, value = text.partition("=")
-        if not there or not name.strip():
+        if not name or not there:
             raise ValueError(f"--set {text}: write it as NAME=VALUE, such as steps=24")
-        check_fields({name: value})
         try:
             found[name] = value_from_text(value)
         except ValueError:  # a name, or a schedule

@@ -21,6 +21,7 @@ Longer than 300 lines because a step, a stop and a change are read together.
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.model_facts import has_dropout
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
-from grpo_kit.record.digests import checkpoints, last_whole
+from grpo_kit.record.digests import checkpoints, last_whole, write_digests
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.run_lock import alone
@@ -383,17 +384,21 @@ class GRPOTrainer:
         mark_trained(self.model, self.folder, self.step)
 
     def save_model(self, folder: str | Path) -> Path:
-        """The model, or its adapters, and the tokenizer, as load_policy opens them. Returns the folder.
+        """The model, or its adapters, and the tokenizer, as load_policy opens them; whole or not at all.
 
-        Raises ValueError for a folder that holds anything: nothing is overwritten.
+        Returns the folder. Raises ValueError for one that holds anything: nothing is overwritten.
         """
         path = Path(folder)
         if path.exists() and any(path.iterdir()):
             free = next_run_folder(path.parent, path.name)
             raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")
-        self.model.save_pretrained(path)
-        self.tokenizer.save_pretrained(path)
-        return path
+        part = path.with_name(f".{path.name}")
+        shutil.rmtree(part, ignore_errors=True)  # what a kill left
+        self.model.save_pretrained(part)
+        self.tokenizer.save_pretrained(part)
+        write_digests(part)
+        shutil.rmtree(path, ignore_errors=True)  # an empty one
+        return part.rename(path)
 
     @property
     def reward_weights(self) -> list[float]:
@@ -422,12 +427,11 @@ class GRPOTrainer:
             self.load(self.processes.from_main(lambda: last_whole(self.folder)))
         self.open(resume=resume)
         self._changes.begin(self, first=not (self._begun or loads))
-        if not self._begun and self.processes.is_main:
-            held.enter_context(alone(self.folder))
         if loads and self.log is not None:
             for line in self.log.lost(self.step):
                 print(line, flush=True)
         if not self._begun and self.processes.is_main:
+            held.enter_context(alone(self.folder))
             found = lacks_room(self.folder, self.model, self.optimizer_name, self.config, self.step)
             if found is not None:
                 warnings.warn(found, RuntimeWarning, stacklevel=4)

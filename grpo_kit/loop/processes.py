@@ -26,11 +26,8 @@ class Processes:
     def __init__(self, prompts: int, device: torch.device) -> None:
         self.rank, self.count, self._device = 0, 1, device
         if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
-            kind, wait = (
-                "nccl" if device.type == "cuda" else "gloo",
-                timedelta(days=1),
-            )  # the others wait for an evaluation
-            dist.init_process_group(kind, timeout=wait)
+            kind = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(kind, timeout=timedelta(days=1))  # the others wait for an evaluation
         if dist.is_available() and dist.is_initialized():
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
         if prompts % self.count:

@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.files import REDONE, RUN, RunFolderError, holds_run, next_run_folder, write_whole
+from grpo_kit.record.files import REDONE, RUN, holds_run, next_run_folder, steps_done, write_whole
 from grpo_kit.record.lines import (
     COMPLETIONS_LINES,
     METRICS_LINES,
     RESUMED,
     LineFile,
+    RunFolderError,
     as_line,
     last_step,
     lines_of,
@@ -48,7 +49,7 @@ class RunLog:
     def check(path: Path) -> None:
         """Refuse a folder that no run could begin or go on in, before anything is computed.
 
-        Raises RunFolderError for a file, a checkpoint, for what cannot be written, and for a run without a checkpoint.
+        Raises RunFolderError for a file, a checkpoint, for what cannot be written, and for steps without a checkpoint.
         """
         if path.is_dir() and path.name.startswith("checkpoint-") and holds_run(path.parent):
             raise RunFolderError(
@@ -60,7 +61,8 @@ class RunLog:
             raise RunFolderError(
                 f"folder={str(path)!r}: {there} is no folder that can be written; name another."
             )
-        if holds_run(path) and not next(path.glob("checkpoint-*"), None):
+        due = (path / RUN).is_file() and not steps_done(path)  # its first step: nothing is lost
+        if holds_run(path) and not due and not next(path.glob("checkpoint-*"), None):
             raise RunFolderError(
                 f"folder={str(path)!r} already holds a run, without a checkpoint to go on from, and no run is "
                 f"overwritten. The next free name is {str(next_run_folder(path.parent, path.name))!r}."
@@ -82,10 +84,9 @@ class RunLog:
                 f"folder={str(path)!r} already holds a run, and no run is overwritten. The next free name is "
                 f"{free!r}; or go on with the run that is there: train(resume=True)."
             )
-        if resume and not (path / METRICS_LINES).exists() and not next(path.glob("checkpoint-*"), None):
-            what = "a run that ended before its first row" if holds_run(path) else "no run to go on with"
+        if resume and not holds_run(path):
             raise RunFolderError(
-                f"folder={str(path)!r} holds {what}; begin one, with resume left out. {free!r} is free."
+                f"folder={str(path)!r} holds no run to go on with; begin one, with resume left out. {free!r} is free."
             )
         made = not path.exists()
         try:

@@ -17,11 +17,13 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask
     """The task that a Python file has under a name: what stands there, or what a function of that name returns.
 
     The file is run. What it imports may stand beside it. What trains in it belongs under `if __name__ == "__main__":`.
-    Its field `file` says where it was found; a run folder keeps that.
+    Its field `file` says where it was found, as FILE.py:NAME, which `path` may be too; a run folder keeps that.
     Raises ValueError, naming file and line, for a file that is not there, fails, or has no such task.
 
     >>> from_file("my_task.py")  # doctest: +SKIP
     """
+    if ".py:" in (text := os.fspath(path)):
+        path, _, name = text.rpartition(":")
     path = Path(path).expanduser().absolute()
     if not path.is_file():
         raise ValueError(f"{path} is no file; give a Python file with a line task = kit.tasks.from_rows(...)")

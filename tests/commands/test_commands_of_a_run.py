@@ -60,18 +60,18 @@ def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     smoke = ["--preset", "smoke"]
     assert main(["readiness", str(file), *smoke, "--rows", "4", "--samples", "4"]) == 1
     out = capsys.readouterr().out
-    assert "CHANGE SOMETHING FIRST\nformat first" in out and out.count("So: ") == 1
+    assert "CHANGE SOMETHING FIRST  format first" in out and out.count("So: ") == 1
     assert main(["readiness", str(file), *smoke, "--rows", "6", "--samples", "4", "--seconds", "0.001"]) == 1
     assert "Not sure after 2 of 6 rows" in capsys.readouterr().out
     file.write_text(text)
     assert main(["readiness", str(file), *smoke, "--rows", "4", "--samples", "4"]) == 0
-    assert "GO\nready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"
+    assert "GO  ready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"
     file.write_text(text.replace('max_completion_tokens=6', 'max_completion_tokens=6, correct=sometimes').replace(
         "def is_even(text, row):\n    return bool(text)", "def sometimes(text, row):\n    return len(text) % 2 == 0"
     ) + "\nfrom dataclasses import replace\ntask = replace(task, read_answer=lambda text, prefill: text)\n"
     )  # fmt: skip
     assert main(["readiness", str(file), *smoke, "--rows", "8"]) == 0
-    assert "tiny-random on words: GO\nready" in capsys.readouterr().out
+    assert "tiny-random on words: GO  ready" in capsys.readouterr().out
 
 
 def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys):
@@ -121,12 +121,12 @@ def test_a_notebooks_run_says_its_task_itself(here, capsys, tmp_path):
     told["config"]["task"] = None  # one that was made by hand
     (tmp_path / "notebook" / "run.json").write_text(json.dumps(told))
     assert main(["evaluate", run]) == 2
-    assert "does not say where its task is: give --task my_task.py" in capsys.readouterr().err
+    assert "is nowhere in its run.json: give --task my_task.py" in capsys.readouterr().err
     assert main(["evaluate", run, "--task", "largest"]) == 0
     del told["notes"]
     (tmp_path / "notebook" / "run.json").write_text(json.dumps(told))
-    assert main(["evaluate", run]) == 2
-    assert "a run of an older grpo_kit" in capsys.readouterr().err
+    assert main(["evaluate", run, "--task", "largest"]) == 2
+    assert "cannot be read (it has no 'notes')" in capsys.readouterr().err
 
 
 def test_a_reward_that_changes_the_working_directory_moves_no_file(tmp_path, monkeypatch, capsys):

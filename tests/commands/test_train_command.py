@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,10 +16,12 @@ from safetensors.torch import load_file
 from task_file import COOLING, TRAINED, written
 
 import grpo_kit
-from grpo_kit.__main__ import _COMMANDS, main
+from grpo_kit.__main__ import app, main
+from grpo_kit.commands import Preset
 from grpo_kit.lab.job import Job, settings_of
 from grpo_kit.loop import run_settings
 from grpo_kit.loop.grpo_config import FIELDS
+from grpo_kit.presets import NAMES
 from grpo_kit.record.files import read_metrics, steps_done
 
 ROOT = Path(grpo_kit.__file__).parents[1]
@@ -80,7 +84,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     ended(process)
 
-    process = begun("train", "--folder", "runs/mine", "--resume", cwd=tmp_path)
+    process = begun("train", "--resume", "runs/mine", cwd=tmp_path)
     code, out, errors = ended(process)
     assert code == 0, (out, errors)
     assert "The model is in runs/mine/model" in out and "grpo-kit chat runs/mine" in out and "-> " in out
@@ -89,8 +93,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path):
 
 
 def test_a_command_says_what_it_does_with_an_example_and_loads_nothing_for_it():
-    for name in _COMMANDS:
-        code = f"import sys; from grpo_kit.__main__ import main\ntry: main([{name!r}, '--help'])\nexcept SystemExit: "
+    for name in [command.callback.__name__ for command in app.registered_commands]:
+        code = f"import sys; from grpo_kit.__main__ import main\nmain([{name!r}, '--help'])\n"
         code += "print('loaded', *(m for m in ('torch', 'numpy', 'pandas', 'trl') if m in sys.modules))"
         done = subprocess.run(
             [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
@@ -122,7 +126,6 @@ SMOKE = "train --preset smoke"
         ("train empty.py", "defines no `task`"),
         ("train my_task.py:rows", "has a list called `rows`"),
         ("train smallest --preset smoke", "task='smallest' is not known; use 'largest'"),
-        ("train --preset tpu", "'tpu' is not known; use auto, smoke"),
         (f"{SMOKE} --set temperature=hot", "schedule 'hot' cannot be read"),
         (f"{SMOKE} --set temperature=0", "temperature=0 must be"),
         (f"{SMOKE} --set steps=0", "steps=0 must be"),
@@ -138,8 +141,6 @@ SMOKE = "train --preset smoke"
         (f"{SMOKE} --report-to mlflow --folder x", "tracker='mlflow' is not known; use 'tensorboard'"),
         ("train --resume folder", "folder holds no run"),
         ("train --resume none", "none holds no run; give a run's folder"),
-        ("train --resume", "--resume needs one run folder"),
-        ("train --resume folder --folder x", "--resume needs one run folder"),
         ("evaluate none", "none holds no run"),
         ("evaluate my_task.py", "my_task.py holds no run"),
         ("readiness my_task.py --preset smoke --samples 2", "group_size=4 must lie in 2..samples=2"),
@@ -147,7 +148,7 @@ SMOKE = "train --preset smoke"
         ("chat folder", "holds no config.json"),
         ("chat my_task.py --base", "--base is for run folders"),
         ("watch none", "none is no folder"),
-        ("train --preset smoke --folder my_task.py", "my_task.py is a file; name a folder"),
+        ("train --preset smoke --folder my_task.py", "my_task.py is no folder that can be written; name another"),
         ("train --resume torn", "torn/run.json cannot be read"),
         ("watch torn --once", "torn/run.json cannot be read"),
         ("watch folder --every 0", "every=0 above 0"),
@@ -162,11 +163,44 @@ def test_wrong_use_is_one_line_and_2_and_leaves_nothing(words, said, here, capsy
     assert {path.name for path in here.iterdir()} <= before | {"__pycache__"}
 
 
-@pytest.mark.parametrize("words", ["evaluate folder --rows -1", "readiness --samples 0", "chat x --tokens 0"])
-def test_a_count_below_1_is_refused_and_not_taken_for_none(words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(words.split())
-    assert stop.value.code == 2 and "must be a whole number of at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words, names",
+    [
+        ("evaluate folder --rows -1", ["--rows"]),
+        ("readiness --samples 0", ["--samples"]),
+        ("chat x --tokens 0", ["--tokens"]),
+        ("train --rank many", ["--rank"]),
+        ("train --preset tpu", ["--preset", "tpu", "gpu24"]),
+        ("train --resume", ["--resume"]),
+        ("train --folders x", ["--folders", "--folder"]),
+    ],
+)
+def test_what_does_not_parse_ends_in_2_and_is_named(words, names, capsys):
+    assert main(words.split()) == 2
+    errors = capsys.readouterr().err
+    assert {*names} <= {*re.findall(r"[\w-]+", errors)} and "Traceback" not in errors, errors
+
+
+def test_the_presets_that_can_be_asked_for_are_all():
+    assert {*get_args(Preset)[0].__args__} == {"auto", *NAMES}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_options_and_choices(shell):
+    """As the shell asks: the words so far in the environment."""
+    for so_far, offered in (
+        ("tra", "train"),
+        ("train --held", "--held-out-every"),
+        ("train --preset gp", "gpu24"),
+    ):
+        words = {"COMP_WORDS": f"grpo-kit {so_far}", "COMP_CWORD": str(len(so_far.split()))}  # bash
+        words |= {"_TYPER_COMPLETE_ARGS": f"grpo-kit {so_far}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        code = "from grpo_kit.__main__ import main; main([])"
+        environment = ENVIRONMENT | words | {"_GRPO_KIT_COMPLETE": f"complete_{shell}"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert offered in done.stdout, (shell, so_far, done)
 
 
 def test_every_field_of_config_and_of_the_preset_is_a_setting():
@@ -177,19 +211,18 @@ def test_every_field_of_config_and_of_the_preset_is_a_setting():
     assert (values["model"], values["held_out"]) == ("tiny-random", 4)
     for name in FIELDS:
         assert name in settings_of([f"{name}=1"])
-    job = Job.asked(None, "smoke", settings_of(["held_out=4", "max_completion_tokens=5", "beta=0.1"]))
+    job = Job.asked(None, settings_of(["preset=smoke", "held_out=4", "max_completion_tokens=5", "beta=0.1"]))
     assert len(job.task.held_out) == 4 and job.task.max_completion_tokens == 5 and job.config.beta == 0.1
     assert (
-        Job.asked(None, "smoke", {"tuning": "lora"}).config.learning_rate
+        Job.asked(None, {"preset": "smoke", "tuning": "lora"}).config.learning_rate
         == grpo_kit.preset("smoke", tuning="lora").learning_rate
     ), "the preset's, for adapters"
 
 
 @pytest.mark.parametrize("preset, task", [("t4", None), ("gpu24", None), ("cpu", "countdown")])
 def test_what_a_folder_keeps_makes_the_same_job(preset, task, tmp_path):
-    job = Job.asked(
-        task, preset, settings_of(["temperature=linear(1.2, 0.8)", "seed=3", "tuning=lora"]), rank=4
-    )
+    asked = settings_of(["temperature=linear(1.2, 0.8)", "seed=3", "tuning=lora"])
+    job = Job.asked(task, {"preset": preset, "rank": 4} | asked)
     model, _ = grpo_kit.load_policy("tiny-random", quiet=True)
     config = job.config.with_task(job.task)
     kept = run_settings.settings_of(model, job.task, config, [1.0], "adamw", None) | {"notes": job.options}
@@ -216,21 +249,19 @@ def test_a_run_is_not_trained_twice_and_its_options_are_kept(here, capsys):
     kept = json.loads(Path("runs/words/model/adapter_config.json").read_text())
     assert (kept["r"], kept["lora_alpha"]) == (2, 4)
     assert main([*words, "--folder", "runs/words"]) == 2
-    assert "give --folder runs/words-2" in capsys.readouterr().err
+    assert "runs/words holds a run, and none is overwritten: give another --folder" in capsys.readouterr().err
     assert read_metrics("runs/words")["step"].tolist() == [1], "no look at held-out rows"
     before = {path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()}
     for more, said in (
         ("--tuning full", "tuning='full'"),
         ("--set seed=2", "seed=2"),
         ("--set model=x", "model='x'"),
+        ("--folder x", "folder='x'"),
     ):
         assert main(["train", "--resume", "runs/words", *more.split()]) == 2
-        assert (
-            f"{said} is for a new run; what can change: --on-flag, and --set of steps"
-            in capsys.readouterr().err
-        )
+        assert f"{said} is for a new run; what can change: steps," in capsys.readouterr().err
     assert main(["train", "--resume", "runs/words", "--set", "steps=5"]) == 2
-    assert "kept no checkpoint of its 1 steps" in capsys.readouterr().err
+    assert "without a checkpoint to go on from" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()}
     assert main(["train", "--resume", "runs/words"]) == 0, "a run that is done is done"
 
@@ -304,9 +335,7 @@ def test_a_stop_before_the_first_step_is_done_begins_it_again(here, monkeypatch,
 
 
 def test_a_stop_after_the_training_is_made_up(here, monkeypatch, capsys):
-    from grpo_kit.evaluation import accuracy
-
-    plain, calls = accuracy.evaluate, []
+    plain, calls = grpo_kit.evaluate, []
 
     def stopped(*given, **how):
         calls.append(1)
@@ -314,7 +343,7 @@ def test_a_stop_after_the_training_is_made_up(here, monkeypatch, capsys):
             raise KeyboardInterrupt
         return plain(*given, **how)
 
-    monkeypatch.setattr(accuracy, "evaluate", stopped)
+    monkeypatch.setattr(grpo_kit, "evaluate", stopped)
     assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/a"]) == 130
     assert (
         "Stopped while it was evaluated. To go on: grpo-kit train --resume runs/a" in capsys.readouterr().err

@@ -185,13 +185,15 @@ def test_rows_that_wait_for_a_full_disk_are_taken_back_too(tmp_path, monkeypatch
     ]
 
 
-def test_a_run_that_was_killed_before_its_first_row_is_named_with_a_way_out(tmp_path):
-    """Neither resume=True nor a beginning in its folder would do: the words must not send from one to the other."""
+def test_a_run_that_was_killed_before_its_first_row_begins_it_again(tmp_path):
     log = RunLog.open(tmp_path / "run", {})
     assert not (log.path / "metrics.jsonl").exists()
-    with pytest.raises(RunFolderError, match="without a checkpoint to go on from.*next free name is .*run-2"):
-        make(tmp_path / "run").train(resume=True)
-    make(tmp_path / "run-2").train()
+    with pytest.raises(RunFolderError, match="already holds a run.*next free name is .*run-2"):
+        make(tmp_path / "run").train()
+    again, fresh = make(tmp_path / "run"), make(tmp_path / "run-2")
+    again.train(resume=True)
+    fresh.train()
+    assert same(weights(again), weights(fresh)) and record(again.folder)[0] == record(fresh.folder)[0]
 
 
 def test_a_change_is_on_record_where_its_step_was_stopped_and_done_again(tmp_path):

@@ -67,7 +67,7 @@ def test_other_rows_are_another_task():
 
 
 def test_a_run_folder_takes_its_task_and_no_other(tmp_path):
-    job = Job.asked("largest", "smoke", {"task_options": {"n_train": 4, "n_held_out": 2}})
+    job = Job.asked("largest", {"preset": "smoke", "task_options": {"n_train": 4, "n_held_out": 2}})
     model, tokenizer = load_policy("tiny-random", quiet=True)
     trainer = GRPOTrainer(model, job.task, job.config, tokenizer=tokenizer, folder=tmp_path)
     trainer.open()
