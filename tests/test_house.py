@@ -137,7 +137,7 @@ def test_no_room_is_hidden_by_a_name():
         if name.count(".") == 2
         and room(name) != "tasks"  # a task's file has its function's name, and little else
         if importlib.import_module(name)
-        if not isinstance(getattr(getattr(grpo_kit, room(name)), name.split(".")[2]), type(re))
+        if not isinstance(getattr(getattr(grpo_kit, name.split(".")[1]), name.split(".")[2]), type(re))
     ]
     assert not hidden
 
