@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 
-class LazyPackage(ModuleType):
+class _LazyPackage(ModuleType):
     """A package whose public names are imported at their first use.
 
     If a name is also its module's (`tasks.largest.largest`), the package's attribute is the function: importing the
@@ -40,7 +40,7 @@ def lazy(package: str, modules: Mapping[str, list[str]]) -> list[str]:
     same names in the package's `if TYPE_CHECKING` block.
     """
     module = sys.modules[package]
-    module.__class__ = LazyPackage
+    module.__class__ = _LazyPackage
     module.__dict__["_names"] = {
         name: f"{package}.{file}" for file, names in modules.items() for name in names
     }

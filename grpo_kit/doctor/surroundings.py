@@ -46,7 +46,7 @@ def sections() -> Iterator[Section]:
         yield section
 
 
-def preset_here(section: Section) -> None:
+def _preset_here(section: Section) -> None:
     """The preset of "auto", and whether a step of it fits in the free memory."""
     import torch
 
@@ -205,7 +205,7 @@ def notebooks(section: Section) -> None:
 SECTIONS: dict[str, Callable[[Section], None]] = {
     "Versions": versions,
     "Machine": machine,
-    "Preset": preset_here,
+    "Preset": _preset_here,
     "Disk": disk,
     "Sandbox": sandbox,
     "Hub": hub,

@@ -55,7 +55,7 @@ class _Head(torch.autograd.Function):
         if by_logprob is None:
             by_logprob = torch.zeros_like(entropies)
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        by_weight = GradientSum(weight) if ctx.needs_input_grad[1] else None
+        by_weight = _GradientSum(weight) if ctx.needs_input_grad[1] else None
         if by_weight is not None and not len(hidden):
             by_weight.add_product(kept, hidden)  # a gradient of zeros, not a missing one
         begin = 0
@@ -105,12 +105,12 @@ class _Embedding(torch.autograd.Function):
         if ctx.padding is not None:
             used = ids != ctx.padding
             ids, gradient = ids[used], gradient[used]
-        by_weight = GradientSum(ctx.weight)
+        by_weight = _GradientSum(ctx.weight)
         by_weight.add_rows(ids, gradient)
         return by_weight.result(), None, None
 
 
-class GradientSum:
+class _GradientSum:
     """A parameter's gradient, added up in its `.grad` where nothing watches it, else apart."""
 
     def __init__(self, parameter: torch.Tensor) -> None:

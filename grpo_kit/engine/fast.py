@@ -30,7 +30,7 @@ from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modu
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 
 
-class KeepFreedMemory(Hook):
+class _KeepFreedMemory(Hook):
     """On a CPU, what a step frees stays with the process for the next step; see freed_memory.py."""
 
     def begin(self, trainer: Any) -> None:
@@ -83,7 +83,7 @@ def fast(model: Any, config: Config) -> Seams:
             config.optimizer = "adamw"
     plain = PaddedUpdate(config)
     update: Any = plain if no_packing else PackedUpdate(model, config)
-    memory, hooks = getattr(update, "memory", None), [KeepFreedMemory()]
+    memory, hooks = getattr(update, "memory", None), [_KeepFreedMemory()]
 
     def may_stay(engine: RolloutEngine, prompt_ids: list, completion_ids: list) -> bool:
         """On a card where the update does as well without these bytes; on a CPU where there is room."""
@@ -98,7 +98,7 @@ def fast(model: Any, config: Config) -> Seams:
         memory.give_back = partial(_give_back, weakref.ref(sample))
     if cuda.may_fail(device):
         sample = sample if no_engine else OrPlainly(sample, generate, "engine")
-        update = update if no_packing else UpdateOrPlainly(update, plain, model)
+        update = update if no_packing else _UpdateOrPlainly(update, plain, model)
     why_not = no_packing and f"the packed update cannot do this model: {no_packing}"
     why_not = f"the engine cannot sample: {no_engine}" if no_engine else why_not
     return Seams(sample, update, hooks, why_not)
@@ -143,7 +143,7 @@ class OrPlainly:
         return self._plain(*given)
 
 
-class UpdateOrPlainly:
+class _UpdateOrPlainly:
     """The packed update, and from its first failure on the padded one."""
 
     def __init__(self, packed: PackedUpdate, plain: PaddedUpdate, model: Any) -> None:

@@ -57,7 +57,7 @@ _ELSEWHERE = {
 }
 
 
-class FollowTRL(Hook):
+class _FollowTRL(Hook):
     """Keeps the trainer_state of rewards up to date, and saves after the last step as save_strategy='steps' does."""
 
     def __init__(self, task: TrlTask, a_step: int, *, save_last: bool) -> None:
@@ -143,7 +143,7 @@ def from_trl(
         folder=folder or args.output_dir or "trainer_output",
         sample=seams.sample,
         update=seams.update,
-        hooks=[*seams.hooks, FollowTRL(task, a_step, save_last=save_last), *hooks],
+        hooks=[*seams.hooks, _FollowTRL(task, a_step, save_last=save_last), *hooks],
     )
     for group in trainer.optimizer.param_groups:
         group["betas"], group["eps"] = (args.adam_beta1, args.adam_beta2), args.adam_epsilon

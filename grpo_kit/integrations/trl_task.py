@@ -47,7 +47,7 @@ class TrlTask:
         openings = {_opening(row["prompt"]) for row in rows}
         self.prefill = openings.pop() if len(openings) == 1 else ""
         given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-        self.rewards = [TrlReward(reward, self) for reward in given if reward is not None]
+        self.rewards = [_TrlReward(reward, self) for reward in given if reward is not None]
         self.reward_weights = [1.0] * len(self.rewards) if reward_weights is None else list(reward_weights)
         if not self.rewards or len(self.rewards) != len(self.reward_weights):
             raise ValueError(
@@ -82,7 +82,7 @@ class TrlTask:
         return _once_begun(tokenizer, text)
 
 
-class TrlReward:
+class _TrlReward:
     """A reward function of TRL, called by the loop with what TRL would give it. It has the function's name and range.
 
     Completions of messages are [{"role": "assistant", "content": text}] each.

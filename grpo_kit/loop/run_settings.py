@@ -51,7 +51,7 @@ def settings_of(
         "best_constant": constant() if constant else None,
         "temperature_schedule": as_json(config.temperature) if callable(config.temperature) else None,
         "optimizer": optimizer,
-        "sample": name_of_sample(sample),
+        "sample": _name_of_sample(sample),
         "model": model_name(model),
         "task": {name: getattr(prompt, name) for name in ("system", "prefill") if hasattr(prompt, name)}
         | {"file": getattr(task, "file", None)}
@@ -65,7 +65,7 @@ def settings_of(
     }
 
 
-def name_of_sample(sample: Any) -> str:
+def _name_of_sample(sample: Any) -> str:
     """A sampler by its name; a dataclass with its options."""
     return repr(sample) if is_dataclass(sample) else getattr(sample, "__name__", type(sample).__name__)
 
@@ -85,7 +85,7 @@ def made_with(trainer: Any) -> dict[str, Any]:
         **trainer.began_with,
         "optimizer_kind": type(trainer.optimizer).__name__,
         **{f"optimizer.{name}": [_plain(group.get(name)) for group in groups] for name in SETTINGS},
-        "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
+        "sample": _name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
         "rewards": reward_names(getattr(task, "rewards", [])),
         "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
         "system": getattr(task, "system", None),

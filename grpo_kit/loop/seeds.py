@@ -14,10 +14,10 @@ import torch
 from grpo_kit.loop.grpo_config import Config
 
 
-def seed_of(*parts: Any) -> int:
+def _seed_of(*parts: Any) -> int:
     """A seed that is a function of its parts alone, such as (seed, step, "sample").
 
-    >>> seed_of(0, 1) == seed_of(0, 1) != seed_of(0, 2)
+    >>> _seed_of(0, 1) == _seed_of(0, 1) != _seed_of(0, 2)
     True
     """
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
@@ -35,10 +35,10 @@ def rows_of_step(
     per_pass = len(rows) // count
     generator = torch.Generator()
     if attempt:
-        generator.manual_seed(seed_of(config.seed, step, "again", attempt))
+        generator.manual_seed(_seed_of(config.seed, step, "again", attempt))
         places = torch.randperm(len(rows), generator=generator)[:count]
     else:
-        generator.manual_seed(seed_of(config.seed, "order", step // per_pass))
+        generator.manual_seed(_seed_of(config.seed, "order", step // per_pass))
         order = torch.randperm(len(rows), generator=generator)
         places = order[step % per_pass * count :][:count]
     return [rows[place] for place in places.tolist()]
@@ -46,7 +46,7 @@ def rows_of_step(
 
 def seed_everything(*parts: Any) -> None:
     """Python's, NumPy's and torch's random numbers, as a function of the parts, such as (seed, step, "sample")."""
-    number = seed_of(*parts)
+    number = _seed_of(*parts)
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)

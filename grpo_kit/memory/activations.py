@@ -31,7 +31,7 @@ _NEEDED = (
 )  # fmt: skip
 
 
-class ChunkBytes(NamedTuple):
+class _ChunkBytes(NamedTuple):
     """The peak of one chunk, without weights, gradients and optimizer.
 
     kept: activations waiting for the backward pass. working: needed at that moment only. gradients: whether the
@@ -182,8 +182,8 @@ def chunk_bytes(
     four_bit: bool = False,
     fused_norms: bool = False,
     entropy_bonus: bool = False,
-) -> ChunkBytes:
-    """The peak of a chunk's forward and backward pass: the largest of the moments named in ChunkBytes.
+) -> _ChunkBytes:
+    """The peak of a chunk's forward and backward pass: the largest of the moments named in _ChunkBytes.
 
     tokens: packed positions; scored_tokens of them have a label (None: all).
     checkpointed_layers: so many of the first layers are recomputed in the backward pass.
@@ -249,7 +249,7 @@ def chunk_bytes(
     if gradients:
         moments = [(kept, working, True, name) for kept, working, _, name in moments]
     return max(
-        (ChunkBytes(*moment) for moment in moments),
+        (_ChunkBytes(*moment) for moment in moments),
         key=lambda m: m.kept + m.working + m.gradients * gradient_bytes,
     )
 

@@ -59,7 +59,7 @@ def plan_memory(
     (True, [])
     """
     cut = (chunk_tokens, checkpointed_layers)
-    request = request_for(
+    request = _request_for(
         cfg,
         gpu_gb,
         tuning=tuning,
@@ -74,7 +74,7 @@ def plan_memory(
     return plan if plan.fits else replace(plan, advice=advice(request, plan, *cut))
 
 
-def request_for(
+def _request_for(
     cfg: Config | str,
     gpu_gb: float | None = None,
     *,

@@ -32,7 +32,7 @@ PARTS += ("logits and sampling", "activations", "head and backward", "optimizer'
 
 
 @dataclass(frozen=True)
-class States:
+class _States:
     """Bytes by part, without activations.
 
     always: at all times. gradients: of all trained weights. stepping: only during the optimizer's step.
@@ -106,7 +106,7 @@ class Request:
         title, saved = self._title(), self._saved(states) / GIB
         return MemoryPlan(title, parts, self.usable / GIB, tokens, checkpointed, self.layers, saved, [])
 
-    def _states(self) -> States:
+    def _states(self) -> _States:
         cfg, counts = self.cfg, self.counts
         weights, adapters = self._weights(), counts.adapters
         if self.full:
@@ -119,7 +119,7 @@ class Request:
             "reference model": weights if self.full and has_reference(cfg) else 0.0,
             "optimizer": state,
         }
-        return States(always, gradients, stepping)
+        return _States(always, gradients, stepping)
 
     def _weights(self) -> float:
         """Bytes of the loaded model without adapters."""
@@ -128,7 +128,7 @@ class Request:
         return self.counts.linear * (_FOUR_BIT if self.four_bit else self.itemsize) + rest
 
     def _cut(
-        self, states: States, residual: int, chunk_tokens: int | None, checkpointed_layers: int | None
+        self, states: _States, residual: int, chunk_tokens: int | None, checkpointed_layers: int | None
     ) -> tuple[int, int]:
         """Tokens that go forward and backward at once, and layers whose activations are computed again."""
         free = self.usable / (1 + FRAGMENTATION) - CONTEXT_GIB * GIB
@@ -169,7 +169,7 @@ class Request:
         }
 
     def _update(
-        self, states: States, tokens: int, checkpointed: int, residual: int, cast: float
+        self, states: _States, tokens: int, checkpointed: int, residual: int, cast: float
     ) -> dict[str, float]:
         peak = chunk_bytes(
             self.config,
@@ -189,7 +189,7 @@ class Request:
             "gradients": states.gradients if peak.gradients else 0.0,
         }
 
-    def _saved(self, states: States) -> float:
+    def _saved(self, states: _States) -> float:
         """Bytes of a checkpoint: weights or adapters, and the optimizer's state."""
         trained = states.always["weights"] if self.full else 4 * self.counts.adapters
         return trained + states.always["optimizer"]

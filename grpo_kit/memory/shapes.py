@@ -23,7 +23,6 @@ _SHAPES: dict[str, tuple[type[PretrainedConfig], int, bool, tuple[int, ...]]] = 
     "smollm2-135m-instruct": (LlamaConfig, 49152, True, (576, 1536, 30, 9, 3)),
     "tiny-random": (LlamaConfig, 49152, True, (32, 64, 2, 4, 2)),
 }
-KNOWN = tuple(_SHAPES)
 
 
 class Counts(NamedTuple):

@@ -31,7 +31,7 @@ def _or_schedule(least: float, most: float = math.inf, *, moves: bool = False) -
 
     def check(value: Any) -> bool:
         if callable(value) or isinstance(value, str):
-            value = schedule_from(in_a_file(value))  # raises for what is none
+            value = schedule_from(_in_a_file(value))  # raises for what is none
             return all(is_number(at) and least <= at <= most for at in map(value, (0.0, 0.5, 1.0)))
         return is_number(value) and least <= value <= most and not (moves and value == 0)
 
@@ -93,7 +93,7 @@ def check_change(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} must be {words}{why}")
 
 
-def in_a_file(value: Any) -> Any:
+def _in_a_file(value: Any) -> Any:
     """The value in JSON: a schedule as its text. Raises ValueError for a function that has none."""
     if callable(value):
         schedule_from(repr(value))
@@ -117,7 +117,7 @@ class Control:
         """
         for name, value in values.items():
             check_change(name, value)
-        self._ask({"change": {name: in_a_file(value) for name, value in values.items()}})
+        self._ask({"change": {name: _in_a_file(value) for name, value in values.items()}})
 
     def pause(self) -> None:
         """Wait after this step, with the model in memory, until go_on() or stop()."""

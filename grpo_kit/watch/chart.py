@@ -42,7 +42,7 @@ def plot_run(
     def read() -> dict[str, RunState]:
         return {label: RunState.read(path) for label, path in found.items()}
 
-    return FollowedChart(folders[0], read) if follow and in_notebook() else RunChart(read())
+    return _FollowedChart(folders[0], read) if follow and in_notebook() else RunChart(read())
 
 
 class RunChart:
@@ -81,7 +81,7 @@ class RunChart:
         return _TEXT
 
 
-class FollowedChart(RunChart):
+class _FollowedChart(RunChart):
     """The chart of a running training, redrawn as it grows; made by plot_run(folder, follow=True).
 
     It shows itself in a notebook, and updates there until the run has ended, the cell is run again, or

@@ -63,7 +63,7 @@ def completions_html(table: pd.DataFrame) -> str:
 def groups_html(table: pd.DataFrame, cards_of: Callable[[list[dict]], Iterable[str]]) -> str:
     """A page: each group's question, the whole prompt a click away, over its cards, as many side by side as fit."""
     parts = [
-        question_html(min(rows, key=lambda row: row.get("turn", 0))) + cards_html(cards_of(rows))
+        _question_html(min(rows, key=lambda row: row.get("turn", 0))) + _cards_html(cards_of(rows))
         for rows in _groups_of(table)
     ]
     return _in_page("".join(parts))
@@ -81,7 +81,7 @@ def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]
         card_html(f"<b>{escape(who)}</b>", folded(text) if text else _EMPTY, colour=colour)
         for (who, text), colour in zip(texts.items(), colours_of(list(texts)).values(), strict=True)
     ]
-    return _in_page(question_html(row, name) + cards_html(cards))
+    return _in_page(_question_html(row, name) + _cards_html(cards))
 
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +115,7 @@ def card_html(head: str, body: str, *, colour: str = COLOURS[0]) -> str:
     return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
 
 
-def cards_html(cards: Iterable[str]) -> str:
+def _cards_html(cards: Iterable[str]) -> str:
     """As many side by side as fit."""
     return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
 
@@ -127,7 +127,7 @@ def question_of(row: Mapping[str, Any]) -> str:
     return (said[-1] if said else prompt[-600:]).strip()
 
 
-def question_html(row: dict, name: str = "") -> str:
+def _question_html(row: dict, name: str = "") -> str:
     """The user's question, the whole prompt behind a click; then the reference answer."""
     prompt, question = text_of(row, "prompt").removesuffix(text_of(row, "prefill")), question_of(row)
     name = name or (f"group {int(row['group'])}" if there(row.get("group")) else "question")

@@ -202,7 +202,7 @@ class LiveChart:
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
-        end = axis_end(self._run.step, self._total)
+        end = _axis_end(self._run.step, self._total)
         if self._over:
             self._show("chart", RunChart({"": self._run}, last_step=end).bundle())
             return
@@ -253,10 +253,10 @@ def _badge(text: str) -> str:
     return f'<span style="{BADGE}">{escape(text)}</span> '
 
 
-def axis_end(step: int, total: int) -> int:
+def _axis_end(step: int, total: int) -> int:
     """To which step a chart reaches while its run goes on: the axis doubles before the lines come to its end.
 
-    >>> [axis_end(step, 3000) for step in (0, 25, 26, 46, 2900)], axis_end(3, 8)
+    >>> [_axis_end(step, 3000) for step in (0, 25, 26, 46, 2900)], _axis_end(3, 8)
     ([32, 32, 64, 64, 3000], 8)
     """
     end = 32
