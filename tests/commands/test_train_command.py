@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,10 +28,7 @@ ENVIRONMENT.pop("KIT_PROFILE", None)
 
 def begun(*words, cwd):
     """The command, running; a process group of its own, as a terminal gives it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "grpo_kit", *map(str, words)],
-        cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    return forked.start("-m", "grpo_kit", *words, cwd=cwd, environment=ENVIRONMENT)
 
 
 def ended(process):
