@@ -383,7 +383,7 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, t
 def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
     """The same settings without the laboratory: same steps, same greedy answers."""
     folder, result = done
-    cfg = kit.preset("smoke", steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
+    cfg = kit.preset("smoke", model=base()["model"], steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
     trainer = kit.GRPOTrainer(
         model,
