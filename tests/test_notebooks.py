@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+import few_words
 import nbclient
 import nbformat
 import pytest
@@ -22,6 +23,8 @@ FEWER = {
     "07_warm_start": {"SEEDS": [0, 1]},
     "10_preferences_then_grpo": {"SEEDS": [0, 1]},
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
+    # Exports and proofs, each token by token: fewer tokens.
+    "19_keep_it_and_use_it": {"MODEL": str(few_words.folder())},
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
 # Whose exercises are code that runs as written; those of others tell what to change.
