@@ -12,6 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import torch
 import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -45,14 +46,14 @@ def tokenizer(first=FIRST):
 
 @functools.cache
 def _model():
-    model = load_policy("tiny-random", quiet=True)[0]
+    model = load_policy("tiny-random", quiet=True)[0].cpu()
     model.resize_token_embeddings(len(tokenizer()))
     return model
 
 
 def policy(tuning="full", **lora):
     """(model, tokenizer) of its own, as load_policy("tiny-random", tuning=tuning, lora=lora) gives them."""
-    model = copy.deepcopy(_model())
+    model = copy.deepcopy(_model()).to("cuda" if torch.cuda.is_available() else "cpu")
     return (model if tuning == "full" else add_adapters(model, tuning, lora, 0)), copy.copy(tokenizer())
 
 
