@@ -10,6 +10,8 @@ what their config.json says of the answer parts and the best constant strategy, 
 
 from __future__ import annotations
 
+import bisect
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -81,12 +83,16 @@ def _config(result: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
 
 
 def _raised(metrics: pd.DataFrame, config: Mapping[str, Any]) -> dict[str, int]:
-    """{flag: the step after which it was raised}, from looking again after every step."""
-    out: dict[str, int] = {}
-    for row, step in enumerate(metrics["step"], 1):
-        for flag in red_flags(metrics[:row], config=config):
-            out.setdefault(flag.name, int(step))
-    return out
+    """{flag: the step after which it was raised}. None is ever taken back, so halving finds the first look at each."""
+
+    @functools.cache
+    def looked(rows: int) -> list[str]:
+        return [flag.name for flag in red_flags(metrics[:rows], config=config)]
+
+    every = range(1, len(metrics) + 1)
+    at = {name: bisect.bisect(every, False, key=lambda n: name in looked(n)) for name in looked(len(every))}  # noqa: B023
+    order = sorted(at, key=lambda name: (at[name], looked(every[at[name]]).index(name)))
+    return {name: int(metrics["step"].iloc[at[name]]) for name in order}
 
 
 def markdown(runs: pd.DataFrame, arms: pd.DataFrame) -> str:

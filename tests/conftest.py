@@ -2,8 +2,10 @@
 
 import collections
 import gc
+import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +15,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core; threads of each would wait for the others'
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import few_words  # noqa: E402
+
 from grpo_kit.models import load_policy  # noqa: E402
+
+LONGEST = ("test_pretend_card.py", "test_notebooks.py", "test_wheel.py", "test_three_doors.py")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Notebooks first: a test of half a minute at the end of the queue lets the other process wait."""
-    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+    """The longest tests first: one of a minute at the end of the queue lets the other process wait."""
+    items.sort(key=lambda item: LONGEST.index(name) if (name := item.path.name) in LONGEST else len(LONGEST))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -49,9 +55,24 @@ def smol_tokenizer():
 
 @pytest.fixture
 def tiny():
-    return load_policy("tiny-random", quiet=True)
+    return few_words.policy()
 
 
 @pytest.fixture(scope="session")
 def smol():
     return load_policy("smollm2-135m-instruct", quiet=True)
+
+
+@pytest.fixture
+def read_here(monkeypatch):
+    """An export is read by its reader in this process, as starting one takes seconds; a list of what it was asked."""
+    from grpo_kit.exports import reader, verify
+
+    asked = []
+
+    def ask(request, path):
+        asked.append(json.loads(json.dumps(request)))
+        Path(request["answer"]).write_text(json.dumps(reader.read(asked[-1])), encoding="utf-8")
+
+    monkeypatch.setattr(verify, "_ask", ask)
+    return asked

@@ -10,6 +10,8 @@ import signal
 import sys
 from dataclasses import replace
 
+import few_words
+
 from grpo_kit import lab, tasks
 from grpo_kit.lab import run as lab_run
 from grpo_kit.loop import checkpoint
@@ -53,7 +55,8 @@ def replace_rows(made):
 
 
 def base():
-    return {"config": "smoke", "task": task(), "steps": 3, "learning_rate": 1e-2, "save_steps": 2}
+    small = {"model": str(few_words.folder()), "steps": 3, "learning_rate": 1e-2, "save_steps": 2}
+    return {"config": "smoke", "task": task()} | small
 
 
 def compare(folder, arms=tuple(ARMS), seeds=SEEDS):

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import few_words
 import torch
 
 from grpo_kit.engine.fast import fast
@@ -45,7 +46,7 @@ def task():
 
 @functools.cache
 def _policy(tuning):
-    return load_policy("tiny-random", tuning=tuning, quiet=True)
+    return few_words.policy(tuning)
 
 
 def make(
@@ -55,6 +56,8 @@ def make(
     """A trainer on a fresh tiny model. older: options of OlderWeights. watch: wraps the sampler inside of it."""
     fresh, own = _policy(tuning)
     model = copy.deepcopy(fresh) if model is None else model
+    if model.config.vocab_size > len(own):  # a model that somebody loaded by its name
+        own = load_policy("tiny-random", quiet=True)[1]
     config = Config(**(SMALL | config))
     given = {}
     if seams == "fast":

@@ -2,6 +2,7 @@
 
 import copy
 
+import few_words
 from loop_runs import SMALL, letters
 
 from grpo_kit.hooks.standard import GRPOTrainer
@@ -23,7 +24,9 @@ def own_task(rewards=letters, *, rows=ROWS, max_completion_tokens=6, **options):
 
 def make(folder, *, rewards=letters, rows=ROWS, task=None, model=None, tokenizer=None, live=None, **options):
     """A trainer on a fresh tiny model. options: of GRPOTrainer (on_flag, held_out, keep, hooks), else of Config."""
-    fresh, own = load_policy("tiny-random", quiet=True)
+    fresh, own = few_words.policy()
+    if model is not None and model.config.vocab_size > len(own):  # one that somebody loaded by its name
+        own = load_policy("tiny-random", quiet=True)[1]
     given = {name: options.pop(name) for name in ("on_flag", "held_out", "keep", "hooks") if name in options}
     return GRPOTrainer(
         fresh if model is None else model, own_task(rewards, rows=rows) if task is None else task,

@@ -1,5 +1,7 @@
 """A Python file as a user writes it, for the tests: a task of their own whose reward varies on a random model."""
 
+import few_words
+
 FILE = """
 import grpo_kit as kit
 
@@ -19,6 +21,7 @@ task = kit.tasks.from_rows(
 """
 # What makes it train on the tiny model, and learn.
 TRAINED = ["--preset", "smoke", "--set", "steps=4", "--set", "learning_rate=1e-2", "--held-out-every", "2"]
+TRAINED += ["--set", f"model={few_words.folder()}"]
 COOLING = ["--set", "temperature=linear(1.2, 0.8)"]
 
 

@@ -4,9 +4,11 @@ import os
 import re
 from pathlib import Path
 
+import few_words
 import nbclient
 import nbformat
 import pytest
+from forked_kernel import ForkedKernel
 from ipykernel.ipkernel import IPythonKernel
 
 from grpo_kit.sandbox import isolation
@@ -21,6 +23,8 @@ FEWER = {
     "07_warm_start": {"SEEDS": [0, 1]},
     "10_preferences_then_grpo": {"SEEDS": [0, 1]},
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
+    # Exports and proofs, each token by token: fewer tokens.
+    "19_keep_it_and_use_it": {"MODEL": str(few_words.folder())},
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
 # Whose exercises are code that runs as written; those of others tell what to change.
@@ -105,17 +109,20 @@ def _give(notebook, values):
     cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())
 
 
-def _run(path, tmp_path, monkeypatch, *, trl):
-    """The notebook, executed in the smoke profile. trl: whether its kernel finds that package."""
+@pytest.fixture(scope="module")
+def without_trl(tmp_path_factory):
+    """A folder for PYTHONPATH: every Python that finds it finds no TRL."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "sitecustomize.py").write_text('import sys\nsys.modules["trl"] = None\n')
+    return str(folder)
+
+
+def _run(path, tmp_path, monkeypatch, without=None):
+    """The notebook, executed in the smoke profile. without: a folder that hides packages."""
     monkeypatch.setenv("KIT_PROFILE", "smoke")
     monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("KIT_RUN_FOLDER", raising=False)
-    places = [str(ROOT), os.environ.get("PYTHONPATH")]
-    if not trl:  # every Python below imports this first
-        without = tmp_path / "without"
-        without.mkdir()
-        (without / "sitecustomize.py").write_text('import sys\nsys.modules["trl"] = None\n')
-        places.insert(0, str(without))
+    places = [without, str(ROOT), os.environ.get("PYTHONPATH")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
     # The kernel works in an empty folder: what a notebook needs it must import or make.
     work = tmp_path / "work"
@@ -125,17 +132,19 @@ def _run(path, tmp_path, monkeypatch, *, trl):
     for source in exercises(notebook):  # as a reader does after Run all: each in a new cell
         notebook.cells.append(nbformat.v4.new_code_cell(source))
     client = nbclient.NotebookClient(
-        notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(work)}}
-    )
+        notebook, kernel_name="python3", kernel_manager_class=ForkedKernel, timeout=600,
+        resources={"metadata": {"path": str(work)}},
+    )  # fmt: skip
     client.execute()
     return notebook
 
 
-def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatch):
+def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatch, without_trl):
     if "code" in path.stem and isolation() is None:
         pytest.skip("nothing here isolates programs")
     before = {p for p in (ROOT / "notebooks").iterdir()}
-    notebook = _run(path, tmp_path, monkeypatch, trl=path.name.startswith(WITH_TRL))
+    without = None if path.name.startswith(WITH_TRL) else without_trl
+    notebook = _run(path, tmp_path, monkeypatch, without)
     unrun = [
         n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and not cell.execution_count
     ]
@@ -145,9 +154,9 @@ def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatc
         assert list((tmp_path / "runs").glob("*/metrics.jsonl")), "a training notebook leaves a run folder"
 
 
-def test_what_notebook_01_shows_of_trl_is_left_out_where_it_is_missing(tmp_path, monkeypatch):
+def test_what_notebook_01_shows_of_trl_is_left_out_where_it_is_missing(tmp_path, monkeypatch, without_trl):
     (path,) = (path for path in NOTEBOOKS if path.name.startswith("01_"))
-    notebook = _run(path, tmp_path, monkeypatch, trl=False)
+    notebook = _run(path, tmp_path, monkeypatch, without_trl)
     said = "".join(out.get("text", "") for cell in _code(notebook) for out in cell.outputs)
     assert 'pip install "grpo-kit[trl]"' in said and "REFUSED" in said
 

@@ -8,12 +8,11 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pandas as pd
 import pytest
 import torch
@@ -573,8 +572,7 @@ sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 def test_killed_and_called_again(spelling, tmp_path, drawn):
     folder = tmp_path / "killed"
     code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
-    root = str(Path(sample_cache.__file__).parents[2])
-    child = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
+    child = forked.start("-c", code)
     parts = folder / "samples"
     try:
         started = time.monotonic()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from grpo_kit.record import run_lock
 from grpo_kit.record.run_lock import GOING, alone, is_locked
 
@@ -25,35 +27,18 @@ for name in ("fcntl", "resource", "pwd", "grp", "termios"):
 """
 
 
-def run(code, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT + code, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def test_every_module_is_imported_without_what_linux_alone_has(tmp_path):
-    """But those of the launcher, a process that is never started there, and TRL's and vLLM's."""
-    code = """
+EVERY_MODULE = """
 import importlib, pkgutil, grpo_kit
 alone = ("launcher", "confinement", "folders", "program_watch", "interpreter", "__main__")
 for module in pkgutil.walk_packages(grpo_kit.__path__, "grpo_kit."):
     if module.name.split(".")[-1] not in alone and "integrations" not in module.name:
         importlib.import_module(module.name)
-print("all")
+print("all modules")
 """
-    assert run(code, tmp_path).endswith("all\n")
-
-
-def test_a_run_with_checkpoints_and_the_sandboxs_no(tmp_path):
-    code = """
+A_RUN = """
 import grpo_kit as kit
 from grpo_kit import sandbox
+real = sandbox.platform.system
 sys.platform, sandbox.platform.system = "win32", lambda: "Windows"  # after what they import
 try:
     sandbox.run_python("print(1)")
@@ -70,8 +55,27 @@ task = kit.tasks.largest(n_train=8, n_held_out=8)
 trainer = kit.GRPOTrainer(model, task, cfg, tokenizer=tokenizer, folder=sys.argv[1] + "/run")
 trainer.train()
 print("step", trainer.step, sorted(p.name for p in trainer.folder.glob("checkpoint-*")))
+sandbox.platform.system = real
 """
-    said = run(code, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What one process prints that imports every module and then trains; the run first, so that it loads its own."""
+    words = [WITHOUT + A_RUN + EVERY_MODULE, str(tmp_path_factory.mktemp("systems"))]
+    done = subprocess.run(
+        [sys.executable, "-c", *words], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_every_module_is_imported_without_what_linux_alone_has(said):
+    """But those of the launcher, a process that is never started there, and TRL's and vLLM's."""
+    assert said.endswith("all modules\n")
+
+
+def test_a_run_with_checkpoints_and_the_sandboxs_no(said):
     assert "isolation needs Linux on x86-64 or aarch64, and this is Windows" in said
     assert "which Windows does not have; run it in WSL" in said
     assert "step 2 ['checkpoint-2']" in said

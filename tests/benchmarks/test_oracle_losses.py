@@ -28,7 +28,9 @@ def test_trl_is_on_record():
 
 
 def test_another_implementation_is_compared_by_its_callable():
-    differences = compare_losses(textbook_loss, cases=[*all_cases()])
+    """Every loss, level, beta and tuning, by one of its three ways to a gradient; the loop's own tests take all."""
+    every = [case for place, case in enumerate(all_cases()) if place % 3 == place // 3 % 3]
+    differences = compare_losses(textbook_loss, cases=every)
     assert all(d.passes for d in differences), worst(differences)
 
 

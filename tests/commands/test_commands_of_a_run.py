@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import few_words
 import pytest
 from task_file import COOLING, TRAINED, written
 
@@ -74,7 +75,7 @@ def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     assert "tiny-random on words: GO  ready" in capsys.readouterr().out
 
 
-def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys):
+def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys, read_here):
     assert main(["export", "lora", str(here / "merged"), "--rows", "2"]) == 0
     out = capsys.readouterr().out
     assert "merged, f16" in out and "as in training" in out
@@ -89,7 +90,7 @@ def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys):
     assert main(["chat", "full", "Say 3 words", "--base"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     said = dict(line.split(": ", 1) for line in lines)
-    assert first == "full is the trained model: full/model, trained from tiny-random on words."
+    assert first == f"full is the trained model: full/model, trained from {few_words.folder()} on words."
     task = Job.of_run(Path("full")).task
     model, tokenizer = load_policy("full/model", quiet=True)
     expected = kit.chat(model, tokenizer, task=task).ask("Say 3 words")["tuned"]

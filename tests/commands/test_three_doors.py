@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -49,6 +50,17 @@ def changed(script, folder):
         text = text.replace(old, new)
     written(folder)
     (folder / script).write_text(text)
+
+
+def started(*words, cwd, count=1):
+    """Python in so many processes, of which each is told what torchrun tells it. Returns what they printed."""
+    port = str(31500 + os.getpid() % 2000)
+    many = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if count > 1 else {}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if many else {} for rank in range(count)]
+    children = [forked.start(*words, cwd=cwd, environment=os.environ | many | rank) for rank in ranks]
+    out, errors = map("".join, zip(*[child.communicate() for child in children], strict=True))
+    assert not any(child.returncode for child in children), out[-2000:] + errors[-4000:]
+    return out
 
 
 def python(*words, cwd):
@@ -126,9 +138,9 @@ def test_the_script_goes_on_to_the_same_weights(command, tmp_path):
     stop += "            raise KeyboardInterrupt\n\n\ntrainer.hooks.append(Stop())\nfrom_main = "
     script.write_text(plain.replace("\nfrom_main = ", stop))
     with pytest.raises(AssertionError, match="Stopped after step 1 of 3"):
-        python("train.py", "--preset", "smoke", "--folder", "runs/a", cwd=tmp_path)
+        started("train.py", "--preset", "smoke", "--folder", "runs/a", cwd=tmp_path)
     script.write_text(plain)
-    python("train.py", "--preset", "smoke", "--folder", "runs/a", "--resume", cwd=tmp_path)
+    started("train.py", "--preset", "smoke", "--folder", "runs/a", "--resume", cwd=tmp_path)
     assert distance(command, weights("runs/a")) == 0
 
 
@@ -136,14 +148,13 @@ def test_the_script_goes_on_to_the_same_weights(command, tmp_path):
 def test_two_processes_train_the_weights_of_one(door, command, tmp_path):
     """Up to the rounding of sums. One of them measures, writes and speaks."""
     changed("train.py", tmp_path)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     if door == "script":
-        out = python(*torchrun, "train.py", "--preset", "smoke", "--folder", "runs/two", cwd=tmp_path)
+        out = started("train.py", "--preset", "smoke", "--folder", "runs/two", cwd=tmp_path, count=2)
     else:
         numbers = [word for name, value in LEARNS.items() for word in ("--set", f"{name}={value}")]
         asked = ["train", "my_task.py", "--preset", "smoke", *numbers, "--folder", "runs/two"]
-        out = python(*torchrun, "-m", "--", "grpo_kit", *asked, cwd=tmp_path)
-        again = python(*torchrun, "-m", "--", "grpo_kit", "train", "--resume", "runs/two", cwd=tmp_path)
+        out = started("-m", "grpo_kit", *asked, cwd=tmp_path, count=2)
+        again = started("-m", "grpo_kit", "train", "--resume", "runs/two", cwd=tmp_path, count=2)
         assert again.count("The model is in runs/two/model") == 1, (
             "a run that is done is done under several too"
         )

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -31,10 +32,7 @@ ENVIRONMENT.pop("KIT_PROFILE", None)
 
 def begun(*words, cwd):
     """The command, running; a process group of its own, as a terminal gives it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "grpo_kit", *map(str, words)],
-        cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    return forked.start("-m", "grpo_kit", *words, cwd=cwd, environment=ENVIRONMENT)
 
 
 def ended(process):

@@ -7,16 +7,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import few_words
 import pytest
 import torch
 from loop_runs import make
-from tokenizers import Tokenizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
@@ -31,9 +30,9 @@ from grpo_kit.exports.weights import share_moved, whole_model
 TASK = tasks.largest(n_train=8, n_held_out=6)
 
 
-def adapted(seed=0, **lora):
+def adapted(seed=0, base="tiny-random", **lora):
     """The tiny model with adapters that say something."""
-    model, tokenizer = load_policy("tiny-random", tuning="lora", lora=lora or None, quiet=True)
+    model, tokenizer = load_policy(base, tuning="lora", lora=lora or None, quiet=True)
     torch.manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -108,18 +107,9 @@ def test_a_base_in_bfloat16_is_added_up_in_float32():
 
 
 @pytest.fixture(scope="module")
-def few_words():
-    """SmolLM2's tokenizer up to its 1,000th token: a GGUF holds every token and merge, one by one, which is slow."""
-    whole = load_policy("tiny-random", quiet=True)[1]
-    made = json.loads(whole.backend_tokenizer.to_str())
-    model = made["model"]
-    model["vocab"] = {text: number for text, number in model["vocab"].items() if number < 1000}
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    model["merges"] = [pair for pair in pairs if {*pair, "".join(pair)} <= model["vocab"].keys()]
-    special = {name: getattr(whole, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(made)), chat_template=whole.chat_template, **special
-    )
+def thousand():
+    """A tokenizer of a thousand words: a GGUF holds every token and merge, one by one, which is slow."""
+    return few_words.tokenizer(1000)
 
 
 def of_few_words(kind, tokenizer):
@@ -135,11 +125,11 @@ def of_few_words(kind, tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_gguf_is_read_by_transformers(kind, tmp_path, few_words):
+def test_gguf_is_read_by_transformers(kind, tmp_path, thousand):
     if kind == "llama":
         model, tokenizer = load_policy("tiny-random", quiet=True)
     else:
-        model, tokenizer = of_few_words(kind, few_words), few_words
+        model, tokenizer = of_few_words(kind, thousand), thousand
         for parameter in model.parameters():  # biases and norms that say something
             if parameter.ndim == 1:
                 parameter.data += 0.3 * torch.randn_like(parameter)
@@ -155,10 +145,10 @@ def test_gguf_is_read_by_transformers(kind, tmp_path, few_words):
         assert again.chat_template == tokenizer.chat_template and again.eos_token == tokenizer.eos_token
 
 
-def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path, few_words):
+def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path, thousand):
     import gguf
 
-    model, tokenizer = of_few_words("llama", few_words), few_words
+    model, tokenizer = of_few_words("llama", thousand), thousand
     expected = model.model.layers[1].mlp.down_proj.weight.detach()
     for quant, kind, apart in (("f16", "F16", 2**-11), ("bf16", "BF16", 2**-8), ("q8_0", "Q8_0", 1 / 127)):
         write_gguf(tmp_path / f"{quant}.gguf", model, tokenizer, quant, name="m")
@@ -194,7 +184,7 @@ def test_adapter_goes_onto_its_base_again(tmp_path):
 
 def test_an_adapter_on_an_export_names_it_in_full(tmp_path, monkeypatch):
     """Stacked: the first is added into its base, which is the second one's base, from wherever it is asked for."""
-    first, tokenizer = adapted()
+    first, tokenizer = adapted(base=few_words.folder())
     monkeypatch.chdir(tmp_path)
     for base, format in (("one", "merged"), ("two", "gguf")):
         made = export(first, tokenizer, base, format=format, quant="f32", proof=False)
@@ -410,8 +400,8 @@ def test_reader_needs_nothing_of_the_kit_for_merged_and_gguf():
     assert text.count("from grpo_kit") == 1 and 'request["format"] == "adapter"' in text
 
 
-def test_a_base_says_its_licence(tmp_path, few_words):
-    model, tokenizer = of_few_words("llama", few_words), few_words
+def test_a_base_says_its_licence(tmp_path, thousand):
+    model, tokenizer = of_few_words("llama", thousand), thousand
     write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m", license="mit", temperature=0.7)
     (tmp_path / "README.md").write_text("---\nlicense: gpl-3.0\n---\n# a model\n")
     assert license_of(str(tmp_path / "m.gguf")) == "mit" and license_of(str(tmp_path)) == "gpl-3.0"

@@ -32,22 +32,31 @@ def smollm():
     return AutoTokenizer.from_pretrained(embedded_folder())
 
 
-@pytest.mark.parametrize("name", PROMPTINGS)
 @pytest.mark.parametrize("path", [None, *TEMPLATES], ids=lambda path: path.stem if path else "smollm2")
-def test_a_question_alone_is_asked_as_in_training(path, name, smollm):
-    tokenizer, p = copy.copy(smollm), PROMPTINGS[name]
+def test_a_question_alone_is_asked_as_in_training(path, smollm):
+    """By every way of prompting that a run can train on with this template."""
+    tokenizer, able = copy.copy(smollm), []
     if path:
         tokenizer.chat_template = path.read_text()
-    try:
-        trained = build_prompt(tokenizer, "2 + 2?", system=p.system, prefill=p.prefill, examples=p.examples)
-    except PromptError:
-        pytest.skip("no run can train on this prompt")
+    for name, p in PROMPTINGS.items():
+        how = {"system": p.system, "prefill": p.prefill, "examples": p.examples}
+        try:
+            trained = build_prompt(tokenizer, "2 + 2?", **how)
+        except PromptError:
+            continue
+        able.append(name)
+        asked_as_in_training(tokenizer, name, p, trained)
+    if not able:
+        pytest.skip("no run can train on any prompt of this template")
+
+
+def asked_as_in_training(tokenizer, name, p, trained):
     served = with_serving_template(tokenizer, p)
     asked = [{"role": "user", "content": "2 + 2?"}]
     assert (
         served.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
         == tokenizer(trained)["input_ids"]
-    )
+    ), name
     check_questions(tokenizer, served, p, ["2 + 2?", "Is\nit {{ 4 }}?", "\"'\\ {% raw %} ä🙂"])
     assert tokenizer.chat_template != served.chat_template or name == "nothing", (
         "a copy: the training's stays"

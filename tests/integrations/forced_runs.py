@@ -2,6 +2,7 @@
 
 from statistics import fmean
 
+import few_words
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -9,7 +10,6 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_kit.integrations.trl import from_trl
 from grpo_kit.loop.generate import as_batch
 from grpo_kit.loop.hooks import Hook
-from grpo_kit.models import load_policy
 from grpo_kit.models.token_lists import end_ids
 
 GROUP = 4
@@ -56,13 +56,13 @@ def tokens(call, place, end):
     """2 to 6 tokens; every third completion is cut off."""
     generator = torch.Generator().manual_seed(100 * call + place)
     length = int(torch.randint(1, 6, (1,), generator=generator))
-    ids = torch.randint(300, 4000, (length + 1,), generator=generator).tolist()
+    ids = torch.randint(300, 2000, (length + 1,), generator=generator).tolist()
     return ids if place % 3 == 0 else [*ids[:-1], end]
 
 
 def by_trl(folder, data, rewards, *, lora=None, **fields):
     """What trl's trainer did: per rollout its prompts, completions and advantages; per update loss, norm, rate."""
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     trainer = GRPOTrainer(
         model, rewards, arguments(folder, **fields), data, processing_class=tokenizer, peft_config=lora
     )
@@ -106,7 +106,7 @@ def by_trl(folder, data, rewards, *, lora=None, **fields):
 
 def by_loop(folder, data, rewards, rollouts, *, lora=None, **fields):
     """The same rollouts by from_trl: per step advantages, loss, norm, rate."""
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     steps = []
 
     class Keep(Hook):
@@ -140,7 +140,7 @@ def by_loop(folder, data, rewards, rollouts, *, lora=None, **fields):
 
 def apart(one, other):
     """The distance of two models' trained weights, over the distance that the first has moved. Both began alike."""
-    begun = dict(load_policy("tiny-random", quiet=True)[0].named_parameters())
+    begun = dict(few_words.policy()[0].named_parameters())
     pairs, far, moved = dict(other.named_parameters()), 0.0, 0.0
     for name, p in one.named_parameters():
         if p.requires_grad:

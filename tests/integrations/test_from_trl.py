@@ -2,13 +2,13 @@
 
 import warnings
 
+import few_words
 import pytest
 from forced_runs import apart, arguments, by_loop, by_trl, chats, means, points, texts, vowels
 from peft import LoraConfig
 
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.integrations.trl import from_trl
-from grpo_kit.models import load_policy
 from grpo_kit.prompts import build_prompt
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
@@ -91,7 +91,7 @@ def test_rewards_get_what_trl_gives_them(tmp_path):
 
 
 def test_the_assistants_words_are_continued(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     opened = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "<answer>"}]
     trainer = from_trl(
         model, vowels, arguments(tmp_path), [{"prompt": opened}] * 2, processing_class=tokenizer
@@ -101,7 +101,7 @@ def test_the_assistants_words_are_continued(tmp_path):
 
 
 def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     data = chats()
     wanted = tokenizer.apply_chat_template(data[0]["prompt"], add_generation_prompt=True, return_dict=True)[
         "input_ids"
@@ -152,7 +152,7 @@ def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, given, why):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     given = {"reward_funcs": letters, "train_dataset": texts(), "processing_class": tokenizer, **given}
     args = arguments(tmp_path, **given.pop("fields", {}))
     with pytest.raises(ValueError, match=why):
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, given, why):
 
 
 def test_the_run_is_saved_at_its_end_and_goes_on(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     fields = {"save_strategy": "steps", "save_steps": 500, "lr_scheduler_type": "cosine", "warmup_steps": 1}
     make = lambda **more: from_trl(  # noqa: E731
         model, points, arguments(tmp_path, max_steps=3, adam_beta2=0.9, **fields, **more), texts(),
@@ -175,7 +175,7 @@ def test_the_run_is_saved_at_its_end_and_goes_on(tmp_path):
 
 
 def test_a_mixture_of_experts_is_refused_while_its_router_has_a_loss(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     model.config.output_router_logits, model.config.router_aux_loss_coef = False, 0.01
     with pytest.raises(ValueError, match="router_aux_loss_coef=0.01"):
         from_trl(model, points, arguments(tmp_path), texts(), processing_class=tokenizer)
@@ -205,14 +205,14 @@ def only_completions(completions):
     ],
 )
 def test_rewards_and_prompts_are_checked_before_training(tmp_path, given, why):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     given = {"reward_funcs": letters, "train_dataset": texts(), **given}
     with pytest.raises(ValueError, match=why):
         from_trl(model, args=arguments(tmp_path), processing_class=tokenizer, **given)
 
 
 def test_bare_text_under_a_chat_template_is_said_once(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     rendered = [{"prompt": build_prompt(tokenizer, f"Say {i}")} for i in range(8)]
     seen = {}
     for name, rows in (("bare", texts()), ("rendered", rendered), ("messages", chats())):

@@ -2,13 +2,13 @@
 
 import dataclasses
 
+import few_words
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_kit.integrations import to_trl
 from grpo_kit.loop import Config
-from grpo_kit.models import load_policy
 from grpo_kit.schedules import linear
 from grpo_kit.tasks import largest
 from grpo_kit.unsloth import changed_defaults
@@ -26,7 +26,7 @@ def task_of_two():
 
 
 def made(folder, config, **overrides):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     return to_trl(
         task_of_two(), config, model, tokenizer, folder, use_cpu=True, disable_tqdm=True, **overrides
     )
@@ -103,7 +103,7 @@ def test_defaults_that_unsloth_changed_are_trls_again(tmp_path, monkeypatch):
 
 
 def test_a_model_may_be_given_by_its_name_so_that_it_is_divided_as_it_is_loaded(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     model.save_pretrained(tmp_path / "model")
     config = Config(steps=1, prompts_per_step=2, group_size=2)
     how = {"use_cpu": True, "disable_tqdm": True}

@@ -1,5 +1,6 @@
 """What from_trl does with the fields that are no number of the loop's Config, and what it prints."""
 
+import few_words
 import pytest
 import torch
 from forced_runs import arguments, chats, points, texts, vowels
@@ -12,7 +13,7 @@ from grpo_kit.models import load_policy
 def made(
     folder, *, data=None, rewards=points, model=None, tokenizer=None, peft_config=None, given=None, **fields
 ):
-    own, words = load_policy("tiny-random", quiet=True)
+    own, words = few_words.policy()
     return from_trl(
         own if model is None else model, rewards, arguments(folder, **fields), texts() if data is None else data,
         processing_class=words if tokenizer is None else tokenizer, peft_config=peft_config, **(given or {}),
@@ -25,7 +26,7 @@ def test_the_folder_is_output_dir_unless_another_is_named(tmp_path):
 
 
 def test_the_chat_template_gets_its_arguments(tmp_path):
-    _, tokenizer = load_policy("tiny-random", quiet=True)
+    _, tokenizer = few_words.policy()
     tokenizer.chat_template = "{{ mood }}: {{ messages[-1]['content'] }}"
     trainer = made(tmp_path, data=chats(), tokenizer=tokenizer, chat_template_kwargs={"mood": "calm"})
     assert trainer.task.render(tokenizer, trainer.task.train[1:2]) == ["calm: Say 1."]

@@ -7,10 +7,10 @@ import math
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
+import forked
 import lab_runs
 import numpy as np
 import pandas as pd
@@ -383,7 +383,7 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, t
 def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
     """The same settings without the laboratory: same steps, same greedy answers."""
     folder, result = done
-    cfg = kit.preset("smoke", steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
+    cfg = kit.preset("smoke", model=base()["model"], steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
     trainer = kit.GRPOTrainer(
         model,
@@ -577,9 +577,7 @@ MOMENTS = [
 def test_killed_at_any_moment_and_restarted_gives_the_same_table(done, tmp_path):
     arms, folder = ["control", "again"], tmp_path / "lab"
     moments = [str(x) for where, count, _ in MOMENTS for x in (where, count)]
-    died = subprocess.run(
-        [sys.executable, lab_runs.__file__, folder, *moments], capture_output=True, text=True
-    )
+    died = forked.run(lab_runs.__file__, folder, *moments)
     ends = [line for line in died.stdout.splitlines() if line.endswith(" -9")]
     assert len(ends) == len(MOMENTS), died.stdout + died.stderr[-2000:]
     assert (folder / "control" / "seed-0" / RESULT).exists() and not (folder / "again").exists()

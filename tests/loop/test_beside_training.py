@@ -1,10 +1,10 @@
 """What a user does before and beside: a backward pass, other trainers on the model, modes left on, hooks that fail."""
 
-import copy
 import gc
 import weakref
 from dataclasses import replace
 
+import few_words
 import pytest
 import standard_runs
 import torch
@@ -13,7 +13,6 @@ from transformers import PrinterCallback
 
 from grpo_kit.loop import Config, GRPOTrainer
 from grpo_kit.loop.hooks import Hook
-from grpo_kit.models import load_policy
 
 BF16 = torch.bfloat16
 
@@ -76,7 +75,7 @@ def test_trainers_take_turns_on_one_model_and_each_says_whose_weights_it_goes_on
     seams, tmp_path, capsys
 ):
     """One after another and back: the weights and moments are those of the same steps by hand, and it is on record."""
-    model = copy.deepcopy(load_policy("tiny-random", quiet=True)[0])
+    model = few_words.policy()[0]
     first = make(tmp_path / "first", model=model, seams=seams, steps=2)
     second = make(tmp_path / "second", model=model, seams=seams, steps=2, seed=7)
     first.train()
@@ -120,8 +119,8 @@ def test_one_config_of_two_trainers_keeps_the_length_of_each_ones_task(tmp_path)
     """Made before either has trained; one that failed to be made takes nothing of it either."""
     config = Config(steps=1, prompts_per_step=2, group_size=4)
     model, tokenizer = (
-        copy.deepcopy(load_policy("tiny-random", quiet=True)[0]),
-        load_policy("tiny-random", quiet=True)[1],
+        few_words.policy()[0],
+        few_words.policy()[1],
     )
     given = {"tokenizer": tokenizer}
     first = GRPOTrainer(model, task(), config, folder=tmp_path / "a", **given)
@@ -200,7 +199,7 @@ def test_what_is_no_hook_is_refused_before_training(hooks, tmp_path):
 @pytest.mark.parametrize("kind", ["plain", "fast", "standard"])
 def test_what_a_deleted_trainer_held_is_free_at_once(kind, tmp_path):
     """Without waiting for the collector of circles, which knows nothing of a card's memory."""
-    model = copy.deepcopy(load_policy("tiny-random", quiet=True)[0])
+    model = few_words.policy()[0]
     gc.collect()
     gc.disable()
     try:

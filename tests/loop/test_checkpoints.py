@@ -1,13 +1,11 @@
 """A kill or a full disk while a checkpoint is saved: what was whole stays whole, and training goes on from it."""
 
-import os
 import resource
-import subprocess
-import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
+import forked
 import pytest
 from loop_runs import make, press_stop, record, same, weights
 
@@ -74,10 +72,7 @@ def untouched(tmp_path_factory):
 def killed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     tests = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tests), str(folder)], cwd=tests.parent, capture_output=True, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = forked.run("-c", KILLED, tests, folder, cwd=tests.parent)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from loop_runs import make, record, same, weights
 
@@ -225,29 +225,32 @@ def test_a_run_json_that_lacks_a_name_says_so_and_ends_no_run(run, trained):
 
 
 OTHER = """
-import sys
+import sys, time
+from pathlib import Path
 sys.path.insert(0, {tests!r})
 from loop_runs import make
 from grpo_kit.loop.hooks import Hook
 class Wait(Hook):
     def after_step(self, trainer, row, batch):
         print("begun", flush=True)
-        sys.stdin.read(1)
+        while not Path({go!r}).exists():
+            time.sleep(0.01)
 make({folder!r}, hooks=[Wait()], steps=1).train()
 """
 
 
 def test_a_second_process_on_the_folder_is_refused_and_changes_nothing(run, tmp_path):
-    code = OTHER.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "both"))
+    go, tests = tmp_path / "go", str(Path(__file__).parents[1])
+    code = OTHER.format(tests=tests, folder=str(tmp_path / "both"), go=str(go))
     first = make(tmp_path / "both")  # made before the other process began
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "begun\n"
+    process = forked.start("-c", code)
+    while "begun" not in process.text("out"):
+        assert process.poll() is None, process.text("err")
+        time.sleep(0.01)
     with pytest.raises(RunFolderError, match="being trained into by another process"):
         first.train()
-    process.communicate("x")
-    assert process.returncode == 0 and first.step == 0 and len(record(tmp_path / "both")[0]) == 1
+    go.touch()
+    assert process.wait() == 0 and first.step == 0 and len(record(tmp_path / "both")[0]) == 1
     with pytest.raises(RunFolderError, match="already holds a run"):
         first.train()
 

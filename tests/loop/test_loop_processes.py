@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from loop_runs import make, record, weights
@@ -42,10 +41,9 @@ def started(code, count=2):
     port = str(29500 + os.getpid() % 2000)
     many = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     children = [
-        subprocess.Popen([sys.executable, "-c", code], env=os.environ | many | {"RANK": str(rank)})
-        for rank in range(count)
+        forked.start("-c", code, environment=os.environ | many | {"RANK": str(rank)}) for rank in range(count)
     ]
-    assert [child.wait(timeout=180) for child in children] == [0] * count
+    assert [child.wait(timeout=180) for child in children] == [0] * count, [c.text("err") for c in children]
 
 
 def close(one, other):

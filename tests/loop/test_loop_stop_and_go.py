@@ -1,14 +1,12 @@
 """A run that was stopped, killed or damaged ends with the weights, rows and completions of one that was not."""
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from loop_runs import KINDS, letters, make, press_after, press_stop, record, same, task, weights
 
@@ -102,7 +100,7 @@ def test_a_kill_at_any_moment_moves_nothing(tmp_path, undisturbed, kind):
         code = KILLED.format(
             tests=str(Path(__file__).parents[1]), folder=str(folder), kind=kind, resume=resume
         )
-        process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "1"})
+        process = forked.start("-c", code)
         began = time.monotonic()
         while process.poll() is None:
             ready = (folder / "checkpoint-1").exists()

@@ -1,11 +1,9 @@
 """The notebook's stop button, pressed for real: a kernel is interrupted while a cell trains."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 
+import forked
 import jupyter_client
 import pytest
 
@@ -100,17 +98,11 @@ def test_in_a_script_what_comes_after_training_is_not_run(request, tmp_path):
     script.write_text(
         TRAIN.format(tests=str(request.path.parents[1]), folder=str(tmp_path / "run")) + "\n" + BELOW
     )
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(request.config.rootpath)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    while process.stdout.readline() != "ready\n":
-        assert process.poll() is None, process.stderr.read()
-    for line in process.stdout:
-        if line.startswith("step 3"):
-            process.send_signal(signal.SIGINT)
-            break
-    out, err = process.communicate(timeout=120)
+    process = forked.start(script)
+    while "\nstep 3" not in process.text("out"):
+        assert process.poll() is None, process.text("err")
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
     assert "half trained" not in out and "Stopped: Stopped after step" in err
     assert process.returncode not in (0, None) and list((tmp_path / "run").glob("checkpoint-*"))

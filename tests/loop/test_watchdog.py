@@ -1,13 +1,12 @@
 """A step that hangs says so while it hangs, and where; one that takes its time says nothing."""
 
 import re
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 from loop_runs import make, task
 
@@ -111,7 +110,7 @@ def test_where_python_itself_is_held_the_stack_is_written(tmp_path):
     """A regular expression that never ends lets no other thread run: no line, but the stack says which reward."""
     folder = tmp_path / "run"
     code = HANGS.format(tests=str(ROOT / "tests"), root=str(ROOT), folder=str(folder))
-    running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    running = forked.start("-c", code)
     try:
         for _ in range(600):
             time.sleep(0.1)

@@ -349,10 +349,10 @@ def test_a_reward_without_a_finite_score_stops_training_by_name(score, tmp_path)
 
 
 def test_training_does_not_depend_on_the_scale(tmp_path):
-    """GRPO divides by a group's spread: 200 times the letters minus 180 have the advantages of the letters."""
+    """GRPO divides by a group's spread: 250 times the letters minus 180 have the advantages of the letters."""
 
     def scaled(completions, **columns):
-        return [200 * score - 180 for score in letters(completions)]
+        return [250 * score - 180 for score in letters(completions)]
 
     for reward in (letters, scaled):
         hooks = [WatchRun(live=None)]

@@ -14,13 +14,14 @@ from sandbox_attacks import ATTACKS, Host, problems
 from grpo_kit.sandbox.pool import LauncherError, Pool, interpreter
 
 KINDS = ("sandlock", "bubblewrap")
+HERE = [kind for kind in KINDS if kind == "sandlock" or shutil.which("bwrap")]
 LIMITS = {"seconds": 30.0, "memory_mb": 256, "output_kb": 64}
 NOBODY = 65534
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=HERE)
 def pool(request):
     """Launchers of one kind; skipped with the reason where it does not work."""
     pool = Pool(request.param)
@@ -92,8 +93,7 @@ def reports(readable_copy):
             stderr=subprocess.PIPE,
             text=True,
         )
-        for kind in KINDS
-        if kind == "sandlock" or shutil.which("bwrap")
+        for kind in HERE
     }
     try:
         yield {kind: process.communicate(timeout=400) for kind, process in started.items()}

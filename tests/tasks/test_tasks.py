@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -102,12 +103,12 @@ def test_where_questions_are_few_train_rows_stand_behind_the_held_out_ones():
 
 def test_rows_do_not_depend_on_the_hash_seed():
     code = "from grpo_kit.tasks import largest; print(largest(n_train=3, n_held_out=1).train)"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": h, "PYTHONPATH": ":".join(sys.path)},
-                       capture_output=True, text=True, check=True).stdout
-        for h in ("1", "2")
-    ]  # fmt: skip
-    assert runs[0] == runs[1] != ""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    there = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert there.stdout == f"{largest(n_train=3, n_held_out=1).train}\n"
 
 
 @pytest.mark.parametrize("make", MAKERS)

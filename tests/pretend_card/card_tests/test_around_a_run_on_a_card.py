@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import few_words
 import pytest
 import torch
 from loop_runs import make, same, task, weights
@@ -12,7 +13,6 @@ from safetensors.torch import load_file
 
 import grpo_kit as kit
 from grpo_kit.doctor import self_check
-from grpo_kit.models import load_policy
 
 HERE = Path(__file__).resolve().parents[1]
 TESTS = HERE.parent
@@ -24,7 +24,7 @@ if {pretend}:
 import os, signal, torch
 from loop_runs import make
 from grpo_kit.loop.hooks import Hook
-from grpo_kit.models import load_policy
+import few_words
 
 class Kill(Hook):
     def before_step(self, trainer):
@@ -32,14 +32,14 @@ class Kill(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
 torch.set_float32_matmul_precision({precision!r})
-model = load_policy("tiny-random", quiet=True)[0].cuda()
+model = few_words.policy()[0].cuda()
 make({folder!r}, model=model, seams="fast", save_steps=1, hooks=[Kill()]).train()
 """
 
 
 @pytest.fixture
 def on_card():
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = few_words.policy()
     return model.cuda(), tokenizer
 
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     """Sums on a real card have no fixed order; the pretend one repeats bit for bit."""
 
     def run(folder, **more):
-        model = load_policy("tiny-random", quiet=True)[0].cuda()
+        model = few_words.policy()[0].cuda()
         return make(folder, model=model, seams="fast", save_steps=1, **more)
 
     pretend = "card" in sys.modules

@@ -2,6 +2,7 @@
 
 import copy
 
+import few_words
 import pytest
 import torch
 from loop_runs import make
@@ -101,7 +102,7 @@ def on_both(run):
     Draws are a hash of seed, row and step on either.
     """
     for device in ("cpu", "cuda"):
-        model, tokenizer = load_policy("tiny-random", quiet=True)
+        model, tokenizer = few_words.policy()
         torch.set_float32_matmul_precision("highest")
         before = {n: p.detach().float().cpu() for n, p in model.named_parameters()}
         look = Look()

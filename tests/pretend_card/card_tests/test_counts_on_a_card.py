@@ -1,5 +1,6 @@
 """What a decoded token and a step cost in launches, waits and copies. MOST may only fall; the counts repeat exactly."""
 
+import few_words
 import pytest
 import torch
 from loop_runs import make
@@ -10,7 +11,6 @@ from transformers import GenerationConfig
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.hooks import Hook
-from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import add_adapters
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.sampling import Sampler
@@ -23,10 +23,18 @@ MOST = {
     "waits a step": 44,
     "copies to the card a step": 25,
 }
+COUNTED = {}
 
 
 def decoded(counter, layers, tuning, tokens, **options):
-    """(counts of a rollout with so many tokens, launches of its smallest graph)."""
+    """(counts of a rollout with so many tokens, launches of its smallest graph), counted once: they repeat exactly."""
+    asked = (layers, tuning, tokens, *options.items())
+    if asked not in COUNTED:
+        COUNTED[asked] = _decoded(counter, layers, tuning, tokens, options)
+    return COUNTED[asked]
+
+
+def _decoded(counter, layers, tuning, tokens, options):
     model = qwen(torch.bfloat16, layers=layers)
     if tuning == "LoRA":
         model = add_adapters(model, "lora", {}, 0)
@@ -108,7 +116,7 @@ def test_waits_and_copies_a_step_only_fall(counter, tmp_path):
         def after_step(self, trainer, row, batch):
             found.append(counter.counts())
 
-    model = load_policy("tiny-random", quiet=True)[0].cuda()
+    model = few_words.policy()[0].cuda()
     make(tmp_path / "run", model=model, seams="fast", hooks=[Count()], steps=3).train()
     step = {name: found[2][name] - found[1][name] for name in found[0]}
     counted = {"waits a step": step["waits"], "copies to the card a step": step["to_card"]}

@@ -3,6 +3,7 @@
 import gc
 from contextlib import nullcontext
 
+import few_words
 import pytest
 import torch
 import transformers.integrations.flex_attention as flex
@@ -18,7 +19,7 @@ from grpo_kit.loop import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.free import free_bytes, releasable_bytes
-from grpo_kit.models import card_memory, load_policy
+from grpo_kit.models import card_memory
 from grpo_kit.models.adapters import add_adapters
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.attention import float32_product
@@ -125,7 +126,7 @@ def test_autocast_holds_in_rollout_and_update(tmp_path):
     """Every product of a layer that the run computes has autocast's dtype."""
     wanted = torch.bfloat16 if has_bf16() else torch.float16
     seen, now = {"rollout": set(), "update": set()}, ["rollout"]
-    model = load_policy("tiny-random", quiet=True)[0].cuda()
+    model = few_words.policy()[0].cuda()
 
     class Look(Hook):
         def before_step(self, trainer):
@@ -151,7 +152,7 @@ def test_autocast_holds_in_rollout_and_update(tmp_path):
 def test_the_scaler_changes_no_gradient(tmp_path):
     norms = {}
     for autocast in ("none", "float16"):
-        model = load_policy("tiny-random", quiet=True)[0].cuda()
+        model = few_words.policy()[0].cuda()
         trainer = make(
             tmp_path / autocast, model=model, seams="fast", steps=1, autocast=autocast, temperature=1.0
         )
@@ -162,7 +163,7 @@ def test_the_scaler_changes_no_gradient(tmp_path):
 
 
 def test_the_cards_random_numbers_go_on_as_if_nobody_had_trained(tmp_path):
-    model = load_policy("tiny-random", quiet=True)[0].cuda()
+    model = few_words.policy()[0].cuda()
     trainer = make(tmp_path / "run", model=model, seams="fast", steps=1)
     before = torch.cuda.get_rng_state()
     trainer.train()

@@ -6,6 +6,7 @@ it takes 2.7 times what it planned with, and runs out of memory.
 
 import importlib.util
 
+import few_words
 import pytest
 import torch
 from loop_runs import make
@@ -17,13 +18,12 @@ from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.activations import USED_OF_FREE, chunk_bytes
-from grpo_kit.models import load_policy
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
 
 
 def test_the_update_takes_sdpa_and_gives_the_padded_gradient():
-    model = load_policy("tiny-random", quiet=True)[0].cuda()
+    model = few_words.policy()[0].cuda()
     packed = PackedUpdate(model, Config())
     assert packed.memory.attention == "sdpa"
     assert_same(step(packed, model, ragged()), step(PaddedUpdate(Config()), model, ragged()))
@@ -51,7 +51,7 @@ def test_what_is_free_suffices_for_the_chunks_that_it_plans(monkeypatch):
 
 
 def test_a_run(tmp_path, capsys):
-    model = load_policy("tiny-random", quiet=True)[0].cuda()
+    model = few_words.policy()[0].cuda()
     before = [p.detach().clone() for p in model.parameters()]
     make(tmp_path / "run", model=model, seams="fast", steps=2).train()
     assert "failed on this machine" not in capsys.readouterr().out
