@@ -18,7 +18,7 @@ from grpo_kit.models.token_lists import end_ids
 from grpo_kit.optim.choose import SETTINGS
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
-from grpo_kit.tasks.same_task import content_digest, task_digest
+from grpo_kit.tasks.same_task import content_digest, reward_digest, task_digest
 
 _ADAPTER = (
     "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "rank_pattern",
@@ -76,6 +76,7 @@ def made_with(trainer: Any) -> dict[str, Any]:
     A checkpoint keeps it, and a run that goes on compares; config_changes.OBEYED says what may be otherwise.
     """
     model, task, tokenizer = trainer.model, trainer.task, trainer.tokenizer
+    rewards = getattr(task, "rewards", [])
     own = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainer.trained.items()]
     adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
     groups = trainer.optimizer.param_groups
@@ -86,7 +87,8 @@ def made_with(trainer: Any) -> dict[str, Any]:
         "optimizer_kind": type(trainer.optimizer).__name__,
         **{f"optimizer.{name}": [_plain(group.get(name)) for group in groups] for name in SETTINGS},
         "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
-        "rewards": reward_names(getattr(task, "rewards", [])),
+        "rewards": (names := reward_names(rewards)),
+        **{f"reward.{n}": f"code {reward_digest(one)}" for n, one in zip(names, rewards, strict=True)},
         "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
         "system": getattr(task, "system", None),
         "prefill": getattr(task, "prefill", None),
