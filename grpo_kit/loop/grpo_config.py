@@ -167,7 +167,7 @@ class Config:
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        return self.table().astype(str).to_html()
+        return self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')
 
     def make_task(self) -> Task:
         """The named task with `held_out` held-out rows, or fewer if it has no more, and this max_completion_tokens.

@@ -37,16 +37,14 @@ def test_shows_what_to_type_and_says_what_was_done(tmp_path):
     assert "Paused after step 3. &lt;b&gt;" in text and "= 'Go on'" in text
     name = re.search('data-kit-panel="(\\w+)"', page)[1]
     assert f'data-kit-status="{name}"' in text
-    folders = json.loads(re.search(r"\[name, folders, kernel\] = (\[.*\]);", page)[1])[1]
+    folders = json.loads(re.search(r"\[name, folders, kernel, run\] = (\[.*\]);", page)[1])[1]
     assert folders[0] == f"{tmp_path}/runs/a<b'c/control"
 
 
 def test_the_fields_show_what_the_run_has_now(tmp_path):
     row = '[{"step": 1, "reward": 0.5, "learning_rate": 2.5e-6, "temperature": 0.95}]'
     line = _outputs(tmp_path, f"chart.update({row})", places=slice(0, 1))[0].data["text/html"]
-    assert (
-        '{"learning_rate": "2.5e-06", "temperature": "0.95"}' in line and "field.placeholder = value" in line
-    )
+    assert '"]?.({"learning_rate": "2.5e-06", "temperature": "0.95"})</script>' in line
     line = _outputs(tmp_path, f"chart.update({row}); chart.finish()", places=slice(0, 1))[0].data["text/html"]
     assert "script" not in line, "a saved notebook keeps none"
 
