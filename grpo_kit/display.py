@@ -179,6 +179,12 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     return safe.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
 
 
+def marimo_notebook() -> Any | None:
+    """The module marimo in one of its notebooks; None elsewhere."""
+    found = sys.modules.get("marimo")
+    return found if found is not None and found.running_in_notebook() else None
+
+
 class ProgressLine:
     """One line with the progress of a piece of work and the time left. Made by progress_line."""
 

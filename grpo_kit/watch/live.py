@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import BADGE, duration, escape
+from grpo_kit.display import duration, escape, marimo_notebook
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import read_completions
 from grpo_kit.record.kernel import in_notebook
@@ -20,6 +20,7 @@ from grpo_kit.watch.chart import SHOWN, RunChart
 from grpo_kit.watch.conversations import completions_page
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.panel import LIVE, panel_row, panel_status, panel_update, panel_values
+from grpo_kit.watch.red_flag import badge, flags_page
 from grpo_kit.watch.run_state import RunState, change_line, flag_line, held_out_lines
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
 from grpo_kit.watch.svg_axes import axis_end
@@ -30,9 +31,9 @@ _ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellip
 class LiveChart:
     """Chart, progress line and three completions of the last step, updated in place while training runs.
 
-    In a notebook (Lab, VS Code, nbclient, papermill) the chart is drawn at every step, as SVG; finish() adds a line
-    below for each red flag and change, and a PNG for pages that show no SVG. All outputs have their height from the
-    start, so that a page does not jump. Elsewhere it prints one line a step and never imports matplotlib.
+    In a notebook (Lab, VS Code, nbclient, papermill, marimo) the chart is drawn at every step, as SVG; finish() adds a
+    line below for each red flag and change, and a PNG for pages that show no SVG. All outputs have their height from
+    the start, so that a page does not jump. Elsewhere it prints one line a step and never imports matplotlib.
     From the third step on drawing takes at most 2 % of the time: if steps are so short that a drawing each would cost
     more, some are left out, and none is older than 5 s when the next step ends. Errors in here never stop training.
 
@@ -62,7 +63,7 @@ class LiveChart:
         self._shown: dict[str, dict] = {}
         self._drawn, self._updates = self._clock(), 0
         self._costs: deque[float] = deque(maxlen=5)  # seconds, of the last drawings
-        self._pictures = self._may_draw and in_notebook()
+        self._pictures = self._may_draw and (in_notebook() or marimo_notebook() is not None)
 
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
         """Begin; if the folder holds steps of an earlier session, chart and time continue from them."""
@@ -204,11 +205,11 @@ class LiveChart:
         plain = [self.line(done=self._over), *([self._status] if self._status else [])]
         if flags:
             flag = flags[0].brief + f" (and {len(flags) - 1} more, below)" * (len(flags) > 1)
-            said.append(_badge("red flag") + escape(flag))
+            said.append(badge("red flag") + escape(flag))
             plain.append(f"red flag: {flag}")
         page = _line_page(self._run.step, self._total, said, self._run.measures())
         if "buttons" in self._handles and not self._over:
-            update = panel_update(self._values(), self._panel)
+            update = panel_update(self._values(), self._paused, self._panel)
             page = f'<div data-kit-progress="{self._panel}">{page}</div>{update}'
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
@@ -232,7 +233,7 @@ class LiveChart:
         """Buttons directly under the chart, and the line that answers them."""
         if self._folder is not None:
             self._show("buttons", panel_row(self._folder, self._panel))
-            self._show("answer", panel_status("", self._panel, False))
+            self._show("answer", panel_status("", self._panel))
 
     def _answer(self, text: str) -> None:
         """The trainer's words under the buttons, while they are there."""
@@ -240,7 +241,7 @@ class LiveChart:
         if text.startswith(("Paused", "Going on")):
             self._paused = text.startswith("Paused")
         if "answer" in self._handles and not self._over:
-            self._draw(lambda: self._show("answer", panel_status(text, self._panel, self._paused)))
+            self._draw(lambda: self._show("answer", panel_status(text, self._panel)))
 
     def _write_page(self) -> None:
         """What a page reads that was opened again: the kernel's output does not reach it."""
@@ -253,7 +254,7 @@ class LiveChart:
         """Under the chart in a box of fixed height, so that the page does not move; the newest on top."""
         flags = self._run.flags
         lines = [f"{n}. {flag_line(flag)}" for n, flag in enumerate(flags, 1)] or ["No red flag."]
-        page = _flags_page(flags, scrolls=not self._over)
+        page = flags_page(flags, scrolls=not self._over)
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
 
     def _show_completions(self) -> None:
@@ -261,10 +262,15 @@ class LiveChart:
         self._show("completions", {"text/plain": plain, "text/html": page})
 
     def _show(self, name: str, bundle: dict) -> None:
-        from IPython.display import display
-
         if self._shown.get(name) == bundle:
             return
+        if (marimo := marimo_notebook()) is not None:  # it has one output a cell
+            self._shown[name], self._handles[name] = bundle, None
+            pages = [each.get("text/html") or each.get("image/svg+xml", "") for each in self._shown.values()]
+            marimo.output.replace(marimo.Html("".join(pages)))
+            return
+        from IPython.display import display
+
         metadata = SHOWN if "image/png" in bundle else {}
         if name in self._handles:
             self._handles[name].update(bundle, raw=True, metadata=metadata)
@@ -273,22 +279,9 @@ class LiveChart:
         self._shown[name] = bundle
 
 
-def _badge(text: str) -> str:
-    """Highlighted text in front of a sentence, as HTML."""
-    return f'<span style="{BADGE}">{escape(text)}</span> '
-
-
 def _line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str]) -> str:
     """A bar and two lines: the step and present work (HTML), and the last step's measures (text)."""
     bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
     lines = " · ".join(said), escape(" · ".join(measured))
     page = "".join(f'<div style="{_ONE_LINE}">{line}</div>' for line in lines)
     return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
-
-
-def _flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
-    """Two lines that scroll, the newest on top; or as many lines as needed, in order."""
-    told = [f"<div>{_badge(f'red flag {n}')}{escape(flag, 600)}</div>" for n, flag in enumerate(flags, 1)]
-    room = "overflow:auto;height" if scrolls else "min-height"
-    told = told[::-1] if scrolls else told
-    return f'<div style="line-height:1.4;{room}:2.9em">{"".join(told) or "No red flag."}</div>'

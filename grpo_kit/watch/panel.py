@@ -56,10 +56,12 @@ _SCRIPT = """
     return false;
   };
   let drawn = 0, last = "";
-  const fill = values => {
-    for (const [key, value] of Object.entries(values))
-      for (const row of all("panel"))
+  const show = (values, paused) => {
+    for (const row of all("panel")) {
+      for (const [key, value] of Object.entries(values))
         row.querySelectorAll(`[data-kit-key="${key}"]`).forEach(e => { e.placeholder = value; });
+      row.querySelectorAll(".kit-pause").forEach(e => { e.textContent = paused ? "Go on" : "Pause"; });
+    }
   };
   const look = async () => {
     if (document.hidden) return true;
@@ -70,16 +72,14 @@ _SCRIPT = """
     if (Date.now() - drawn < 6000) return true;  // by the kernel
     const page = JSON.parse((await get(`contents/${at}/LIVE?format=text`)).content);
     for (const part of ["progress", "chart"]) all(part).forEach(e => { e.outerHTML = page[part]; });
-    fill(page.values);
+    show(page.values, page.paused);
     tell(page.said || "This page was opened again: its chart is read from the run's folder.");
-    document.querySelectorAll(`[data-kit-panel="${name}"] .kit-pause`)
-      .forEach(e => e.textContent = page.paused ? "Go on" : "Pause");
     return true;
   };
   const again = () => look().catch(() => true).then(goes => goes && setTimeout(again, 3000));
   const panels = window.kitPanels = window.kitPanels || {};
   if (folder && !panels[name]) {
-    panels[name] = values => { drawn = Date.now(); fill(values); };
+    panels[name] = (...now) => { drawn = Date.now(); show(...now); };
     setTimeout(again, 3000);
   }
   const ask = async (request, words) => {
@@ -141,7 +141,6 @@ _SCRIPT = """
   }
 })();
 """
-_LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').forEach(e => e.textContent = '{label}');"
 
 
 def panel_row(folder: str | Path, name: str) -> dict[str, str]:
@@ -160,10 +159,9 @@ def panel_row(folder: str | Path, name: str) -> dict[str, str]:
     return {"text/plain": f"kit.control({run}) steers this run", "text/html": page}
 
 
-def panel_status(text: str, name: str, paused: bool) -> dict[str, str]:
-    """The line under the buttons: how the trainer handled a request. While paused the first button reads "Go on"."""
+def panel_status(text: str, name: str) -> dict[str, str]:
+    """The line under the buttons: how the trainer handled a request."""
     page = f'<div data-kit-status="{name}" role="status" style="min-height:1.5em">{escape(text)}</div>'
-    page += f"<script>{_LABEL.format(name=name, label='Go on' if paused else 'Pause')}</script>"
     return {"text/plain": text, "text/html": page}
 
 
@@ -172,9 +170,11 @@ def panel_values(row: Mapping[str, Any]) -> dict[str, str]:
     return {key: f"{row[key]:.3g}" for key in ("learning_rate", "temperature") if row.get(key) is not None}
 
 
-def panel_update(values: Mapping[str, str], name: str) -> str:
-    """A script that shows these values in the empty fields, and tells the page that the kernel's output reaches it."""
-    return f'<script>window.kitPanels?.["{name}"]?.({json.dumps(values)})</script>'
+def panel_update(values: Mapping[str, str], paused: bool, name: str) -> str:
+    """A script that shows these values in the empty fields and "Go on" on the first button while the run is paused, and
+    tells the page that the kernel's output reaches it.
+    """
+    return f'<script>window.kitPanels?.["{name}"]?.({json.dumps(values)}, {json.dumps(paused)})</script>'
 
 
 def _kernel_id() -> str | None:

@@ -1,9 +1,11 @@
 """A notebook whose cells are run again, or fail: the trainer says what it goes by, the error what is wrong, first."""
 
+import re
 from pathlib import Path
 
 import nbclient
 import nbformat
+import pytest
 
 ROOT = Path(__file__).parents[2]
 BEFORE = f"""
@@ -78,3 +80,13 @@ def test_an_error_of_a_reward_is_its_message_first_then_its_own_lines(tmp_path):
     assert lines[0] == "reward 'letters' raised ZeroDivisionError: division by zero"
     assert lines[1].startswith("row 0, completion '")
     assert "[1 / 0 * sum" in shown and "grpo_kit" not in shown and len(lines) < 12
+
+
+@pytest.mark.parametrize("name", ["00_start_here", "05_train_full", "06_train_lora"])
+def test_running_the_config_cell_again_gives_no_cell_below_another_folder(name):
+    """It makes the next run's name: what reads the run goes by the trainer's."""
+    cells = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4).cells
+    codes = [cell.source for cell in cells if cell.cell_type == "code"]
+    made = next(n for n, code in enumerate(codes) if "trainer = kit.GRPOTrainer(" in code)
+    later = "\n".join(codes[made + 1 :])
+    assert "trainer.folder" in later and not re.search(r"(?<![\w.])folder\b(?!=)", later)
