@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from io import BytesIO
 from statistics import NormalDist
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Okabe and Ito's colours, distinct for any colour vision: jfly.uni-koeln.de/color
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-GREY, RED = "#555555", "#B00020"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
+# In pictures without a ground: a contrast of 4.5 on white, and of 4.2 on JupyterLab's dark #111111.
+GREY, RED = "#767676", "#D93A4A"
 # Highlights for a page of any theme: text on a coloured ground; the rest in the page's own colour. (No
 # text colour has a contrast of 4.5 on both white and JupyterLab's dark #111111.)
 BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
@@ -53,7 +54,7 @@ def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, st
 
 
 def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
-    """An empty white figure of width x height inches, which a notebook shows once, as a small PNG.
+    """An empty figure of width x height inches, which a notebook shows once, as a small PNG without a ground.
 
     Made without pyplot, which would show the figure a second time and keep it in memory.
     """
@@ -62,7 +63,7 @@ def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | Non
 
     figure = Figure(figsize=(width, height), dpi=dpi, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
-    figure._repr_png_ = lambda: to_png(figure)
+    figure._repr_png_ = lambda: to_png(figure, transparent=True)
     return figure
 
 
@@ -85,10 +86,9 @@ def diagram(
 
     figure = new_figure(8, height, dpi=100, layout=None)
     figure.set_facecolor("none")
-    figure._repr_png_ = lambda: to_png(figure, transparent=True)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 100), ylim=(0, 12.5 * height))
     axes.axis("off")
-    drawn, how = {}, {"ha": "center", "va": "center", "color": "black", "parse_math": False}
+    drawn, how = {}, {"ha": "center", "va": "center", "color": "#111111", "parse_math": False}
     for name, (x, y, wide, high, text, colour) in boxes.items():
         corner, pale = (x - wide / 2, y - high / 2), [1 - 0.25 * (1 - part) for part in to_rgb(colour)]
         box = FancyBboxPatch(
@@ -120,10 +120,21 @@ def diagram(
 
 
 def to_png(figure: Figure, *, transparent: bool = False) -> bytes:
-    """The figure as a PNG."""
+    """The figure as a PNG. transparent: without its white grounds; what is black in a grey for light and dark pages."""
+    from matplotlib.colors import to_rgba_array
     from PIL import Image
 
-    figure.canvas.draw()
+    figure.canvas.draw()  # makes the ticks
+    if transparent:
+        for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+            patch.set_facecolor("none")
+        for artist in figure.findobj():
+            for what in ("color", "edgecolor", "markeredgecolor", "markerfacecolor"):
+                with suppress(ValueError, TypeError):  # something else under that name
+                    colours = to_rgba_array(getattr(artist, f"get_{what}", lambda: ())())
+                    if len(colours) and (colours == (0, 0, 0, 1)).all():
+                        getattr(artist, f"set_{what}")(GREY)
+        figure.canvas.draw()
     return small_png(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())), transparent=transparent)
 
 
@@ -166,6 +177,12 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     safe = html.escape(text)
     # A tag between the delimiters keeps MathJax from typesetting the model's text.
     return safe.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
+
+
+def marimo_notebook() -> Any | None:
+    """The module marimo in one of its notebooks; None elsewhere."""
+    found = sys.modules.get("marimo")
+    return found if found is not None and found.running_in_notebook() else None
 
 
 class ProgressLine:

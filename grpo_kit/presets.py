@@ -104,8 +104,9 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ("micro_batch", "cpu", 32, "completions at a time in a padded update; the packed one goes by free memory"),
     ("micro_batch", "t4", 4, "completions at a time in a padded update; the packed one goes by free memory"),
     ("micro_batch", "gpu24", 8, "completions at a time in a padded update; the packed one goes by free memory"),
-    ("save_steps", "smoke", 0, "nothing worth keeping"),
-    ("save_steps", "cpu", 0, "minutes to redo"),
+    ("save_steps", "smoke", 0, "seconds to redo"),
+    ("save_steps", "cpu", 0, "by time: one each 5 minutes of training; a full checkpoint is 1.5 GiB, and with the one "
+                             "before it, which goes once it is written, 3.0"),
     ("save_steps", "t4", 25, "hosted sessions end unasked; a full checkpoint is 5.5 GiB, and with the one before it, "
                              "which goes once it is written, 11.0"),
     ("save_steps", "gpu24", 50, "half of the run at most is lost; a full checkpoint is 8.7 GiB, and with the one "

@@ -6,6 +6,7 @@ import types
 
 import nbclient
 import nbformat
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -20,6 +21,7 @@ from grpo_kit.display import (
     colours_of,
     diagram,
     duration,
+    new_figure,
     progress_line,
 )
 
@@ -184,3 +186,19 @@ def test_a_diagram_is_read_on_light_and_dark_pages():
         and min(contrast("#{:02x}{:02x}{:02x}".format(*line[:3]), page) for page in ("#ffffff", "#111111"))
         > 3
     )
+
+
+def test_a_figure_has_no_ground_and_its_words_are_read_on_light_and_dark_pages(tmp_path):
+    figure = new_figure(5, 3)
+    axes = figure.add_subplot()
+    axes.bar([1, 2], [3, 4], yerr=[1, 1], color=[BASE, TUNED])
+    axes.set_title("a title")
+    axes.axhline(2, color="black")
+    pixels = np.asarray(Image.open(io.BytesIO(figure._repr_png_())).convert("RGBA")).reshape(-1, 4)
+    assert pixels[0, 3] == 0 and (pixels[:, 3] == 0).mean() > 0.4
+    drawn = pixels[pixels[:, 3] == 255][:, :3]
+    assert drawn.max(axis=1).min() > 60 and drawn.min(axis=1).max() < 240, (
+        "nothing is black, nothing is white"
+    )
+    figure.savefig(tmp_path / "saved.png", facecolor="white")
+    assert Image.open(tmp_path / "saved.png").getpixel((2, 2))[:3] == (255, 255, 255)

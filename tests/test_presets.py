@@ -371,7 +371,8 @@ def test_t4_fits_a_16_gb_card():
 
 
 @pytest.mark.parametrize(
-    ("name", "bytes_"), [("gpu24", 1_543_714_304 * (2 + 4.03)), ("t4", 494_032_768 * (4 + 8))]
+    ("name", "bytes_"),
+    [("gpu24", 1_543_714_304 * (2 + 4.03)), ("t4", 494_032_768 * (4 + 8)), ("cpu", 134_515_008 * (4 + 8))],
 )
 def test_disk_is_said_where_checkpoints_are_saved(name, bytes_):
     one, reason = bytes_ / 2**30, preset(name).table().loc["save_steps", "reason"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import re
+import sys
 from collections.abc import Mapping
 
 import pandas as pd
@@ -32,6 +34,10 @@ class ShownTable(pd.DataFrame):
     def _repr_html_(self) -> str | None:
         return super()._repr_html_() if self._page is None else self._page
 
+    def _display_(self) -> object:
+        """What marimo asks for, whose own tables have the numbers alone."""
+        return sys.modules["marimo"].Html(self._repr_html_())
+
 
 def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, str]]) -> ShownTable:
     """The same table, shown as the sentence and the cells {row: {column: words}}."""
@@ -39,7 +45,7 @@ def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, s
     head = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["", *heads])
     rows = [
         f'<tr><th style="{_CELL}">{html.escape(name)}</th>'
-        + "".join(f'<td style="{_CELL}">{html.escape(row.get(key, ""))}</td>' for key in heads)
+        + "".join(f'<td style="{_CELL}">{_unbroken(row.get(key, ""))}</td>' for key in heads)
         + "</tr>"
         for name, row in cells.items()
     ]
@@ -50,6 +56,11 @@ def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, s
     )
     text = pd.DataFrame.from_dict(cells, orient="index").fillna("").to_string()
     return with_page(table, page, f"{sentence}\n{text}")
+
+
+def _unbroken(words: str) -> str:
+    """A cell's HTML that a narrow page breaks in front of an interval alone, not "19.9 | %" or "[15.5, | 25.2]"."""
+    return html.escape(re.sub(r"(?<=[\d,<]) (?=[-+\d%p])", "\u00a0", words))
 
 
 def with_page(table: pd.DataFrame, page: str, text: str) -> ShownTable:

@@ -11,6 +11,7 @@ from grpo_kit.argument_checks import check_choice
 from grpo_kit.engine.episode_sample import fast_for
 from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.hooks.autosave import Autosave
 from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
 from grpo_kit.hooks.off_scale_hook import OffScale
@@ -75,12 +76,14 @@ class GRPOTrainer(grpo.GRPOTrainer):
             sample = replace(sample, inner=sample.inner or seams.sample)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
-        scales = [] if live is None else [OffScale(), StillStep(), ReboundConfig(config)]
+        scales = [] if live is None else [OffScale(), StillStep(), ReboundConfig(config, task)]
         watchdog = [] if live is None or any(isinstance(each, Watchdog) for each in hooks) else [Watchdog()]
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder,
             sample=sample or seams.sample, update=update or seams.update,
-            hooks=[*seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say), *hooks],
+            hooks=[
+                *seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say), Autosave(), *hooks,
+            ],
         )  # fmt: skip
         if self.starts_from and live is not None and self.processes.is_main:
             print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -26,7 +27,7 @@ from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import hardware
-from grpo_kit.record.digests import last_whole
+from grpo_kit.record.digests import checkpoints, last_whole
 from grpo_kit.record.files import RunFolderError, holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.tasks import Task
 from grpo_kit.watch.flags import Flag
@@ -127,6 +128,8 @@ def run(
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
     write_json(folder / RESULT, result)
+    for path in () if config.save_steps else checkpoints(folder):  # by time, of gigabytes each
+        shutil.rmtree(path, ignore_errors=True)
     del model
     gc.collect()
     return result

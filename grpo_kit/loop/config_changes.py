@@ -16,7 +16,7 @@ from grpo_kit.record.files import RunFolderError
 # What the loop does not read: where the model and the task came from. A run that goes on may say them otherwise.
 _AROUND = ("preset", "task", "task_options", "held_out", "eval_batch")
 _LOADED = ("model", "tuning", "dtype")  # None says nothing of them
-# Of made_with: what a run that goes on obeys. The rest would make it another run.
+# Of made_with: what a run that goes on obeys, besides the code of its rewards. The rest would make it another run.
 OBEYED = (
     *(f"optimizer.{name}" for name in SETTINGS), "rows", "system", "prefill", "examples", "template", "ends", "weights",
 )  # fmt: skip
@@ -130,7 +130,7 @@ class Changes:
 
 def _check_same_run(found: Mapping[str, list[Any]], was: Mapping[str, Any], checkpoint: str) -> None:
     obeyed = () if was.get("sample") else OBEYED  # batches that wait were made of the rows of then
-    if refused := {name: pair for name, pair in found.items() if name not in obeyed}:
+    if refused := {n: pair for n, pair in found.items() if n not in obeyed and n[:7] != "reward."}:
         lines = [f"  {name}: {before!r}, now {now!r}" for name, (before, now) in refused.items()]
         raise RunFolderError(
             "\n".join([f"{checkpoint} was made otherwise. These {CANNOT_CHANGE}:", *lines])

@@ -105,7 +105,7 @@ class Config:
     gradient_checkpointing: bool = _number(False, "of padded updates: activations are computed again")
     micro_batch: int = _number(8, "completions at a time in padded updates; halved where memory ends")
     # What it keeps
-    save_steps: int = _number(0, "steps between checkpoints; 0: at a stop alone", changes=True)
+    save_steps: int = _number(0, "steps between checkpoints; 0: one each 5 minutes", changes=True)
     save_total_limit: int = _number(1, "checkpoints that stay, besides the best", changes=True)
 
     reasons: dict[str, tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
@@ -167,7 +167,7 @@ class Config:
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        return self.table().astype(str).to_html()
+        return self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')
 
     def make_task(self) -> Task:
         """The named task with `held_out` held-out rows, or fewer if it has no more, and this max_completion_tokens.

@@ -24,7 +24,7 @@ class Processes:
     """
 
     def __init__(self, prompts: int, device: torch.device) -> None:
-        self.rank, self.count, self._device = 0, 1, device
+        self.rank, self.count, self._device, self._making = 0, 1, device, False
         if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
             kind = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(kind, timeout=timedelta(days=1))  # the others wait for an evaluation
@@ -66,14 +66,16 @@ class Processes:
 
     def from_main(self, make: Callable[[], Any]) -> Any:
         """What the main process makes, given to all. What it raises is raised in all."""
-        if self.count == 1:
+        if self.count == 1 or self._making:  # a hook saves: the others wait for the hook
             return make()
         found: list[Any] = [None, None]
         if self.is_main:
+            self._making = True
             try:
                 found[0] = make()
             except BaseException as error:
                 found[1] = error
+            self._making = False
         dist.broadcast_object_list(found)
         if found[1] is not None:
             raise found[1]

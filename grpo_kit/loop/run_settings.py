@@ -18,7 +18,7 @@ from grpo_kit.models.token_lists import end_ids
 from grpo_kit.optim.choose import SETTINGS
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
-from grpo_kit.tasks.same_task import content_digest, task_digest
+from grpo_kit.tasks.same_task import content_digest, reward_digest, task_digest
 
 _ADAPTER = (
     "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "rank_pattern",
@@ -51,7 +51,7 @@ def settings_of(
         "best_constant": constant() if constant else None,
         "temperature_schedule": as_json(config.temperature) if callable(config.temperature) else None,
         "optimizer": optimizer,
-        "sample": _name_of_sample(sample),
+        "sample": name_of_sample(sample),
         "model": model_name(model),
         "task": {name: getattr(prompt, name) for name in ("system", "prefill") if hasattr(prompt, name)}
         | {"file": getattr(task, "file", None)}
@@ -65,7 +65,7 @@ def settings_of(
     }
 
 
-def _name_of_sample(sample: Any) -> str:
+def name_of_sample(sample: Any) -> str:
     """A sampler by its name; a dataclass with its options."""
     return repr(sample) if is_dataclass(sample) else getattr(sample, "__name__", type(sample).__name__)
 
@@ -76,6 +76,7 @@ def made_with(trainer: Any) -> dict[str, Any]:
     A checkpoint keeps it, and a run that goes on compares; config_changes.OBEYED says what may be otherwise.
     """
     model, task, tokenizer = trainer.model, trainer.task, trainer.tokenizer
+    rewards = getattr(task, "rewards", [])
     own = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainer.trained.items()]
     adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
     groups = trainer.optimizer.param_groups
@@ -85,8 +86,9 @@ def made_with(trainer: Any) -> dict[str, Any]:
         **trainer.began_with,
         "optimizer_kind": type(trainer.optimizer).__name__,
         **{f"optimizer.{name}": [_plain(group.get(name)) for group in groups] for name in SETTINGS},
-        "sample": _name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
-        "rewards": reward_names(getattr(task, "rewards", [])),
+        "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
+        "rewards": (names := reward_names(rewards)),
+        **{f"reward.{n}": f"code {reward_digest(one)}" for n, one in zip(names, rewards, strict=True)},
         "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
         "system": getattr(task, "system", None),
         "prefill": getattr(task, "prefill", None),

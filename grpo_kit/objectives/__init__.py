@@ -61,36 +61,14 @@ if TYPE_CHECKING:
 __all__ = lazy(
     __name__,
     {
-        "advantages": [
-            "gae",
-            "group_advantages",
-            "rloo_advantages",
-            "soft_overlong_punishment",
-            "token_rewards",
-            "weigh_advantages",
-        ],
+        "advantages": ["gae", "group_advantages", "rloo_advantages", "soft_overlong_punishment", "token_rewards",
+                       "weigh_advantages"],
         "group_losses": ["bnpo", "cispo", "dapo", "dr_grpo", "grpo", "gspo", "gspo_token", "overlong_filter"],
         "kl": ["k1", "k2", "k3"],
         "logprobs": ["masked_mean", "masked_sum", "sequence_logprobs", "token_logprobs"],
-        "policy_gradient": [
-            "clip_fraction",
-            "ppo_policy",
-            "ppo_value",
-            "reinforce",
-            "rloo",
-            "sequence_ratio",
-            "token_ratio",
-        ],
-        "preference": [
-            "bradley_terry",
-            "dpo",
-            "implicit_reward",
-            "ipo",
-            "kto",
-            "kto_reference_point",
-            "orpo",
-            "simpo",
-        ],
+        "policy_gradient": ["clip_fraction", "ppo_policy", "ppo_value", "reinforce", "rloo", "sequence_ratio",
+                            "token_ratio"],
+        "preference": ["bradley_terry", "dpo", "implicit_reward", "ipo", "kto", "kto_reference_point", "orpo", "simpo"],
         "soft_losses": ["luspo", "sapo", "vespo"],
     },
-)
+)  # fmt: skip

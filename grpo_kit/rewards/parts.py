@@ -14,16 +14,7 @@ Reward = Callable[..., list[float | None]]
 
 # Arguments that TRL gives every reward besides the columns of the data set.
 _GIVEN_BY_TRL = frozenset(
-    {
-        "self",
-        "prompts",
-        "completions",
-        "completion_ids",
-        "trainer_state",
-        "log_extra",
-        "log_metric",
-        "environments",
-    }
+    "self prompts completions completion_ids trainer_state log_extra log_metric environments".split()
 )
 _TAKEN = dict.fromkeys(_GIVEN_BY_TRL, "rewards are given something else under that name") | {
     "self": "a reward that is an object cannot be given it",

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from traceback import format_exception
 from typing import Any
 
 from grpo_kit.rewards.parts import Reward, bare_name, check_column_names, range_of, reward_names
@@ -22,6 +23,12 @@ _LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 class RewardError(ValueError):
     """A reward raised or broke its contract. The message names the reward, the row and the completion."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows the message first, then the reward's own lines, and not the way to them."""
+        cause = self.__cause__
+        own = format_exception(None, cause, cause.__traceback__.tb_next) if cause else []
+        return [f"{type(self).__name__}: {self}", "", *"".join(own).splitlines()]
 
 
 class PendingScores:

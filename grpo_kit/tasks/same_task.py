@@ -6,11 +6,16 @@ tests/tasks/test_same_task.py holds digests from before.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
+
+from grpo_kit.rewards.parts import Reward, with_parts
 
 
 def content_digest(value: Any, default: Callable[[Any], Any] | None = None) -> str:
@@ -41,3 +46,22 @@ def task_digest(task: Any) -> str:
         names = [getattr(reward, "__name__", type(reward).__name__) for reward in task.rewards]
         prompt |= {"rewards": names, "weights": task.reward_weights}
     return content_digest([prompt, task.train, task.held_out], lambda value: type(value).__name__)
+
+
+def reward_digest(reward: Reward) -> str:
+    """8 hexadecimal digits of the source and the parameters of a reward and its parts. What it calls does not count."""
+    found: list[Any] = []
+    for part in with_parts([reward]):
+        while isinstance(part, functools.partial):
+            found.append([part.args, part.keywords])
+            part = part.func
+        body = part if inspect.isroutine(part) else type(part).__call__
+        with suppress(OSError, TypeError):  # typed at a prompt, or compiled
+            found.append(inspect.getsource(body))
+        found += [cell.cell_contents for cell in getattr(body, "__closure__", None) or ()]
+        found += [pair for pair in getattr(part, "__dict__", {}).items() if not pair[0].startswith("_")]
+
+    def words(value: Any) -> Any:
+        return sorted(map(str, value)) if isinstance(value, set | frozenset) else type(value).__name__
+
+    return sha256(json.dumps(found, skipkeys=True, default=words).encode()).hexdigest()[:8]

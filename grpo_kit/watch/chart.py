@@ -117,4 +117,7 @@ def svg_to_png(svg: str) -> bytes:
 
     font = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
     look = {"font_files": [str(font)], "sans_serif_family": "DejaVu Sans"}
-    return small_png(Image.open(BytesIO(resvg_py.svg_to_bytes(svg_string=svg, width=3 * WIDTH // 4, **look))))
+    return small_png(
+        Image.open(BytesIO(resvg_py.svg_to_bytes(svg_string=svg, width=3 * WIDTH // 4, **look))),
+        transparent=True,
+    )

@@ -19,7 +19,11 @@ _PAGE = (
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 PALE = "opacity:.65;"
 _EMPTY = f'<span style="{PALE}">(nothing)</span>'
-_ONCE_OPEN = "<style>details.kit-text[open]>summary>.kit-more{display:none}</style>"
+# The second: JupyterLab breaks what is printed in the middle of words, "rig|ht"; in this page now between them.
+_STYLE = (
+    "<style>details.kit-text[open]>summary>.kit-more{display:none}"
+    ".jp-OutputArea-output pre{word-break:normal;overflow-wrap:anywhere}</style>"
+)
 # A rendered chat's last user message: ChatML (Qwen, SmolLM2) and Llama 3.
 _SAID = re.compile(
     r"<\|(?:im_start\|>|start_header_id\|>)user(?:<\|end_header_id\|>)?\s*(.*?)<\|(?:im_end|eot_id)\|>", re.S
@@ -97,7 +101,7 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
 
 def _in_page(inside: str) -> str:
     """The frame of every page."""
-    return f'<div style="{_PAGE}">{_ONCE_OPEN}{inside}</div>'
+    return f'<div style="{_PAGE}">{_STYLE}{inside}</div>'
 
 
 def _groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:

@@ -179,3 +179,16 @@ def _cut_off(row: Mapping[str, Any]) -> bool:
         return False
     last, written = tokens[-1].strip(), text_of(row, "completion").rstrip()
     return "\ufffd" in last or written.endswith(last)  # the former: a part of a letter, never an end
+
+
+def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
+    """Best, median and worst of the last step, as text and as HTML; whole episodes if there are any.
+
+    scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
+    """
+    if table is None or not len(table):
+        plain = page = "The best, the median and the worst completion of the last step come here."
+    else:
+        plain, page = picks_of(table)
+    room = "overflow:auto;height" if scrolls else "min-height"
+    return plain, f'<div style="{room}:15em">{page}</div>'

@@ -1,24 +1,29 @@
 """Training as it happens: a chart that updates in place at every step, a progress bar, the last completions."""
 
+import json
 import statistics
 import time
 import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
 
-from grpo_kit.display import BADGE, duration, escape
+from grpo_kit.display import duration, escape, marimo_notebook
+from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import read_completions
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.watch.chart import SHOWN, RunChart
-from grpo_kit.watch.conversations import picks_of
+from grpo_kit.watch.conversations import completions_page
 from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.panel import panel_row, panel_status, panel_values
+from grpo_kit.watch.panel import LIVE, panel_row, panel_status, panel_update, panel_values
+from grpo_kit.watch.red_flag import badge, flags_page
 from grpo_kit.watch.run_state import RunState, change_line, flag_line, held_out_lines
 from grpo_kit.watch.svg import HEIGHT, WIDTH, draw_svg
+from grpo_kit.watch.svg_axes import axis_end
 
 _ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 
@@ -26,9 +31,9 @@ _ONE_LINE = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellip
 class LiveChart:
     """Chart, progress line and three completions of the last step, updated in place while training runs.
 
-    In a notebook (Lab, VS Code, nbclient, papermill) the chart is drawn at every step, as SVG; finish() adds a line
-    below for each red flag and change, and a PNG for pages that show no SVG. All outputs have their height from the
-    start, so that a page does not jump. Elsewhere it prints one line a step and never imports matplotlib.
+    In a notebook (Lab, VS Code, nbclient, papermill, marimo) the chart is drawn at every step, as SVG; finish() adds a
+    line below for each red flag and change, and a PNG for pages that show no SVG. All outputs have their height from
+    the start, so that a page does not jump. Elsewhere it prints one line a step and never imports matplotlib.
     From the third step on drawing takes at most 2 % of the time: if steps are so short that a drawing each would cost
     more, some are left out, and none is older than 5 s when the next step ends. Errors in here never stop training.
 
@@ -53,11 +58,12 @@ class LiveChart:
         self._status, self._over = "", False
         self._folder: Path | None = None
         self._panel = uuid.uuid4().hex  # the name of its buttons in the page
+        self._said, self._paused = "", False  # the trainer's last answer
         self._handles: dict[str, object] = {}
         self._shown: dict[str, dict] = {}
         self._drawn, self._updates = self._clock(), 0
         self._costs: deque[float] = deque(maxlen=5)  # seconds, of the last drawings
-        self._pictures = self._may_draw and in_notebook()
+        self._pictures = self._may_draw and (in_notebook() or marimo_notebook() is not None)
 
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
         """Begin; if the folder holds steps of an earlier session, chart and time continue from them."""
@@ -120,6 +126,9 @@ class LiveChart:
     def finish(self) -> None:
         """Show the last state, at any cost, as a saved notebook keeps it."""
         self._status, self._over = "", True
+        if self._folder is not None:
+            with suppress(OSError):
+                (self._folder / CONTROL / LIVE).unlink(missing_ok=True)
         for name in ("buttons", "answer"):  # of which a saved notebook keeps nothing
             if name in self._handles:
                 self._draw(lambda name=name: self._show(name, {}))
@@ -158,7 +167,9 @@ class LiveChart:
         if self._over:
             self._draw(self._show_line)
         elif at_once or begun - self._drawn >= wait:
-            self._draw(self._show_line, self._show_chart, self._show_flags, self._show_completions)
+            self._draw(
+                self._show_line, self._show_chart, self._show_flags, self._show_completions, self._write_page
+            )
         else:
             return
         self._drawn = self._clock()
@@ -194,24 +205,29 @@ class LiveChart:
         plain = [self.line(done=self._over), *([self._status] if self._status else [])]
         if flags:
             flag = flags[0].brief + f" (and {len(flags) - 1} more, below)" * (len(flags) > 1)
-            said.append(_badge("red flag") + escape(flag))
+            said.append(badge("red flag") + escape(flag))
             plain.append(f"red flag: {flag}")
         page = _line_page(self._run.step, self._total, said, self._run.measures())
         if "buttons" in self._handles and not self._over:
-            page += panel_values(self._run.rows.get(self._run.step, {}), self._panel)
+            update = panel_update(self._values(), self._paused, self._panel)
+            page = f'<div data-kit-progress="{self._panel}">{page}</div>{update}'
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
     def _show_chart(self) -> None:
-        end = _axis_end(self._run.step, self._total)
+        end = axis_end(self._run.step, self._total)
         if self._over:
             self._show("chart", RunChart({"": self._run}, last_step=end).bundle())
             return
         drawing = draw_svg({"": self._run}, last_step=end, told=False)
         size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"  # a narrow page scrolls it: words stay legible
         page = (
-            f'<div style="max-width:{WIDTH // 2}px;overflow-x:auto"><div style="{size}">{drawing}</div></div>'
+            f'<div data-kit-chart="{self._panel}" style="max-width:{WIDTH // 2}px;overflow-x:auto">'
+            f'<div style="{size}">{drawing}</div></div>'
         )
         self._show("chart", {"text/plain": "the run's chart so far", "text/html": page})
+
+    def _values(self) -> dict[str, str]:
+        return panel_values(self._run.rows.get(self._run.step, {}))
 
     def _show_panel(self) -> None:
         """Buttons directly under the chart, and the line that answers them."""
@@ -221,14 +237,24 @@ class LiveChart:
 
     def _answer(self, text: str) -> None:
         """The trainer's words under the buttons, while they are there."""
+        self._said = text
+        if text.startswith(("Paused", "Going on")):
+            self._paused = text.startswith("Paused")
         if "answer" in self._handles and not self._over:
             self._draw(lambda: self._show("answer", panel_status(text, self._panel)))
+
+    def _write_page(self) -> None:
+        """What a page reads that was opened again: the kernel's output does not reach it."""
+        if "buttons" in self._handles and (folder := self._folder / CONTROL).is_dir():
+            page = {n: self._shown[n]["text/html"].partition("<script>")[0] for n in ("progress", "chart")}
+            page |= {"said": self._said, "paused": self._paused, "values": self._values()}
+            (folder / LIVE).write_text(json.dumps(page), encoding="utf-8")
 
     def _show_flags(self) -> None:
         """Under the chart in a box of fixed height, so that the page does not move; the newest on top."""
         flags = self._run.flags
         lines = [f"{n}. {flag_line(flag)}" for n, flag in enumerate(flags, 1)] or ["No red flag."]
-        page = _flags_page(flags, scrolls=not self._over)
+        page = flags_page(flags, scrolls=not self._over)
         self._show("flags", {"text/plain": "\n".join(lines), "text/html": page})
 
     def _show_completions(self) -> None:
@@ -236,10 +262,15 @@ class LiveChart:
         self._show("completions", {"text/plain": plain, "text/html": page})
 
     def _show(self, name: str, bundle: dict) -> None:
-        from IPython.display import display
-
         if self._shown.get(name) == bundle:
             return
+        if (marimo := marimo_notebook()) is not None:  # it has one output a cell
+            self._shown[name], self._handles[name] = bundle, None
+            pages = [each.get("text/html") or each.get("image/svg+xml", "") for each in self._shown.values()]
+            marimo.output.replace(marimo.Html("".join(pages)))
+            return
+        from IPython.display import display
+
         metadata = SHOWN if "image/png" in bundle else {}
         if name in self._handles:
             self._handles[name].update(bundle, raw=True, metadata=metadata)
@@ -248,47 +279,9 @@ class LiveChart:
         self._shown[name] = bundle
 
 
-def _badge(text: str) -> str:
-    """Highlighted text in front of a sentence, as HTML."""
-    return f'<span style="{BADGE}">{escape(text)}</span> '
-
-
-def _axis_end(step: int, total: int) -> int:
-    """To which step a chart reaches while its run goes on: the axis doubles before the lines come to its end.
-
-    >>> [_axis_end(step, 3000) for step in (0, 25, 26, 46, 2900)], _axis_end(3, 8)
-    ([32, 32, 64, 64, 3000], 8)
-    """
-    end = 32
-    while end < 1.25 * step:
-        end *= 2
-    return min(end, total)
-
-
 def _line_page(step: int, total: int, said: Sequence[str], measured: Sequence[str]) -> str:
     """A bar and two lines: the step and present work (HTML), and the last step's measures (text)."""
     bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
     lines = " · ".join(said), escape(" · ".join(measured))
     page = "".join(f'<div style="{_ONE_LINE}">{line}</div>' for line in lines)
     return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{page}</div>'
-
-
-def _flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
-    """Two lines that scroll, the newest on top; or as many lines as needed, in order."""
-    told = [f"<div>{_badge(f'red flag {n}')}{escape(flag, 600)}</div>" for n, flag in enumerate(flags, 1)]
-    room = "overflow:auto;height" if scrolls else "min-height"
-    told = told[::-1] if scrolls else told
-    return f'<div style="line-height:1.4;{room}:2.9em">{"".join(told) or "No red flag."}</div>'
-
-
-def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
-    """Best, median and worst of the last step, as text and as HTML; whole episodes if there are any.
-
-    scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
-    """
-    if table is None or not len(table):
-        plain = page = "The best, the median and the worst completion of the last step come here."
-    else:
-        plain, page = picks_of(table)
-    room = "overflow:auto;height" if scrolls else "min-height"
-    return plain, f'<div style="{room}:15em">{page}</div>'

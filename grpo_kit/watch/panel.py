@@ -1,8 +1,9 @@
 """Buttons under the chart that send requests to a running trainer: pause, stop, save, a new rate or temperature.
 
 They are buttons of the page, not widgets. Each writes a request into the run's folder through the Jupyter server, like
-record.control from a terminal, without the kernel; the server says whether that kernel is still busy. So they work
-while it is, after the page was reloaded, and with any ipykernel. The run must lie below the folder in which the server
+record.control from a terminal, without the kernel. The page asks the server whether that kernel is still busy. A page
+that was opened again, which the kernel's output does not reach, reads the chart from that folder. So all of it works
+while the kernel is busy, after a reload, and with any ipykernel. The run must lie below the folder in which the server
 was started.
 """
 
@@ -19,6 +20,7 @@ from grpo_kit.display import escape
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.kernel import in_notebook
 
+LIVE = "live.txt"  # in the run's control folder, while it trains: chart and progress line for a page opened again
 # Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
 _INSTEAD = (
     "To steer this run, in another notebook or a terminal's Python: "
@@ -27,7 +29,7 @@ _INSTEAD = (
 )
 _SCRIPT = """
 (() => {
-  const [name, folders, kernel] = ARGUMENTS;
+  const [name, folders, kernel, run] = ARGUMENTS;
   const data = document.getElementById("jupyter-config-data");
   if (!data) return;
   const page = JSON.parse(data.textContent);
@@ -42,12 +44,44 @@ _SCRIPT = """
     if (page.token) headers.Authorization = `token ${page.token}`;
     return fetch(`${page.baseUrl}api/${path}`, {credentials: "same-origin", headers, ...options});
   };
+  const all = kind => document.querySelectorAll(`[data-kit-${kind}="${name}"]`);
+  const get = async path => { const got = await server(path, {}); return got.ok ? got.json() : null; };
   const heard = async () => {  // a kernel that trains is busy
-    const got = await server(`kernels/${kernel}`, {});
-    const state = got.ok ? (await got.json()).execution_state : "gone";
-    if (state !== "busy" && document.querySelector(`[data-kit-panel="${name}"]`))
-      tell(`Nobody hears this: the kernel that trained is ${state}. Make the trainer again, and train(resume=True).`);
+    const state = kernel ? ((await get(`kernels/${kernel}`)) || {execution_state: "gone"}).execution_state : "busy";
+    if (state === "busy") return true;
+    const killed = await get(`contents/${at}?content=0`);
+    if (all("panel").length) tell(killed
+      ? `Nobody hears this: the kernel that trained is ${state}. Make the trainer again, and train(resume=True).`
+      : `This run trains no more. kit.plot_run(${JSON.stringify(run)}) shows it; its cell, run again, goes on.`);
+    return false;
   };
+  let drawn = 0, last = "";
+  const show = (values, paused) => {
+    for (const row of all("panel")) {
+      for (const [key, value] of Object.entries(values))
+        row.querySelectorAll(`[data-kit-key="${key}"]`).forEach(e => { e.placeholder = value; });
+      row.querySelectorAll(".kit-pause").forEach(e => { e.textContent = paused ? "Go on" : "Pause"; });
+    }
+  };
+  const look = async () => {
+    if (document.hidden) return true;
+    if (!await heard()) return false;
+    const file = await get(`contents/${at}/LIVE?content=0`);
+    if (!file || file.last_modified === last) return true;
+    last = file.last_modified;
+    if (Date.now() - drawn < 6000) return true;  // by the kernel
+    const page = JSON.parse((await get(`contents/${at}/LIVE?format=text`)).content);
+    for (const part of ["progress", "chart"]) all(part).forEach(e => { e.outerHTML = page[part]; });
+    show(page.values, page.paused);
+    tell(page.said || "This page was opened again: its chart is read from the run's folder.");
+    return true;
+  };
+  const again = () => look().catch(() => true).then(goes => goes && setTimeout(again, 3000));
+  const panels = window.kitPanels = window.kitPanels || {};
+  if (folder && !panels[name]) {
+    panels[name] = (...now) => { drawn = Date.now(); show(...now); };
+    setTimeout(again, 3000);
+  }
   const ask = async (request, words) => {
     const number = crypto.getRandomValues(new Uint32Array(1))[0];
     const file = `${BigInt(Date.now()) * 1000000n}`.padStart(20, "0") + `-${number}.json`;
@@ -56,7 +90,7 @@ _SCRIPT = """
     try {
       const got = await server(`contents/${at}/${file}`, {method: "PUT", body});
       if (!got.ok) tell(`Not asked: the server answered ${got.status}.`);
-      else if (kernel) await heard();
+      else await heard();
     } catch (error) {
       tell(`Not asked: ${error.message}.`);
     }
@@ -107,12 +141,6 @@ _SCRIPT = """
   }
 })();
 """
-_VALUES = """
-for (const [key, value] of Object.entries(VALUES))
-  for (const field of document.querySelectorAll(`[data-kit-panel="NAME"] [data-kit-key="${key}"]`))
-    field.placeholder = value;
-"""
-_LABEL = "document.querySelectorAll('[data-kit-panel=\"{name}\"] .kit-pause').forEach(e => e.textContent = '{label}');"
 
 
 def panel_row(folder: str | Path, name: str) -> dict[str, str]:
@@ -123,28 +151,30 @@ def panel_row(folder: str | Path, name: str) -> dict[str, str]:
     """
     at, run = Path(folder) / CONTROL, repr(Path(folder).absolute().as_posix())
     paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
-    script = _SCRIPT.replace("ARGUMENTS", json.dumps([name, paths, _kernel_id()]).replace("<", "\\u003c"))
+    script = _SCRIPT.replace("LIVE", LIVE).replace(
+        "ARGUMENTS", json.dumps([name, paths, _kernel_id(), str(folder)]).replace("<", "\\u003c")
+    )
     instead = _INSTEAD.format(folder=escape(run, len(run)))
     page = f'<div data-kit-panel="{name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
     return {"text/plain": f"kit.control({run}) steers this run", "text/html": page}
 
 
 def panel_status(text: str, name: str) -> dict[str, str]:
-    """The line under the buttons: how the trainer handled a request.
-
-    From "Paused ..." to "Going on ..." the first button reads "Go on".
-    """
+    """The line under the buttons: how the trainer handled a request."""
     page = f'<div data-kit-status="{name}" role="status" style="min-height:1.5em">{escape(text)}</div>'
-    for begin, label in (("Paused", "Go on"), ("Going on", "Pause")):
-        if text.startswith(begin):
-            page += f"<script>{_LABEL.format(name=name, label=label)}</script>"
     return {"text/plain": text, "text/html": page}
 
 
-def panel_values(row: Mapping[str, Any], name: str) -> str:
-    """A script that shows this step's learning rate and temperature in the empty fields."""
-    values = {key: f"{row[key]:.3g}" for key in ("learning_rate", "temperature") if row.get(key) is not None}
-    return f"<script>{_VALUES.replace('VALUES', json.dumps(values)).replace('NAME', name)}</script>"
+def panel_values(row: Mapping[str, Any]) -> dict[str, str]:
+    """What the empty fields show: a step's learning rate and temperature."""
+    return {key: f"{row[key]:.3g}" for key in ("learning_rate", "temperature") if row.get(key) is not None}
+
+
+def panel_update(values: Mapping[str, str], paused: bool, name: str) -> str:
+    """A script that shows these values in the empty fields and "Go on" on the first button while the run is paused, and
+    tells the page that the kernel's output reaches it.
+    """
+    return f'<script>window.kitPanels?.["{name}"]?.({json.dumps(values)}, {json.dumps(paused)})</script>'
 
 
 def _kernel_id() -> str | None:

@@ -1,15 +1,16 @@
-"""The Flag class, the Setup that flags need of a run, the decorator that raises flags, and readers of the table."""
+"""Flag and its page, the Setup that flags need of a run, the decorator that raises flags, and readers of the table."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from grpo_kit.display import BADGE, escape
 from grpo_kit.watch.curves import scale_columns, seen_range
 
 WINDOW = 5  # steps that a state must last; spikes are raised at once
@@ -174,3 +175,23 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {"lr_scheduler_type": schedule, "fp16": config.get("autocast") == "float16"}
     found |= {name: config.get(own) for name, own in names.items()}
     return type(config)(config | found)  # of run.json: it says which name it lacks
+
+
+def badge(text: str) -> str:
+    """Highlighted text in front of a sentence, as HTML."""
+    return f'<span style="{BADGE}">{escape(text)}</span> '
+
+
+def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
+    """Each flag in a line that opens to its reason and remedy: the newest on top of three lines that scroll; or, in the
+    end, all of them in order and open.
+    """
+    told = []
+    for n, flag in enumerate(flags, 1):
+        line = f"{badge(f'red flag {n}')}{escape(flag.brief, 600)}"
+        more = escape(f"{flag.why} First try: {flag.first}", 600)
+        opened = "" if scrolls else " open"
+        told.append(f'<details{opened}><summary style="cursor:pointer">{line}</summary>{more}</details>')
+    room = "overflow:auto;height" if scrolls else "min-height"
+    told = told[::-1] if scrolls else told
+    return f'<div style="line-height:1.4;{room}:4.3em">{"".join(told) or "No red flag."}</div>'

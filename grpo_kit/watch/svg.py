@@ -2,7 +2,8 @@
 
 A pure function of what the runs have shown, without matplotlib, quick enough to be drawn at every step, and at most
 about 25 KB for a run of any length. Lengths are half pixels: whole numbers, hence short, and fine enough for a smooth
-line. It has its own white ground, and so looks the same on light and dark pages and as a PNG.
+line. It has no ground. In a page that is drawn anew (told=False) its words have the page's colour; as a file or PNG a
+grey that can be read on white and on dark.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from grpo_kit.display import COLOURS, GREY, RED, cut
 from grpo_kit.watch.curves import EPISODES, part_names, range_of_rows, scale_columns, window_of
 from grpo_kit.watch.held_out_words import ACCURACY, no_better, value_of
 from grpo_kit.watch.run_state import RunState
-from grpo_kit.watch.svg_axes import AXIS, HELD_OUT, LETTER, ROW, TITLE, Axes, Columns, dashes
+from grpo_kit.watch.svg_axes import AXIS, HELD_OUT, INK, LETTER, ROW, TITLE, Axes, Columns, dashes
 
 WIDTH, HEIGHT = 1920, 1048  # half pixels: of one run without a name and with one line of words below
 _LEFT, _GAP, _RIGHT = 76, 96, 24
@@ -83,16 +84,15 @@ def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = T
         drawn.append(f"<g>{frame}{page.lines(axes, some, _FEW)}</g>")
 
     at = top + _MAIN + 2 * _SMALL
-    below = _told(runs) if told else [(_last_changes(runs), GREY)]
+    below = _told(runs) if told else [(_last_changes(runs), INK)]
     for n, (line, colour) in enumerate(below, 1):
         drawn.append(f'<text x="{_LEFT}" y="{at + _LINE * n}" fill="{colour}">{html.escape(line)}</text>')
-    height = at + _LINE * max(1, len(below)) + 34
+    height, ink = at + _LINE * max(1, len(below)) + 34, f' color="{GREY}"' * told
     # JupyterLab shows it as an <img> of its own width: in pixels, it would be cut off where the page is narrower.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" '
         f'style="display:block;max-width:{WIDTH // 2}px;height:auto" '
-        f'font-family="sans-serif" font-size="22" fill="{GREY}">'
-        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fff"/>{"".join(drawn)}</svg>'
+        f'font-family="sans-serif" font-size="22" fill="{INK}"{ink}>{"".join(drawn)}</svg>'
     )
 
 
@@ -134,7 +134,7 @@ class _Page:
                 colour = COLOURS[(n if alone else r) % len(COLOURS)]
                 drawn.append(axes.line(table, name, colour, n, most))
             if names == ["reward"]:
-                drawn.append(axes.accuracy(table, "#000" if alone else COLOURS[r % len(COLOURS)]))
+                drawn.append(axes.accuracy(table, INK if alone else COLOURS[r % len(COLOURS)]))
         return "".join(drawn)
 
     def _scale(self, names: Sequence[str]) -> tuple[float, float]:
@@ -165,13 +165,13 @@ def _held_out_keys(runs: Mapping[str, RunState], tables: Mapping[str, Columns]) 
         (rows,) = (run.rows for run in runs.values())
         last = max(step for step, row in rows.items() if value_of(row, ACCURACY) is not None)
         word = "no better than a constant" if no_better(rows[last]) else word
-    return [(f'<circle cx="18" cy="-7" r="6" fill="{"#000" if len(runs) == 1 else GREY}"/>', word)]
+    return [(f'<circle cx="18" cy="-7" r="6" fill="{INK}"/>', word)]
 
 
 def _part_keys(names: Sequence[str], alone: bool) -> list[tuple[str, str]]:
     """Line and name of several measures in one panel; among several runs a colour is a run's."""
     words = EPISODES | _WORDS
-    colours = [COLOURS[n % len(COLOURS)] if alone else GREY for n in range(len(names))]
+    colours = [COLOURS[n % len(COLOURS)] if alone else INK for n in range(len(names))]
     named = [words.get(name, name.removeprefix("reward/")) for name in names]
     return [(_key(colour, n), name) for n, (colour, name) in enumerate(zip(colours, named, strict=True))]
 
@@ -219,7 +219,7 @@ def _marks(runs: Mapping[str, RunState]) -> list[tuple]:
     """Changes by letter and flags by number, with the look of their lines."""
     letters = [(step, _letter(n)) for n, (_, (step, _)) in enumerate(_of(runs, "changes"))][-_MARKS:]
     numbers = [(flag.step, str(n)) for n, (_, flag) in enumerate(_of(runs, "flags"), 1)]
-    return [(letters, "#777", "2 6", False), (numbers, RED, "8 8", True)]
+    return [(letters, GREY, "2 6", False), (numbers, RED, "8 8", True)]
 
 
 def _told(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
@@ -230,7 +230,7 @@ def _told(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
         for n, (label, flag) in enumerate(_of(runs, "flags"), 1)
     ]
     changes = [
-        (f"{_letter(n)}  from step {step}{run(label)}: {text}", GREY)
+        (f"{_letter(n)}  from step {step}{run(label)}: {text}", INK)
         for n, (label, (step, text)) in enumerate(_of(runs, "changes"))
     ]
     return [

@@ -12,6 +12,7 @@ from grpo_kit.watch.held_out_words import ACCURACY
 
 # Heights within a panel: of the title, of a row of the legend, of the numbers below.
 TITLE, ROW, AXIS = 44, 30, 46
+INK = "currentColor"  # of words
 LETTER = 12.6  # mean width of a letter, in DejaVu Sans, which is a wide one
 HELD_OUT = (ACCURACY, f"{ACCURACY}_low", f"{ACCURACY}_high")
 _SCHEDULES = ("temperature", "learning_rate")
@@ -48,15 +49,15 @@ class Axes:
             f'<text x="{self.across(step)}" y="{bottom + 30}">{step:.0f}</text>'
             for step in _ticks(0, self.end, self.width // 92, whole=True)
         ]
-        drawn = [f'<text x="{self.x}" y="{self.top + 30}" font-size="25" fill="#111">{title}</text>'] * bool(
-            title
-        )
+        drawn = [f'<text x="{self.x}" y="{self.top + 30}" font-size="25">{title}</text>'] * bool(title)
         at = self.top + (TITLE if title else 8)
         drawn += [f'<g transform="translate({self.x} {at})">{legend}</g>'] * bool(legend)
+        lines = "".join(f"M{self.x} {y:.0f}H{end}" for y, _ in grid)
         return (
-            f'{"".join(drawn)}<path stroke="#e6e6e6" d="{"".join(f"M{self.x} {y:.0f}H{end}" for y, _ in grid)}"/>'
+            f'{"".join(drawn)}<path stroke="{INK}" stroke-opacity=".25" d="{lines}"/>'
             f'<g text-anchor="end">{"".join(words)}</g><g text-anchor="middle">{"".join(below)}</g>'
-            f'<path fill="none" stroke="#999" stroke-width="2" d="M{self.x} {self.y}V{bottom}H{end}"/>'
+            f'<path fill="none" stroke="{INK}" stroke-opacity=".5" stroke-width="2" '
+            f'd="M{self.x} {self.y}V{bottom}H{end}"/>'
         )
 
     def marks(
@@ -89,9 +90,9 @@ class Axes:
                 self.up(np.clip(end, *self.scale))[few] for end in (middle - spread, middle + spread)
             )
             outline = _path(np.append(x[few], x[few][::-1]), np.append(high, low[::-1]))
-            drawn.append(f'<path fill="{colour}" fill-opacity=".15" d="{outline}z"/>')
+            drawn.append(f'<path fill="{colour}" fill-opacity=".2" d="{outline}z"/>')
         if window > 1 or len(steps) <= ROUGH:
-            some, wide, strong = (_extremes(values, most), 7, ".4") if window > 1 else (few, 10, "1")
+            some, wide, strong = (_extremes(values, most), 7, ".5") if window > 1 else (few, 10, "1")
             drawn.append(
                 f'<path stroke="{colour}" stroke-opacity="{strong}" stroke-width="{wide}" stroke-linecap="round" '
                 f'd="{_path(x[some], self.up(values)[some], dots=True)}"/>'
@@ -122,6 +123,18 @@ class Axes:
             f'<path stroke="{colour}" stroke-width="2.4" d="{"".join(bars)}"/>'
             f'<path stroke="{colour}" stroke-width="12" stroke-linecap="round" d="{dots}"/>'
         )
+
+
+def axis_end(step: int, total: int) -> int:
+    """To which step a chart reaches while its run goes on: the axis doubles before the lines come to its end.
+
+    >>> [axis_end(step, 3000) for step in (0, 25, 26, 46, 2900)], axis_end(3, 8)
+    ([32, 32, 64, 64, 3000], 8)
+    """
+    end = 32
+    while end < 1.25 * step:
+        end *= 2
+    return min(end, total)
 
 
 def _even(n: int, most: int) -> np.ndarray:

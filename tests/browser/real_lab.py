@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -176,6 +177,15 @@ class Page:
             f"{kernel}?.connectionStatus === 'connected'"
         )  # else running asks which kernel
 
+    def close_and_open(self):
+        """The notebook's tab within Lab's page; its kernel goes on."""
+        self.tab.evaluate("window.jupyterapp.shell.currentWidget.dispose()")
+        self.tab.locator(".jp-Notebook").wait_for(state="detached")
+        self.tab.evaluate(
+            "path => window.jupyterapp.commands.execute('docmanager:open', {path})", f"notebooks/{self.name}"
+        )
+        self.tab.wait_for_selector(".jp-Notebook .jp-Cell")
+
     def close(self):
         self.do("notebook:shutdown-kernel")
         self.tab.wait_for_timeout(300)
@@ -227,6 +237,11 @@ class Page:
     def said(self):
         """What the line under the buttons says."""
         return self.tab.locator("[data-kit-status]").inner_text()
+
+    @property
+    def shown_step(self):
+        """The step in the line above the chart."""
+        return int(re.search(r"step (\d+)/", self.tab.locator("[data-kit-progress]").inner_text())[1])
 
     def press(self, button):
         self.panel.get_by_role("button", name=button, exact=True).click()

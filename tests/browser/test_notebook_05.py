@@ -36,6 +36,10 @@ def test_run_all(lab, server):
     page.picture("trained-dark", cell=train)
     page.picture("compared-dark", cell=compare)
     assert page.too_wide() == []
+    breaks = (
+        "[...document.querySelectorAll('.jp-OutputArea-output pre')].map(e => getComputedStyle(e).wordBreak)"
+    )
+    assert {*page.tab.evaluate(breaks)} == {"normal"}, "no line is broken inside a word"
     assert page.hard_to_read() == [], "on the dark theme"
     saved = page.save()
     assert not red_boxes(saved)

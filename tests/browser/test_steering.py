@@ -63,23 +63,30 @@ def test_buttons(training):
     assert not (folder / CONTROL).exists()
 
 
-def test_after_the_page_was_loaded_again(training):
+@pytest.mark.parametrize("how", ["page", "tab"])
+def test_after_it_was_closed_and_opened_again(training, how):
+    """The kernel's output reaches it no more: it reads the run's folder."""
     page, folder = training
     page.save()
-    page.open()
+    page.open() if how == "page" else page.close_and_open()
     page.panel.wait_for()
-    page.press("Pause")
-    at = wait_for(
-        lambda: not any((folder / CONTROL).iterdir()) and step(folder), words="the request to be taken"
-    )
-    page.tab.wait_for_timeout(700)
     at = step(folder)
+    wait_for(lambda: page.shown_step > at + 1, seconds=60, words="the chart to go on")
+    assert page.said == "This page was opened again: its chart is read from the run's folder."
+    field = page.panel.locator('[data-kit-key="learning_rate"]')
+    assert field.get_attribute("placeholder") == f"{last(folder, 'learning_rate'):.3g}"
+    page.press("Pause")
+    wait_for(lambda: page.said.startswith("Paused after step "), words="the pause")
+    page.picture(f"opened-again-{how}")
+    at = step(folder)
+    assert page.shown_step == at and "step</text>" in page.tab.locator("[data-kit-chart]").inner_html()
     page.tab.wait_for_timeout(700)
     assert step(folder) == at
-    control(folder).go_on()
+    page.press("Go on")
     wait_for(lambda: step(folder) > at, words="a step after the pause")
-    page.press_stop()
-    page.wait_until_done()
+    page.press("Stop after this step")
+    wait_for(lambda: page.said.startswith("This run trains no more. kit.plot_run("), words="the end")
+    assert not (folder / CONTROL).exists()
 
 
 def test_from_outside(training):
@@ -135,8 +142,10 @@ def test_fields_show_what_the_run_has_and_a_kernel_that_trains_no_more_is_said(t
     wait_for(
         lambda: all(k["execution_state"] == "idle" for k in server.ask("kernels")), words="the new kernel"
     )
+    dead = "Nobody hears this: the kernel that trained is "
+    wait_for(lambda: page.said.startswith(dead), seconds=10, words="the page to say so by itself")
     page.press("Pause")
-    wait_for(lambda: page.said.startswith("Nobody hears this: the kernel that trained is "), seconds=10)
+    wait_for(lambda: page.said.startswith(dead), seconds=10, words="the button to say so")
     page.picture("nobody-hears")
 
 

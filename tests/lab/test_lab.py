@@ -613,11 +613,14 @@ def test_stop_button_saves_and_the_next_call_goes_on(done, tmp_path):
         return lab_runs.letters(completions)
 
     stopping = replace(task(), rewards=[stop_once])
-    arms, settings = {"control": {}}, {**base(), "task": stopping}
+    arms, settings = {"control": {}}, {**base(), "task": stopping, "save_steps": 0}
     with pytest.raises(KeyboardInterrupt):
         lab.compare(arms, [0], **settings, folder=tmp_path)
     assert any((tmp_path / "control" / "seed-0").glob("checkpoint-*"))
     result = lab.compare(arms, [0], **settings, folder=tmp_path)
+    assert not any((tmp_path / "control" / "seed-0").glob("checkpoint-*")), (
+        "it is done, and none is due by steps"
+    )
     assert result.right["control", 0] == done[1].right["control", 0]
     assert (
         result.curves["reward"].tolist()

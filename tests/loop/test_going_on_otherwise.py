@@ -129,7 +129,15 @@ def ends(model):
     return model
 
 
+def rewritten():
+    def letters(completions, **columns):
+        return [sum(c.islower() for c in text) / max(len(text), 1) for text in completions]
+
+    return replace(task(), rewards=[*task().rewards[:-1], letters])
+
+
 OBEYED = {
+    "reward.letters": lambda: {"task": rewritten()},
     "rows": lambda: {"task": replace(task(), train=task().train[::-1])},
     "system": lambda: {"task": replace(task(), system="Be brief.")},
     "prefill": lambda: {"task": replace(task(), prefill="So <answer>")},

@@ -102,6 +102,7 @@ seen = []
 class See(kit.Hook):
     def after_step(self, trainer, row, batch):
         seen.append(len(batch))
+        trainer.save()
 config = kit.Config(steps=2, prompts_per_step=2, group_size=4)
 trainer = kit.GRPOTrainer(model, task(), config, tokenizer=tokenizer, folder={folder!r}, live=None, hooks=[See()])
 trainer.train()
@@ -109,8 +110,9 @@ assert seen == ([8, 8] if trainer.processes.is_main else [])
 """
 
 
-def test_hooks_of_two_processes_see_the_whole_step(tmp_path):
-    """The standard trainer with its measures and red flags."""
+def test_hooks_of_two_processes_see_the_whole_step_and_may_save(tmp_path):
+    """The standard trainer with its measures and red flags; a button or a clock asks for a checkpoint."""
     code = STANDARD.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "run"))
     started(code)
     assert "diversity/distinct_2" in record(tmp_path / "run")[0][-1]
+    assert (tmp_path / "run/checkpoint-2/run_state.json").exists()

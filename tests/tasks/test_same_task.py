@@ -1,5 +1,6 @@
 """Digests by which run folders know their task: values written down before, and what makes two tasks two."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from grpo_kit.lab import arm as lab
 from grpo_kit.lab.job import Job
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models import load_policy
+from grpo_kit.rewards import ExactAnswer, WeightedSum
 from grpo_kit.tasks import largest
-from grpo_kit.tasks.same_task import content_digest, task_digest
+from grpo_kit.tasks.same_task import content_digest, reward_digest, task_digest
 
 
 def small():
@@ -77,3 +79,31 @@ def test_a_run_folder_takes_its_task_and_no_other(tmp_path):
     (tmp_path / "run.json").write_text(text.replace('"n_train": 4', '"n_train": 5'))
     with pytest.raises(ValueError, match="is not the one that .* was begun with"):
         Job.of_run(tmp_path)
+
+
+def longest(most=1):
+    def short(completions, at=0, **columns):
+        return [float(len(text) <= most) for text in completions]
+
+    return short
+
+
+def other(completions, at=0, **columns):
+    return [float(len(text) < 2) for text in completions]
+
+
+def test_a_reward_is_known_by_its_source_and_its_parameters():
+    made = {
+        "as made": lambda: longest(),
+        "closed over": lambda: longest(2),
+        "other source": lambda: other,
+        "partial": lambda: functools.partial(other, at=1),
+        "object": lambda: ExactAnswer(),
+        "object's parameter": lambda: ExactAnswer(tag="final"),
+        "sum": lambda: WeightedSum({ExactAnswer(): 0.5, other: 0.5}),
+        "a part of the sum": lambda: WeightedSum({ExactAnswer(tag="final"): 0.5, other: 0.5}),
+        "built in": lambda: len,
+    }
+    digests = {name: reward_digest(make()) for name, make in made.items()}
+    assert len({*digests.values()}) == len(made)
+    assert digests == {name: reward_digest(make()) for name, make in made.items()}

@@ -12,8 +12,7 @@ from grpo_kit.record.run_lock import alone
 from grpo_kit.watch import browse as module
 from grpo_kit.watch import follow
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
-from grpo_kit.watch.conversations import conversation, conversations_html, picks_of
-from grpo_kit.watch.live import completions_page
+from grpo_kit.watch.conversations import completions_page, conversation, conversations_html, picks_of
 from tests.made_metrics import Recorded
 
 END = "<|im_end|>"

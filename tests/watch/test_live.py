@@ -205,6 +205,23 @@ def test_all_of_it_has_its_place_and_its_height_before_the_first_step(notebook, 
     assert first[0].count("white-space:nowrap") == last[0].count("white-space:nowrap") == 2
 
 
+def test_each_flag_has_its_line_in_the_box_and_opens_to_its_remedy(notebook, chart):
+    chart.start(40, None)
+    chart.update(rows(1))
+    for n in range(3):
+        chart.flag(Flag(f"flag {n}", 1, f"saw {n}", "w" * 200, f"try {n}"))
+    page = notebook.now[2]["text/html"]
+    lines = re.findall(r"<details><summary[^>]*><span[^>]*>(.*?)</summary>(.*?)</details>", page)
+    assert [line.partition("</span> ")[2] for line, _ in lines] == [
+        f"flag {n} since step 1: saw {n}" for n in (2, 1, 0)
+    ]
+    assert [more.partition("First try: ")[2] for _, more in lines] == ["try 2", "try 1", "try 0"]
+    height = float(re.search(r"height:([\d.]+)em", page)[1])
+    assert height >= 3 * float(re.search(r"line-height:([\d.]+)", page)[1]), "three lines are seen"
+    chart.finish()
+    assert notebook.now[2]["text/html"].count("<details open>") == 3, "a saved notebook has all of it"
+
+
 def test_words_have_a_contrast_of_at_least_4_5_or_the_colour_of_the_page(notebook, chart):
     chart.start(5, None)
     chart.update(rows(1), completions(1))
@@ -264,7 +281,9 @@ def test_what_a_person_did_and_what_is_wrong_is_shown_at_once(notebook, chart, c
     assert notebook.now[1]["text/html"].count("a from step 9: beta 0 → 0.04") == 1
     chart.flag(FLAG)
     assert "cut off since step 3: 90 % &lt;b&gt;" in notebook.now[0]["text/html"]
-    assert "cut off since step 3: 90 % &lt;b&gt;. why First try: first" in notebook.now[2]["text/html"]
+    assert (
+        "cut off since step 3: 90 % &lt;b&gt;</summary>why First try: first" in notebook.now[2]["text/html"]
+    )
     chart.flag(Flag("second", 7, "saw", "w", "f"))
     assert "(and 1 more, below)" in notebook.now[0]["text/html"]
     assert notebook.now[2]["text/html"].index("second") < notebook.now[2]["text/html"].index("cut off")
