@@ -22,6 +22,7 @@ AT_ONCE = (
     "05_",
     "06_",
     "09_",
+    "10_",
     "12_",
     "13_",
 )  # the fourth cell shows the prompt: no words here, the code folded

@@ -32,6 +32,7 @@ WITH_EXERCISES = [
     "05_train_full",
     "06_train_lora",
     "09_schedule_events",
+    "10_preferences_then_grpo",
     "12_is_the_base_model_ready",
     "13_explore_and_anneal",
 ]
