@@ -18,8 +18,13 @@ AT_ONCE = (
     "00_",
     "01_",
     "02_",
+    "02b_",
     "05_",
     "06_",
+    "09_",
+    "10_",
+    "12_",
+    "13_",
 )  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 

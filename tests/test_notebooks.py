@@ -32,8 +32,13 @@ WITH_EXERCISES = [
     "00_start_here",
     "01_prompts_and_prefill",
     "02_reward_design",
+    "02b_rewards_under_training",
     "05_train_full",
     "06_train_lora",
+    "09_schedule_events",
+    "10_preferences_then_grpo",
+    "12_is_the_base_model_ready",
+    "13_explore_and_anneal",
 ]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 

@@ -23,9 +23,10 @@ def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *,
 
     arms = list(summary.index)
     colour = colours_of(arms, base=against)
-    height = max(3.2, 1.5 + 0.34 * len(arms))
-    figure = new_figure(13, height)
-    lines, right, change, cost = figure.subplots(1, 4, gridspec_kw={"width_ratios": [5, 3, 3, 2]})
+    heights = [2.4, max(1.6, 1.0 + 0.28 * len(arms))]
+    figure = new_figure(8, sum(heights))  # as wide as a page: its words are not made smaller there
+    panels = figure.subplot_mosaic("llllllll;rrrdddcc", height_ratios=heights)
+    lines, right, change, cost = (panels[name] for name in "lrdc")
     for i, arm in enumerate(arms):
         own = curves[(curves["arm"] == arm) & curves["reward"].notna()]  # reused rollouts have none
         by_step = own.groupby("step")["reward"]
@@ -54,13 +55,14 @@ def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *,
     right.set_title("held-out accuracy, greedy", loc="left", fontsize=9.5)
     right.set_xlabel("| before training   -- best constant answer", fontsize=8, color=GREY)
     change.set_title(f"difference to {against}", loc="left", fontsize=9.5)
-    change.set_xlabel("95 % intervals over seeds and rows", fontsize=8, color=GREY)
+    change.set_xlabel("95 % intervals", fontsize=8, color=GREY)
     cost.set_title("thousand tokens", loc="left", fontsize=9.5)
     if len(arms) <= 8:
-        lines.legend(fontsize=8, frameon=False, loc="best")
+        lines.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     low, high = range_of_rows(["reward"], curves)
     lines.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
     lines.xaxis.set_major_locator(MaxNLocator(integer=True))
+    change.xaxis.set_major_locator(MaxNLocator(4))
     right.set_xlim(0, 1.02)
     for axes in (right, change, cost):
         axes.set_yticks(range(len(arms)), arms if axes is right else [""] * len(arms), fontsize=8)

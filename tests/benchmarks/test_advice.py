@@ -293,6 +293,23 @@ def test_every_claim_has_its_cell_in_the_notebook():
     assert not [name for name in names if f'<a id="{anchor(name)}"></a>' not in cells]
 
 
+def test_what_notebook_13_shows_of_a_row_is_what_notebook_15_shows():
+    """Both show one table; outputs of different days must not differ in an effect, a verdict or a p."""
+    shown = {}
+    for path in (ROOT / "notebooks" / "13_explore_and_anneal.ipynb", NOTEBOOK):
+        of = shown[path.stem] = {}
+        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        texts = [out.get("data", {}).get("text/markdown", "") for cell in cells for out in cell.outputs]
+        for line in "\n".join(texts).splitlines():
+            if (
+                line.startswith("| [") and line.count("|") == 7
+            ):  # the last five: done, effect, verdict, p, cost
+                claim, *rest = line.strip("| ").split(" | ")
+                of.setdefault(claim.partition("]")[0], rest)
+    of_13, of_15 = shown.values()
+    assert len(of_13) >= 10 and of_13 == {name: of_15.get(name) for name in of_13}
+
+
 def test_committed_runs_name_no_place_on_a_machine():
     for path in RESULTS.rglob("*.json"):
         text = path.read_text()
