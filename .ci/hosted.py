@@ -21,6 +21,7 @@ AT_ONCE = (
     "05_",
     "06_",
     "15_",
+    "17_",
 )  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 

@@ -21,6 +21,7 @@ FEWER = {
     "07_warm_start": {"SEEDS": [0, 1]},
     "10_preferences_then_grpo": {"SEEDS": [0, 1]},
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
+    "17_agents_over_turns": {"STEPS": 2},
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
 # Whose exercises are code that runs as written; those of others tell what to change.
@@ -31,6 +32,7 @@ WITH_EXERCISES = [
     "05_train_full",
     "06_train_lora",
     "15_the_advice_measured",
+    "17_agents_over_turns",
 ]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
