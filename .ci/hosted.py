@@ -20,6 +20,7 @@ AT_ONCE = (
     "02_",
     "05_",
     "06_",
+    "11_",
     "15_",
     "17_",
 )  # the fourth cell shows the prompt: no words here, the code folded

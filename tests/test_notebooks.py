@@ -31,6 +31,7 @@ WITH_EXERCISES = [
     "02_reward_design",
     "05_train_full",
     "06_train_lora",
+    "11_ppo_and_reward_models",
     "15_the_advice_measured",
     "17_agents_over_turns",
 ]
