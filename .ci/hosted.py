@@ -23,8 +23,11 @@ AT_ONCE = (
     "06_",
     "09_",
     "10_",
+    "11_",
     "12_",
     "13_",
+    "15_",
+    "17_",
 )  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 

@@ -25,6 +25,7 @@ FEWER = {
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
     # Exports and proofs, each token by token: fewer tokens.
     "19_keep_it_and_use_it": {"MODEL": str(few_words.folder())},
+    "17_agents_over_turns": {"STEPS": 2},
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
 # Whose exercises are code that runs as written; those of others tell what to change.
@@ -37,8 +38,11 @@ WITH_EXERCISES = [
     "06_train_lora",
     "09_schedule_events",
     "10_preferences_then_grpo",
+    "11_ppo_and_reward_models",
     "12_is_the_base_model_ready",
     "13_explore_and_anneal",
+    "15_the_advice_measured",
+    "17_agents_over_turns",
 ]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
