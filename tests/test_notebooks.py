@@ -30,6 +30,9 @@ WITH_EXERCISES = [
     "02_reward_design",
     "05_train_full",
     "06_train_lora",
+    "18_thinking_models",
+    "19_keep_it_and_use_it",
+    "20_more_than_one_card",
 ]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
