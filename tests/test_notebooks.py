@@ -43,6 +43,9 @@ WITH_EXERCISES = [
     "13_explore_and_anneal",
     "15_the_advice_measured",
     "17_agents_over_turns",
+    "18_thinking_models",
+    "19_keep_it_and_use_it",
+    "20_more_than_one_card",
 ]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
