@@ -18,6 +18,7 @@ AT_ONCE = (
     "00_",
     "01_",
     "02_",
+    "07_",
     "05_",
     "06_",
 )  # the fourth cell shows the prompt: no words here, the code folded

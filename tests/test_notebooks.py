@@ -30,6 +30,7 @@ WITH_EXERCISES = [
     "02_reward_design",
     "05_train_full",
     "06_train_lora",
+    "07_warm_start",
 ]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
