@@ -19,6 +19,7 @@ AT_ONCE = (
     "01_",
     "02_",
     "07_",
+    "08_",
     "05_",
     "06_",
 )  # the fourth cell shows the prompt: no words here, the code folded

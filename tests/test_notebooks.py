@@ -31,6 +31,7 @@ WITH_EXERCISES = [
     "05_train_full",
     "06_train_lora",
     "07_warm_start",
+    "08_code_rewards",
 ]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
