@@ -36,6 +36,8 @@ WITH_EXERCISES = [
     "02b_rewards_under_training",
     "05_train_full",
     "06_train_lora",
+    "07_warm_start",
+    "08_code_rewards",
     "09_schedule_events",
     "10_preferences_then_grpo",
     "11_ppo_and_reward_models",
