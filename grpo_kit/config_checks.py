@@ -41,6 +41,7 @@ _CHOICES = {
     "level": ("token", "sequence"),
     "scale": ("group", "batch", "none"),
     "credit": ("episode", "return", "state"),
+    "rollout_bits": (32, 16),
     "autocast": ("none", "bfloat16", "float16"),
     "optimizer": (None, *OPTIMIZERS),
 }
@@ -173,6 +174,10 @@ def check_together(config: Any) -> None:
     if c.discount != 1 and c.credit == "episode":
         raise ValueError(
             f"discount={c.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+        )
+    if c.rollout_bits == 16 and c.sampler_weight_cap is None:
+        raise ValueError(
+            "rollout_bits=16 samples another policy, by rounding: give sampler_weight_cap, such as 2.0"
         )
     check_moves(c)
 

@@ -16,10 +16,15 @@ from grpo_kit.rollout import RolloutEngine
 
 
 class EngineSample:
-    """Called as `generate` is. may_stay(engine, prompt_ids, completion_ids): may keys, values and graphs be kept?"""
+    """Called as `generate` is. may_stay(engine, prompt_ids, completion_ids): may keys, values and graphs be kept?
 
-    def __init__(self, model: Any, may_stay: Callable[[RolloutEngine, list, list], bool]) -> None:
-        self.engine, self.may_stay = RolloutEngine(model), may_stay
+    bits: of the engine's products.
+    """
+
+    def __init__(
+        self, model: Any, may_stay: Callable[[RolloutEngine, list, list], bool], bits: int = 32
+    ) -> None:
+        self.engine, self.may_stay, self.bits = RolloutEngine(model, bits=bits), may_stay, bits
 
     def __call__(
         self,

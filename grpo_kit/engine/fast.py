@@ -92,7 +92,7 @@ def fast(model: Any, config: Config) -> Seams:
         rows = [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]
         return memory is not None and memory.spares(engine.nbytes(), rows, seconds=engine.capture_seconds())
 
-    sample: Any = generate if no_engine else EngineSample(model, may_stay)
+    sample: Any = generate if no_engine else EngineSample(model, may_stay, config.rollout_bits)
 
     if memory is not None and not no_engine:
         memory.give_back = partial(_give_back, weakref.ref(sample))

@@ -76,6 +76,7 @@ class Config:
     top_k: int = _number(0, "most likely tokens that are sampled from; 0: all")
     min_p: float = _number(0.0, "least probability that is sampled, as a share of the likeliest token's")
     repetition_penalty: float = _number(1.0, "divides the logits of tokens that were there; 1: none")
+    rollout_bits: int = _number(32, "of products while it samples; 16: bfloat16, of the engine on a CPU")
     resample: int = _number(0, "times that groups without a signal are drawn anew, with other prompts")
     # What it optimises
     loss: str = _number("dapo", "a name of config_checks.LOSSES")

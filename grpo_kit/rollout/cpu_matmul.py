@@ -57,12 +57,16 @@ class Projection:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(R, N), a new tensor in whatever layout was fastest."""
-        y = product(self.weight, x)
+        y = self.product(x)
         if self.bias is not None:
             y = y.add_(self.bias)
         for a, b, scaling in self.adapters:
             y = y.add_(product(b, product(a, x)), alpha=scaling)
         return y
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x (R, K) @ weight.T, a new tensor (R, N) in whatever layout was fastest."""
+        return product(self.weight, x)
 
 
 def projection(module: torch.nn.Module, dtype: torch.dtype = torch.float32) -> Projection | None:

@@ -45,10 +45,11 @@ class Spent(NamedTuple):
 class Decoder:
     """Decodes batches with one model; keeps slots and graphs between batches until released.
 
-    bucketed: padded shapes and CUDA graphs; False: exactly the live rows, no graphs (CPU).
+    bucketed: padded shapes and CUDA graphs; False: exactly the live rows, no graphs (CPU). bits: see RolloutEngine.
     """
 
-    def __init__(self, base: PreTrainedModel, *, bucketed: bool) -> None:
+    def __init__(self, base: PreTrainedModel, *, bucketed: bool, bits: int = 32) -> None:
+        self.bits = bits
         self.base, self.bucketed, self._cache_name = base, bucketed, cache_name(base.get_decoder().forward)
         self.device = base.get_input_embeddings().weight.device
         self.slots: KVCache | None = None
@@ -80,7 +81,9 @@ class Decoder:
         """
         start = time.perf_counter()
         self._tokens = {"prefill": 0, "decode": 0}
-        self._layers = None if self.bucketed else plain_layers(self.base)
+        self._layers = None if self.bucketed else plain_layers(self.base, self.bits)
+        if self.bits == 16 and self._layers is None:
+            raise ValueError("bits=16 needs a plain float32 Llama, Qwen2 or Qwen3, without autocast; use 32")
         self._take_up_fused()
         self._head = head_of(self.base)
         groups = [(p, len(list(same))) for p, same in groupby(prompts)]
@@ -91,6 +94,7 @@ class Decoder:
         with attention_named(self.base, OVER_SLOTS):
             self._decode([n for _, n in groups], first_logits, rows, tape, sampler, limit)
         self._wait()
+        self._layers = None
         return Spent({"prefill": middle - start, "decode": time.perf_counter() - middle}, self._tokens)
 
     def _take_up_fused(self) -> None:

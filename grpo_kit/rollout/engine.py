@@ -20,7 +20,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit import cuda
-from grpo_kit.argument_checks import check_model, check_whole
+from grpo_kit.argument_checks import check_choice, check_model, check_whole
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.rollout.autocast_cache import AutocastCache
@@ -29,6 +29,7 @@ from grpo_kit.rollout.decode import Decoder, Spent
 from grpo_kit.rollout.first_use import why_unproven
 from grpo_kit.rollout.output_buffer import OutputBuffer
 from grpo_kit.rollout.sampling import Processor, Sampler
+from grpo_kit.rollout.sixteen_bits import why_not_here
 from grpo_kit.rollout.supported_models import decode_by_modules, unsupported
 
 
@@ -65,14 +66,17 @@ class RolloutEngine:
     """Generates with `model` (a transformers model, or a peft one with its adapters unmerged) in its present state.
 
     Nothing is allocated before the first rollout. Keys, values and graphs are then kept until `release`.
+    bits: of the products of weights and tokens; 32: the weights' own, of any dtype; 16: bfloat16 over float32 weights
+    on a CPU, see sixteen_bits.py. Raises ValueError where 16 cannot be.
 
     >>> engine = RolloutEngine(model)  # doctest: +SKIP
     >>> engine.generate([[1, 2, 3]] * 8, GenerationConfig(max_new_tokens=64, do_sample=True), seed=0)  # doctest: +SKIP
     """
 
-    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+    def __init__(self, model: PreTrainedModel | PeftModel, *, bits: int = 32) -> None:
         check_model(model)
-        self.model = model
+        check_choice("bits", bits, (32, 16))
+        self.model, self.bits = model, bits
         self._decoder, self._casts = self._new_decoder(), AutocastCache()
         self._most_rows: float = math.inf  # found by running out of memory
         self._backoff = Backoff()
@@ -80,7 +84,10 @@ class RolloutEngine:
 
     def _new_decoder(self) -> Decoder:
         base = base_model(self.model)
-        return Decoder(base, bucketed=base.get_input_embeddings().weight.device.type != "cpu")
+        on_cpu = base.get_input_embeddings().weight.device.type == "cpu"
+        if self.bits == 16 and (why := why_not_here() if on_cpu else "the model is not on a CPU"):
+            raise ValueError(f"bits=16: {why}; use 32")
+        return Decoder(base, bucketed=not on_cpu, bits=self.bits)
 
     @staticmethod
     def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:

@@ -18,6 +18,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.rollout.cpu_matmul import Projection, available, is_plain, is_plain_weight, projection
+from grpo_kit.rollout.sixteen_bits import rounded
 
 _LAYERS = (llama.LlamaDecoderLayer, qwen2.Qwen2DecoderLayer, qwen3.Qwen3DecoderLayer)
 _ATTENTION = (llama.LlamaAttention, qwen2.Qwen2Attention, qwen3.Qwen3Attention)
@@ -129,12 +130,14 @@ class PlainLayers:
         return both[:, :, :groups], both[:, :, groups]
 
 
-def plain_layers(base: PreTrainedModel) -> PlainLayers | None:
-    """The model as plain functions, or None if its modules must be called."""
+def plain_layers(base: PreTrainedModel, bits: int = 32) -> PlainLayers | None:
+    """The model as plain functions, or None if its modules must be called. bits: 16 as in sixteen_bits.py."""
     if not available() or torch.is_autocast_enabled("cpu"):
         return None
     parts = read_parts(base, torch.float32)
-    return None if parts is None or parts.embeddings.device.type != "cpu" else PlainLayers(base, parts)
+    if parts is None or parts.embeddings.device.type != "cpu":
+        return None
+    return PlainLayers(base, rounded(parts) if bits == 16 else parts)
 
 
 def read_parts(base: PreTrainedModel, dtype: torch.dtype) -> Parts | None:
