@@ -175,10 +175,6 @@ def check_together(config: Any) -> None:
         raise ValueError(
             f"discount={c.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
         )
-    if c.rollout_bits == 16 and c.sampler_weight_cap is None:
-        raise ValueError(
-            "rollout_bits=16 samples another policy, by rounding: give sampler_weight_cap, such as 2.0"
-        )
     check_moves(c)
 
 

@@ -18,7 +18,7 @@ from grpo_kit.rollout import RolloutEngine
 class EngineSample:
     """Called as `generate` is. may_stay(engine, prompt_ids, completion_ids): may keys, values and graphs be kept?
 
-    bits: of the engine's products.
+    bits: of the engine's products. Its log-probabilities are those that it sampled by.
     """
 
     def __init__(

@@ -115,10 +115,8 @@ class GRPOTrainer:
         check_precision(self.config, model)
         check_task(model, tokenizer, task, self.config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
-        if (bits := self.config.rollout_bits) != getattr(self.sample, "bits", 32):
-            raise ValueError(
-                f"rollout_bits={bits}: this run's sample does not; it is for the engine on a CPU"
-            )
+        if self.config.rollout_bits != getattr(self.sample, "bits", 32):
+            raise ValueError("rollout_bits=16 is for the engine on a CPU; this run's sample is another")
         self.device = next(model.parameters()).device
         self.processes = Processes(self.config.prompts_per_step, self.device)
         self.processes.from_main(lambda: RunLog.check(self.folder))

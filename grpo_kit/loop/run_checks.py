@@ -54,9 +54,7 @@ def check_given(
         raise ValueError(f"hooks={hooks!r:.100} must be a list of them: hooks=[...]")
     for hook in hooks:
         if isinstance(hook, type) or not hasattr(hook, "before_step"):
-            made = (
-                f"make one: {hook.__name__}()" if isinstance(hook, type) else "write a subclass of kit.Hook"
-            )
+            made = f"make one: {hook.__name__}()" if isinstance(hook, type) else "subclass kit.Hook"
             raise ValueError(f"hooks has {hook!r:.100}, which is no Hook; {made}")
 
 
@@ -119,8 +117,7 @@ def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Con
     optimizer: its name. step: steps that are done.
     """
     one = checkpoint_bytes(model, optimizer)
-    # Without save_steps the one where it is stopped.
-    due = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
+    due = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1  # the newest
     there = len(checkpoints(folder))
     # The next one is written before the oldest goes.
     more = max(min(there + due, config.save_total_limit + 1) - there, 0)

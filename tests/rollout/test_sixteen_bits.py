@@ -92,13 +92,13 @@ def test_what_cannot_sample_so_refuses(tmp_path):
     half = tiny_model().to(torch.float16)
     with pytest.raises(ValueError, match="bits=16 needs a plain float32"):
         RolloutEngine(half, bits=16).generate(ragged_prompts(), SAMPLED, seed=1)
-    with pytest.raises(ValueError, match="rollout_bits=16: this run's sample does not"):
+    with pytest.raises(ValueError, match="rollout_bits=16 is for the engine"):
         make(tmp_path, rollout_bits=16, sampler_weight_cap=2.0)  # transformers' generate
 
 
-def test_what_cannot_be_is_refused():
+def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ValueError, match="rollout_bits=16 samples another policy.*sampler_weight_cap"):
-        Config(rollout_bits=16)
+        make(tmp_path, seams="fast", rollout_bits=16)
     with pytest.raises(ValueError, match="rollout_bits=8"):
         Config(rollout_bits=8)
     with pytest.raises(ValueError, match="bits=8"):
