@@ -103,8 +103,7 @@ class Changes:
         """
         now = made_with(trainer)
         if first:
-            self.begun = trainer.config.values()
-            self.known = now | self.known
+            self.begun, self.known = trainer.config.values(), now | self.known
         _check_same_run(differences(self.known, now), self.known, str(trainer.folder))
         self.known["weights"] = trainer.starts_from if first else None
         self._made = now | {"weights": trained_before(trainer.model, trainer.folder)}
