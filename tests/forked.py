@@ -30,25 +30,37 @@ KIT = """hooks.standard engine.fast models.loading evaluation.accuracy watch.mon
 
 
 class Server:
-    """A process that imports the modules and then forks for each start(). path: its PYTHONPATH."""
+    """A process that imports the modules and then forks for each start(). path: its PYTHONPATH.
+
+    Where there is a card, and with KIT_SLOW_TESTS=1, each start() is a fresh interpreter: CUDA survives no fork.
+    """
 
     def __init__(self, modules, path=f"{ROOT}:{ROOT / 'tests'}", **environment):
-        self.folder = Path(tempfile.mkdtemp(prefix="forked-"))
+        import torch
+
+        self.folder, self.path, self.started = Path(tempfile.mkdtemp(prefix="forked-")), path, 0
+        self.fresh = torch.cuda.is_available() or bool(os.environ.get("KIT_SLOW_TESTS"))
+        if self.fresh:
+            return
         self.process = subprocess.Popen(
             [sys.executable, "-P", __file__, *modules], cwd=ROOT, env=os.environ | {"PYTHONPATH": path} | environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(self.folder / "err", "w"),  # noqa: SIM115
             text=True, start_new_session=True,
         )  # fmt: skip
-        self.started = 0
         atexit.register(self.end)
 
     def start(self, *words, cwd=None, environment=None):
         """`python WORDS` running: a script, -m or -c, and its arguments. environment: all of it, None: this one's."""
         self.started += 1
         place = self.folder / str(self.started)
+        environment = dict(os.environ if environment is None else environment)
+        if self.fresh:
+            return Child(
+                None, place, _interpreter(words, cwd, place, environment | {"PYTHONPATH": self.path})
+            )
         request = {
             "words": list(map(str, words)), "cwd": str(cwd or Path.cwd()), "place": str(place),
-            "environment": dict(os.environ if environment is None else environment),
+            "environment": environment,
         }  # fmt: skip
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
@@ -74,13 +86,16 @@ class Child:
 
     stdin = stdout = stderr = None  # its output is in files
 
-    def __init__(self, pid, place):
-        self.pid, self._place, self.returncode = pid, place, None
+    def __init__(self, pid, place, process=None):
+        self.pid = process.pid if process else pid
+        self._place, self._process, self.returncode = place, process, None
         for which in ("out", "err"):
             place.with_suffix(f".{which}").touch()
 
     def poll(self):
-        if self.returncode is None:
+        if self._process:
+            self.returncode = self._process.poll()
+        elif self.returncode is None:
             with contextlib.suppress(FileNotFoundError):
                 self.returncode = int(self._place.with_suffix(".ended").read_text())
         return self.returncode
@@ -109,6 +124,15 @@ class Child:
         """The whole group: it leads one."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def _interpreter(words, cwd, place, environment):
+    """A fresh one that writes where a fork would."""
+    with open(f"{place}.out", "w") as out, open(f"{place}.err", "w") as errors:
+        return subprocess.Popen(
+            [sys.executable, *map(str, words)], cwd=cwd, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
+        )  # fmt: skip
 
 
 @functools.cache

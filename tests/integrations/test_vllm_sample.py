@@ -6,7 +6,6 @@ that does not reach the tied head is found out.
 """
 
 import copy
-import functools
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import few_words
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,7 +37,6 @@ from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models import load_policy
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.schedules import linear
 
@@ -47,9 +46,7 @@ runs_vllm = pytest.mark.skipif(
 )
 
 
-@functools.cache
-def tokenizer():
-    return load_policy("tiny-random", quiet=True)[1]
+tokenizer = few_words.tokenizer
 
 
 def small(tied, *, lora=False):
