@@ -22,7 +22,7 @@ def training(lab, server, request):
     server.write(f"{name}.ipynb", make.format(steps=3000, name=name), "trainer.train()", "print('below')")
     page, folder = lab(f"{name}.ipynb"), server.runs / name
     page.run_all()
-    wait_for(lambda: step(folder) >= 3, seconds=90, words="three steps")
+    wait_for(lambda: step(folder) >= 3, seconds=180, words="three steps")
     page.panel.wait_for()
     return page, folder
 
@@ -96,7 +96,7 @@ def test_from_outside(training):
         lambda: (last(folder, "learning_rate"), last(folder, "temperature")) == (3e-4, 0.5),
         words="both in metrics.jsonl",
     )
-    assert "learning_rate" in page.said and "From step" in page.said
+    wait_for(lambda: "learning_rate" in page.said and "From step" in page.said, words="it in words")
     control(folder).pause()
     wait_for(lambda: page.said.startswith("Paused"), words="the pause")
     page.press("Go on")  # the label follows whoever asked
