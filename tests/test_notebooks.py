@@ -28,6 +28,7 @@ WITH_EXERCISES = [
     "00_start_here",
     "01_prompts_and_prefill",
     "02_reward_design",
+    "03_where_the_time_goes",
     "05_train_full",
     "06_train_lora",
     "07_warm_start",
