@@ -34,6 +34,8 @@ WITH_EXERCISES = [
     "01_prompts_and_prefill",
     "02_reward_design",
     "02b_rewards_under_training",
+    "03_where_the_time_goes",
+    "04_grpo_by_hand",
     "05_train_full",
     "06_train_lora",
     "07_warm_start",
