@@ -21,6 +21,7 @@ AT_ONCE = (
     "05_",
     "06_",
     "11_",
+    "14_",
     "15_",
     "17_",
 )  # the fourth cell shows the prompt: no words here, the code folded

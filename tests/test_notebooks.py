@@ -32,6 +32,7 @@ WITH_EXERCISES = [
     "05_train_full",
     "06_train_lora",
     "11_ppo_and_reward_models",
+    "14_stability_lab",
     "15_the_advice_measured",
     "17_agents_over_turns",
 ]
