@@ -30,6 +30,7 @@ AT_ONCE = (
     "11_",
     "12_",
     "13_",
+    "14_",
     "15_",
     "17_",
 )  # the fourth cell shows the prompt: no words here, the code folded

@@ -45,6 +45,7 @@ WITH_EXERCISES = [
     "11_ppo_and_reward_models",
     "12_is_the_base_model_ready",
     "13_explore_and_anneal",
+    "14_stability_lab",
     "15_the_advice_measured",
     "17_agents_over_turns",
     "18_thinking_models",
