@@ -23,9 +23,9 @@ FEWER = {
     "07_warm_start": {"SEEDS": [0, 1]},
     "10_preferences_then_grpo": {"SEEDS": [0, 1]},
     "11_ppo_and_reward_models": {"SEEDS": [0, 1]},
+    "17_agents_over_turns": {"STEPS": 2},
     # Exports and proofs, each token by token: fewer tokens.
     "19_keep_it_and_use_it": {"MODEL": str(few_words.folder())},
-    "17_agents_over_turns": {"STEPS": 2},
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
 # Whose exercises are code that runs as written; those of others tell what to change.
