@@ -18,12 +18,13 @@ from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.activations import USED_OF_FREE, chunk_bytes
+from grpo_kit.models import load_policy
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
 
 
 def test_the_update_takes_sdpa_and_gives_the_padded_gradient():
-    model = few_words.policy()[0].cuda()
+    model = load_policy("tiny-random", quiet=True)[0].cuda()
     packed = PackedUpdate(model, Config())
     assert packed.memory.attention == "sdpa"
     assert_same(step(packed, model, ragged()), step(PaddedUpdate(Config()), model, ragged()))
