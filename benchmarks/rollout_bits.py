@@ -94,10 +94,13 @@ def learn(bits: int, seed: int) -> dict[str, Any]:
         GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None).train()
         after, metrics = evaluate(model, tokenizer, task), read_metrics(folder)
     shutil.rmtree(folder)
+    gaps = metrics.get(
+        "rollout/logprob_gap", metrics["reward"] * float("nan")
+    )  # none where no group had a signal
     return {
         "bits": bits, "seed": seed, "steps": len(metrics), "n": len(task.held_out),
-        "before": before.sentence, "after": after.sentence, "accuracy": after.accuracy,
-        "gap": metrics["rollout/logprob_gap"].mean(), "gap last 8 steps": metrics["rollout/logprob_gap"][-8:].mean(),
+        "before": before.sentence, "after": after.sentence, "accuracy": after.strict.value,
+        "gap": float(gaps.mean()), "gap last 8 steps": float(gaps[-8:].mean()),
         "reward last 8 steps": metrics["reward"][-8:].mean(),
     }  # fmt: skip
 
