@@ -59,10 +59,10 @@ browser: $(VENV)/.installed ## the tests in a real JupyterLab, if the system has
 	KIT_PROFILE=smoke $(PY) -m pytest -q tests/browser
 
 lowest: $(LOWEST)/.installed ## the core of the tests on the lowest versions, in an environment of its own
-	KIT_PROFILE=smoke $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider --junitxml $(LOWEST)/tests.xml $(CORE_TESTS)
+	OMP_NUM_THREADS=1 KIT_PROFILE=smoke $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider --junitxml $(LOWEST)/tests.xml $(CORE_TESTS)
 
 newest: $(NEWEST)/.installed ## the same on the newest versions there are, resolved anew; PYTHON=... picks the interpreter
-	KIT_PROFILE=smoke $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider --junitxml $(NEWEST)/tests.xml $(CORE_TESTS)
+	OMP_NUM_THREADS=1 KIT_PROFILE=smoke $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider --junitxml $(NEWEST)/tests.xml $(CORE_TESTS)
 
 vllm: $(VLLM)/.installed ## vLLM's CPU build in an environment of its own (4 GB), and its tests
 	KIT_SLOW_TESTS=1 $(VLLM)/bin/python -m pytest -q --timeout 1500 tests/integrations/test_vllm_sample.py

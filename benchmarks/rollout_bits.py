@@ -173,7 +173,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    result = read_result(PATH, learn=[], gap=[], seconds=[])
+    commands = [
+        f"python -m benchmarks.rollout_bits {what}" for what in ("learn", "gap", "seconds --rounds 2")
+    ]
+    result = read_result(PATH, commands=commands, learn=[], gap=[], seconds=[])
     name = options.name or WEIGHTS.get(options.model, options.model)
     about = origin(f"python -m benchmarks.rollout_bits {options.what}", "torch", "transformers") | {
         "weights": name

@@ -115,7 +115,7 @@ def test_every_public_function_and_class_has_an_entry_and_no_private_one(read):
     expected = set()
     for path in (ROOT / "grpo_kit").rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if len(parts) == 2 and path.stem not in ROOMS:
+        if parts[1] == "commands" or len(parts) == 2 and path.stem not in ROOMS:
             continue  # the front door, the command line
         module = ".".join(parts).removesuffix(".__init__")
         for node in ast.parse(path.read_text()).body:

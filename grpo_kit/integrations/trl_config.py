@@ -26,6 +26,7 @@ _NO_CLIPPING = 1e12
 NOT_CARRIED = {
     "credit": ("episode", "TRL trains single turns"),
     "discount": (1.0, "TRL trains single turns"),
+    "rollout_bits": (32, "its generate and vLLM have bits of their own"),
     "resample": (0, "groups without a signal are not drawn anew"),
     "positive_weight": (1.0, "advantages above 0 keep their size"),
     "negative_weight": (1.0, "advantages below 0 keep their size"),

@@ -113,6 +113,8 @@ def fingerprint(arm: Arm) -> dict[str, Any]:
     own = dict.fromkeys(FIELDS.keys() - _NO_SETTING)
     if config.autocast == config.reasons.get("autocast", (None,))[0]:
         del own["autocast"]  # as this machine has it
+    if config.rollout_bits == 32:
+        del own["rollout_bits"]  # as arms were before there was a choice
     parts = {
         "config": {name: getattr(config, name) for name in own},
         "task": {**_prompt(task), "train": digest(task.train), "reward_weights": task.reward_weights}

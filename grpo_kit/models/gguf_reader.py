@@ -30,6 +30,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     modeling_gguf_pytorch_utils,
 )
 
@@ -83,7 +84,20 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model.config.__dict__.pop("quantization_config", None)
     model.hf_quantizer, model.is_quantized = None, False
     _tie_if_one_matrix(model)
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
+    _take_ends_of_file(tokenizer, path)
     return model, tokenizer
+
+
+def _take_ends_of_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """transformers before 5.5 adds CodeLlama's tokens to any Llama's, and takes another token for the end."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    for kind, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
+        if found := fields.get(f"tokenizer.ggml.{key}_token_id"):
+            setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(int(found.contents())))
 
 
 def _tie_if_one_matrix(model: PreTrainedModel) -> None:

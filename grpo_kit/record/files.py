@@ -40,7 +40,7 @@ def has_metrics(folder: str | Path) -> bool:
 
 def steps_done(folder: str | Path) -> int:
     """The last step that the folder has metrics of; 0 where it has none."""
-    return int(read_metrics(folder)["step"].max()) if has_metrics(folder) else 0
+    return int(max(read_metrics(folder)["step"], default=0)) if has_metrics(folder) else 0
 
 
 def run_settings(folder: str | Path) -> dict[str, Any] | None:

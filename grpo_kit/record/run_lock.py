@@ -29,13 +29,11 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=_PATIENCE, poll_interval=0.05)
     except Timeout:
-        raise RunFolderError(
-            f"{folder} is being trained into by another process; wait for it, or stop it"
-        ) from None
+        is_locked(folder)  # puts back its mark
+        raise RunFolderError(f"{folder} is being trained into by another process; wait, or stop it") from None
     except OSError as error:
         raise RunFolderError(
-            f"{folder} cannot be written ({error.strerror}); make it writable, or free some space. What a trainer has "
-            "in memory is still there"
+            f"{folder} cannot be written ({error.strerror}); make it writable, or free space. What is in memory stays"
         ) from error
     try:
         if lock.lock_counter == 1:
@@ -67,4 +65,6 @@ def is_locked(folder: Path) -> bool | None:
         except FileNotFoundError:  # of filelock: the file went in this moment
             return None
         except (Timeout, PermissionError):
+            with suppress(OSError), open(path, "r+b") as there:
+                there.write(MARK)  # which filelock before 4 has emptied
             return True

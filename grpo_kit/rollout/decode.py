@@ -94,7 +94,8 @@ class Decoder:
         with attention_named(self.base, OVER_SLOTS):
             self._decode([n for _, n in groups], first_logits, rows, tape, sampler, limit)
         self._wait()
-        self._layers = None
+        if self.bits == 16:
+            self._layers = None  # a copy of weights that change
         return Spent({"prefill": middle - start, "decode": time.perf_counter() - middle}, self._tokens)
 
     def _take_up_fused(self) -> None:

@@ -49,7 +49,14 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
         assert torch.equal(weight, weights[name]) and torch.equal(weight, exact), name
 
     model.save_pretrained("adapter")
-    assert tokenizer.get_vocab() == smol[1].get_vocab()
+    assert tokenizer.get_vocab() == smol[1].get_vocab() and len(tokenizer) == len(
+        weights["model.embed_tokens.weight"]
+    )
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_end|>",
+    )
     monkeypatch.chdir("/")
     again, _ = load_policy(tmp_path / "adapter", tuning="lora", quiet=True)
     assert again.peft_config["default"].base_model_name_or_path == str(tmp_path / "smol.gguf")

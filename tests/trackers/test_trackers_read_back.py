@@ -85,6 +85,7 @@ def test_completions_are_those_of_the_run_folder(run, tracker):
         kept = kept.where(kept.notna(), None).to_dict("records")
         if tracker == "tensorboard":
             kept = [{name: "" if v is None else str(v).strip() for name, v in row.items()} for row in kept]
+            rows = [{name: v.strip() for name, v in row.items()} for row in rows]
         assert rows == kept
 
 
