@@ -100,7 +100,8 @@ def test_every_field_that_cannot_change_is_refused_by_name(runs, tmp_path):
     other = {
         "prompts_per_step": 4, "group_size": 2, "max_completion_tokens": 4, "iterations": 2, "minibatches": 2,
         "seed": 1,
-        "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "resample": 1, "loss": "grpo", "rollout_bits": 16,
+        "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "resample": 1, "loss": "grpo",
+        "rollout_bits": 16,
         "level": "sequence", "loss_options": {"correct_kl": False},
         "scale": "none", "credit": "return", "discount": 0.5,
         "mask_cut_off": True, "warmup": 1, "optimizer": "adamw", "weight_decay": 0.1, "autocast": "bfloat16",
