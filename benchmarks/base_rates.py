@@ -23,7 +23,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    WEIGHTS,
+    add_name_and_weights,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from examples.arithmetic import arithmetic
 from examples.calculator import calculator
 from examples.lookup import lookup
@@ -197,8 +205,7 @@ def main() -> None:
     """Measure the tasks asked for, print each as it comes, save all."""
     parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
-    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
-    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+    add_name_and_weights(parser)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
     kinds = {"short": SHORT, "thinking": THINKING, "turns": TURNS}
     parser.add_argument("--tasks", nargs="+", default=["short"], choices=[*kinds, *MADE], metavar="TASK")

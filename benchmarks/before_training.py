@@ -30,7 +30,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    ROOT,
+    WEIGHTS,
+    add_name_and_weights,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from benchmarks.verdicts.golds import MATH_500, last_boxed, read
 from grpo_kit import load_policy, preset, tasks
 from grpo_kit.evaluation.generate_and_score import answer
@@ -128,8 +137,7 @@ def main() -> None:
     """Measure the rows that are missing, save each."""
     parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, .gguf file, or smoke")
-    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
-    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+    add_name_and_weights(parser)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="of the weights")
     parser.add_argument("--gsm8k", type=int, default=256, help="questions of its 1,319")
     parser.add_argument("--math", type=int, default=128, help="problems of the 500")

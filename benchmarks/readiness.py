@@ -20,7 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    WEIGHTS,
+    add_name_and_weights,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from examples.arithmetic import arithmetic
 from grpo_kit import load_policy, preset, tasks
 from grpo_kit.evaluation.lengths import length_probe
@@ -76,8 +84,7 @@ def main() -> None:
     """Measure the tasks asked for, print each verdict as it comes, save all."""
     parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
-    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
-    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+    add_name_and_weights(parser)
     parser.add_argument("--task", nargs="+", default=SHORT, choices=list(MADE), metavar="TASK")
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=48)

@@ -24,6 +24,12 @@ def command_line(doc: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def add_name_and_weights(parser: argparse.ArgumentParser) -> None:
+    """Beside --model: what it is called where that is a path."""
+    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
+    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+
+
 def origin(command: str, *packages: str) -> dict[str, Any]:
     """What a result says of itself: command, hardware, date, and the versions of the packages that it depends on."""
     return {

@@ -20,7 +20,8 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read
 from grpo_kit import GRPOTrainer, evaluate, load_policy, next_run_folder, preset, read_metrics
 from grpo_kit.rollout import RolloutEngine, layers
 from grpo_kit.rollout.cpu_matmul import Projection
+from grpo_kit.rollout.sixteen_bits import rounded
 
 PATH = RESULTS / "rollout_bits.json"
 ARMS = (32, 16, 8)
@@ -55,28 +57,20 @@ class EightBits(Projection):
         return torch.ops.quantized.linear_dynamic(scaled, self.packed)[:rows].mul_(top)
 
 
-def in_eight_bits(part: Any) -> Any:
-    """As sixteen_bits.rounded: a Projection, or a layer or Parts with all of theirs."""
-    if isinstance(part, Projection):
-        weight = part.weight.detach()
-        scales = weight.abs().amax(1).clamp_(min=1e-30).div_(127).double()
-        zeros = torch.zeros(len(weight), dtype=torch.long)
-        quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        packed = torch.ops.quantized.linear_prepack(quantised, None)
-        return EightBits(part.weight, part.bias, part.adapters, packed)
-    if isinstance(part, list):
-        return [in_eight_bits(each) for each in part]
-    found = {f.name: getattr(part, f.name) for f in fields(part)}
-    return replace(
-        part, **{n: in_eight_bits(v) for n, v in found.items() if isinstance(v, Projection | list)}
-    )
+def in_eight_bits(one: Projection) -> EightBits:
+    """The layer with its weight as it is now, symmetric, a scale an output."""
+    weight = one.weight.detach()
+    scales = weight.abs().amax(1).clamp_(min=1e-30).div_(127).double()
+    zeros = torch.zeros(len(weight), dtype=torch.long)
+    quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    return EightBits(one.weight, one.bias, one.adapters, torch.ops.quantized.linear_prepack(quantised, None))
 
 
 @contextmanager
 def sampling_in(bits: int) -> Iterator[int]:
     """The engine's bits inside: 8 takes the place of 16."""
     sixteen = layers.rounded
-    layers.rounded = in_eight_bits if bits == 8 else sixteen
+    layers.rounded = partial(rounded, projection=in_eight_bits) if bits == 8 else sixteen
     try:
         yield min(32, max(16, bits))
     finally:

@@ -7,6 +7,7 @@ with log-probabilities of its own; the loss weighs each token by them (Config.sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -28,21 +29,20 @@ class RoundedProjection(Projection):
         return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "").float()
 
 
-def rounded(part: Any) -> Any:
-    """A Projection with its weight as it is now; or a layer or a whole model's Parts, with all of theirs."""
+def _rounded(one: Projection) -> RoundedProjection:
+    packed = torch.ops.mkldnn._reorder_linear_weight(one.weight.detach().bfloat16(), _ROWS)
+    return RoundedProjection(one.weight, one.bias, one.adapters, packed)
+
+
+def rounded(part: Any, projection: Callable[[Projection], Projection] = _rounded) -> Any:
+    """A layer or a whole model's Parts with each Projection in them made another, from its weight as it is now."""
     if isinstance(part, Projection):
-        packed = torch.ops.mkldnn._reorder_linear_weight(part.weight.detach().bfloat16(), _ROWS)
-        return RoundedProjection(part.weight, part.bias, part.adapters, packed)
+        return projection(part)
     if isinstance(part, list):
-        return [rounded(each) for each in part]
-    return replace(
-        part,
-        **{
-            f.name: rounded(value)
-            for f in fields(part)
-            if isinstance(value := getattr(part, f.name), Projection | list)
-        },
-    )
+        return [rounded(each, projection) for each in part]
+    found = {f.name: getattr(part, f.name) for f in fields(part)}
+    others = {name: each for name, each in found.items() if isinstance(each, Projection | list)}
+    return replace(part, **{name: rounded(each, projection) for name, each in others.items()})
 
 
 def why_not_here() -> str | None:
