@@ -1,6 +1,5 @@
 """What the tests on a card share: the counters of the pretend one, small models, runs."""
 
-import gc
 import sys
 from pathlib import Path
 
@@ -18,8 +17,6 @@ def counter():
     card = sys.modules.get("card")
     if card is None or card.lib is None:
         pytest.skip("only the pretend card counts")
-    gc.collect()  # what an earlier test left would have room for what is to find none
-    torch.cuda.empty_cache()
     card.reset()
     yield card
     card.put("fraction", 1)
