@@ -68,7 +68,8 @@ def test_an_export_holds_what_was_trained(on_card, tmp_path):
 
 
 def test_a_run_that_is_killed_goes_on(tmp_path):
-    """Sums on a real card have no fixed order; the pretend one repeats bit for bit."""
+    """The pretend card repeats bit for bit. Sums on a real one have no fixed order, so that a token may be drawn
+    otherwise: there both runs move the same way."""
 
     def run(folder, **more):
         model = few_words.policy()[0].cuda()
@@ -81,9 +82,16 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     whole = run(tmp_path / "whole")
+    start = weights(whole)
     whole.train()
     resumed = run(folder)
     resumed.train(resume=True)
     assert resumed.step == 4
     one, other = weights(resumed), weights(whole)
-    assert same(one, other) if pretend else all(torch.allclose(one[n], other[n], atol=1e-3) for n in one)
+    if pretend:
+        assert same(one, other)
+    else:
+        apart, moved = (
+            sum(float((one[name] - there[name]).square().sum()) for name in start) for there in (other, start)
+        )
+        assert apart < 0.25 * moved
