@@ -1,6 +1,7 @@
 """Rollouts in fewer bits on a CPU: seconds of decoding, how far the sampler is from the trainer, and what is learnt.
 
     python -m benchmarks.rollout_bits learn                # the main job, three seeds an arm; goes on
+    python -m benchmarks.rollout_bits learn --task countdown --arms 32 16 --model FILE --name NAME  # thoughts
     python -m benchmarks.rollout_bits gap                  # on prompts in words; --model FILE --name NAME
     python -m benchmarks.rollout_bits seconds --rounds 3  # 2 prompts of 256 tokens, 4 completions of 512 each
     python -m benchmarks.rollout_bits --table
@@ -77,12 +78,21 @@ def sampling_in(bits: int) -> Iterator[int]:
         layers.rounded = sixteen
 
 
-def learn(bits: int, seed: int) -> dict[str, Any]:
-    """One run of the main job: held-out accuracy before and after, seconds of its rollouts."""
+def config_of(task: str, **more: Any) -> Any:
+    """The main job's, or 20 steps of two numbers to combine after a thought, all weights in float32."""
+    if task == "largest":
+        return preset("cpu", **more)
+    thinks = {"numbers": (2, 2), "balanced": True, "think": True}
+    more |= {"dtype": "float32", "optimizer": "adamw", "learning_rate": 3e-6, "steps": 20, "held_out": 128}
+    return preset("gpu24", task=task, task_options=thinks, save_steps=1000, **more)
+
+
+def learn(bits: int, seed: int, task: str, model: str) -> dict[str, Any]:
+    """One run: held-out accuracy before and after, seconds of its rollouts."""
     with sampling_in(bits) as engine_bits:
         more = {} if bits == 32 else {"rollout_bits": engine_bits, "sampler_weight_cap": 2.0}
-        config = preset("cpu", seed=seed, **more)
-        model, tokenizer = load_policy(config.model, seed=seed, quiet=True)
+        config = config_of(task, model=model, seed=seed, **more)
+        model, tokenizer = load_policy(config.model, dtype="float32", seed=seed, quiet=True)
         task, folder = config.make_task(), next_run_folder(ROOT / "runs", f"rollout_bits-{bits}-{seed}")
         before = evaluate(model, tokenizer, task)
         GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None).train()
@@ -96,6 +106,7 @@ def learn(bits: int, seed: int) -> dict[str, Any]:
         "before": before.sentence, "after": after.sentence, "accuracy": after.strict.value,
         "gap": float(gaps.mean()), "gap last 8 steps": float(gaps[-8:].mean()),
         "reward last 8 steps": metrics["reward"][-8:].mean(),
+        "seconds of steps": float(metrics["step_seconds"].sum()),
     }  # fmt: skip
 
 
@@ -161,6 +172,8 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("what", nargs="?", choices=("learn", "gap", "seconds"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--task", choices=("largest", "countdown"), default="largest")
+    parser.add_argument("--arms", type=int, nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--name", default=None)
     parser.add_argument("--tokens", type=int, default=None)
@@ -176,11 +189,12 @@ def main() -> None:
         "weights": name
     }
     if options.what == "learn":
-        there = {(row["bits"], row["seed"]) for row in result["learn"]}
+        there = {(row.get("task", "largest"), row["bits"], row["seed"]) for row in result["learn"]}
         for seed in options.seeds:
-            for bits in ARMS:
-                if (bits, seed) not in there:
-                    result["learn"].append(about | learn(bits, seed))
+            for bits in options.arms:
+                if (options.task, bits, seed) not in there:
+                    made = learn(bits, seed, options.task, options.model)
+                    result["learn"].append(about | {"task": options.task} | made)
                     write_result(PATH, result)
     elif options.what:
         model, tokenizer = load_policy(options.model, quiet=True)
@@ -197,11 +211,13 @@ def main() -> None:
 def table() -> None:
     """What is saved."""
     result = read_result(PATH, learn=[], gap=[], seconds=[])
-    for bits in ARMS:
-        rows = [row for row in result["learn"] if row["bits"] == bits]
+    for task, bits in ((task, bits) for task in ("largest", "countdown") for bits in ARMS):
+        rows = [r for r in result["learn"] if (r.get("task", "largest"), r["bits"]) == (task, bits)]
         if rows:
             after = ", ".join(f"{row['accuracy']:.1%}" for row in rows)
-            print(f"{bits} bits: {after}; gap {statistics.mean(row['gap'] for row in rows):.3g} nats a token")
+            print(
+                f"{task}, {bits} bits: {after}; gap {statistics.mean(row['gap'] for row in rows):.3g} nats a token"
+            )
     for one in result["gap"]:
         print(one["model"], *(f"\n  {bits}: {one[str(bits)]}" for bits in ARMS))
     for one in result["seconds"]:
