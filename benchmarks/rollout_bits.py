@@ -79,12 +79,12 @@ def sampling_in(bits: int) -> Iterator[int]:
 
 
 def config_of(task: str, **more: Any) -> Any:
-    """The main job's, or 20 steps of two numbers to combine after a thought, all weights in float32."""
+    """The main job's, or 15 steps of two numbers to combine after a thought: by LoRA, all weights in float32."""
     if task == "largest":
         return preset("cpu", **more)
     thinks = {"numbers": (2, 2), "balanced": True, "think": True}
-    more |= {"dtype": "float32", "optimizer": "adamw", "learning_rate": 3e-6, "steps": 20, "held_out": 128}
-    return preset("gpu24", task=task, task_options=thinks, save_steps=1000, **more)
+    more |= {"tuning": "lora", "dtype": "float32", "optimizer": "adamw", "learning_rate": 1e-4, "steps": 15}
+    return preset("gpu24", task=task, task_options=thinks, prompts_per_step=4, held_out=128, **more)
 
 
 def learn(bits: int, seed: int, task: str, model: str) -> dict[str, Any]:
@@ -92,7 +92,9 @@ def learn(bits: int, seed: int, task: str, model: str) -> dict[str, Any]:
     with sampling_in(bits) as engine_bits:
         more = {} if bits == 32 else {"rollout_bits": engine_bits, "sampler_weight_cap": 2.0}
         config = config_of(task, model=model, seed=seed, **more)
-        model, tokenizer = load_policy(config.model, dtype="float32", seed=seed, quiet=True)
+        model, tokenizer = load_policy(
+            config.model, tuning=config.tuning, dtype="float32", seed=seed, quiet=True
+        )
         task, folder = config.make_task(), next_run_folder(ROOT / "runs", f"rollout_bits-{bits}-{seed}")
         before = evaluate(model, tokenizer, task)
         GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None).train()
