@@ -62,7 +62,7 @@ def readable_copy():
         executable.parent.mkdir()
         shutil.copy2(python["executable"], executable)
         skipped = shutil.ignore_patterns(
-            "site-packages", "dist-packages", "test", "idlelib", "config-*", "__pycache__"
+            "site-packages", "dist-packages", "test", "idlelib", "config-*"
         )
         stdlib = place / "lib" / python["version"]
         shutil.copytree(python["stdlib"], stdlib, ignore=skipped, symlinks=True)
