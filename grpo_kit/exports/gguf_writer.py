@@ -1,12 +1,11 @@
 """Writes a model and its tokenizer as one GGUF file, for llama.cpp, Ollama and others.
 
 Tables say which families, and what differs between transformers and llama.cpp. Whatever llama.cpp would compute
-otherwise is refused: other rotary positions, a setting that it takes for granted, a splitting of text without a name.
+otherwise is refused: other rotary positions, a setting that it takes for granted, a tokenizer that it does not know.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from grpo_kit.exports.gguf_tokens import splitting_of, write_tokens
 from grpo_kit.exports.template import ExportError
 
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
-_BY_REGEX = {_QWEN2: "qwen2", _LLAMA3: "llama-bpe"}  # llama.cpp's names
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 # transformers' name of a family: llama.cpp's name of what computes it.
 _FAMILIES = {
@@ -32,11 +26,7 @@ _FAMILIES = {
     "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2",
 }  # fmt: skip
 _INTERLEAVED = {"llama", "granite", "smollm3"}  # llama.cpp rotates neighbours, transformers halves
-_WINDOWS = {
-    "gemma2",
-    "gemma3",
-    "olmo2",
-}  # llama.cpp knows their windows; others are cut to one window's context
+_WINDOWS = {"gemma2", "gemma3", "olmo2"}  # whose windows llama.cpp knows; others get a context of one window
 _ROPE = {"default": set(_FAMILIES.values()), "llama3": {"llama", "granite"}, "longrope": {"phi3"}}
 # A file's numbers by the configuration's names for them. Written where the configuration has them.
 _WHOLE = {
@@ -78,7 +68,7 @@ def write_gguf(
 
     config = model.config
     arch = _architecture(config)
-    splitting = _splitting(tokenizer)  # raises before anything is written
+    splitting = splitting_of(tokenizer)  # raises before anything is written
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name(name)
     writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[quant]])
@@ -91,7 +81,7 @@ def write_gguf(
         writer.add_sampling_top_k(0)
         writer.add_sampling_top_p(1.0)
         writer.add_sampling_min_p(0.0)
-    _write_tokenizer(writer, tokenizer, splitting, config.vocab_size)
+    write_tokens(writer, tokenizer, splitting, config.vocab_size)
     number = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}[arch]
     names, kind = gguf.get_tensor_name_map(number, config.num_hidden_layers), gguf.GGMLQuantizationType
     types = {"f32": kind.F32, "f16": kind.F16, "bf16": kind.BF16, "q8_0": kind.Q8_0}
@@ -221,53 +211,3 @@ def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Ten
         ends = _EXPERTS[end] if base else [key]
         for name, piece in zip(ends, tensor.chunk(len(ends), 1) if base else [tensor], strict=True):
             yield base + name, piece
-
-
-def _write_tokenizer(writer: Any, tokenizer: Any, splitting: str, size: int) -> None:
-    import gguf
-
-    made = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    texts = {number: text for text, number in tokenizer.get_vocab().items()}
-    added = tokenizer.added_tokens_decoder
-    kind, tokens, kinds = gguf.TokenType, [], []
-    for number in range(size):
-        tokens.append(texts.get(number, f"[PAD{number}]"))
-        special = kind.CONTROL if number in added and added[number].special else kind.USER_DEFINED
-        kinds.append(special if number in added else kind.NORMAL if number in texts else kind.UNUSED)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(splitting)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in made["merges"]])
-    for name in ("bos", "eos", "pad", "unk"):
-        if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
-            getattr(writer, f"add_{name}_token_id")(number)
-    writer.add_add_bos_token(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(tokenizer.get_chat_template())
-
-
-def _splitting(tokenizer: PreTrainedTokenizerBase) -> str:
-    """llama.cpp's name for how the tokenizer splits text before merges."""
-    made = (
-        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {"type": "slow"}}
-    )
-    if made["model"]["type"] != "BPE":
-        raise ExportError(
-            f"the tokenizer is a {made['model']['type']} one; format='gguf' writes byte-level BPE only"
-        )
-    pre = made["pre_tokenizer"] or {}
-    parts = pre.get("pretokenizers", [pre])
-    kinds = [part.get("type") for part in parts]
-    if kinds == ["ByteLevel"] and parts[0]["use_regex"]:
-        return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and parts[1]["use_regex"]:
-        return "smollm"
-    if kinds == ["Split", "ByteLevel"]:
-        found = _BY_REGEX.get(parts[0]["pattern"].get("Regex"))
-        if found:
-            return found
-    raise ExportError(
-        f"the tokenizer splits text by {pre!r:.200}, for which llama.cpp's name is not known here; use format='merged' "
-        "and llama.cpp's own converter"
-    )
