@@ -1,9 +1,9 @@
 """Exports a trained model: weights, prompt and temperature in one folder, verified against the model.
 
 kit.export writes the folder. template.py puts the training's prompt into the chat template, weights.py merges adapters,
-write.py writes all files, gguf_writer.py the one for llama.cpp and Ollama, ollama.py its Modelfile, verify.py reads the
-folder back in a fresh process, export_folder.py renames the complete folder, model_card.py describes it and uploads it
-to the hub.
+write.py writes all files, gguf_writer.py and gguf_tokens.py the one for llama.cpp and Ollama, ollama.py its Modelfile,
+verify.py reads the folder back in a fresh process, export_folder.py renames the complete folder, model_card.py
+describes it and uploads it to the hub.
 """
 
 from __future__ import annotations

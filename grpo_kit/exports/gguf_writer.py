@@ -163,11 +163,8 @@ def _write_shape(writer: Any, config: Any, arch: str) -> dict[str, torch.Tensor]
         for key, name in table.items():
             if (value := getattr(config, name, None)) is not None:
                 add(f"{arch}.{key}", value)
-    rope, window, context = (
-        _rope(config),
-        getattr(config, "sliding_window", None),
-        config.max_position_embeddings,
-    )
+    rope, window = _rope(config), getattr(config, "sliding_window", None)
+    context = config.max_position_embeddings  # the most that llama.cpp computes as transformers does
     turned = int(_head(config) * rope.get("partial_rotary_factor", 1.0))
     writer.add_key_length(_head(config))
     writer.add_value_length(_head(config))
