@@ -3,6 +3,7 @@
     python -m benchmarks.architectures                # all, three minutes
     python -m benchmarks.architectures --only gemma2  # one
     python -m benchmarks.architectures --step gemma3 mistral qwen3-moe  # a step's seconds, plain and fast
+    python -m benchmarks.architectures --gguf  # the files read by llama.cpp; needs llama-cpp-python
 
 Each has its family's structure at a small size: sliding windows of 8 tokens, soft caps, sinks, experts, rotary
 positions of several kinds, norms, scaled heads. Rows are longer than the windows. Every number stands beside the
@@ -34,6 +35,7 @@ from benchmarks.result import RESULTS, as_text, command_line, origin, read_resul
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.packing import why_not_packed
 from grpo_kit.exports import ExportError
+from grpo_kit.exports.gguf_writer import write_gguf
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
@@ -107,6 +109,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
         "gptoss",
     ),
     "gpt2": ("GPT2", {}, None),
+}  # fmt: skip
+
+
+# For llama.cpp: heads of 32, since it knows none of 8; where it knows no windows, one that is longer than the text.
+_HEADS: dict[str, Any] = {"hidden_size": 192}
+_HEAD = _HEADS | {"head_dim": 32}
+_FACTORS = {"short_factor": [1.0 + i / 8 for i in range(12)], "long_factor": [2.0 + i for i in range(12)]}
+GGUF_SIZES: dict[str, dict[str, Any]] = {
+    "qwen2": _HEADS, "qwen3": _HEAD, "qwen3-moe": _HEAD, "llama3": _HEAD, "smollm3": _HEADS, "granite": _HEADS,
+    "olmo2": _HEADS, "olmo3": _HEADS, "mistral": _HEAD | {"sliding_window": 100},
+    "ministral": _HEAD | {"sliding_window": 100}, "phi3": _HEADS | {"sliding_window": 100},
+    "gemma2": _HEAD | {"query_pre_attn_scalar": 32}, "gemma3": _HEAD | {"query_pre_attn_scalar": 32},
+    "phi4-mini": _HEADS
+    | {"max_position_embeddings": 1024, "original_max_position_embeddings": 256,
+       "rope_parameters": _LONG | _FACTORS | {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 256}},
 }  # fmt: skip
 
 
@@ -230,8 +247,8 @@ def packed(model: Any, batch: Batch) -> str:
     return _judged(((found - wanted).norm() / wanted.norm()).item())
 
 
-def _judged(apart: float) -> str:
-    return f"{'equal' if apart < 1e-3 else 'DIFFERS'}, off by {apart:.1g}"
+def _judged(apart: float, most: float = 1e-3) -> str:
+    return f"{'equal' if apart < most else 'DIFFERS'}, off by {apart:.1g}"
 
 
 def trains(family: str, tokenizer: Any, lora: bool) -> str:
@@ -272,21 +289,43 @@ def targets(family: str) -> str:
     return ", ".join(f"{name} x{count}" for name, count in sorted(names.items()))
 
 
-def exported(family: str, tokenizer: Any, file_format: str) -> str:
-    """A merged LoRA model read back by transformers, or the GGUF by transformers' own reader."""
+def exported(family: str, tokenizer: Any) -> str:
+    """A merged LoRA model read back by transformers."""
     model = with_lora(tiny(family, vocabulary=len(tokenizer)))
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        made = kit.export(model, tokenizer, Path(folder) / "it", quant="f32", proof=False)
+        again = AutoModelForCausalLM.from_pretrained(made.folder, dtype=torch.float32).eval()
+        return _judged((again(ids).logits - model(ids).logits).abs().max().item())
+
+
+@torch.no_grad()
+def in_llama_cpp(family: str, tokenizer: Any) -> str:
+    """A GGUF in float32 read by llama.cpp: log-probabilities of 48 drawn tokens and of 16 written greedily."""
+    model = tiny(family, vocabulary=len(tokenizer), **GGUF_SIZES.get(family, {}))
+    ids = torch.randint(3, len(tokenizer), (48,), generator=torch.Generator().manual_seed(3)).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "it.gguf"
         try:
-            made = kit.export(
-                model, tokenizer, Path(folder) / "it", format=file_format, quant="f32", proof=False
-            )
+            write_gguf(path, model, tokenizer, "f32", name="it")
         except ExportError as error:
             return f"refused: {error}"
-        more = {"gguf_file": made.file} if file_format == "gguf" else {}
-        again = AutoModelForCausalLM.from_pretrained(made.folder, dtype=torch.float32, **more).eval()
-        return _judged((again(ids).logits - model(ids).logits).abs().max().item())
+        import llama_cpp
+
+        theirs = llama_cpp.Llama(
+            str(path), n_ctx=0, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0
+        )
+        theirs.eval(ids)
+        for _ in range(16):
+            ids.append(int(theirs.scores[theirs.n_tokens - 1].argmax()))
+            theirs.eval(ids[-1:])
+        found = torch.tensor(theirs.scores[: len(ids)]).log_softmax(-1)
+        theirs.close()
+    wanted = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    if wanted[47:-1].argmax(-1).tolist() != ids[48:]:
+        return "DIFFERS in the greedy text"
+    return _judged((found - wanted).abs().max().item(), most=1e-2)  # its GELU is a table in float16
 
 
 def template(family: str, tokenizer: Any) -> str:
@@ -325,8 +364,7 @@ def row(family: str, tokenizer: Any) -> dict[str, Any]:
         "packed update": lambda: packed(model, batch),
         "packed update, LoRA": lambda: packed(adapted, batch),
         "LoRA targets": lambda: targets(family),
-        "export": lambda: exported(family, tokenizer, "merged"),
-        "GGUF": lambda: exported(family, tokenizer, "gguf"),
+        "export": lambda: exported(family, tokenizer),
         "template with prefill": lambda: template(family, tokenizer),
     }
     found = {}
@@ -411,6 +449,9 @@ def main() -> None:
         "--only", nargs="*", choices=list(FAMILIES), help="these families, printed and not saved"
     )
     parser.add_argument(
+        "--gguf", action="store_true", help="have llama.cpp read the files, added to the result"
+    )
+    parser.add_argument(
         "--step", nargs="*", choices=list(FAMILIES), help="a step's seconds of these, added to the result"
     )
     asked = parser.parse_args()
@@ -420,17 +461,24 @@ def main() -> None:
         f"python -m benchmarks.architectures{' --step ' if asked.step else ''}{' '.join(asked.step or [])}"
     )
     result = origin(command, "torch", "transformers", "peft", "grpo-kit")
+    path = RESULTS / "architectures.json"
+    kept = read_result(path)
     if asked.step:
-        path = RESULTS / "architectures.json"
-        result = read_result(path) | {
-            "step seconds": result | {family: step_seconds(family) for family in asked.step}
-        }
+        result = kept | {"step seconds": result | {family: step_seconds(family) for family in asked.step}}
         write_result(path, result)
         print(as_text(result["step seconds"]))
         return
-    result["families"] = {}
+    if asked.gguf:
+        kept["GGUF"] = origin(f"{command} --gguf", "torch", "transformers", "gguf", "llama_cpp_python")
+        for family, found in kept["families"].items():
+            found["GGUF"] = in_llama_cpp(family, tokenizer)
+            print(f"{family}: {found['GGUF']}", flush=True)
+        write_result(path, kept)
+        return
+    result |= {"families": {}, "GGUF": kept["GGUF"]}
     for family in only or FAMILIES:
-        found = result["families"][family] = row(family, tokenizer)
+        found = row(family, tokenizer) | {"GGUF": kept["families"][family]["GGUF"]}
+        result["families"][family] = found
         print(
             f"{family}: " + "; ".join(f"{name}: {str(value)[:150]}" for name, value in found.items()),
             flush=True,

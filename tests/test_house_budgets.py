@@ -24,15 +24,15 @@ BUDGETS = {
     "modules loaded by importing the loop": 53,
     "modules loaded by importing the trainer": 164,
     "modules loaded by import grpo_kit.tasks.largest": 23,
-    "public names": 994,
-    "public names shown nowhere": 604,
+    "public names": 997,
+    "public names shown nowhere": 607,
     "file names that repeat another": 0,
-    "lines": 42750,
+    "lines": 42892,
 }
 
 ROOM_LINES = {
     "rewards": 4513, "rollout": 3885, "watch": 3721, "verdicts": 3231, "tasks": 2977, "evaluation": 2901,
-    "loop": 2429, "exports": 1876, "engine": 1849, "episodes": 1532, "integrations": 1480, "lab": 1596,
+    "loop": 2429, "exports": 2018, "engine": 1849, "episodes": 1532, "integrations": 1480, "lab": 1596,
     "sandbox": 1237, "objectives": 1127, "memory": 1107, "models": 1103, "record": 968, "doctor": 770,
     "optim": 578, "hooks": 659, "prompts": 519, "trackers": 368, "commands": 355, "preferences": 279,
     "display": 344, "config_checks": 206, "presets": 194, "schedules": 184, "argument_checks": 177,

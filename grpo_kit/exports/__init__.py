@@ -1,9 +1,9 @@
 """Exports a trained model: weights, prompt and temperature in one folder, verified against the model.
 
 kit.export writes the folder. template.py puts the training's prompt into the chat template, weights.py merges adapters,
-write.py writes all files, gguf_writer.py the one for llama.cpp and Ollama, ollama.py its Modelfile, verify.py reads the
-folder back in a fresh process, export_folder.py renames the complete folder, model_card.py describes it and uploads it
-to the hub.
+write.py writes all files, gguf_writer.py and gguf_tokens.py the one for llama.cpp and Ollama, ollama.py its Modelfile,
+verify.py reads the folder back in a fresh process, export_folder.py renames the complete folder, model_card.py
+describes it and uploads it to the hub.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from grpo_kit.argument_checks import check_model, check_task, check_temperature,
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import run_of, say_difference
 from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, part_folder
+from grpo_kit.exports.gguf_writer import why_unread
 from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub
 from grpo_kit.exports.template import (
     ExportError,
@@ -100,7 +101,8 @@ def export(
     chat template, so that a question alone gets the training's prompt (several turns: the first turn's message); None:
     the tokenizer's template unchanged. If a trainer's own prompts differ from the task's, the task is refused.
     format: "merged", a folder for transformers, vLLM and the like, with LoRA merged in float32; "adapter", the adapter
-    alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile.
+    alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile (docs/models.md lists the families; where
+    transformers itself reads no such file, only with proof=False).
     quant: storage of weights: "f32", "f16" (default), "bf16" and, for a GGUF, "q8_0". bfloat16 has 8 bits: it rounds
     away most of a short run's change, and the note reports how much is left. An adapter is float32.
     temperature: for serving; None: the trainer's last, or 1 for a model. max_completion_tokens: None means the
@@ -120,6 +122,8 @@ def export(
     if trainer is not None:
         model, run = trainer.model, run or trainer.folder
     stored = _checked(model, tokenizer, format, quant)
+    if proof and format == "gguf" and (why := why_unread(model.config)):
+        raise ExportError(f"{why}, so the export cannot be compared; proof=False writes it uncompared")
     close_rows(model, tokenizer)
     try:
         if task is not None:

@@ -1,26 +1,51 @@
-"""Writes a Llama, Qwen2 or Qwen3 model and its tokenizer as one GGUF file, for llama.cpp, Ollama and others.
+"""Writes a model and its tokenizer as one GGUF file, for llama.cpp, Ollama and others.
 
-The tokenizer must split text as here: a splitting that llama.cpp has no name for is refused.
+Tables say which families, and what differs between transformers and llama.cpp. Whatever llama.cpp would compute
+otherwise is refused: other rotary positions, a setting that it takes for granted, a tokenizer that it does not know.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from grpo_kit.exports.gguf_tokens import splitting_of, write_tokens
 from grpo_kit.exports.template import ExportError
 
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
-_BY_REGEX = {_QWEN2: "qwen2", _LLAMA3: "llama-bpe"}  # llama.cpp's names
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+# transformers' name of a family: llama.cpp's name of what computes it.
+_FAMILIES = {
+    "llama": "llama", "mistral": "llama", "ministral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "smollm3": "smollm3",
+    "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2",
+}  # fmt: skip
+_INTERLEAVED = {"llama", "granite", "smollm3"}  # llama.cpp rotates neighbours, transformers halves
+_WINDOWS = {"gemma2", "gemma3", "olmo2"}  # whose windows llama.cpp knows; others get a context of one window
+_ROPE = {"default": set(_FAMILIES.values()), "llama3": {"llama", "granite"}, "longrope": {"phi3"}}
+# A file's numbers by the configuration's names for them. Written where the configuration has them.
+_WHOLE = {
+    "block_count": "num_hidden_layers", "embedding_length": "hidden_size", "vocab_size": "vocab_size",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
+}  # fmt: skip
+_REAL = {
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}  # fmt: skip
+# Experts' tensors hold gate and up in one: the ends of their names, and of those in the file.
+_EXPERTS = {
+    "gate_up_proj": (".experts.gate_proj.weight", ".experts.up_proj.weight"),
+    "down_proj": (".experts.down_proj.weight",),
+}
 
 
 def write_gguf(
@@ -37,21 +62,18 @@ def write_gguf(
 
     quant: f32, f16, bf16 or q8_0, for every matrix; vectors stay float32. q8_0 stores 32 numbers as 8 bits each and one
     float16 scale. temperature: llama.cpp's default for sampling, from the whole distribution.
-    Raises ExportError for another architecture, scaled rotary positions, and a tokenizer unknown to llama.cpp.
+    Raises ExportError for another architecture, settings that llama.cpp does not compute, and an unknown tokenizer.
     """
     import gguf
 
     config = model.config
-    kinds = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
-    if config.model_type not in kinds:
-        raise ExportError(
-            f"model_type={config.model_type!r}: format='gguf' knows {', '.join(kinds)}; use format='merged' and "
-            "llama.cpp's own converter"
-        )
-    splitting = _splitting(tokenizer)  # raises before anything is written
-    arch = kinds[config.model_type]
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    _write_shape(writer, config, name, gguf.LlamaFileType[FILE_TYPES[quant]])
+    arch = _architecture(config)
+    splitting = splitting_of(tokenizer)  # raises before anything is written
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_name(name)
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[quant]])
+    writer.add_quantization_version(2)
+    factors = _write_shape(writer, config, arch)
     if license:
         writer.add_license(license)
     if temperature is not None:
@@ -59,21 +81,19 @@ def write_gguf(
         writer.add_sampling_top_k(0)
         writer.add_sampling_top_p(1.0)
         writer.add_sampling_min_p(0.0)
-    _write_tokenizer(writer, tokenizer, splitting, config.vocab_size)
-    names, kind = gguf.get_tensor_name_map(arch, config.num_hidden_layers), gguf.GGMLQuantizationType
+    write_tokens(writer, tokenizer, splitting, config.vocab_size)
+    number = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}[arch]
+    names, kind = gguf.get_tensor_name_map(number, config.num_hidden_layers), gguf.GGMLQuantizationType
     types = {"f32": kind.F32, "f16": kind.F16, "bf16": kind.BF16, "q8_0": kind.Q8_0}
-    for key, tensor in model.state_dict().items():
-        if key == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        if config.model_type == "llama" and key.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
-            tensor = _interleaved(tensor, heads)
-        numbers = tensor.float().cpu().numpy()
-        stored = types[quant] if numbers.ndim > 1 else kind.F32
-        if stored == kind.Q8_0 and numbers.shape[-1] % 32:
-            stored = kind.F16  # its blocks have 32 numbers
+    for called, numbers in factors.items():
+        writer.add_tensor(f"{called}.weight", numbers.numpy(), raw_dtype=kind.F32)
+    for key, tensor in _tensors(model, arch):
+        numbers = tensor.cpu().numpy()
         if (called := names.get_name(key, (".weight", ".bias"))) is None:
             raise ExportError(f"model has {key}, for which GGUF has no name; use format='merged'")
+        stored = types[quant] if numbers.ndim > 1 and ".ffn_gate_inp." not in called else kind.F32
+        if stored == kind.Q8_0 and numbers.shape[-1] % 32:
+            stored = kind.F16  # its blocks have 32 numbers
         writer.add_tensor(called, gguf.quants.quantize(numbers, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -81,82 +101,110 @@ def write_gguf(
     writer.close()
 
 
-def _write_shape(writer: Any, config: Any, name: str, file_type: Any) -> None:
+def why_unread(config: Any) -> str | None:
+    """Why transformers, which reads an export back, reads no GGUF file of this model, or reads it otherwise."""
+    arch, rope = _architecture(config), _rope(config)
+    if not {arch, config.model_type} & set(GGUF_SUPPORTED_ARCHITECTURES):
+        return f"transformers reads no GGUF of model_type={config.model_type!r}"
+    if rope["rope_type"] != "default" or rope.get("partial_rotary_factor", 1.0) != 1:
+        return f"transformers reads a GGUF without its rotary positions of type {rope['rope_type']!r}"
+    return None
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The rotary positions, of full attention where a window has others."""
     rope = config.rope_parameters
-    if rope.get("rope_type", "default") != "default":
-        raise ExportError(
-            f"rope_type={rope['rope_type']!r}: format='gguf' writes plain rotary positions only"
-        )
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_name(name)
-    writer.add_file_type(file_type)
-    writer.add_quantization_version(2)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(head)
-    writer.add_vocab_size(config.vocab_size)
-    if config.model_type == "qwen3":
-        writer.add_key_length(head)
-        writer.add_value_length(head)
+    return rope.get("full_attention", rope)
 
 
-def _write_tokenizer(writer: Any, tokenizer: Any, splitting: str, size: int) -> None:
+def _architecture(config: Any) -> str:
+    """llama.cpp's name. Raises ExportError for what it does not compute as transformers does."""
     import gguf
 
-    made = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    texts = {number: text for text, number in tokenizer.get_vocab().items()}
-    added = tokenizer.added_tokens_decoder
-    kind, tokens, kinds = gguf.TokenType, [], []
-    for number in range(size):
-        tokens.append(texts.get(number, f"[PAD{number}]"))
-        special = kind.CONTROL if number in added and added[number].special else kind.USER_DEFINED
-        kinds.append(special if number in added else kind.NORMAL if number in texts else kind.UNUSED)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(splitting)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in made["merges"]])
-    for name in ("bos", "eos", "pad", "unk"):
-        if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
-            getattr(writer, f"add_{name}_token_id")(number)
-    writer.add_add_bos_token(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(tokenizer.get_chat_template())
-
-
-def _splitting(tokenizer: PreTrainedTokenizerBase) -> str:
-    """llama.cpp's name for how the tokenizer splits text before merges."""
-    made = (
-        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {"type": "slow"}}
-    )
-    if made["model"]["type"] != "BPE":
+    arch, known = _FAMILIES.get(config.model_type), set(gguf.MODEL_ARCH_NAMES.values())
+    if arch not in known:
         raise ExportError(
-            f"the tokenizer is a {made['model']['type']} one; format='gguf' writes byte-level BPE only"
+            f"model_type={config.model_type!r}: format='gguf' knows {', '.join(sorted(_FAMILIES))}; use "
+            "format='merged' and llama.cpp's own converter"
         )
-    pre = made["pre_tokenizer"] or {}
-    parts = pre.get("pretokenizers", [pre])
-    kinds = [part.get("type") for part in parts]
-    if kinds == ["ByteLevel"] and parts[0]["use_regex"]:
-        return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and parts[1]["use_regex"]:
-        return "smollm"
-    if kinds == ["Split", "ByteLevel"]:
-        found = _BY_REGEX.get(parts[0]["pattern"].get("Regex"))
-        if found:
-            return found
-    raise ExportError(
-        f"the tokenizer splits text by {pre!r:.200}, for which llama.cpp's name is not known here; use format='merged' "
-        "and llama.cpp's own converter"
-    )
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    largest = (arch, layers) in {("gemma2", 46), ("gemma3", 62)}  # llama.cpp's rule for Gemma's 27B
+    cap = getattr(config, "attn_logit_softcapping", None)
+    allowed = {
+        "hidden_act": ["silu"], "hidden_activation": ["gelu_pytorch_tanh"], "norm_topk_prob": [True],
+        "use_bidirectional_attention": [False, None], "mlp_only_layers": [[]], "decoder_sparse_step": [1],
+        "no_rope_layers": [[(i + 1) % 4 > 0 for i in range(layers)]],
+        "query_pre_attn_scalar": [config.hidden_size // heads if largest else _head(config)],
+        "attn_logit_softcapping": [cap or 50.0 if arch == "gemma2" else None],
+        "final_logit_softcapping": [getattr(config, "final_logit_softcapping", None) or (30.0 if cap else None)],
+    }  # fmt: skip
+    for name, values in allowed.items():
+        if (found := getattr(config, name, values[0])) not in values:
+            raise ExportError(
+                f"{name}={found!r}: llama.cpp computes {config.model_type} with {values[0]!r} only"
+            )
+    ropes = config.rope_parameters
+    for rope in ropes.values() if "full_attention" in ropes else [ropes]:
+        if arch not in _ROPE.get(rope["rope_type"], ()):
+            raise ExportError(
+                f"rope_type={rope['rope_type']!r}: format='gguf' writes no such rotary positions of "
+                f"{config.model_type}; use format='merged' and llama.cpp's own converter"
+            )
+    return arch
 
 
-def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a head's two halves alternating: llama.cpp rotates neighbours, transformers halves."""
-    rows, width = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, width).transpose(1, 2).reshape(rows, width)
+def _head(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _write_shape(writer: Any, config: Any, arch: str) -> dict[str, torch.Tensor]:
+    """Writes the configuration; returns what llama.cpp divides the rotary frequencies by, by tensors' names."""
+    for add, table in ((writer.add_uint32, _WHOLE), (writer.add_float32, _REAL)):
+        for key, name in table.items():
+            if (value := getattr(config, name, None)) is not None:
+                add(f"{arch}.{key}", value)
+    rope, window = _rope(config), getattr(config, "sliding_window", None)
+    context = config.max_position_embeddings  # the most that llama.cpp computes as transformers does
+    turned = int(_head(config) * rope.get("partial_rotary_factor", 1.0))
+    writer.add_key_length(_head(config))
+    writer.add_value_length(_head(config))
+    writer.add_rope_dimension_count(turned)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if window and arch in _WINDOWS:
+        writer.add_sliding_window(window)
+        windowed = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_array(f"{arch}.attention.sliding_window_pattern", windowed)
+        base = config.rope_parameters.get("sliding_attention", rope)["rope_theta"]
+        writer.add_float32(f"{arch}.rope.freq_base_swa", base)
+    elif window:
+        context = min(context, window)
+    factors = {}
+    if (kind := rope["rope_type"]) != "default":
+        frequencies, stretch = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        plain = rope["rope_theta"] ** -(torch.arange(0, turned, 2) / turned)
+        factors = {"rope_freqs": plain / frequencies}
+    if kind == "longrope":  # llama.cpp takes the long ones for the whole of a context above the original one
+        factors = {f"rope_factors_{one}": torch.tensor(rope[f"{one}_factor"]) for one in ("long", "short")}
+        context = min(context, rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_orig_ctx_len(context)
+        writer.add_rope_scaling_attn_factors(stretch)
+    writer.add_context_length(context)
+    return factors
+
+
+def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights as llama.cpp has them, in float32, by transformers' names."""
+    config = model.config
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for key, tensor in model.state_dict().items():
+        part, tensor = key.split(".")[-2], tensor.float()
+        if part == "lm_head" and config.tie_word_embeddings and arch != "olmo2":  # which reads no tied head
+            continue
+        if arch in _INTERLEAVED and part in heads:
+            tensor = tensor.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).flatten(0, 2)
+        if arch in ("gemma2", "gemma3") and part.endswith("norm"):
+            tensor = 1 + tensor
+        base, _, end = key.rpartition(".experts.")
+        ends = _EXPERTS[end] if base else [key]
+        for name, piece in zip(ends, tensor.chunk(len(ends), 1) if base else [tensor], strict=True):
+            yield base + name, piece
