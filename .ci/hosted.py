@@ -33,6 +33,7 @@ AT_ONCE = (
     "14_",
     "15_",
     "17_",
+    "19_",
     "20_",
 )  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
