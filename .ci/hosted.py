@@ -33,6 +33,7 @@ AT_ONCE = (
     "14_",
     "15_",
     "17_",
+    "18_",
     "19_",
     "20_",
 )  # the fourth cell shows the prompt: no words here, the code folded
