@@ -32,7 +32,11 @@ AT_ONCE = (
     "13_",
     "14_",
     "15_",
+    "16_",
     "17_",
+    "18_",
+    "19_",
+    "20_",
 )  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 

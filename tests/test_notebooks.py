@@ -47,6 +47,7 @@ WITH_EXERCISES = [
     "13_explore_and_anneal",
     "14_stability_lab",
     "15_the_advice_measured",
+    "16_on_your_card",
     "17_agents_over_turns",
     "18_thinking_models",
     "19_keep_it_and_use_it",
