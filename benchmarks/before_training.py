@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument(
         "--chunk", type=int, default=64, help="questions answered at once, and kept in one file"
     )
+    parser.add_argument("--rows", default="", help="only those whose name has this, such as math or kit")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the questions")
     parser.add_argument("--show", action="store_true", help="print what the files have, measure nothing")
     asked = parser.parse_args()
@@ -169,10 +170,11 @@ def main() -> None:
     facts |= {"threads": torch.get_num_threads(), "decoding": "greedy", "chunk": asked.chunk}
     saved = facts | {"rows": {} if smoke else read_result(path, rows={})["rows"]}
     parts = made(*((4, 4) if smoke else (asked.gsm8k, asked.math)), asked.seed)
+    parts = {row: task for row, task in parts.items() if asked.rows in row}
     completions = ROOT / "runs" / f"before_training_{name}_{asked.seed}"
     how = {"chunk": asked.chunk, "batch_size": asked.chunk, "seed": asked.seed}
     how |= {"max_completion_tokens": 8} if smoke else {}
-    for first in range(0, max(len(task.held_out) for task in parts.values()), asked.chunk):
+    for first in range(0, max((len(task.held_out) for task in parts.values()), default=0), asked.chunk):
         for row, task in parts.items():
             columns = saved["rows"].get(row, {}).get("verdicts", {})
             known = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]

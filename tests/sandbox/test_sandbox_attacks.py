@@ -61,9 +61,7 @@ def readable_copy():
         executable = place / "bin" / Path(python["executable"]).name
         executable.parent.mkdir()
         shutil.copy2(python["executable"], executable)
-        skipped = shutil.ignore_patterns(
-            "site-packages", "dist-packages", "test", "idlelib", "config-*"
-        )
+        skipped = shutil.ignore_patterns("site-packages", "dist-packages", "test", "idlelib", "config-*")
         stdlib = place / "lib" / python["version"]
         shutil.copytree(python["stdlib"], stdlib, ignore=skipped, symlinks=True)
         for library in python["libraries"]:
