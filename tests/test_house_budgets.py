@@ -25,7 +25,7 @@ BUDGETS = {
     "modules loaded by importing the trainer": 164,
     "modules loaded by import grpo_kit.tasks.largest": 23,
     "public names": 997,
-    "public names shown nowhere": 607,
+    "public names shown nowhere": 611,
     "file names that repeat another": 0,
     "lines": 42892,
 }

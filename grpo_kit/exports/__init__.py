@@ -101,7 +101,7 @@ def export(
     chat template, so that a question alone gets the training's prompt (several turns: the first turn's message); None:
     the tokenizer's template unchanged. If a trainer's own prompts differ from the task's, the task is refused.
     format: "merged", a folder for transformers, vLLM and the like, with LoRA merged in float32; "adapter", the adapter
-    alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile (docs/models.md lists the families; where
+    alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile (the page on models lists the families; where
     transformers itself reads no such file, only with proof=False).
     quant: storage of weights: "f32", "f16" (default), "bf16" and, for a GGUF, "q8_0". bfloat16 has 8 bits: it rounds
     away most of a short run's change, and the note reports how much is left. An adapter is float32.
