@@ -192,7 +192,7 @@ class CountdownAnswer(AnswerReward):
         return steps[_tiers(answer, numbers, target)]
 
     def cheats(self, honest: Case) -> list[Case]:
-        """Ways to name the target without making it. Training found the first (notebook 14 shows that run)."""
+        """Ways to name the target without making it. Training found the first (notebook 02b shows that run)."""
         numbers, target = honest.columns["numbers"], honest.columns["target"]
         added = " + ".join(map(str, numbers))
         made = {
