@@ -28,10 +28,12 @@ Train = Callable[[Run, list[Step]], list[Step]]
 """(run, forced) -> its steps. forced: the recorded steps, whose rows, episodes and completion_ids take the place of
 sampling. A step that is returned may leave sampler_logprobs out."""
 # The largest errors that pass. rewards, advantages and log-probabilities: absolute; the others: relative. An update by
-# Adam has the size of the learning rate however small a gradient is, so a gradient's rounding shows in the weights.
-LIMITS = {"rewards": 1e-6, "advantages": 1e-4, "sampler_logprobs": 2e-4}
+# Adam has the size of the learning rate however small a gradient is, so a gradient's rounding shows in the weights: the
+# record is of a machine with AVX-512, and one with AVX2 is up to 0.026 away in one tensor, and then 0.002 in a token.
+# A wrong step is of the order of 1 away.
+LIMITS = {"rewards": 1e-6, "advantages": 1e-4, "sampler_logprobs": 5e-3}
 UPDATE_LIMITS = {"loss": 3e-5, "grad_norm": 1e-4, "learning_rate": 1e-6}
-WEIGHTS_LIMIT = 1e-3
+WEIGHTS_LIMIT = 0.1
 EXACT = ("rows", "episodes", "prompt_ids", "completion_ids")
 
 
