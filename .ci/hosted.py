@@ -14,35 +14,9 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
-AT_ONCE = (
-    "00_",
-    "01_",
-    "02_",
-    "02b_",
-    "03_",
-    "04_",
-    "05_",
-    "06_",
-    "07_",
-    "08_",
-    "09_",
-    "10_",
-    "11_",
-    "12_",
-    "13_",
-    "14_",
-    "15_",
-    "16_",
-    "17_",
-    "18_",
-    "19_",
-    "20_",
-)  # the fourth cell shows the prompt: no words here, the code folded
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 
 (VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "version.py").read_text(), re.M)
-WORDS = """\
-**Opened by itself, in a hosted notebook?** The next cell installs the kit. Where it is installed, nothing happens."""
 INSTALL = f"""\
 # From the clone around this notebook, else from PyPI. A torch that is there stays, or pip says why it cannot.
 import sys
@@ -117,14 +91,11 @@ def opened(notebook, name, repository):
         setup -= 1
     line = badges(name, repository)
     under_title = [nbformat.v4.new_markdown_cell(line, id="badges")] if line else []
-    install = [
-        nbformat.v4.new_markdown_cell(WORDS, id="install-words"),
-        nbformat.v4.new_code_cell(install_cell(name), id="install"),
-    ]
-    if name.startswith(AT_ONCE):
-        install[1].metadata["jupyter"] = {"source_hidden": True}
-        del install[0]
-    notebook.cells = [cells[0], *under_title, *cells[1:setup], *install, *cells[setup:]]
+    # Folded, and without words: the fourth cell shows the prompt.
+    install = nbformat.v4.new_code_cell(
+        install_cell(name), id="install", metadata={"jupyter": {"source_hidden": True}}
+    )
+    notebook.cells = [cells[0], *under_title, *cells[1:setup], install, *cells[setup:]]
     return notebook
 
 

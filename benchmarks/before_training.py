@@ -170,12 +170,13 @@ def main() -> None:
     }
     facts |= {"threads": torch.get_num_threads(), "decoding": "greedy", "chunk": asked.chunk}
     saved = facts | {"rows": {} if smoke else read_result(path, rows={})["rows"]}
-    parts = made(*((4, 4) if smoke else (asked.gsm8k, asked.math)), asked.seed)
-    parts = {row: task for row, task in parts.items() if asked.rows in row}
+    every = made(*((4, 4) if smoke else (asked.gsm8k, asked.math)), asked.seed)
+    if not (parts := {row: task for row, task in every.items() if asked.rows in row}):
+        parser.error(f"--rows {asked.rows!r} stands in none of {', '.join(map(repr, every))}")
     completions = ROOT / "runs" / f"before_training_{name}_{asked.seed}"
     how = {"chunk": asked.chunk, "batch_size": asked.chunk, "seed": asked.seed}
     how |= {"max_completion_tokens": 8} if smoke else {}
-    for first in range(0, max((len(task.held_out) for task in parts.values()), default=0), asked.chunk):
+    for first in range(0, max(len(task.held_out) for task in parts.values()), asked.chunk):
         for row, task in parts.items():
             columns = saved["rows"].get(row, {}).get("verdicts", {})
             known = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]

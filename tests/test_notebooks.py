@@ -28,31 +28,6 @@ FEWER = {
     "19_keep_it_and_use_it": {"MODEL": str(few_words.folder())},
 }
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
-# Whose exercises are code that runs as written; those of others tell what to change.
-WITH_EXERCISES = [
-    "00_start_here",
-    "01_prompts_and_prefill",
-    "02_reward_design",
-    "02b_rewards_under_training",
-    "03_where_the_time_goes",
-    "04_grpo_by_hand",
-    "05_train_full",
-    "06_train_lora",
-    "07_warm_start",
-    "08_code_rewards",
-    "09_schedule_events",
-    "10_preferences_then_grpo",
-    "11_ppo_and_reward_models",
-    "12_is_the_base_model_ready",
-    "13_explore_and_anneal",
-    "14_stability_lab",
-    "15_the_advice_measured",
-    "16_on_your_card",
-    "17_agents_over_turns",
-    "18_thinking_models",
-    "19_keep_it_and_use_it",
-    "20_more_than_one_card",
-]
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
 
@@ -179,10 +154,9 @@ def test_what_notebook_01_shows_of_trl_is_left_out_where_it_is_missing(tmp_path,
     assert 'pip install "grpo-kit[trl]"' in said and "REFUSED" in said
 
 
-@pytest.mark.parametrize("name", WITH_EXERCISES)
-def test_every_exercise_that_names_a_change_has_its_code(name):
+def test_every_exercise_that_names_a_change_has_its_code(path):
     """Each runs after Run all: test_runs_from_top_to_bottom_in_the_smoke_profile executes it behind the last cell."""
-    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     asked = prose.partition("\n## Exercises")[2].partition("<details><summary>Solutions")[0]
     numbered = re.split(r"^\d+\. ", asked, flags=re.MULTILINE)[1:]
