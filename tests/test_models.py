@@ -7,9 +7,9 @@ import huggingface_hub.constants
 import pytest
 import torch
 
+from grpo_kit.models import describe
 from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.models.loading import load_policy
-from grpo_kit.models.model_facts import describe
 
 
 def test_embedded_model_is_the_real_one(smol):

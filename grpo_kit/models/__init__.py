@@ -7,9 +7,6 @@ from grpo_kit.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.models.gguf_reader import PolicyLoadError
-    from grpo_kit.models.loading import load_policy
-    from grpo_kit.models.model_facts import describe
+    from grpo_kit.models.loading import describe, load_policy
 
-__all__ = lazy(
-    __name__, {"gguf_reader": ["PolicyLoadError"], "loading": ["load_policy"], "model_facts": ["describe"]}
-)
+__all__ = lazy(__name__, {"gguf_reader": ["PolicyLoadError"], "loading": ["describe", "load_policy"]})

@@ -22,13 +22,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_kit.argument_checks import check_choice, check_whole, nearest
+from grpo_kit.argument_checks import check_choice, check_model, check_whole, nearest
 from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
 from grpo_kit.models.card_memory import stay_on_the_card
 from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
 from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
-from grpo_kit.models.model_facts import describe
+from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.digests import DIGESTS, newest_whole, what_is_wrong
 from grpo_kit.unsloth import warn_if_late
@@ -261,3 +261,31 @@ def _tiny_random(kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTok
         model = LlamaForCausalLM(config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device=device, dtype=kwargs["dtype"] or torch.float32), tokenizer
+
+
+def describe(model: PreTrainedModel) -> str:
+    """One paragraph: parameters, trainable share, dtypes, device and memory (GiB) of a loaded model.
+
+    >>> print(describe(load_policy("tiny-random", quiet=True)[0]).splitlines()[0])  # doctest: +SKIP
+    LlamaForCausalLM: 1.6 M parameters, 1.6 M trainable (100 %)
+    """
+    check_model(model)
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    size = sum(p.numel() * p.element_size() for p in parameters) / 2**30
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    device = parameters[0].device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = type(base_model(model)).__name__
+    lines = [
+        f"{name}: {total / 1e6:,.1f} M parameters, {trainable / 1e6:,.1f} M trainable ({trainable / total:.1%})",
+        f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",
+    ]
+    if device.type == "cuda":
+        bf16 = "yes" if has_bf16() else "no"
+        tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
+        lines.append(
+            f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card"
+        )
+    return "\n".join(lines)

@@ -9,9 +9,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from grpo_kit.argument_checks import check_model
-from grpo_kit.cuda import has_bf16
-
 # Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
@@ -25,34 +22,6 @@ def model_name(model: Any) -> str:
     """The name by which load_policy loads it: a name, or its folder or file; else its type."""
     config = base_model(model).config
     return str(getattr(config, "name_or_path", None) or config.model_type)
-
-
-def describe(model: PreTrainedModel) -> str:
-    """One paragraph: parameters, trainable share, dtypes, device and memory (GiB) of a loaded model.
-
-    >>> print(describe(load_policy("tiny-random", quiet=True)[0]).splitlines()[0])  # doctest: +SKIP
-    LlamaForCausalLM: 1.6 M parameters, 1.6 M trainable (100 %)
-    """
-    check_model(model)
-    parameters = list(model.parameters())
-    total = sum(p.numel() for p in parameters)
-    trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    size = sum(p.numel() * p.element_size() for p in parameters) / 2**30
-    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
-    device = parameters[0].device
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    name = type(base_model(model)).__name__
-    lines = [
-        f"{name}: {total / 1e6:,.1f} M parameters, {trainable / 1e6:,.1f} M trainable ({trainable / total:.1%})",
-        f"weights {size:.2f} GiB as {' + '.join(dtypes)} on {where}",
-    ]
-    if device.type == "cuda":
-        bf16 = "yes" if has_bf16() else "no"
-        tf32 = "on" if torch.get_float32_matmul_precision() != "highest" else "off"
-        lines.append(
-            f"bf16 {bf16}, tf32 {tf32}, {torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB card"
-        )
-    return "\n".join(lines)
 
 
 def has_dropout(model: torch.nn.Module) -> bool:

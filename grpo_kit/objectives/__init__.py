@@ -5,6 +5,7 @@ minimised. Each docstring has the equation, its paper, and where TRL 1.16 differ
 
 logprobs            of tokens and of completions, and means over them
 advantages          rewards -> advantages: a group's mean, leave-one-out, GAE, weights on positives
+ratios              how much likelier tokens and completions became, and the clip
 policy_gradient     REINFORCE, RLOO, PPO
 group_losses        GRPO and its relatives, all with the same call
 soft_losses         three of them without a hard clip, or without a division by length
@@ -38,13 +39,10 @@ if TYPE_CHECKING:
     from grpo_kit.objectives.kl import k1, k2, k3
     from grpo_kit.objectives.logprobs import masked_mean, masked_sum, sequence_logprobs, token_logprobs
     from grpo_kit.objectives.policy_gradient import (
-        clip_fraction,
         ppo_policy,
         ppo_value,
         reinforce,
         rloo,
-        sequence_ratio,
-        token_ratio,
     )
     from grpo_kit.objectives.preference import (
         bradley_terry,
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
         orpo,
         simpo,
     )
+    from grpo_kit.objectives.ratios import clip_fraction, sequence_ratio, token_ratio
     from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
 
 __all__ = lazy(
@@ -66,9 +65,9 @@ __all__ = lazy(
         "group_losses": ["bnpo", "cispo", "dapo", "dr_grpo", "grpo", "gspo", "gspo_token", "overlong_filter"],
         "kl": ["k1", "k2", "k3"],
         "logprobs": ["masked_mean", "masked_sum", "sequence_logprobs", "token_logprobs"],
-        "policy_gradient": ["clip_fraction", "ppo_policy", "ppo_value", "reinforce", "rloo", "sequence_ratio",
-                            "token_ratio"],
+        "policy_gradient": ["ppo_policy", "ppo_value", "reinforce", "rloo"],
         "preference": ["bradley_terry", "dpo", "implicit_reward", "ipo", "kto", "kto_reference_point", "orpo", "simpo"],
+        "ratios": ["clip_fraction", "sequence_ratio", "token_ratio"],
         "soft_losses": ["luspo", "sapo", "vespo"],
     },
 )  # fmt: skip

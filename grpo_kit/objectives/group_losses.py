@@ -22,14 +22,14 @@ old_logprobs.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from grpo_kit.objectives.kl import k3
 from grpo_kit.objectives.logprobs import masked_mean, masked_sum, require_same_shape
-from grpo_kit.objectives.policy_gradient import clipped_surrogate, column, sequence_ratio, token_ratio
+from grpo_kit.objectives.ratios import clipped_surrogate, column, importance_ratio, sequence_ratio
 
 
 class Options(TypedDict, total=False):
@@ -246,21 +246,6 @@ def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:
     """
     require_same_shape(rows=completion_mask[:, 0], truncated=truncated)
     return completion_mask.masked_fill(truncated.unsqueeze(1), 0)
-
-
-def importance_ratio(
-    logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor, *, level: str = "token", **others: Any
-) -> Tensor:
-    """`token_ratio` (R, T), or at level "sequence" `sequence_ratio` (R, 1). others: Options that it does not need.
-
-    Raises ValueError for shapes that differ, and for another level.
-    """
-    require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
-    if level not in ("token", "sequence"):
-        raise ValueError(f"level={level!r} is not known; use 'token' or 'sequence'")
-    if level == "token":
-        return token_ratio(logprobs, old_logprobs)
-    return sequence_ratio(logprobs, old_logprobs, completion_mask)
 
 
 def kl_term(

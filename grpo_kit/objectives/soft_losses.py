@@ -15,9 +15,9 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from grpo_kit.objectives.group_losses import Options, importance_ratio, kl_term, row_mean, token_mean
+from grpo_kit.objectives.group_losses import Options, kl_term, row_mean, token_mean
 from grpo_kit.objectives.logprobs import masked_mean, masked_sum
-from grpo_kit.objectives.policy_gradient import clipped_surrogate, column
+from grpo_kit.objectives.ratios import clipped_surrogate, column, importance_ratio
 
 _LOWEST, _HIGHEST = (
     -18.420680743952367,

@@ -64,7 +64,7 @@ def _adamw_8bit(weights: torch.Tensor, lr: float) -> Arm:
 
 def _split(weights: torch.Tensor, lr: float) -> Arm:
     check_bitsandbytes("adamw-8bit-split")
-    from grpo_kit.optim.split_adamw import SplitAdamW8bit
+    from grpo_kit.optim import SplitAdamW8bit
 
     p = torch.nn.Parameter(weights.clone())
     optimizer = SplitAdamW8bit([p], lr=lr, weight_decay=0.0)
