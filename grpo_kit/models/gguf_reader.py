@@ -66,15 +66,45 @@ def gguf_folder(path: Path) -> Path:
     return _converted(name, lambda: path, replaces=f"{family}-*-float32")
 
 
+@functools.lru_cache(maxsize=1)
+def _parsed(path: Path) -> Any:
+    from gguf.gguf_reader import GGUFReader
+
+    return GGUFReader(path)
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """The file's fields are parsed and its tensors named once; transformers does so for each of its parts.
+
+    That is three fifths of the time. And its progress line for each tensor is hidden, which its own switch does not.
+    """
+    import gguf
+
+    theirs = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm
+    gguf.GGUFReader = lambda path: _parsed(Path(path).resolve())
+    gguf.get_tensor_name_map = functools.cache(theirs[1])
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm = theirs
+        _parsed.cache_clear()
+
+
 def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The file dequantised to float32 on the CPU, ready to be saved, and its tokenizer. Raises PolicyLoadError."""
     if importlib.util.find_spec("gguf") is None:
         raise PolicyLoadError(f"name_or_path={str(path)!r} needs the package gguf; run `pip install gguf`")
+    with _parsed_once():
+        return _loaded(path)
+
+
+def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
-        with _no_bar():
-            model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     except _NO_GGUF as error:
         raise PolicyLoadError(
             f"name_or_path={str(path)!r} cannot be read as a language model in GGUF ({error}); was it copied to its "
@@ -92,9 +122,7 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def _take_ends_of_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
     """transformers before 5.5 adds CodeLlama's tokens to any Llama's, and takes another token for the end."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(path).fields
+    fields = _parsed(path.resolve()).fields
     for kind, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
         if found := fields.get(f"tokenizer.ggml.{key}_token_id"):
             setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(int(found.contents())))
@@ -110,17 +138,6 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
         model.set_input_embeddings(torch.nn.Embedding.from_pretrained(head.weight, freeze=False))
         model.config.tie_word_embeddings = True
         model.tie_weights()
-
-
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """Hides transformers' progress line for each tensor: hundreds of them, which its own switch does not hide."""
-    bar = modeling_gguf_pytorch_utils.tqdm
-    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
-    try:
-        yield
-    finally:
-        modeling_gguf_pytorch_utils.tqdm = bar
 
 
 # ---- the cache --------------------------------------------------------------------------------------------------
@@ -207,9 +224,7 @@ def _convert(path: Path, part: Path, folder: Path) -> None:
 def _bytes_as_float32(path: Path) -> int:
     """Bytes on disk, counted from the file's list of tensors; 0 for an unreadable file, whose loading will raise."""
     try:
-        from gguf import GGUFReader
-
-        numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+        numbers = sum(int(tensor.n_elements) for tensor in _parsed(path.resolve()).tensors)
     except (ImportError, *_NO_GGUF):
         return 0
     return 4 * numbers + _BESIDE_WEIGHTS

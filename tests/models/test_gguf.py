@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -29,7 +30,9 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     Path("smol.gguf").symlink_to(_embedded_gguf())
-    of_the_file = []
+    of_the_file, parsed, theirs = [], [], gguf.GGUFReader
+    parse = theirs.__init__
+    monkeypatch.setattr(theirs, "__init__", lambda self, path: parsed.append(path) or parse(self, path))
     monkeypatch.setattr(
         gguf_reader, "load_gguf", lambda path: of_the_file.append(load_gguf(path)) or of_the_file[0]
     )
@@ -38,6 +41,7 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
     assert said.out.startswith("smol.gguf is dequantised, once") and said.out.count("\n") == 1
     assert not said.err or not hasattr(logging, "set_tqdm_hook"), "transformers before 5.5 keeps its bars"
     converted = list((tmp_path / "cache").iterdir())
+    assert len(parsed) == 1 and gguf.GGUFReader is theirs
     assert len(converted) == 1 and _size(converted[0]) <= _bytes_as_float32(_embedded_gguf())
 
     monkeypatch.setattr(gguf_reader, "load_gguf", None)  # never again
