@@ -122,7 +122,9 @@ class EpisodeTask:
 
     def score(self, policy: Policy, rows: Sequence[dict] | None = None, *, seed: int = 0) -> float:
         """Share of the rows (default held_out) on which the policy succeeds."""
-        rows = self.held_out if rows is None else rows
+        return fmean(self._succeeds(policy, self.held_out if rows is None else rows, seed))
+
+    def _succeeds(self, policy: Policy, rows: Sequence[dict], seed: int = 0) -> list[bool]:
         rng, world = random.Random(seed), self.world()
         observations = dict(enumerate(world.reset(rows)))
         players = [policy(row, rng) for row in rows]
@@ -136,7 +138,7 @@ class EpisodeTask:
             observations = {i: o.observation for i, o in outcomes.items() if not o.done}
             if not observations:
                 break
-        return fmean(total >= self.success for total in totals)
+        return [total >= self.success for total in totals]
 
     def blind(self, rows: Sequence[dict] | None = None, *, seed: int = 0) -> dict[str, float]:
         """Scores of policies that read no observation, best first: "random", and the best fixed sequence of actions.
@@ -148,15 +150,16 @@ class EpisodeTask:
         if not self.actions:
             return {}
         rows = self.held_out if rows is None else rows
-        known = self.__dict__.setdefault("_blind", {})  # every evaluation needs it
-        key = (seed, *map(row_key, rows))
-        if key not in known:
-            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
-            best = max((self.score(_planned(plan), rows), -i) for i, plan in enumerate(plans))
-            by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
-            named = {f"always {', '.join(plans[-best[1]])}": best[0], "random": by_chance}
-            known[key] = dict(sorted(named.items(), key=lambda item: -item[1]))
-        return dict(known[key])
+        known = self.__dict__.setdefault("_blind", {})  # of each row: evaluations of fewer rows need it too
+        plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
+        if new := [row for row in rows if row_key(row) not in known]:
+            found = [self._succeeds(_planned(plan), new) for plan in plans]
+            known.update(zip(map(row_key, new), zip(*found, strict=True), strict=True))
+        of_plans = zip(*(known[row_key(row)] for row in rows), strict=True)
+        best, place = max((sum(right), -i) for i, right in enumerate(of_plans))
+        by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
+        named = {f"always {', '.join(plans[-place])}": best / len(rows), "random": by_chance}
+        return dict(sorted(named.items(), key=lambda item: -item[1]))
 
     def _most(self) -> int:
         """The longest length at which all sequences of actions are tried."""
