@@ -11,8 +11,8 @@ from pathlib import Path
 import few_words
 import torch
 
+from examples.older_weights import OlderWeights
 from grpo_kit.engine.fast import fast
-from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.loop import Config, GRPOTrainer
 from grpo_kit.loop.generate import generate
 from grpo_kit.models import load_policy

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from grpo_kit.engine.older_weights import OlderWeights
+from examples.older_weights import OlderWeights
 from grpo_kit.prompts import build_prompt
 from grpo_kit.tasks import Task
 

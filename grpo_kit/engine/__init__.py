@@ -5,6 +5,5 @@ packed_update.py   log-probabilities and gradients of a step's completions as on
 packing.py         rows -> that tree, in chunks
 update_memory.py   how much of it at once
 cpu_lm_head.py     embedding and head on a CPU
-older_weights.py   completions made with older weights, as on a cluster, by any of the samplers
 fast.py            both as `sample` and `update` of the loop, or the plain ones where they do not fit
 """

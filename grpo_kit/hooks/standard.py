@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo_kit.argument_checks import check_choice
 from grpo_kit.engine.episode_sample import fast_for
-from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.autosave import Autosave
 from grpo_kit.hooks.control_folder import ControlFolder
@@ -35,7 +33,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
     folder: of the run; None: the next free one of runs/<task>, runs/<task>-2, ...
     held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
     live, on_flag: see WatchRun. sample, update: None takes the fast ways, or the plain ones where a line says why.
-    OlderWeights(...) makes completions with older weights, by the sample that it is given or the one this would take.
+    A sample with a method around(fast) is taken as what that returns, given the fast one: OlderWeights of examples/.
     hooks: more of them, called after the standard ones.
     Raises ValueError, naming the argument, for what cannot be.
     """
@@ -72,8 +70,8 @@ class GRPOTrainer(grpo.GRPOTrainer):
         seams = fast_for(model, task, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
-        if isinstance(sample, OlderWeights):  # a fresh one: several trainers may be given the same
-            sample = replace(sample, inner=sample.inner or seams.sample)
+        if hasattr(sample, "around"):
+            sample = sample.around(seams.sample)
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
         scales = [] if live is None else [OffScale(), StillStep(), ReboundConfig(config, task)]

@@ -82,7 +82,7 @@ def arm_of(config: Config | str, changes: Mapping[str, Any]) -> Arm:
 
     changes: fields of Config, as preset takes them: with tuning="lora" the rate is the adapters', unless one is given.
     task: a name, or a Task; its first held_out rows are evaluated.
-    sample: f(the fast sample) -> the sample to train with, such as partial(OlderWeights, sync_every=5).
+    sample: f(the fast sample) -> the sample to train with, such as one of examples/older_weights.py.
     prepare: f(model, tokenizer, task, seed), called before training, and again before a run continues from a
     checkpoint. on_flag: what a red flag does ("stop" ends the run); left out, flags are printed. eval_temperatures: the
     tuned model is also sampled at each of them, eval_samples (default 4) for each of the first 64 held-out rows.

@@ -21,6 +21,7 @@ from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.lab.job import Job, model_in
+from grpo_kit.loop.checkpoint import SAMPLE_STATE
 from grpo_kit.record.digests import checkpoints, what_is_wrong
 from grpo_kit.record.files import (
     RUN,
@@ -106,16 +107,17 @@ def branch(
     if not changes:
         raise ValueError("changes is empty: say what is to be otherwise, such as learning_rate=2e-6")
     job, asked = Job.of_run(source, task, {}), Job.of_run(source, task, changes)
-    if (run_settings(source) or {})["sample"].startswith("OlderWeights"):
-        raise ValueError(
-            f"{source} was sampled by older weights, which a branch has no copy of; begin a new run"
-        )
     there = {int(path.name[11:]): path for path in checkpoints(source) if what_is_wrong(path) is None}
     if not (before := [number for number in there if number <= step]):
         raise RunFolderError(
             f"{source} has no whole checkpoint up to step {step}; it has {sorted(there) or 'none'}"
         )
     number = max(before)
+    if (there[number] / SAMPLE_STATE).exists():
+        raise ValueError(
+            f"the sampler of {source} keeps something from step to step, such as older weights, and a branch has no "
+            "copy of that sampler; begin a new run"
+        )
     whole = steps_done(source) >= job.config.steps and (
         max(there) == job.config.steps or (source / "model").is_dir()
     )

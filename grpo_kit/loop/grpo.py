@@ -71,8 +71,8 @@ Sample = Callable[..., Batch]
 
 It may have a method measures(batch, task) -> {name: number}: more numbers for the step's line, as EpisodeSample has.
 One that keeps anything from step to step has state() -> dict of tensors and plain values, and load_state(state), as
-OlderWeights has. A checkpoint holds the state after its step, and a step that is done again begins with the state that
-it began with: state() gives what no later call changes.
+examples/older_weights.py has. A checkpoint holds the state after its step, and a step that is done again begins with
+the state that it began with: state() gives what no later call changes.
 """
 
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "loop"))
 import tiny_loop_episodes  # noqa: E402
 from loop_runs import make, press_stop, record, same, weights  # noqa: E402
 
+from examples.older_weights import OlderWeights
 from grpo_kit.engine.episode_sample import EpisodeSample
-from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.integrations import vllm_engines
 from grpo_kit.integrations.summed_weights import summed_weights
 from grpo_kit.integrations.vllm import SamplerNotInStep, VllmSample

@@ -14,9 +14,9 @@ import torch
 from loop_runs import letters, make, press_stop, record, same, task, weights
 
 import grpo_kit as kit
-from grpo_kit.engine import older_weights
+from examples import older_weights
+from examples.older_weights import OlderWeights
 from grpo_kit.engine.engine_sample import EngineSample
-from grpo_kit.engine.older_weights import OlderWeights
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
@@ -230,13 +230,10 @@ def test_one_object_serves_two_trainers_after_each_other(tmp_path):
         trainer.train()
         found.append(weights(trainer))
     assert same(*found)
-    own = OlderWeights(sync_every=2)  # in the loop alone it finds the fast way itself, once
-    first, second = make(tmp_path / "c"), make(tmp_path / "d")
-    first.sample = second.sample = own
-    first.train()
-    assert isinstance(own.inner, EngineSample)
-    with pytest.raises(ValueError, match="sync_every=2.* samples from another model already"):
-        second.train()
+    plain, given = make(tmp_path / "c"), make(tmp_path / "d", older={"sync_every": 2})
+    plain.sample = OlderWeights(sync_every=2)  # in the loop alone the plain way is its own
+    plain.train(), given.train()
+    assert same(weights(plain), weights(given))
 
 
 @pytest.mark.parametrize("where", ["inside", "on the way in", "on the way out"])

@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 
 from grpo_kit.argument_checks import check_choice, check_whole
-from grpo_kit.engine.episode_sample import fast_for
+from grpo_kit.loop.generate import generate
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.reference import weights_of
@@ -29,7 +29,7 @@ from grpo_kit.loop.step_batch import Batch, padded
 class OlderWeights:
     """The loop's `sample`, whose completions another `sample` makes with older weights.
 
-    inner: the one that makes them. None: the fast one for the model and task.
+    inner: the one that makes them. None: the one that the trainer would take by itself.
     sync_every: steps between two copies of the policy to the sampler, >= 1: at step t it has the weights of step
     t // sync_every * sync_every. Above 1 it costs one copy of the trained weights in memory.
     importance_weights: True: the clipped ratio is pi / mu, mu the older weights' probabilities (at the temperature they
@@ -74,7 +74,6 @@ class OlderWeights:
         self._weights: dict[str, torch.Tensor] | None = None  # the sampler's, of what is trained, by name
         self._waiting: list[dict[str, Any]] = []  # as state() has them; none is ever changed
         self._step, self._age = -1, 0  # of the last call
-        self._found_for: Any = None  # the model whose fast sample was found here
 
     def __call__(
         self,
@@ -93,10 +92,9 @@ class OlderWeights:
 
         def make(rows: Sequence[dict[str, Any]]) -> Batch:
             """By the sampler's weights; the policy's own come back, whatever happens (a stop: see the loop)."""
-            self._find_inner(model, task, config)
             older = self.sync_every > 1
             with weights_of(dict(_trained(model)), self._weights) if older else nullcontext():
-                made = self.inner(model, tokenizer, task, rows, config, numbers)
+                made = (self.inner or generate)(model, tokenizer, task, rows, config, numbers)
                 if made.sampler_logprobs is None and self.importance_weights and (self.buffer or older):
                     table = PaddedUpdate(config).logprobs(model, made, numbers.temperature).tolist()
                     lengths = map(len, made.completion_ids)
@@ -122,6 +120,10 @@ class OlderWeights:
             device = next(model.parameters()).device
             batch.old_logprobs = padded(batch.sampler_logprobs, batch.width, device)
         return batch
+
+    def around(self, sample: Any) -> OlderWeights:
+        """A fresh one by the sample that a trainer would take itself, for kit.GRPOTrainer; a given inner stays."""
+        return replace(self, inner=self.inner or sample)
 
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:
         """rollout/age and rollout/buffered of the last step, and what the inner sample measures."""
@@ -169,15 +171,6 @@ class OlderWeights:
             return self.lead + 1
         pair, second = divmod(step - 1, 2)
         return random.Random(f"arrivals {seed} {pair}").choice(((1, 1), (2, 0), (0, 2)))[second]
-
-    # ---- a batch ------------------------------------------------------------------------------------------------
-
-    def _find_inner(self, model: Any, task: Any, config: Config) -> None:
-        if self.inner is None:
-            self.inner = fast_for(model, task, config).sample
-            self._found_for = model
-        if self._found_for not in (None, model):
-            raise ValueError(f"{self} samples from another model already; give each trainer one of its own")
 
     def _check(self, rows: Sequence[dict[str, Any]], config: Config) -> None:
         if config.resample:
