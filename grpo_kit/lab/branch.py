@@ -144,7 +144,7 @@ def _go_on(
     said = {
         "of": os.path.relpath(source, folder),
         "step": step,
-        "changes": {n: repr(v) for n, v in changes.items()},
+        "changes": {n: f"{v:.6g}" if isinstance(v, float) else repr(v) for n, v in changes.items()},
     }
     write_whole(folder / BRANCH, (json.dumps(said, indent=1) + "\n").encode())
     model, tokenizer = job.policy()

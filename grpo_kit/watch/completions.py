@@ -142,8 +142,7 @@ def _question_html(row: dict, name: str = "") -> str:
         line = f'<span style="{PALE}">the whole prompt</span>' if long else html
         whole = f'<div style="{_TEXT}{PALE}">{escape(prompt, len(prompt))}</div>'
         html = html * long + f'<details><summary style="cursor:pointer">{line}</summary>{whole}</details>'
-    if there(row.get("answer")):
-        answer = str(row["answer"])
+    if answer := text_of(row, "answer"):  # episodes have none
         html += f'<div><span style="{PALE}">answer</span> <span style="{_TEXT}">{folded(answer)}</span></div>'
     return html
 

@@ -177,7 +177,19 @@ def _labels(marks: Sequence[tuple[int, str]], *, letter: float) -> list[tuple[in
 
 
 def _joined(names: Sequence[str]) -> str:
-    return ",".join(names) if len(names) < 3 else f"{names[0]}–{names[-1]}"
+    """Numbers, or letters: three and more that follow each other as a range.
+
+    >>> _joined(["1", "2", "4"]), _joined(["a", "b", "c", "e"])
+    ('1,2,4', 'a–c,e')
+    """
+    place = [int(name) if name.isdecimal() else ord(name[-1]) for name in names]
+    runs = [[names[0]]]
+    for n, name in enumerate(names[1:], 1):
+        if place[n] == place[n - 1] + 1:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ",".join(",".join(run) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def _path(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:
