@@ -24,7 +24,9 @@ import grpo_kit as kit
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-docstrings, reference = map(importlib.import_module, ("docstrings", "reference"))
+docstrings, reference, whole_numbers = map(
+    importlib.import_module, ("docstrings", "reference", "whole_numbers")
+)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 ENTRY = re.compile(r"^::: (\S+)\n    options: \{heading: (\S+),", re.M)
@@ -157,6 +159,25 @@ def test_a_docstring_keeps_its_lines():
         "````text\n     value     as loss\nk1   KL        nothing\n````",
         "````pycon\n>>> f([1, 0], 2)  # doctest: +SKIP\n[1.0, -1.0]\n````",
     ]
+
+
+@pytest.mark.parametrize(
+    "cell, expected, why",
+    [
+        ("1e-7", "[1e-7]", "browsers break after a hyphen between a letter and a digit"),
+        ("185.3 s", "[185.3 s]", "a unit stays at its number"),
+        ("14, 15 %", "14, [15 %]", "a list may break at its commas"),
+        ("2,048 x of 9 GiB", "[2,048 x] of [9 GiB]", "thousands are one number"),
+        ("0.0, n = 1,319", "0.0, [n = 1,319]", "a number of questions"),
+        ("4 shops, 4 s", "4 shops, [4 s]", "a word is no unit"),
+        ('<a href="1e-7">1e-7</a>', '<a href="1e-7">[1e-7]</a>', "tags stay as they are"),
+        ("n-7, 5 to 6", "n-7, 5 to 6", "nothing to keep"),
+    ],
+)
+def test_numbers_in_tables_are_kept_whole(cell, expected, why):
+    inside = expected.replace("[", '<span class="whole">').replace("]", "</span>")
+    page = "<p>1e-7</p><table><tr><td>{0}</td><th align='left'>{0}</th></tr></table><p>9 s</p>"
+    assert whole_numbers.kept_whole(page.format(cell)) == page.format(inside), why
 
 
 def test_tables_and_tags_in_a_docstring_are_left_as_they_are():

@@ -31,6 +31,7 @@ from grpo_kit.lab.statistics import holm
 
 NOTEBOOK = "../../notebooks/15_the_advice_measured.ipynb"
 SURE = 0.05  # p after Holm below which a verdict is more than a hint
+_JOIN = "\u00a0"  # a space at which no narrow column breaks a line
 _VERDICTS = {
     "holds": "hold",
     "does not": "do not",
@@ -279,14 +280,14 @@ def _cost_text(row: pd.Series) -> str:
     seeds = "0" if none_yet else f"{row['seeds']}"
     of = f" of {row['planned']}" if none_yet or row["seeds"] < row["planned"] else ""
     counted = "" if row["counted"] == "seeds" else f" {row['counted']}"
-    hours = f"{'about ' if row['estimated'] else ''}{row['hours']:.1f} h" if row["hours"] else ""
+    hours = f"{'about ' if row['estimated'] else ''}{row['hours']:.1f}{_JOIN}h" if row["hours"] else ""
     there = "" if none_yet and not row["planned"] else f"{seeds}{of}{counted}"
     return "; ".join(filter(None, [there, hours]))
 
 
 def _p_text(row: pd.Series) -> str:
     there = [float(p) for p in (row["p"], row["p_holm"]) if not (p is None or pd.isna(p))]
-    return "; ".join(format(p, ".2g") if p >= 1e-4 else "< 0.0001" for p in there)
+    return "; ".join(format(p, ".2g") if p >= 1e-4 else f"<{_JOIN}0.0001" for p in there)
 
 
 def _unit(outcome: str) -> tuple[str, float]:

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import notebook_html
 import reference
+import whole_numbers
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -69,7 +70,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """`kit.evaluate(...)` in the text leads to the reference; a notebook looks like a page."""
+    """`kit.evaluate(...)` in the text leads to the reference; a notebook looks like a page; tables break no number."""
 
     def to_page(link: str) -> str:
         uri = target(page.file.src_uri, link)
@@ -84,6 +85,8 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         content = notebook_html.in_the_look_of_the_site(content, to_page)
         title, *others = page.toc.items  # the theme lists what is below the first
         title.children, page.toc.items = title.children + others, [title]
+    else:
+        content = whole_numbers.kept_whole(content)
     return CALL.sub(to_reference, content)
 
 

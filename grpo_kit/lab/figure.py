@@ -46,11 +46,11 @@ def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *,
         if arm != against:
             _interval(change, i, row["difference"], row["d_low"], row["d_high"], colour[arm])
         cost.barh(i, row["tokens"] / 1000, color=colour[arm], height=0.6)
-    constant = runs["best_constant"].dropna()
-    if len(constant):
+    if len(constant := runs["best_constant"].dropna()):
         right.axvline(constant.max(), color=CONSTANT, linestyle="--", linewidth=1)
     change.axvline(0, color=GREY, linewidth=0.8)
-    lines.set_title("reward in training (band: seeds)", loc="left", fontsize=9.5)
+    bands = " (band: seeds)" if lines.collections else ""
+    lines.set_title(f"reward in training{bands}", loc="left", fontsize=9.5)
     lines.set_xlabel("step", fontsize=8, color=GREY)
     right.set_title("held-out accuracy, greedy", loc="left", fontsize=9.5)
     right.set_xlabel("| before training   -- best constant answer", fontsize=8, color=GREY)

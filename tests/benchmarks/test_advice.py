@@ -210,7 +210,11 @@ def test_picture_has_a_line_for_every_row_with_an_effect(committed):
     run = committed[committed["seeds"] > 0]
     axes = draw_table(committed).axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert [label.split(" · ")[0].removesuffix(" *") for label in labels] == run["name"].tolist()
+    names = [label.replace("\n", " ").split(" · ")[0].removesuffix(" *") for label in labels]
+    assert (
+        names == run["name"].tolist()
+        and max(len(part) for label in labels for part in label.split("\n")) <= 32
+    )
     assert [text.get_text() for text in axes.texts] == [effect_text(row) for _, row in run.iterrows()]
     judged = [STYLES[word] for word in STYLES if word not in ("withdrawn", "conditions not met")]
     assert len(set(judged)) == len(judged) and len({style[1:] for style in judged}) == len(judged)
@@ -237,15 +241,45 @@ def test_curves_are_drawn_beside_what_they_are_compared_with(committed):
         ("accuracy", ["control", "8-bit AdamW"]),
         ("accuracy", ["oldest first", "newest first"]),
     ]
-    panels = draw_curves(labs).axes
-    assert len(panels) == 3
-    for axes, (_, found) in zip(panels, labs, strict=True):
+    figure = draw_curves(labs)
+    assert len(figure.axes) == 3 and figure.get_figwidth() <= 8, "a wider one's words are too small on a page"
+    for axes, (_, found) in zip(figure.axes, labs, strict=True):
         assert [line.get_label() for line in axes.lines] == [f"{arm} (5)" for arm in found.arms]
-        assert axes.lines[0].get_color() == display.BASE != axes.lines[1].get_color()
+        compared, other = axes.lines
+        assert (compared.get_linestyle(), other.get_linestyle()) == ("--", "-")
+        assert compared.get_zorder() > other.get_zorder(), "where both are equal, both are seen"
         own = found.curves[found.curves["arm"] == found.against]
-        assert axes.lines[0].get_ydata()[0] == pytest.approx(own[own["step"] == 1]["reward"].mean())
+        assert compared.get_ydata()[0] == pytest.approx(own[own["step"] == 1]["reward"].mean())
+        figure.canvas.draw()
+        assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "over no curve"
     with pytest.raises(ValueError, match="labs is empty"):
         draw_curves([])
+
+
+def test_an_arm_has_one_colour_in_all_panels(committed):
+    """settled is compared with in one panel, and compared in two others."""
+    names = [
+        "annealing-linear",
+        "hotter",
+        "sampling-at-0.7",
+        "not-below-0.7",
+        "evaluated-hotter",
+        "evaluated-colder",
+    ]
+    panels = draw_curves(labs_of(committed[committed["name"].isin(names)])).axes
+    shown = [(line.get_label(), line.get_color()) for axes in panels for line in axes.lines]
+    colours = dict(shown)
+    assert len(shown) > len(colours) >= 5 and set(shown) == set(colours.items())
+    assert colours["settled (30)"] == display.BASE
+    for axes in panels:
+        assert len({line.get_color() for line in axes.lines}) == len(axes.lines)
+
+
+def test_what_is_never_right_or_not_trained_is_seen(committed):
+    (axes,) = draw_curves(labs_of(committed[committed["name"] == "never-right"])).axes
+    untrained, trained = axes.lines
+    assert (untrained.get_marker(), list(untrained.get_ydata())) == ("o", [0.0])
+    assert not any(trained.get_ydata()) and axes.get_ylim()[0] < 0 < 1 < axes.get_ylim()[1]
 
 
 # ---- what is committed

@@ -510,6 +510,14 @@ def test_figure_of_many_arms_with_gaps():
     assert figure._repr_png_()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize(
+    "seeds, title", [((0,), "reward in training"), ((0, 1), "reward in training (band: seeds)")]
+)
+def test_figure_names_a_band_where_there_is_one(seeds, title):
+    rewards = made({"control": [0.1, 0.2], "other": [0.3, 0.4]}, seeds=seeds).figure().axes[0]
+    assert (rewards.get_title("left"), len(rewards.collections)) == (title, 2 * (len(seeds) - 1))
+
+
 def test_nothing_done_is_done_again(done):
     folder, result = done
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/*.json*")}
