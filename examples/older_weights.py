@@ -4,6 +4,9 @@ On a cluster the sampler's weights are copied from the trainer's every so many s
 buffer. Both make rollouts stale: sampled by mu, trained on by pi. Here the same staleness is made on purpose, with all
 else equal, to see what it costs. One process takes turns, so nothing gets faster; benchmarks/utilisation.py computes
 what a cluster would gain.
+
+    from examples.older_weights import OlderWeights
+    trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, sample=OlderWeights(sync_every=10))
 """
 
 from __future__ import annotations
