@@ -143,10 +143,10 @@ def load(arms: list[str], against: str, *, below: int | None = None) -> lab.Lab 
         for seed in done(arm):
             if below is not None and seed >= below:
                 continue
-            saved = json.loads(path_of(arm, seed).read_text(encoding="utf-8"))
-            rows.append({"arm": arm, "seed": seed, **saved["outcomes"]})
-            right[arm, seed] = [int(c) for c in saved["right"]]
-            curves.append(pd.DataFrame(saved["curve"]).assign(arm=arm, seed=seed))
+            path = path_of(arm, seed)
+            row, right[arm, seed], curve = _read(path, path.stat().st_mtime_ns, arm, seed)
+            rows.append(row)
+            curves.append(curve)
     there = [arm for arm in arms if any(row["arm"] == arm for row in rows)]
     if against not in there:
         return None
@@ -154,6 +154,14 @@ def load(arms: list[str], against: str, *, below: int | None = None) -> lab.Lab 
     never = [name for name in table if table[name].isna().all()]  # a number that no run has is a number still
     table = table.astype(dict.fromkeys(never, float))
     return lab.Lab(there, table, right, pd.concat(curves, ignore_index=True), against)
+
+
+@cache
+def _read(path: Path, changed: int, arm: str, seed: int) -> tuple[dict[str, Any], list[int], pd.DataFrame]:
+    """Outcomes, right answers and curve of a run: many rows of the table ask for it, and nobody changes them."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    curve = pd.DataFrame(saved["curve"]).assign(arm=arm, seed=seed)
+    return {"arm": arm, "seed": seed, **saved["outcomes"]}, [int(c) for c in saved["right"]], curve
 
 
 def hours(table: pd.DataFrame) -> float:
