@@ -67,8 +67,14 @@ def gguf_folder(path: Path) -> Path:
     return _converted(name, lambda: path, replaces=f"{family}-*-float32")
 
 
+def _parsed(path: Path | str) -> Any:
+    """The file as gguf reads it; of one that was replaced since, the new one."""
+    path = Path(path).resolve()
+    return _parsed_as_of(path, path.stat().st_size, path.stat().st_mtime_ns)
+
+
 @functools.lru_cache(maxsize=1)
-def _parsed(path: Path) -> Any:
+def _parsed_as_of(path: Path, size: int, changed: int) -> Any:
     from gguf.gguf_reader import GGUFReader
 
     return GGUFReader(path)
@@ -83,14 +89,14 @@ def _parsed_once() -> Iterator[None]:
     import gguf
 
     theirs = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm
-    gguf.GGUFReader = lambda path: _parsed(Path(path).resolve())
+    gguf.GGUFReader = _parsed
     gguf.get_tensor_name_map = functools.cache(theirs[1])
     modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
     try:
         yield
     finally:
         gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm = theirs
-        _parsed.cache_clear()
+        _parsed_as_of.cache_clear()
 
 
 def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -123,7 +129,7 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def _take_ends_of_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
     """transformers before 5.5 adds CodeLlama's tokens to any Llama's, and takes another token for the end."""
-    fields = _parsed(path.resolve()).fields
+    fields = _parsed(path).fields
     for kind, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
         if found := fields.get(f"tokenizer.ggml.{key}_token_id"):
             setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(int(found.contents())))
@@ -225,7 +231,7 @@ def _convert(path: Path, part: Path, folder: Path) -> None:
 def _bytes_as_float32(path: Path) -> int:
     """Bytes on disk, counted from the file's list of tensors; 0 for an unreadable file, whose loading will raise."""
     try:
-        numbers = sum(int(tensor.n_elements) for tensor in _parsed(path.resolve()).tensors)
+        numbers = sum(int(tensor.n_elements) for tensor in _parsed(path).tensors)
     except (ImportError, *_NO_GGUF):
         return 0
     return 4 * numbers + _BESIDE_WEIGHTS

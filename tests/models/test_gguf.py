@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -77,6 +78,18 @@ def test_what_is_no_gguf_file_is_refused_in_words(tmp_path, monkeypatch, text):
     with pytest.raises(PolicyLoadError, match="model.gguf' cannot be read as a language model in GGUF"):
         load_policy(tmp_path / "model.gguf")
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_of_a_file_that_was_replaced_the_new_one_is_read(tmp_path):
+    """Also where nothing was loaded between: the first was too large for the disk."""
+    for numbers in (8, 24):
+        writer = gguf.GGUFWriter(tmp_path / "new.gguf", "llama")
+        writer.add_tensor("a", np.zeros(numbers, np.float32))
+        writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file()
+        writer.close()
+        (tmp_path / "new.gguf").replace(tmp_path / "model.gguf")
+        beside = _bytes_as_float32(tmp_path / "model.gguf") - 4 * numbers
+        assert beside == gguf_reader._BESIDE_WEIGHTS
 
 
 def test_one_matrix_stored_twice_is_tied_again():
