@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -150,16 +150,23 @@ class EpisodeTask:
         if not self.actions:
             return {}
         rows = self.held_out if rows is None else rows
-        known = self.__dict__.setdefault("_blind", {})  # of each row: evaluations of fewer rows need it too
-        plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
+        known = self.__dict__.setdefault("_blind", {})  # every evaluation needs it
+        key = (seed, *map(row_key, rows))
+        if key not in known:
+            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
+            best, place = max((sum(right), -i) for i, right in enumerate(self._by_plans(plans, rows)))
+            by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
+            named = {f"always {', '.join(plans[-place])}": best / len(rows), "random": by_chance}
+            known[key] = dict(sorted(named.items(), key=lambda item: -item[1]))
+        return dict(known[key])
+
+    def _by_plans(self, plans: Sequence[Sequence[str]], rows: Sequence[dict]) -> Iterator[tuple[bool, ...]]:
+        """On which of the rows each plan succeeds; a row is played once, for whatever rows it is among later."""
+        known = self.__dict__.setdefault("_of_plans", {})
         if new := [row for row in rows if row_key(row) not in known]:
             found = [self._succeeds(_planned(plan), new) for plan in plans]
             known.update(zip(map(row_key, new), zip(*found, strict=True), strict=True))
-        of_plans = zip(*(known[row_key(row)] for row in rows), strict=True)
-        best, place = max((sum(right), -i) for i, right in enumerate(of_plans))
-        by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
-        named = {f"always {', '.join(plans[-place])}": best / len(rows), "random": by_chance}
-        return dict(sorted(named.items(), key=lambda item: -item[1]))
+        return zip(*(known[row_key(row)] for row in rows), strict=True)
 
     def _most(self) -> int:
         """The longest length at which all sequences of actions are tried."""
