@@ -29,8 +29,11 @@ main(Path(sys.argv[3]), sys.argv[1])
 """
 
 
-def in_a_child(request: dict[str, Any], kit: Path = ROOT) -> dict[str, Any]:
+def in_a_child(request: dict[str, Any], kit: Path = ROOT, *, fork: bool = True) -> dict[str, Any]:
     """What child.py answers to the request, which it gets with grpo_kit of the folder `kit`.
+
+    fork: it may be a fork of a process that has imported. False where another checkout's kit is measured beside it,
+    which cannot be one: what is compared starts alike.
 
     {"error": why} where memory did not suffice. What it prints is seen as it goes.
     Raises SystemExit where it failed in another way.
@@ -39,7 +42,7 @@ def in_a_child(request: dict[str, Any], kit: Path = ROOT) -> dict[str, Any]:
         asked = Path(folder, "child.request")
         asked.write_text(json.dumps(request))
         sys.stdout.flush()
-        code = _exit_code(asked, kit)
+        code = _exit_code(asked, kit, fork)
         answer = asked.with_suffix(".answer")
         if code == -9:
             return {"error": "killed, most likely for want of memory"}
@@ -49,9 +52,9 @@ def in_a_child(request: dict[str, Any], kit: Path = ROOT) -> dict[str, Any]:
         return json.loads(answer.read_text())
 
 
-def _exit_code(asked: Path, kit: Path) -> int:
+def _exit_code(asked: Path, kit: Path, fork: bool) -> int:
     """Of the child that answers: with this checkout's kit and no card, a fork of a process that has only imported."""
-    if kit == ROOT and not torch.cuda.is_available():
+    if fork and kit == ROOT and not torch.cuda.is_available():
         child = _imported().Process(target=_answer, args=(asked, dict(os.environ)))
         child.start(), child.join()
         return child.exitcode

@@ -65,7 +65,7 @@ class Runner:
             request = {"do": "measure", "model": model_of(options), "work": self.prepared["work"], "arm": arm}
             # A run has many steps: what its first two pay (memory, optimizer state, captures) is in no arm's time.
             request |= {"tuned": tuned, "warmup": 0 if options.size == "smoke" else 2}
-            answer = in_a_child(request, kit)
+            answer = in_a_child(request, kit, fork=not options.before)
             found = {"answer": answer, "before": before}
             self.kept.add(name, found, code)
             self._seconds.append(time.perf_counter() - begin)

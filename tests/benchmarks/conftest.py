@@ -19,7 +19,7 @@ def children(monkeypatch):
     """
     asked = []
 
-    def here(request, kit=ROOT):
+    def here(request, kit=ROOT, **how):
         asked.append(request.get("arm", request["do"]))
         return answered_here(request)
 

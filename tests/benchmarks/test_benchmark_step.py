@@ -54,9 +54,9 @@ def result(before, tmp_path_factory):
     out = tmp_path_factory.mktemp("results")
     arms = ["--arms", "trl-hf,trl-hf-tuned,kit", "--before", str(before)]
 
-    def here_or_there(request, kit=ROOT):
+    def here_or_there(request, kit=ROOT, **how):
         own = request.get("arm") == "trl-hf" or kit != ROOT
-        return in_a_child(request, kit) if own else answered_here(request)
+        return in_a_child(request, kit, **how) if own else answered_here(request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.step.run.in_a_child", here_or_there)

@@ -77,7 +77,7 @@ def test_a_busy_machine_is_refused_or_noted(children, tmp_path, monkeypatch):
 def test_where_no_arm_could_be_measured_the_command_says_so_and_begins_anew(children, tmp_path, monkeypatch):
     arguments = ["--size", "smoke", "--arms", "kit", "--out", str(tmp_path)]
     killed = {"error": "killed"}
-    answered = lambda request, kit: killed if "arm" in request else answered_here(request)  # noqa: E731
+    answered = lambda request, kit, **how: killed if "arm" in request else answered_here(request)  # noqa: E731
     with (
         monkeypatch.context() as patch,
         pytest.raises(SystemExit, match=r"no arm was measured \(kit: killed\)"),
