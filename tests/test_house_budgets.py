@@ -27,13 +27,13 @@ BUDGETS = {
     "public names": 996,
     "public names shown nowhere": 606,
     "file names that repeat another": 0,
-    "lines": 42747,
+    "lines": 42760,
 }
 
 ROOM_LINES = {
     "rewards": 4513, "rollout": 3885, "watch": 3732, "verdicts": 3231, "tasks": 2977, "evaluation": 2901,
-    "loop": 2429, "exports": 2025, "engine": 1654, "episodes": 1535, "integrations": 1480, "lab": 1598,
-    "sandbox": 1237, "objectives": 1137, "memory": 1107, "models": 1113, "record": 968, "doctor": 770,
+    "loop": 2429, "exports": 2025, "engine": 1654, "episodes": 1542, "integrations": 1480, "lab": 1598,
+    "sandbox": 1237, "objectives": 1137, "memory": 1107, "models": 1119, "record": 968, "doctor": 770,
     "optim": 587, "hooks": 657, "prompts": 519, "trackers": 368, "commands": 355, "preferences": 279,
     "display": 344, "config_checks": 206, "presets": 194, "schedules": 184, "argument_checks": 177,
     "__init__": 183, "__main__": 44, "literal_calls": 120, "torch_builds": 61, "cuda": 72, "unsloth": 55,
