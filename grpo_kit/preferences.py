@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from datasets import Dataset
 
 from grpo_kit.argument_checks import (
     check_model,
@@ -28,6 +27,7 @@ from grpo_kit.evaluation.sample_cache import trained_as_sampled
 from grpo_kit.record.run_path import run_path
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_kit.tasks import Task
@@ -72,7 +72,7 @@ class Samples:
         rows = self._pairs(margin)
         if not rows:
             raise self._empty(f"margin={margin!r}: no prompt has two usable completions so far apart")
-        return Dataset.from_list(rows)
+        return _data_set(rows)
 
     def unpaired(self, *, threshold: float = 0.5) -> Dataset:
         """Every distinct completion with its label: is its score at least the threshold?
@@ -155,7 +155,7 @@ class Samples:
     def _data_set(self, rows: list[dict[str, Any]], threshold: float | None) -> Dataset:
         if not rows:
             raise self._empty(f"threshold={threshold!r}: no usable completion is left")
-        return Dataset.from_list(rows)
+        return _data_set(rows)
 
     def _pairs(self, margin: float) -> list[dict[str, Any]]:
         rows = []
@@ -277,3 +277,9 @@ def _score(candidate: dict[str, Any]) -> float:
 
 def _target(candidate: dict[str, Any]) -> dict[str, Any]:
     return {name: candidate[name] for name in ("prompt", "completion", "score")}
+
+
+def _data_set(rows: list[dict[str, Any]]) -> Dataset:
+    from datasets import Dataset  # takes a second, and sampling needs none
+
+    return Dataset.from_list(rows)

@@ -13,14 +13,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from grpo_kit.argument_checks import check_tokenizer, is_whole
 from grpo_kit.unsloth import warn_if_late
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _OPENING_TAG = re.compile(r"<[A-Za-z][\w-]*>\s*\Z")
 _EMPTY_THOUGHT = re.compile(r"\s*<([A-Za-z][\w-]*)>\s*</\1>\s*")
@@ -135,6 +137,8 @@ def build_dataset(
     >>> build_dataset(tokenizer, [{"question": "2 + 2?", "answer": "4"}]).column_names  # doctest: +SKIP
     ['prompt', 'prefill', 'question', 'answer']
     """
+    from datasets import Dataset
+
     warn_if_late()
     if isinstance(rows, str) or not isinstance(rows, Sequence | Dataset):
         raise PromptError(f"rows is a {type(rows).__name__}; use a list of dicts or a datasets.Dataset")
@@ -219,6 +223,8 @@ def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
     Raises PromptError (a ValueError) for another element than a dict, rows that differ in columns, and a column that
     mixes types.
     """
+    from datasets import Dataset
+
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise PromptError(f"{name}[{index}] is a {type(row).__name__}; use a dict of one row's columns")

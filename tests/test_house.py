@@ -33,9 +33,10 @@ COMMAND_LINE = ("grpo_kit.__main__", "grpo_kit.commands")  # in public names, as
 USE_TRL = {"integrations"}
 
 
+@functools.cache
 def imports(path):
     """Modules that the file imports in any form, inside functions and under TYPE_CHECKING too."""
-    return imports_of(ast.parse(path.read_text()), path)
+    return [*imports_of(ast.parse(path.read_text()), path)]
 
 
 def imports_of(tree, path):
@@ -93,13 +94,15 @@ def test_rooms_are_those_of_the_list():
     assert {room(name) for name in MODULES} == {FRONT_DOOR, *ROOMS}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_go_down_only(name):
-    if room(name) == FRONT_DOOR:
-        return
-    order = {r: place for place, r in enumerate(ROOMS)}
-    upwards = [m for m in graph()[name] if room(m) == FRONT_DOOR or order[room(m)] > order[room(name)]]
-    assert not upwards, f"{name} imports {upwards}, which lie above it"
+def test_imports_go_down_only():
+    order = {r: place for place, r in enumerate([*ROOMS, FRONT_DOOR])}
+    upwards = [
+        f"{name} imports {imported}, which lies above it"
+        for name in MODULES
+        for imported in graph()[name]
+        if order[room(imported)] > order[room(name)]
+    ]
+    assert not upwards
 
 
 def test_there_is_no_circle_and_the_house_in_numbers(capsys):
@@ -168,6 +171,27 @@ def test_the_front_door_loads_nothing_heavy():
     assert "pandas" in python("import sys; from grpo_kit import read_metrics; " + said), "the test can fail"
 
 
+def test_what_trains_or_asks_loads_torch_and_transformers_alone():
+    """An adapter is looked for where peft is loaded already; a table of datasets is made where one is asked for."""
+    names = (
+        "GRPOTrainer evaluate export chat load_policy readiness preset sample tasks.largest tasks.from_rows"
+    )
+    touched = "; ".join(f"kit.{name}" for name in names.split())
+    unneeded = {
+        "peft",
+        "bitsandbytes",
+        "datasets",
+        "trl",
+        "matplotlib",
+        "IPython",
+        "gguf",
+        "resvg_py",
+        "typer",
+    }
+    said = f"print(*[name for name in sorted({unneeded}) if name in sys.modules])"
+    assert python(f"import sys, grpo_kit as kit; {touched}; {said}") == []
+
+
 def test_the_front_door_names_the_same_everywhere():
     """What editors read, what is imported at run time, and __all__."""
     (block,) = [
@@ -201,12 +225,11 @@ def test_garbage_is_collected_again_after_a_name_is_loaded():
     assert python(fails) == ["True"]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_file_is_read_in_one_sitting(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 300 or "Longer than 300 lines" in text[:2000], (
-        "say why at its head, or split it"
-    )
+def test_a_file_is_read_in_one_sitting():
+    texts = {path.relative_to(ROOT): path.read_text() for path in FILES}
+    long = [path for path, text in texts.items() if len(text.splitlines()) > 300]
+    unexplained = [str(path) for path in long if "Longer than 300 lines" not in texts[path][:2000]]
+    assert not unexplained, "say why at its head, or split it"
 
 
 # The core: the loop and what it stands on. It knows no engine, no chart, no episode and no tool of another kind.
@@ -255,9 +278,13 @@ def test_a_plain_run_loads_no_engine():
     assert trl == "False"
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if room(n) not in {*USE_TRL, FRONT_DOOR}])
-def test_knows_nothing_of_trl(name):
-    assert not [m for m in imports(MODULES[name]) if m.split(".")[0] == "trl"]
+def test_only_integrations_import_trl():
+    importers = {
+        name
+        for name, path in MODULES.items()
+        if any(module.split(".")[0] == "trl" for module in imports(path))
+    }
+    assert importers and {room(name) for name in importers} <= USE_TRL, importers
 
 
 def test_objectives_know_torch_and_themselves_alone():
@@ -294,6 +321,7 @@ CITED = re.compile(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.py\b")
 DOTTED = re.compile(r"(?<![\w.])(?:grpo_kit\.)?([a-z]\w*)\.([a-z]\w*)(?![\w(])")
 
 
+@functools.cache
 def prose(path):
     """Docstrings and comments of a Python file; all of another."""
     text = path.read_text()
@@ -322,26 +350,25 @@ def python_files():
     return frozenset(p.relative_to(root).as_posix() for p in [*found, *root.glob("*.py")])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*FILES, *sorted((ROOT.parent / "docs").glob("*.md"))],
-    ids=lambda p: str(p.relative_to(ROOT.parent)),
-)
-def test_no_citation_of_a_file_that_is_not_there(path):
-    assert not missing(prose(path), python_files())
+def test_no_citation_of_a_file_that_is_not_there():
+    pages = [*FILES, *sorted((ROOT.parent / "docs").glob("*.md"))]
+    absent = {str(path.relative_to(ROOT.parent)): missing(prose(path), python_files()) for path in pages}
+    assert not {path: names for path, names in absent.items() if names}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_citation_of_a_module_that_is_not_there(path):
+def test_no_citation_of_a_module_that_is_not_there():
     """`rewards.scoring` in a docstring or comment: a room that is a package, and what it holds."""
     packages = {name.split(".")[1] for name in MODULES if name.count(".") > 1}
-    lines = [line for text in prose(path) for line in text.splitlines() if ">>>" not in line]
-    for first, second in DOTTED.findall("\n".join(lines)):
-        if first in packages and second not in ("py", "json", "csv"):
-            held = f"grpo_kit.{first}.{second}" in MODULES or hasattr(
-                importlib.import_module(f"grpo_kit.{first}"), second
-            )
-            assert held, f"{first}.{second}"
+    absent = []
+    for path in FILES:
+        lines = [line for text in prose(path) for line in text.splitlines() if ">>>" not in line]
+        for first, second in DOTTED.findall("\n".join(lines)):
+            if first not in packages or second in ("py", "json", "csv"):
+                continue
+            if f"grpo_kit.{first}.{second}" not in MODULES:
+                if not hasattr(importlib.import_module(f"grpo_kit.{first}"), second):
+                    absent.append(f"{path.relative_to(ROOT)}: {first}.{second}")
+    assert not absent
 
 
 def test_the_finder_of_citations_finds_them():

@@ -13,7 +13,6 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine.packed_attention import NAME as PACKED
@@ -22,7 +21,7 @@ from grpo_kit.engine.update_norms import norms_in_one_kernel
 from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.model_facts import base_model, has_adapters
 from grpo_kit.rollout.attention import attention_named
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.tree import tree_tokens
@@ -193,7 +192,7 @@ class UpdateMemory:
 
     def _budget(self, longest: int, group: int, total: int, free: int) -> tuple[int, int]:
         """Packed positions of a chunk, whole groups if that fits, and how many layers are checkpointed."""
-        base, lora = base_model(self.model), isinstance(self.model, PeftModel)
+        base, lora = base_model(self.model), has_adapters(self.model)
         total = max(longest, min(total, self.chunk_tokens or total))
         if self.attention == "sdpa":  # a dense mask over several groups is mostly empty
             total = min(total, max(group, _DENSE_TOKENS))

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset
-
 from grpo_kit.argument_checks import check_whole
 from grpo_kit.episodes.environment import Environment, VectorEnv, row_key
 from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.episodes.recorded_env import RecordedEnv
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 # (row, generator) -> f(observation) -> response
@@ -107,6 +106,8 @@ class EpisodeTask:
             "question": [row["question"] for row in rows],
             "row": list(range(len(rows))),
         }
+        from datasets import Dataset
+
         return Dataset.from_dict(columns)
 
     @property

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 
 from grpo_kit.argument_checks import check_model, check_tokenizer
 from grpo_kit.argument_checks import check_task as check_is_task
 from grpo_kit.config_checks import check_together
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.model_facts import base_model, has_adapters
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.record.digests import checkpoints
 from grpo_kit.rewards.parts import check_calls
@@ -90,11 +89,11 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
 def check_loaded(config: Config, model: torch.nn.Module) -> None:
     """Raises ValueError for a model that was loaded otherwise than the config says: another tuning or dtype."""
     load = "load it with load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype), or change the config"
-    if config.tuning is not None and (config.tuning == "full") == isinstance(model, PeftModel):
-        has = "has adapters" if isinstance(model, PeftModel) else "has no adapters"
+    if config.tuning is not None and (config.tuning == "full") == has_adapters(model):
+        has = "has adapters" if has_adapters(model) else "has no adapters"
         raise ValueError(f"tuning={config.tuning!r}: this model {has}; {load}")
     if config.dtype is not None and config.tuning != "qlora":
-        frozen = isinstance(model, PeftModel)  # adapters are float32 over weights of any dtype
+        frozen = has_adapters(model)  # adapters are float32 over weights of any dtype
         largest = max((p for p in model.parameters() if p.requires_grad != frozen), key=torch.numel)
         if (found := str(largest.dtype).removeprefix("torch.")) != config.dtype:
             raise ValueError(f"dtype={config.dtype!r}: this model's weights are {found}; {load}")
@@ -134,7 +133,7 @@ def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Con
 
 def checkpoint_bytes(model: torch.nn.Module, optimizer: str) -> int:
     """Bytes of one checkpoint: the weights, of adapters what is trained, and the optimizer's state."""
-    adapters, state_of = isinstance(model, PeftModel), OPTIMIZERS[optimizer].state_of
+    adapters, state_of = has_adapters(model), OPTIMIZERS[optimizer].state_of
     sizes = [(p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()]
     return int(sum(n * (size * (own or not adapters) + state_of(size) * own) for n, size, own in sizes))
 

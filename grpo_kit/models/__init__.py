@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import grpo_kit.models.libraries  # noqa: F401  before peft: it takes up bitsandbytes quickly, and leaves bars out
+import grpo_kit.models.libraries  # noqa: F401  leaves bars out
 from grpo_kit.lazy import lazy
 
 if TYPE_CHECKING:

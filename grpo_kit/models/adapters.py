@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_kit.models.gguf_reader import PolicyLoadError
+from grpo_kit.models.libraries import load_peft
 from grpo_kit.models.model_facts import base_model
 
 Tuning = Literal["full", "lora", "qlora"]
@@ -29,10 +30,8 @@ def is_adapter(name: str | Path) -> bool:
 
 def base_of(folder: Path) -> str:
     """The name or path of the model that a saved adapter is for. Raises PolicyLoadError if it names none."""
-    from peft import PeftConfig
-
     try:
-        base = PeftConfig.from_pretrained(folder).base_model_name_or_path
+        base = load_peft().PeftConfig.from_pretrained(folder).base_model_name_or_path
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r}: its adapter_config.json cannot be read ({error})"
@@ -49,10 +48,9 @@ def add_adapters(
     model: PreTrainedModel, tuning: Tuning, overrides: Mapping[str, Any], seed: int
 ) -> PreTrainedModel:
     """Rank-16 adapters on all linear layers but the head, drawn from the seed alone; overrides: of peft.LoraConfig."""
-    from peft import LoraConfig, get_peft_model
-
+    peft = load_peft()
     model = _ready(model, tuning)
-    unknown = sorted(set(overrides) - {field.name for field in fields(LoraConfig)})
+    unknown = sorted(set(overrides) - {field.name for field in fields(peft.LoraConfig)})
     if unknown:
         mend = "; the rank is 'r'" if "rank" in unknown else "; check the spelling"
         raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig{mend}")
@@ -61,7 +59,9 @@ def add_adapters(
         torch.manual_seed(seed)
         warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
         try:
-            adapted = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides}))
+            adapted = peft.get_peft_model(
+                model, peft.LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides})
+            )
         except (TypeError, ValueError) as error:
             raise ValueError(f"lora={dict(overrides)!r} is refused by peft: {error}") from error
     _saves_without_asking(model.name_or_path)
@@ -125,12 +125,10 @@ def on_both_ends(model: Any) -> str | None:
 
 
 def _with_adapter(model: PreTrainedModel, folder: Path, **options: Any) -> Any:
-    from peft import PeftModel
-
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
-            return PeftModel.from_pretrained(model, folder, **options)
+            return load_peft().PeftModel.from_pretrained(model, folder, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r}: its adapter does not go onto {model.name_or_path!r} ({error})"
@@ -140,10 +138,8 @@ def _with_adapter(model: PreTrainedModel, folder: Path, **options: Any) -> Any:
 def _ready(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
     if tuning != "qlora":
         return model
-    from peft import prepare_model_for_kbit_training
-
     # The trainer turns checkpointing on itself, from its own settings.
-    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return load_peft().prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def _saves_without_asking(base: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 def base_model(model: Any) -> PreTrainedModel:
     """The transformers model, with its adapters: the model inside a peft model, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def has_adapters(model: Any) -> bool:
+    """Is it a peft model? Where nobody has imported peft, which takes a second, it cannot be one."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def model_name(model: Any) -> str:

@@ -7,10 +7,10 @@ copy of the weights, nothing to keep in sync.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from torch.nn.functional import linear
 from torch.nn.modules import module as torch_module
 
@@ -78,7 +78,10 @@ def projection(module: torch.nn.Module, dtype: torch.dtype = torch.float32) -> P
         tensors = [t for t in (module.weight, module.bias) if t is not None]
         plain = is_plain(module) and all(is_plain_weight(t, dtype) for t in tensors)
         return Projection(module.weight, module.bias, ()) if plain else None
-    if type(module) is not LoraLinear or not is_plain(module) or module.merged or module.fan_in_fan_out:
+    lora = sys.modules.get("peft.tuners.lora")  # where nobody has imported it, no layer is of it
+    if lora is None or type(module) is not lora.Linear:
+        return None
+    if not is_plain(module) or module.merged or module.fan_in_fan_out:
         return None
     base = projection(module.base_layer, dtype)
     names = [] if module.disable_adapters else [n for n in module.active_adapters if n in module.lora_A]

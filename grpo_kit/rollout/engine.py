@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit import cuda
@@ -31,6 +30,9 @@ from grpo_kit.rollout.output_buffer import OutputBuffer
 from grpo_kit.rollout.sampling import Processor, Sampler
 from grpo_kit.rollout.sixteen_bits import why_not_here
 from grpo_kit.rollout.supported_models import decode_by_modules, unsupported
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 @dataclass(frozen=True)

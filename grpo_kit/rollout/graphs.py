@@ -7,13 +7,13 @@ so graphs live from rollout to rollout.
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 def signature(model: torch.nn.Module) -> tuple:
@@ -22,6 +22,7 @@ def signature(model: torch.nn.Module) -> tuple:
     Values may change in place (an optimizer step): a graph reads them again. Addresses and kinds may not.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
+    peft = sys.modules.get("peft.tuners.tuners_utils")
     adapters = [
         (
             name,
@@ -31,7 +32,7 @@ def signature(model: torch.nn.Module) -> tuple:
             tuple(m.scaling.items()),
         )
         for name, m in model.named_modules()
-        if isinstance(m, BaseTunerLayer) and hasattr(m, "scaling")
+        if peft is not None and isinstance(m, peft.BaseTunerLayer) and hasattr(m, "scaling")
     ]
     device = next(model.parameters()).device.type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)

@@ -6,11 +6,10 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel
 
 from grpo_kit.models.layer_kinds import layer_kinds
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.model_facts import base_model, has_adapters
 from grpo_kit.unsloth import replaced_layers
 
 # Their frequencies change as a sequence grows, so that cached keys would need another rotation.
@@ -76,7 +75,7 @@ def shared_problem(model: Any) -> str | None:
 
     That takes keys and values as the only state, causal attention, and positions that mean the same in each row.
     """
-    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+    if has_adapters(model) and model.active_peft_config.is_prompt_learning:
         return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"
     base = base_model(model)
     if not isinstance(base, PreTrainedModel):

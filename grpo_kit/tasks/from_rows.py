@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from datasets import Dataset
 
 from grpo_kit.prompts import cure_of
 from grpo_kit.rewards.answers import AnswerReward
@@ -18,7 +17,7 @@ from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 _WORKED = re.compile(r"####[ \t]*[^\s#][^\n]*\s*\Z")  # a solution, then "#### 18"
 
-Rows = Iterable[dict] | Mapping[str, Sequence] | pd.DataFrame | Dataset
+Rows = Iterable[dict] | Mapping[str, Sequence] | pd.DataFrame  # a datasets.Dataset is an iterable of dicts
 
 
 def from_rows(
@@ -199,6 +198,8 @@ def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
         )
     if not isinstance(rows, Mapping):
         return rows
+    from datasets import Dataset
+
     if any(isinstance(split_rows, Dataset) for split_rows in rows.values()):
         raise ValueError(
             f"task {name!r}: {split} is a DatasetDict; give one of its splits {sorted(rows)}, and another as held_out"

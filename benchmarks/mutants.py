@@ -1,0 +1,268 @@
+"""Which faults does `make test` notice? Lines of the kit drawn at random, each changed a little, one at a time.
+
+    python -m benchmarks.mutants --tests before           # with this checkout's tests; goes on
+    python -m benchmarks.mutants --tests after
+    python -m benchmarks.mutants --table
+
+Three lines in each of the 20 largest rooms, by seed: a comparison turned, a term dropped, a default changed. A mutant
+meets the tests of its room first (tests/ROOM and the files that name its module), until one fails. Those that live meet
+all other tests together, in one tree; where a test fails there, each is tried on that test alone, and the guilty one is
+taken out. Writes results/mutants.json; the names `before` and `after` are the two test suites that it is to compare.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.result import RESULTS, ROOT, command_line, origin, read_result, write_result
+
+PATH = RESULTS / "mutants.json"
+ROOMS, EACH, SEED = 20, 3, 0
+TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+TURNED |= {ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is"}
+LIBRARIES = ("datasets", "pandas", "peft", "torch", "transformers.models.llama.modeling_llama")
+SECONDS = 420  # of a mutant in the tests of its room; one that takes longer counts as noticed
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """file: below grpo_kit. line: its first, from 1. old, new: the text there and what takes its place."""
+
+    file: str
+    line: int
+    kind: str
+    old: str
+    new: str
+    start: int  # place in the file, in characters
+
+    @property
+    def room(self) -> str:
+        return self.file.split("/")[0].removesuffix(".py")
+
+    def apply(self, tree: Path, back: bool = False) -> None:
+        """Changes the file in a copy of the checkout, or changes it back."""
+        path = tree / "grpo_kit" / self.file
+        text = path.read_text(encoding="utf-8")
+        old, new = (self.new, self.old) if back else (self.old, self.new)
+        assert text[self.start :].startswith(old), self
+        path.write_text(text[: self.start] + new + text[self.start + len(old) :], encoding="utf-8")
+
+
+def sites(path: Path) -> list[Mutant]:
+    """All that can be changed in a file."""
+    text = path.read_text(encoding="utf-8")
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def place(line: int, column: int) -> int:
+        whole = text[starts[line - 1] : starts[line]]
+        return starts[line - 1] + len(whole.encode()[:column].decode())
+
+    def mutant(kind: str, begin: ast.AST, end: ast.AST, new: str) -> Mutant:
+        first = place(begin.lineno, begin.col_offset)
+        old = text[first : place(end.end_lineno, end.end_col_offset)]
+        return Mutant(path.relative_to(ROOT / "grpo_kit").as_posix(), begin.lineno, kind, old, new, first)
+
+    mutants = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in TURNED:
+            sides = [ast.get_source_segment(text, side) for side in (node.left, node.comparators[0])]
+            turned = f"{sides[0]} {TURNED[type(node.ops[0])]} {sides[1]}"
+            mutants.append(mutant("a comparison turned", node, node, turned))
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+            mutants.append(mutant("a term dropped", node, node, ast.get_source_segment(text, node.left)))
+        elif isinstance(node, ast.BoolOp):
+            mutants.append(mutant("a term dropped", node, node, ast.get_source_segment(text, node.values[0])))
+        elif isinstance(node, ast.FunctionDef):
+            for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
+                if isinstance(default, ast.Constant) and isinstance(default.value, bool | int | float):
+                    value = not default.value if isinstance(default.value, bool) else default.value + 1
+                    mutants.append(mutant("a default changed", default, default, repr(value)))
+    return mutants
+
+
+def drawn() -> list[Mutant]:
+    """Three of each of the largest rooms, by the seed; the kinds in turn where a room has them."""
+    lines: Counter[str] = Counter()
+    found: dict[str, list[Mutant]] = {}
+    for path in sorted((ROOT / "grpo_kit").rglob("*.py")):
+        room = path.relative_to(ROOT / "grpo_kit").parts[0].removesuffix(".py")
+        lines[room] += len(path.read_text(encoding="utf-8").splitlines())
+        found.setdefault(room, []).extend(sites(path))
+    draw = random.Random(SEED)
+    chosen = []
+    for room, _ in lines.most_common(ROOMS):
+        for kind in ("a comparison turned", "a term dropped", "a default changed"):
+            choices = [mutant for mutant in found[room] if mutant.kind == kind] or found[room]
+            chosen.append(draw.choice(choices))
+    return chosen
+
+
+def near(mutant: Mutant, tree: Path) -> list[str]:
+    """The test files of a mutant's room, and those that name its module."""
+    module = mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    tests = tree / "tests"
+    files = sorted((tests / mutant.room).rglob("test_*.py")) + sorted(tests.glob(f"test_{mutant.room}*.py"))
+    named = re.compile(rf"grpo_kit\.{re.escape(module)}\b")
+    files += [
+        path for path in sorted(tests.rglob("test_*.py")) if named.search(path.read_text(encoding="utf-8"))
+    ]
+    return [
+        path.relative_to(tree).as_posix() for path in dict.fromkeys(files) if "pretend_card" not in path.parts
+    ]
+
+
+def copy(folder: Path) -> Path:
+    """The checkout without its environment, runs and history."""
+    tree = folder / "tree"
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    return tree
+
+
+def failing(tree: Path, tests: list[str], seconds: float, *more: str) -> str | None:
+    """The first test that fails, "too slow" or None; in a fork that has imported the libraries, not the kit."""
+    record = tree / "first_failure.txt"
+    record.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.chdir(tree)
+        os.environ |= {"PYTHONPATH": str(tree), "KIT_PROFILE": "smoke", "OMP_NUM_THREADS": "1"}
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        sys.path[:] = [str(tree), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
+        for name in [name for name in sys.modules if name.split(".")[0] in ("grpo_kit", "benchmarks")]:
+            del sys.modules[name]
+        import pytest
+
+        class First:
+            def pytest_runtest_logreport(self, report):
+                if report.failed and not record.exists():
+                    record.write_text(report.nodeid)
+
+            def pytest_collectreport(self, report):
+                if report.failed and not record.exists():
+                    record.write_text(report.nodeid)
+
+        words = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "200", *more, *tests]
+        os._exit(pytest.main(words, plugins=[First()]))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, _ = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return record.read_text() if record.exists() else None
+        time.sleep(0.2)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "too slow"
+
+
+def noticed(mutants: list[Mutant], tree: Path, known: dict[str, str | None], keep) -> None:
+    """Fills known: place -> the test that noticed it, None where none did. keep(): saves it."""
+    for number, mutant in enumerate(mutants):
+        if str(number) in known:
+            continue
+        tests, spared = near(mutant, tree), []
+        while True:
+            mutant.apply(tree)
+            test = failing(tree, tests, SECONDS, *(f"--deselect={name}" for name in spared))
+            mutant.apply(tree, back=True)
+            if test in (None, "too slow") or not failing(tree, [test], SECONDS):
+                break
+            spared.append(test)  # it fails without the mutant, too
+        known[str(number)] = test
+        print(number, mutant.file, mutant.line, mutant.kind, "->", known[str(number)], flush=True)
+        keep()
+    # The text of one line may move another's place: all of a file are put in from its end.
+    alive = [number for number, test in known.items() if test is None]
+    order = sorted(map(int, alive), key=lambda number: (mutants[number].file, -mutants[number].start))
+    spared: list[str] = []
+    while order:
+        for number in order:
+            mutants[number].apply(tree)
+        test = failing(tree, ["tests"], 7200, *(f"--deselect={name}" for name in spared))
+        for number in reversed(order):
+            mutants[number].apply(tree, back=True)
+        if test is None:
+            return
+        guilty = []
+        for number in order:
+            mutants[number].apply(tree)
+            if failing(tree, [test], SECONDS):
+                guilty.append(number)
+            mutants[number].apply(tree, back=True)
+        print(test, "notices", guilty, flush=True)
+        known |= {str(number): test for number in guilty}
+        order = [number for number in order if number not in guilty]
+        if not guilty:  # it fails without any, or only by several together
+            spared.append(test)
+        keep()
+
+
+def table(result: dict) -> str:
+    """One row a mutant, then how many each suite noticed."""
+    suites = list(result["noticed"])
+    lines = ["| file, line | change | " + " | ".join(suites) + " |", "|---|---|" + "---|" * len(suites)]
+    for number, mutant in enumerate(result["mutants"]):
+        tests = [result["noticed"][suite].get(str(number)) for suite in suites]
+        shown = " | ".join(f"`{test.split('[')[0]}`" if test else "not noticed" for test in tests)
+        lines.append(f"| {mutant['file']}, {mutant['line']} | {mutant['kind']} | {shown} |")
+    counts = [
+        f"{suite} {sum(map(bool, tests.values()))} of {len(tests)}"
+        for suite, tests in result["noticed"].items()
+    ]
+    return "\n".join([*lines, "", "Noticed: " + ", ".join(counts)])
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--tests", help="the name that these tests get in the results")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    result = read_result(PATH) if PATH.exists() else {}
+    if args.table or not args.tests:
+        print(table(result))
+        return
+    for name in LIBRARIES:  # before the forks
+        importlib.import_module(name)
+
+    mutants = [Mutant(**mutant) for mutant in result["mutants"]] if result else drawn()
+    known = result.get("noticed", {}).get(args.tests, {})
+    everything = result.get("noticed", {}) | {args.tests: known}
+
+    def keep() -> None:
+        about = origin(f"python -m benchmarks.mutants --tests {args.tests}", "torch", "pytest") | {
+            "seed": SEED
+        }
+        about |= {"mutants": [asdict(mutant) for mutant in mutants]}
+        write_result(PATH, about | {"noticed": everything})
+
+    with tempfile.TemporaryDirectory() as folder:
+        noticed(mutants, copy(Path(folder)), known, keep)
+    keep()
+    print(table(read_result(PATH)))
+
+
+if __name__ == "__main__":
+    main()
