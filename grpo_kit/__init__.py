@@ -10,10 +10,15 @@ take seconds.
 import gc
 import importlib.util
 import logging
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.version import __version__ as __version__
+
+# Torch's threads wait for each other in a loop, and on a machine that others use, too, for one that has no core: a
+# rollout of seconds took minutes. So they sleep sooner (docs/systems.md). Too late where torch was imported before.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # bitsandbytes would say at every start that its 4-bit CPU kernels are missing; the kit uses 4 bits on CUDA only.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(

@@ -217,6 +217,12 @@ def test_the_front_door_refuses_what_it_has_not():
         exec("from grpo_kit import brows")
 
 
+def test_threads_that_wait_for_each_other_sleep_unless_somebody_said_otherwise():
+    said = "import os, sys, grpo_kit; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    assert python(said) == ["1000", "False"]
+    assert python("import os; os.environ['GOMP_SPINCOUNT'] = '7'; " + said) == ["7", "False"]
+
+
 def test_garbage_is_collected_again_after_a_name_is_loaded():
     said = "print(gc.isenabled()); "
     on_and_off = f"grpo_kit.linear; {said} gc.disable(); grpo_kit.rewards; {said}"
