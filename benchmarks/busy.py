@@ -2,8 +2,8 @@
 
     python -m benchmarks.busy --others 0 4               # 3 minutes; 8 completions of 24 tokens, SmolLM2
 
-Each arm is a process of its own with its environment, since libgomp reads GOMP_SPINCOUNT when torch is imported: how often
-a thread looks whether the others are done before it sleeps. Writes results/busy.json.
+Each arm is a process of its own with its environment, since libgomp reads GOMP_SPINCOUNT when torch is imported: how$
+often a thread looks whether the others are done before it sleeps. Writes results/busy.json.
 """
 
 from __future__ import annotations
