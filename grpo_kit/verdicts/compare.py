@@ -293,7 +293,7 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
     if not gold.units:
         return _same_number(gold.tree, answer.tree, rules)
     if not answer.units:
-        if gold.unsure or (rules.units == "required" and not symbols(answer.tree)):
+        if rules.units == "required" and not symbols(answer.tree):
             return False
         return _same_number(gold.tree, answer.tree, rules)
     for one in gold.units:

@@ -8,13 +8,15 @@ from fractions import Fraction
 from functools import lru_cache
 
 from grpo_kit.verdicts.compare import Rules, same
-from grpo_kit.verdicts.kinds import Named, Quantity
+from grpo_kit.verdicts.formula import Tree
+from grpo_kit.verdicts.kinds import PLAIN, Habit, Named, Quantity
 from grpo_kit.verdicts.rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
 from grpo_kit.verdicts.reading import habit_of, read
 from grpo_kit.verdicts.spelling import letters, plain
 from grpo_kit.verdicts.value import same_value
 
 _LONGEST = 1_000  # characters that are read at all
+_NUMBERS = Habit(glued=True)  # of texts that are numbers, where a letter is no factor
 _OPERATOR = re.compile(r"[-+*/^!|]|\\(?:frac|binom|sqrt|sum|prod|times|cdot|lfloor|lceil)|\b[a-z]{2,5}\s?\(")
 
 
@@ -45,7 +47,7 @@ def verdict(
     known = None
     try:
         with limited(timeout):
-            known = read(wanted)
+            known = _gold(wanted, question or "", numbers_only)
             if numbers_only and not _is_number(known):
                 return None
             says_something = known is not None or re.search(r"\w", wanted)
@@ -78,15 +80,26 @@ def number(text: str) -> Fraction | None:
     >>> number("1 234,5 km"), number("12 - 6")
     (Fraction(2469, 2), None)
     """
-    found = read(plain(text)) if len(text) <= _LONGEST else None
+    found = read(plain(text), _NUMBERS) if len(text) <= _LONGEST else None
     try:
         return exact(found.tree) if isinstance(found, Quantity) and _is_number(found) else None
     except (TooLargeError, UndefinedError):
         return None
 
 
+def _gold(text: str, question: str, numbers_only: bool) -> object:
+    """What the gold is. Its letter is a unit (5 m), unless the question asks for a term with that letter."""
+    known = read(text, _NUMBERS if numbers_only else PLAIN)
+    letter = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", text)
+    if isinstance(known, Quantity) and known.units and letter:
+        term = rf"\d{letter[0]}\b\s*[-+]|[-+]\s*\d*{letter[0]}\b|\bterms? of \W*{letter[0]}\b"
+        if re.search(term, question):
+            return read(text, Habit(letters=frozenset(letter[0])))
+    return known
+
+
 def _is_number(found: object) -> bool:
-    """One number: a literal, a fraction, a mixed number, 3 x 10^8; with a sign, a unit, a name (x = 5), per cent."""
+    """One number: a literal, a fraction, a mixed number, 10^3, 3 x 10^8; with a sign, a unit, a name, per cent."""
     if isinstance(found, Named):
         return _is_number(found.value)
     if not isinstance(found, Quantity):
@@ -95,11 +108,19 @@ def _is_number(found: object) -> bool:
     while tree[0] in ("neg", "percent"):
         tree = tree[1]
     match tree:
-        case ("num", _) | ("mixed", *_) | ("div", ("num", _) | ("neg", ("num", _)), ("num", _)):
-            return True
-        case ("mul", ("num", _), ("pow", ("num", 10), ("num", _) | ("neg", ("num", _)))):
-            return True
-    return False
+        case ("mul", left, ("pow", *_) as right):
+            return _is_literal(left) and _is_power_of_ten(right)
+        case ("div", left, ("num", _)):
+            return _is_literal(left)
+    return tree[0] == "mixed" or _is_literal(tree) or _is_power_of_ten(tree)
+
+
+def _is_literal(tree: Tree) -> bool:
+    return tree[0] == "num" or (tree[0] == "neg" and tree[1][0] == "num")
+
+
+def _is_power_of_ten(tree: Tree) -> bool:
+    return tree[0] == "pow" and tree[1] == ("num", 10) and _is_literal(tree[2])
 
 
 def _is_too_large(known: object, timeout: float) -> bool:

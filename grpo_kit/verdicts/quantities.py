@@ -127,6 +127,9 @@ def _money(found: re.Match, habit: Habit) -> Quantity | None:
     return Quantity(tree, units) if units else None
 
 
+_LETTER = re.compile(r"[A-Za-z](?:\s*\^.*)?")
+# "1/2 g t^2" is a formula; a newton metre, a watt hour and the like are units.
+_LETTERS = re.compile(rf"(?![NAWVJ] [mhsA]$){_LETTER.pattern}(?: {_LETTER.pattern})+")
 _PRODUCT = re.compile(r"[abc]{2,3}|[xyz]{2,3}|[pqr]{2,3}|[mnk]{2}|[uvw]{2}")
 
 
@@ -171,8 +174,10 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
         unit = rest
     if f" {unit}" == (AFTER.search(f" {unit}") or [None])[0]:  # 5 in total
         return Quantity(tree)
-    letter = re.fullmatch(r"[A-Za-z](?:\s*\^.*)?", unit) is not None
-    if letter and factor is None and text[place - 1 : place] != " " and not habit.glued:
+    is_letter = _LETTER.fullmatch(unit) is not None
+    if _LETTERS.fullmatch(unit) or (habit.letters and habit.letters >= set(re.findall("[A-Za-z]", unit))):
+        return None
+    if is_letter and factor is None and text[place - 1 : place] != " " and not habit.glued:
         return None
     try:
         count = exact(tree)
@@ -181,7 +186,9 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
     units = read_unit(unit, count=count)
     if not units:
         return _compound(tree, unit, habit)
-    return Quantity(tree, units, unsure=letter and not habit.glued)
+    if is_letter and unit[0] != "m" and count is None and not habit.glued:  # 2 \pi h
+        return None
+    return Quantity(tree, units)
 
 
 def _compound(tree: Tree, rest: str, habit: Habit) -> Quantity | None:

@@ -30,6 +30,7 @@ from grpo_kit.verdicts.quantities import formula, put_together, read_based, read
 from grpo_kit.verdicts.relations import joined, read_relation, unequal, without
 from grpo_kit.verdicts.sentences import pieces, read_clock, read_date
 from grpo_kit.verdicts.units import says_more
+from grpo_kit.verdicts.value import symbols
 
 _MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
 _CHOICE = re.compile(
@@ -61,11 +62,12 @@ def read(text: str, habit: Habit = PLAIN) -> Any:
 
 def habit_of(text: str, gold: Any) -> Habit:
     """How a gold, with what was read of it, writes."""
-    units = gold.units if isinstance(gold, Quantity) else ()
+    is_quantity = isinstance(gold, Quantity)
     return Habit(
         comma=bool(re.fullmatch(r"[^\d]*\d{1,3}(?:[. ]\d{3})+,\d+[^\d]*", text)),
-        glued=bool(units),
+        glued=is_quantity and bool(gold.units),
         choice=isinstance(gold, Choice),
+        letters=symbols(gold.tree) if is_quantity else frozenset(),
     )
 
 
