@@ -128,8 +128,8 @@ def _money(found: re.Match, habit: Habit) -> Quantity | None:
 
 
 _LETTER = re.compile(r"[A-Za-z](?:\s*\^.*)?")
-# "1/2 g t^2" is a formula; a newton metre, a watt hour and the like are units.
-_LETTERS = re.compile(rf"(?![NAWVJ] [mhsA]$){_LETTER.pattern}(?: {_LETTER.pattern})+")
+# "1/2 g t^2" is a formula; "N m", "W h" and "m s^{-2}" are units.
+_LETTERS = re.compile(rf"(?![NAWVJ] [mhsA]$|.*-){_LETTER.pattern}(?: {_LETTER.pattern})+")
 _PRODUCT = re.compile(r"[abc]{2,3}|[xyz]{2,3}|[pqr]{2,3}|[mnk]{2}|[uvw]{2}")
 
 

@@ -7,10 +7,11 @@ several points where they hold letters.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import mpmath
@@ -30,14 +31,17 @@ from grpo_kit.verdicts.rational import (
 _DIGITS = 40  # that agreeing values share beyond what their numbers have
 _MOST_DIGITS = 1_500
 _POINTS = 7
+_FACTOR = re.compile("[ghuvFGHPT](?:_|$)")  # letters of functions that are heights, masses and the like too
 
 
 @lru_cache(4096)
 def symbols(tree: Tree) -> frozenset[str]:
-    """The letters of a tree that are not bound by a sum."""
+    """The letters of a tree that are not bound by a sum; that of a function f(x) as "f("."""
     if tree[0] == "sym":
         return frozenset({tree[1]})
     inside = frozenset().union(*(symbols(part) for part in tree[1:] if isinstance(part, tuple)))
+    if tree[0] == "apply":
+        return inside | {f"{tree[1]}("}
     return inside - {tree[1]} if tree[0] in ("sum", "prod") else inside
 
 
@@ -86,6 +90,9 @@ class _Evaluator:
             return series(tree, env, self.value)
         if kind == "call":
             return self.call(tree[1], [self.value(part, env) for part in tree[2:]])
+        if kind == "apply":
+            values = [self.value(part, env) for part in (("sym", f"{tree[1]}("), *tree[2:])]
+            return reduce(lambda before, value: mp.atan(before + value), values)  # a function without a law
         values = [self.value(part, env) for part in tree[1:]]
         if kind == "degree":
             return values[0] * mp.pi / 180
@@ -163,6 +170,27 @@ def _largest(tree: Tree) -> Fraction:
     return min(max(written, default=Fraction(0)), Fraction(10**9))
 
 
+def _read_alike(one: Tree, other: Tree) -> tuple[Tree, Tree]:
+    """Both trees, with h(a + b) as a product where the other tree has h as a factor: ha + hb."""
+    sides = symbols(one), symbols(other)
+    functions = {name[:-1] for side in sides for name in side if name.endswith("(")}
+    alone = {name for side in sides for name in side if f"{name}(" not in side}
+    factors = {name for name in functions & alone if _FACTOR.match(name)}
+    if not functions or functions > factors:  # h g(x) is no h(g(x))
+        return one, other
+    return _as_product(one, factors), _as_product(other, factors)
+
+
+def _as_product(tree: Tree, factors: set[str]) -> Tree:
+    match tree:
+        case ("apply", letter, power, inside) if letter in factors:
+            return ("mul", ("pow", ("sym", letter), power), _as_product(inside, factors))
+        case ("pow", ("apply", letter, power, inside), exponent) if letter in factors:  # P(1 + r)^t
+            powers = ("pow", ("sym", letter), power), ("pow", inside, exponent)
+            return ("mul", *(_as_product(part, factors) for part in powers))
+    return tuple(_as_product(part, factors) if isinstance(part, tuple) else part for part in tree)
+
+
 def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
     """Values for the letters, the same for everyone: small and beyond every number written, positive and of both signs.
 
@@ -192,6 +220,7 @@ def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int]]:
     Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
     TooLargeError, UndefinedError where nothing can be worked out.
     """
+    one, other = _read_alike(one, other)
     real = bool(symbols(one) | symbols(other)) and ("const", "i") not in (*nodes(one), *nodes(other))
     found: list[tuple[Any, Any, int]] = []
     for k, point in enumerate(_points(one, other)):
@@ -260,6 +289,7 @@ def distance(one: Tree, other: Tree) -> Any:
 
 def ratio(one: Tree, other: Tree) -> int | None:
     """1 or -1 where the one is a positive or negative constant times the other, at all points; else None."""
+    one, other = _read_alike(one, other)
     if symbols(one) != symbols(other):
         return None
     pairs = _pairs_of_values(one, other)
