@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
 from grpo_kit.verdicts.compare import Rules, same
-from grpo_kit.verdicts.formula import Tree
+from grpo_kit.verdicts.formula import Tree, nodes
+from grpo_kit.verdicts.formula_tokens import FUNCTIONS
 from grpo_kit.verdicts.kinds import PLAIN, Habit, Named, Quantity
+from grpo_kit.verdicts.quantities import formula
 from grpo_kit.verdicts.rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
 from grpo_kit.verdicts.reading import habit_of, read
-from grpo_kit.verdicts.spelling import letters, plain
-from grpo_kit.verdicts.value import same_value
+from grpo_kit.verdicts.spelling import plain
+from grpo_kit.verdicts.value import same_value, symbols
 
 _LONGEST = 1_000  # characters that are read at all
 _NUMBERS = Habit(glued=True)  # of texts that are numbers, where a letter is no factor
-_OPERATOR = re.compile(r"[-+*/^!|]|\\(?:frac|binom|sqrt|sum|prod|times|cdot|lfloor|lceil)|\b[a-z]{2,5}\s?\(")
 
 
 def verdict(
@@ -148,56 +150,100 @@ def _squeezed(text: str) -> str:
     return re.sub(r"[\s_{}]", "", text)
 
 
-_WRITTEN = [  # expressions of a question and of an answer in one spelling
-    (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"(\1)/(\2)"),
-    (r"\((\s*[\w.]+\s*)\)", r"\1"),
-    (r"\{\s*([\w.]+)\s*\}", r"\1"),
-    (r"\\(?:times|cdot)(?![a-z])|\*(?!\*)|\b(?:times|multiplied by)\b", " * "),
-    (r"\\div(?![a-z])|\bdivided by\b", " / "),
-    (r"\bplus\b", " + "),
-    (r"\bminus\b", " - "),
-    (r"\*\s*\*", "^"),
-    (r"\\(?:left|right)(?![a-z])|\$", ""),
-    (r"\\(?=(?:sqrt|sin|cos|tan|ln|log|exp|max|min|gcd)(?![a-z]))", ""),
+_IN_WORDS = [  # arithmetic of a question in words, and as it is read
+    (r"(?<=[\d)}]) (?:times|multiplied by) (?=[\d({\\])", " * "),
+    (r"(?<=[\d)}]) (?:divided by|over) (?=[\d({\\])", " / "),
+    (r"(?<=[\d)}]) plus (?=[\d({\\])", " + "),
+    (r"(?<=[\d)}]) minus (?=[\d({\\])", " - "),
+    (r"(?<=\d) (?:raised )?to the power (?:of )?(?=\d)", "^"),
+    (r"(?<=\d) squared\b", "^2"),
+    (r"(?<=\d) cubed\b", "^3"),
+    (r"(?<=\d) factorial\b", "!"),
+    (r"(\d+) choose (\d+)", r"\\binom{\1}{\2}"),
+    (r"\bsquare root of (\d+)", r"\\sqrt{\1}"),
+    (r"\bcube root of (\d+)", r"\\sqrt[3]{\1}"),
+    (r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)"),
+    (r"\\[()\[\]]", " "),
 ]
-_SIGN = re.compile(r"\\?[A-Za-z]+|\d+(?:\.\d+)?|\S")
+_EXPRESSION = re.compile(
+    rf"(?:\\[A-Za-z]+|(?<![A-Za-z])(?:[A-Za-z]|{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])"
+    r"|\d+(?:[.,]\d+)*|(?<=_\{[a-z])=|[-+*/^_(){}\[\]|!%\s])+"
+)
 _TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
+_OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod", "apply"}
+_ONE, _ZERO = ("num", Fraction(1)), ("num", Fraction(0))
 
 
-@lru_cache(4096)
-def _asked(text: str) -> str:
-    """An expression, or a question full of them, in one spelling of its signs; what is in words stays."""
-    text = letters(text)
-    for pattern, to in _WRITTEN:
-        text = re.sub(pattern, to, text)
-    return re.sub(r"\s+", " ", text).strip()
+@lru_cache(1024)
+def _asked(question: str) -> dict[Tree, Tree]:
+    """Every expression of a question, and every part of one, by _ordered()."""
+    text = plain(question)
+    for words, signs in _IN_WORDS:
+        text = re.sub(words, signs, text)
+    trees = []
+    for found in _EXPRESSION.finditer(text):
+        whole = formula(found[0]) or formula(found[0].rstrip(" (-"))
+        trees += [whole] if whole else filter(None, map(formula, re.split(r"[()]", found[0])))
+    return {_ordered(part): part for tree in trees for part in nodes(tree)}
+
+
+def _sides(tree: Tree, joins: str, parts: str) -> tuple[list[Tree], list[Tree]]:
+    """The factors and divisors of a product, or the terms of a sum that are added and taken away."""
+    if tree[0] not in (joins, parts):
+        return [tree], []
+    (above, below), (other_above, other_below) = (_sides(side, joins, parts) for side in tree[1:])
+    if tree[0] == parts:
+        other_above, other_below = other_below, other_above
+    return above + other_above, below + other_below
+
+
+def _ordered(tree: Tree) -> Tree:
+    """The tree with factors and terms in one order, without the factor 1 and the term 0."""
+    for joins, parts, nothing in (("mul", "div", _ONE), ("add", "sub", _ZERO)):
+        if tree[0] in (joins, parts):
+            sides = [
+                sorted((part for part in map(_ordered, side) if part != nothing), key=repr)
+                for side in _sides(tree, joins, parts)
+            ]
+            return sides[0][0] if [len(side) for side in sides] == [1, 0] else (joins, *map(tuple, sides))
+    return tuple(_ordered(part) if isinstance(part, tuple) else part for part in tree)
 
 
 def _copied(known: object, found: object, given: str, question: str) -> bool:
-    """Whether the answer stands in the question as it is, and was to be worked out or written in another way."""
+    """Whether the answer is what the question asks to work out, or to write in another way."""
+    known, found = (side.value if isinstance(side, Named) else side for side in (known, found))
     if not isinstance(found, Quantity) or known == found:
         return False
+    numbers = {Fraction(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)}
     if found.base and re.search(rf"(?<!\d){re.escape(re.split('[_ (]', given)[0])}(?!\d)", question):
         return True
-    if isinstance(known, Quantity) and known.tree == found.tree and not (known.units and found.units):
+    answer = _ordered(found.tree)
+    is_quantity = isinstance(known, Quantity)
+    if is_quantity and _ordered(known.tree) == answer and not (known.units and found.units):
         return False  # a unit more or less
-    if _still_to_do(found.tree, re.findall(r"\d+(?:\.\d+)?", question)):
+    if answer in _asked(question) and (answer[0] in _OPERATIONS or _TURN.search(question)):
         return True
-    if not _OPERATOR.search(given.lstrip("+-")) and not _TURN.search(question):
-        return False
-    signs = _SIGN.findall(_asked(given))
-    before, behind = r"(?<![\w.^)*/+-])(?<![*/+^-] )", r"(?!\w|\.\d|\s?[*/^(!])"
-    if re.search(before + r"\s*".join(map(re.escape, signs)) + behind, _asked(question)):
+    if _is_work_on(answer, numbers):
         return True
-    asked = _SIGN.findall(_asked(question))  # or its factors in another order
-    windows = (asked[place : place + len(signs)] for place in range(len(asked) - len(signs) + 1))
-    return len(signs) >= 7 and sorted(signs) in map(sorted, windows)
+    return _is_number(known) and not _is_number(found) and _is_asked(known.tree, question)
 
 
-def _still_to_do(tree: tuple, asked: list[str]) -> bool:
-    """A product of the question's own numbers, or a quotient of them that is a whole number: 3 * 4, 12/2."""
-    if tree[0] not in ("mul", "div") or any(part[0] != "num" for part in tree[1:]):
+def _is_asked(value: Tree, question: str) -> bool:
+    """Whether an expression of the question is worth that much: what it asks for is a number."""
+    for tree in _asked(question).values():
+        try:
+            if tree[0] in _OPERATIONS and not symbols(tree) and same_value(tree, value):
+                return True
+        except (TooLargeError, UndefinedError):
+            continue
+    return False
+
+
+def _is_work_on(tree: Tree, numbers: set[Fraction]) -> bool:
+    """Whether a tree of _ordered() is a product of the question's own numbers, or a quotient that is whole."""
+    if tree[0] != "mul" or any(part[0] != "num" for part in (*tree[1], *tree[2])):
         return False
-    value = exact(tree) if tree[2][1] else None
-    done = value is None or (tree[0] == "div" and value.denominator != 1)
-    return not done and all(str(part[1]) in asked for part in tree[1:])
+    above, below = ([part[1] for part in side] for side in tree[1:])
+    quotient = math.prod(above, start=Fraction(1)) / (math.prod(below) or 1)
+    is_fraction = len(above) < 2 and quotient.denominator > 1
+    return not is_fraction and numbers.issuperset(above + below)
