@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from grpo_kit.verdicts.compare import Rules, same
-from grpo_kit.verdicts.formula import Tree, nodes
+from grpo_kit.verdicts.formula import Tree
 from grpo_kit.verdicts.formula_tokens import FUNCTIONS
 from grpo_kit.verdicts.kinds import PLAIN, Habit, Named, Quantity
 from grpo_kit.verdicts.quantities import formula
@@ -150,23 +150,12 @@ def _squeezed(text: str) -> str:
     return re.sub(r"[\s_{}]", "", text)
 
 
-_IN_WORDS = [  # arithmetic of a question in words, and as it is read
-    (r"(?<=[\d)}]) (?:times|multiplied by) (?=[\d({\\])", " * "),
-    (r"(?<=[\d)}]) (?:divided by|over) (?=[\d({\\])", " / "),
-    (r"(?<=[\d)}]) plus (?=[\d({\\])", " + "),
-    (r"(?<=[\d)}]) minus (?=[\d({\\])", " - "),
-    (r"(?<=\d) (?:raised )?to the power (?:of )?(?=\d)", "^"),
-    (r"(?<=\d) squared\b", "^2"),
-    (r"(?<=\d) cubed\b", "^3"),
-    (r"(?<=\d) factorial\b", "!"),
-    (r"(\d+) choose (\d+)", r"\\binom{\1}{\2}"),
-    (r"\bsquare root of (\d+)", r"\\sqrt{\1}"),
-    (r"\bcube root of (\d+)", r"\\sqrt[3]{\1}"),
-    (r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)"),
-    (r"\\[()\[\]]", " "),
-]
+_WORDS = {"times": "*", "multiplied by": "*", "divided by": "/", "over": "/", "plus": "+", "minus": "-",
+          "squared": "^2", "cubed": "^3", "factorial": "!", "to the power of": "^"}  # fmt: skip
+_IN_WORDS = re.compile(rf"(?<=[\d)}}]) (?:raised )?({'|'.join(_WORDS)})\b")
+_ROOTS = {"square": r"\sqrt", "cube": r"\sqrt[3]"}
 _EXPRESSION = re.compile(
-    rf"(?:\\[A-Za-z]+|(?<![A-Za-z])(?:[A-Za-z]|{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])"
+    rf"(?:\\[A-Za-z]+|(?<![A-Za-z])(?:(?![aAI] [a-z]{{2}})[A-Za-z]|{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])"
     r"|\d+(?:[.,]\d+)*|(?<=_\{[a-z])=|[-+*/^_(){}\[\]|!%\s])+"
 )
 _TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
@@ -176,15 +165,15 @@ _ONE, _ZERO = ("num", Fraction(1)), ("num", Fraction(0))
 
 @lru_cache(1024)
 def _asked(question: str) -> dict[Tree, Tree]:
-    """Every expression of a question, and every part of one, by _ordered()."""
-    text = plain(question)
-    for words, signs in _IN_WORDS:
-        text = re.sub(words, signs, text)
+    """Every expression of a question by _ordered()."""
+    text = _IN_WORDS.sub(lambda found: f" {_WORDS[found[1]]} ", plain(question))
+    text = re.sub(r"(square|cube) root of (\d+)", lambda found: f"{_ROOTS[found[1]]}{{{found[2]}}}", text)
+    text = re.sub(r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)", text)
     trees = []
-    for found in _EXPRESSION.finditer(text):
+    for found in _EXPRESSION.finditer(re.sub(r"\\[()\[\]]", " ; ", text)):
         whole = formula(found[0]) or formula(found[0].rstrip(" (-"))
         trees += [whole] if whole else filter(None, map(formula, re.split(r"[()]", found[0])))
-    return {_ordered(part): part for tree in trees for part in nodes(tree)}
+    return {_ordered(tree): tree for tree in trees}
 
 
 def _sides(tree: Tree, joins: str, parts: str) -> tuple[list[Tree], list[Tree]]:
@@ -221,9 +210,10 @@ def _copied(known: object, found: object, given: str, question: str) -> bool:
     is_quantity = isinstance(known, Quantity)
     if is_quantity and _ordered(known.tree) == answer and not (known.units and found.units):
         return False  # a unit more or less
-    if answer in _asked(question) and (answer[0] in _OPERATIONS or _TURN.search(question)):
+    is_turned = _TURN.search(question) is not None
+    if answer in _asked(question) and (is_turned or answer[0] in _OPERATIONS):
         return True
-    if _is_work_on(answer, numbers):
+    if (is_turned and answer[0] == "num" and answer[1] in numbers) or _is_work_on(answer, numbers):
         return True
     return _is_number(known) and not _is_number(found) and _is_asked(known.tree, question)
 
