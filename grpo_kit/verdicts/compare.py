@@ -241,7 +241,11 @@ def _has_letters(value: Any) -> bool:
 
 def _as_equation(named: Named) -> Equation | None:
     """y = 2x + 3 as an equation; x = 5 is none: it is solved, and 2x = 10 is not."""
-    if not isinstance(named.value, Quantity) or not symbols(named.value.tree) or len(named.name) > 1:
+    if (
+        not isinstance(named.value, Quantity)
+        or not symbols(named.value.tree)
+        or len(named.name.rstrip("'")) > 1
+    ):
         return None
     return Equation(("sub", ("sym", named.name), named.value.tree))
 

@@ -156,7 +156,7 @@ _IN_WORDS = re.compile(rf"(?<=[\d)}}]) (?:raised )?({'|'.join(_WORDS)})\b")
 _ROOTS = {"square": r"\sqrt", "cube": r"\sqrt[3]"}
 _EXPRESSION = re.compile(
     rf"(?:\\[A-Za-z]+|(?<![A-Za-z])(?:(?![aAI] [a-z]{{2}})[A-Za-z]|{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])"
-    r"|\d+(?:[.,]\d+)*|(?<=_\{[a-z])=|[-+*/^_(){}\[\]|!%\s])+"
+    r"|\d+(?:[.,]\d+)*|(?<=_\{[a-z])=|[-+*/^_(){}\[\]|!%,\s])+"
 )
 _TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
 _OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod", "apply"}
@@ -170,9 +170,9 @@ def _asked(question: str) -> dict[Tree, Tree]:
     text = re.sub(r"(square|cube) root of (\d+)", lambda found: f"{_ROOTS[found[1]]}{{{found[2]}}}", text)
     text = re.sub(r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)", text)
     trees = []
-    for found in _EXPRESSION.finditer(re.sub(r"\\[()\[\]]", " ; ", text)):
-        whole = formula(found[0]) or formula(found[0].rstrip(" (-"))
-        trees += [whole] if whole else filter(None, map(formula, re.split(r"[()]", found[0])))
+    for run in _EXPRESSION.findall(re.sub(r"\\[()\[\]]", " ; ", text)):
+        whole = formula(run.strip(" ,")) or formula(run.strip(" ,").rstrip(" (-"))
+        trees += [whole] if whole else filter(None, map(formula, re.split(r"[(),]", run)))
     return {_ordered(tree): tree for tree in trees}
 
 
@@ -207,9 +207,9 @@ def _copied(known: object, found: object, given: str, question: str) -> bool:
     if found.base and re.search(rf"(?<!\d){re.escape(re.split('[_ (]', given)[0])}(?!\d)", question):
         return True
     answer = _ordered(found.tree)
-    is_quantity = isinstance(known, Quantity)
-    if is_quantity and _ordered(known.tree) == answer and not (known.units and found.units):
-        return False  # a unit more or less
+    if isinstance(known, Quantity) and not (known.units and found.units):  # a unit more or less
+        if known.tree == found.tree or (_ordered(known.tree) == answer and not _is_number(known)):
+            return False
     is_turned = _TURN.search(question) is not None
     if answer in _asked(question) and (is_turned or answer[0] in _OPERATIONS):
         return True

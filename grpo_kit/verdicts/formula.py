@@ -9,7 +9,7 @@ Longer than 300 lines because the rules of one grammar are read together.
 A tree is a tuple: ("num", Fraction), ("sym", name), ("const", "pi" | "e" | "i" | "oo"), ("neg", a), ("add" | "sub" |
 "mul" | "div" | "pow", a, b), ("mixed", whole, part), ("pm" | "mp", a or None, b), ("call", name, arguments ...),
 ("sum" | "prod", index, from, to, body), ("percent", a), ("degree", a), ("apply", letter, power, arguments ...) of a
-function that nobody defines: f(x), f^{-1}(x), and f'(x) with the letter "f^()".
+function that nobody defines: f(x), f^{-1}(x) with the letter "f^-1", f'(x) with "f^()".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tree = tuple[Any, ...]
 _LONGEST = 400  # characters; no answer needs more
 _DEEPEST = 60
 _NO_FACTOR = frozenset("rfloor rceil cdot times pm mp choose circ rangle permille over".split())
-_ONE = ("num", Fraction(1))
+_INVERSE_POWER = ("neg", ("num", Fraction(1)))
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
 
@@ -294,17 +294,16 @@ class _Parser:
         alone = ("sym", name + primes * "'")
         if not (letter in OF or primes):
             return alone
-        behind, power = self.place, _ONE
+        behind, power = self.place, ("num", Fraction(primes or 1))
         if self.next.kind == "^" and not self.after_is_circle():
-            is_derivative = [token.kind for token in self.tokens[behind + 1 : behind + 3]] == ["{", "("]
+            primes = [token.kind for token in self.tokens[behind + 1 : behind + 3]] == ["{", "("]
             self.take()
             power = self.exponent()
-        else:
-            is_derivative, power = primes > 0, ("num", Fraction(primes or 1))
         if self.next.kind != "(":
             self.place = behind
             return alone
-        return ("apply", name + is_derivative * "^()", power, *self.arguments())
+        kind = "^()" if primes else "^-1" if power == _INVERSE_POWER else ""
+        return ("apply", name + kind, power, *self.arguments())
 
     def subscript(self) -> str:
         token = self.take()
@@ -333,7 +332,7 @@ class _Parser:
         if self.next.kind == "^":
             self.take()
             power = self.exponent()
-            if power == ("neg", ("num", Fraction(1))):
+            if power == _INVERSE_POWER:
                 if name not in _INVERSE:
                     raise NotUnderstoodError("an inverse function")
                 name, power = _INVERSE[name], None
